@@ -1,0 +1,31 @@
+"""Evaluates a run: python eval.py --workdir=runs/tiny [--split=test] [--checkpoint=best] [--override=FIELD=VALUE]"""
+
+import argparse
+from pathlib import Path
+
+from mini_gpt import command_line, config, errors, suites
+from mini_gpt.data.corpora import SPLITS
+from mini_gpt.run import Run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--workdir", type=Path, required=True, help="the run directory")
+    parser.add_argument("--suite", default="perplexity", help=f"comma-separated, of: {', '.join(suites.SUITES)}")
+    parser.add_argument("--split", default="validation", choices=SPLITS)
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
+    parser.add_argument(
+        "--override", action="append", default=[], metavar="FIELD=VALUE", help="a config field, replaced"
+    )
+    flags = parser.parse_args()
+    names = flags.suite.split(",")
+    suites.check_names(names)
+    overrides = dict(map(config.parse_override, flags.override))
+    command_line.set_up(overrides.get("data.cache_dir"))
+    run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
+    for name in names:
+        suites.evaluate(run, name, flags.split)
+
+
+if __name__ == "__main__":
+    errors.run(main)

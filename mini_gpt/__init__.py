@@ -1,0 +1,1 @@
+"""A laboratory for small GPTs: multi-head attention and positional encoding, measured."""

@@ -1,0 +1,44 @@
+"""What the commands share: how overrides become fields and a directory's name, and what is set before JAX starts."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from mini_gpt import config as configs
+from mini_gpt.data import cache
+from mini_gpt.errors import UserError
+
+
+def set_up(cache_dir: str | None = None) -> None:
+    """Shows our own log lines and no library's, and keeps compiled programs for the next start."""
+    logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("mini_gpt").setLevel(logging.INFO)
+    jax.config.update("jax_compilation_cache_dir", str(cache.directory(cache_dir) / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
+    """Reads --config.FIELD=VALUE, or --config.FIELD VALUE. Raises UserError for anything else."""
+    overrides, rest = {}, list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--config."):
+            raise UserError(f"{argument}: no such flag; config fields are given as --config.FIELD=VALUE, see --help")
+        text = argument.removeprefix("--config.")
+        if "=" not in text and rest:
+            text = f"{text}={rest.pop(0)}"
+        name, value = configs.parse_override(text)
+        overrides[name] = value
+    return overrides
+
+
+def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:
+    """Gives runs/ and the config's name, overrides joined to it: runs/tiny,model.position=alibi."""
+    file, _, argument = config_path.partition(":")
+    parts = [Path(file).stem + (f":{argument}" if argument else "")]
+    parts += [f"{name}={value}" for name, value in overrides.items()]
+    return Path("runs") / ",".join(parts).replace("/", "_")

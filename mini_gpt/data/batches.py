@@ -1,0 +1,113 @@
+"""Batches as a function of seed and step: whoever asks for step n gets the same rows, on any number of hosts."""
+
+from collections.abc import Iterator
+
+import grain
+import numpy as np
+
+from mini_gpt.config import Config
+from mini_gpt.data.token_store import TokenSplit
+from mini_gpt.errors import UserError
+
+Batch = dict[str, np.ndarray]
+
+
+class TrainBatches:
+    """Random access to the training batches; `self[step]` is the batch of that step, counted from 0.
+
+    Windows of the context length, and one token more, are cut contiguously from the store; an epoch visits each once,
+    in an order and from an offset of its own. A batch holds inputs_BL and targets_BL (int32), weights_BL (float32, what
+    counts in the loss), and with `data.isolate_documents` segments_BL and positions_BL (int32).
+
+    rows: which rows of the global batch this host takes. Raises UserError where the split is too short.
+    """
+
+    def __init__(self, split: TokenSplit, config: Config, *, mask_token: int, rows: slice = slice(None)):
+        self.split = split
+        self.config = config
+        self.mask_token = mask_token
+        self.rows = rows
+        length = config.context_length
+        targets = len(split.tokens) - 1
+        if targets < length:
+            raise UserError(
+                f"data.corpus: the {split.name} split has {len(split.tokens)} tokens; "
+                f"context_length={length} needs at least {length + 1}"
+            )
+        # One window fewer than fit, so that every offset below the window's length leaves the same number.
+        self.windows = max(1, (targets - (length - 1)) // length)
+        self.slack = min(length - 1, targets - self.windows * length)
+        self.order = grain.MapDataset.range(self.windows).shuffle(config.seed).repeat()
+
+    def __len__(self) -> int:
+        return self.config.train.steps
+
+    def __getitem__(self, step: int) -> Batch:
+        config = self.config
+        places = range(step * config.train.batch_size, (step + 1) * config.train.batch_size)[self.rows]
+        starts = np.array([self._start(place) for place in places])
+        seeds = [(config.seed, place) for place in places]
+        return make_batch(self.split, starts, config, mask_token=self.mask_token, seeds=seeds)
+
+    def _start(self, place: int) -> int:
+        epoch = place // self.windows
+        offset = np.random.default_rng((self.config.seed, epoch)).integers(self.slack + 1)
+        return int(offset) + int(self.order[place]) * self.config.context_length
+
+
+def iterate(batches: TrainBatches, start: int) -> Iterator[Batch]:
+    """Yields the batches from a step on, prepared ahead by Grain's threads."""
+    dataset = grain.MapDataset.source(batches)[start:]
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+
+
+def masked_blocks(
+    tokens: np.ndarray, config: Config, *, mask_token: int, batch_size: int
+) -> Iterator[tuple[list[int], Batch]]:
+    """Yields (starts, batch) over a stream's whole blocks, their masks drawn from the place of the block alone.
+
+    The last batch is filled up with copies of its first block, past the end of `starts`.
+    """
+    length = config.context_length
+    blocks = range(0, len(tokens) - length + 1, length)
+    for first in range(0, len(blocks), batch_size):
+        starts = list(blocks[first : first + batch_size])
+        filled = starts + starts[:1] * (batch_size - len(starts))
+        windows_BL = np.stack([tokens[start : start + length] for start in filled]).astype(np.int32)
+        yield starts, _masked(windows_BL, config.train.mask_rate, mask_token, [(0, start) for start in filled])
+
+
+def make_batch(
+    split: TokenSplit, starts: np.ndarray, config: Config, *, mask_token: int, seeds: list[tuple[int, int]]
+) -> Batch:
+    """Cuts windows at `starts[B]` and turns them into what the objective predicts; `seeds` draw the masks, one a row."""
+    length = config.context_length
+    windows = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int32)
+    if config.train.objective == "next_token":
+        weights_BL = np.ones((len(starts), length), np.float32)
+        batch = {"inputs": windows[:, :-1], "targets": windows[:, 1:], "weights": weights_BL}
+    else:
+        batch = _masked(windows[:, :-1], config.train.mask_rate, mask_token, seeds)
+    if config.data.isolate_documents:
+        places_BL = starts[:, None] + np.arange(length)
+        # The separator opens the document that follows it, so that a document's first token is predicted from it alone.
+        opens = split.document_starts - 1
+        document_BL = np.searchsorted(opens, places_BL, side="right")
+        first_BL = np.maximum(opens[document_BL - 1], starts[:, None])
+        batch |= {
+            "segments": document_BL.astype(np.int32),
+            "positions": (places_BL - first_BL).astype(np.int32),
+        }
+    return batch
+
+
+def _masked(tokens_BL: np.ndarray, rate: float, mask_token: int, seeds: list[tuple[int, int]]) -> Batch:
+    """Draws what is predicted: of the chosen, 80% are masked, 10% replaced, 10% kept (Devlin et al. 2019, 3.1)."""
+    length = tokens_BL.shape[1]
+    draws = [np.random.default_rng(seed) for seed in seeds]
+    chosen_BL = np.stack([draw.random(length) for draw in draws]) < rate
+    fate_BL = np.stack([draw.random(length) for draw in draws])
+    random_BL = np.stack([draw.integers(mask_token, size=length, dtype=np.int32) for draw in draws])
+    inputs_BL = np.where(chosen_BL & (fate_BL < 0.8), mask_token, tokens_BL)
+    inputs_BL = np.where(chosen_BL & (fate_BL >= 0.9), random_BL, inputs_BL)
+    return {"inputs": inputs_BL, "targets": tokens_BL, "weights": chosen_BL.astype(np.float32)}

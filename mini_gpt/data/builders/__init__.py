@@ -1,0 +1,1 @@
+"""TFDS builders of our own, for corpora that the catalogue lacks."""

@@ -1,0 +1,223 @@
+"""Documents by the corpus's name, and their split into train, validation and test."""
+
+import contextlib
+import glob
+import hashlib
+import io
+import logging
+import os
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+
+from mini_gpt.config import DataConfig
+from mini_gpt.data import cache
+from mini_gpt.data.builders.python_stdlib import PythonStdlib
+from mini_gpt.data.builders.tiny_shakespeare import TinyShakespeare
+from mini_gpt.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+FEWEST_DOCUMENTS = 100  # below this a split by document is a matter of luck
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts under the names of the corpus's own splits; `fingerprint` says whether two corpora are the same text."""
+
+    name: str
+    fingerprint: str
+    num_documents: int
+    parts: dict[str, Callable[[], Iterator[str]]]
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """Yields (part, text), always in the same order."""
+        for part, texts in self.parts.items():
+            for text in texts():
+                if text:
+                    yield part, text
+
+
+def open_corpus(data: DataConfig) -> Corpus:
+    """Opens `data.corpus`, preparing it where it must be. Raises UserError."""
+    tfds.disable_progress_bar()
+    if data.corpus == "text":
+        return _text(data.path)
+    if data.corpus == "python_stdlib":
+        builder = PythonStdlib(data_dir=cache.directory(data.cache_dir) / "tfds", file_format="array_record")
+        return _from_builder(builder, f"python_stdlib {builder.builder_config.name}", "text", builder.fingerprint)
+    if data.corpus == "tiny_shakespeare":
+        path = Path(data.path) if data.path else None
+        if path and not path.is_file():
+            raise UserError(f"data.path: {path} not found; give the file, or None to download it")
+        data_dir = cache.directory(data.cache_dir) / "tfds"
+        builder = TinyShakespeare(path=path, data_dir=data_dir, file_format="array_record")
+        return _from_builder(builder, "tiny_shakespeare", "text")
+    if data.corpus.startswith("tfds:"):
+        return _catalogue(data.corpus.removeprefix("tfds:"), data.path)
+    raise UserError(
+        f"data.corpus: found {data.corpus!r}; must be python_stdlib, tiny_shakespeare, text, or tfds:NAME[/CONFIG]"
+    )
+
+
+def split_kind(corpus: Corpus, data: DataConfig) -> str:
+    """Gives `data.split`, or contiguous where there are too few documents to split by."""
+    if data.split == "documents" and corpus.num_documents < FEWEST_DOCUMENTS:
+        log.info(
+            "%s has %d documents, fewer than %d: split by place (contiguous), not by document",
+            corpus.name,
+            corpus.num_documents,
+            FEWEST_DOCUMENTS,
+        )
+        return "contiguous"
+    return data.split
+
+
+def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yields (split, text) over the whole corpus, in its order.
+
+    Splits that the corpus has itself are kept; the rest of the text is divided into those that it lacks and `train`,
+    by `data.split_fractions`. By document, a hash of the text decides, so documents stay where they are when others
+    are added; contiguous cuts the text of the rest, in characters, and may cut a document in two.
+    """
+    own = {split for split in ("validation", "test") if split in corpus.parts}
+    shares = {s: f for s, f in zip(SPLITS, data.split_fractions, strict=True) if s not in own}
+    total = sum(shares.values())
+    shares = {split: share / total for split, share in shares.items()}
+    if split_kind(corpus, data) == "documents":
+        for part, text in corpus.documents():
+            yield (part if part in own else _by_hash(text, shares)), text
+        return
+    length = sum(len(text) for part, text in corpus.documents() if part not in own)
+    ends, start = {}, 0.0
+    for split, share in shares.items():
+        start += share
+        ends[split] = round(length * start)
+    place = 0
+    for part, text in corpus.documents():
+        if part in own:
+            yield part, text
+            continue
+        begin = 0
+        for split, end in ends.items():
+            cut = min(len(text), max(begin, end - place))
+            if cut > begin:
+                yield split, text[begin:cut]
+            begin = cut
+        place += len(text)
+
+
+def _by_hash(text: str, shares: dict[str, float]) -> str:
+    draw = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
+    for split in ("test", "validation"):
+        if draw < shares.get(split, 0.0):
+            return split
+        draw -= shares.get(split, 0.0)
+    return "train"
+
+
+def _text(pattern: str) -> Corpus:
+    paths = sorted(p for p in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(p))
+    if not paths:
+        raise UserError(f"data.path: {pattern!r} matches no file; give a glob such as 'books/**/*.txt'")
+
+    def read(path: str) -> str:
+        raw = Path(path).read_bytes()
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{path}: not UTF-8 at byte {error.start} (0x{raw[error.start]:02x}); convert it to UTF-8"
+            ) from None
+
+    digest = hashlib.sha256()
+    for path in paths:
+        text = read(path).encode()
+        digest.update(f"{len(text)}\n".encode() + text)
+    return Corpus("text", digest.hexdigest(), len(paths), {"all": lambda: map(read, paths)})
+
+
+def _catalogue(name: str, data_dir: str | None) -> Corpus:
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+    except tfds.core.registered.DatasetNotFoundError:
+        raise UserError(f"data.corpus: TFDS has no data set {name!r}{_nearest(name)}") from None
+    except ModuleNotFoundError as error:
+        raise _needs_tensorflow(name, error) from None
+    except Exception as error:  # an unknown config, say; TFDS raises many types
+        raise UserError(f"data.corpus: TFDS can't open {name!r}: {_first_line(error)}") from None
+    texts = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
+    if "text" not in texts and len(texts) != 1:
+        raise UserError(
+            f"data.corpus: tfds:{name} needs a feature 'text', or a single text feature; found {texts or 'none'}"
+        )
+    return _from_builder(builder, f"tfds:{builder.info.full_name}", "text" if "text" in texts else texts[0])
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name.split("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; tfds.list_builders() lists them"
+
+
+def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fingerprint: str | None = None) -> Corpus:
+    if not builder.is_prepared():
+        _require_network(builder, name)
+        log.info("preparing %s in %s", name, builder.data_dir)
+        try:
+            builder.download_and_prepare()
+        except UserError:
+            raise
+        except ModuleNotFoundError as error:
+            raise _needs_tensorflow(name, error) from None
+        except Exception as error:
+            raise UserError(f"data.corpus: TFDS can't prepare {name}: {_first_line(error)}") from error
+    try:
+        sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}
+    except NotImplementedError as error:
+        raise UserError(
+            f"data.corpus: {name} in {builder.data_dir} can't be read at random ({_first_line(error)}); "
+            "prepare it with file_format='array_record', or name another directory with data.path"
+        ) from None
+    if fingerprint is None:
+        shape = [(split, info.num_examples, info.num_bytes) for split, info in sorted(builder.info.splits.items())]
+        fingerprint = hashlib.sha256(repr((builder.info.full_name, shape)).encode()).hexdigest()
+
+    def texts(split: str) -> Callable[[], Iterator[str]]:
+        source = sources[split]
+        return lambda: (source[index][feature].decode() for index in range(len(source)))
+
+    return Corpus(name, fingerprint, sum(map(len, sources.values())), {split: texts(split) for split in sources})
+
+
+def _require_network(builder: tfds.core.DatasetBuilder, name: str) -> None:
+    """Asks for the host's address first: TFDS itself tries for minutes before it gives up."""
+    if urllib.request.getproxies():
+        return
+    for url in builder.url_infos or ():
+        host = urllib.parse.urlparse(url).hostname
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            raise UserError(
+                f"data.corpus: {name} must be downloaded from {host}, which can't be reached from here; "
+                "download it elsewhere and give data.path, or use data.corpus=python_stdlib"
+            ) from None
+
+
+def _needs_tensorflow(name: str, error: ModuleNotFoundError) -> UserError:
+    return UserError(
+        f"data.corpus: preparing {name} needs the package {error.name}: pip install {error.name}, or prepare it elsewhere with "
+        "file_format='array_record' and name that directory with data.path"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,93 @@
+"""The tokenised corpus on disk: one file of tokens a split, memory-mapped, with the documents' starts."""
+
+import contextlib
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mini_gpt.config import DataConfig
+from mini_gpt.data import cache, corpora, tokenizers
+from mini_gpt.errors import UserError
+
+FORMAT = 1
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TokenSplit:
+    """`tokens[T]` is the joined stream, a separator between documents; `document_starts[D]` indexes their first tokens."""
+
+    name: str
+    tokens: np.ndarray
+    document_starts: np.ndarray
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """A directory with `meta.json` and, for each split, SPLIT.tokens and SPLIT.starts."""
+
+    directory: Path
+    meta: dict
+
+    def split(self, name: str) -> TokenSplit:
+        """Maps a split into memory. Raises UserError where it is empty."""
+        if name not in self.meta["splits"]:
+            raise UserError(f"split: found {name!r}; must be one of {', '.join(self.meta['splits'])}")
+        counts = self.meta["splits"][name]
+        if counts["tokens"] == 0:
+            raise UserError(
+                f"data.split_fractions: found {tuple(self.meta['split_fractions'])}, which leave the {name} split empty: "
+                f"{counts['documents']} documents; give it a larger share, or the corpus more text"
+            )
+        tokens = np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=(counts["tokens"],))
+        return TokenSplit(name, tokens, np.fromfile(self.directory / f"{name}.starts", np.int64))
+
+
+def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
+    """Opens the store of this corpus, split and tokenizer; builds it first where it is missing. Raises UserError."""
+    kind = corpora.split_kind(corpus, data)
+    key = (FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer))
+    target = cache.directory(data.cache_dir) / "tokens" / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    if not (target / "meta.json").exists():
+        log.info("tokenising %s into %s", corpus.name, target)
+        with cache.written_whole(target) as draft:
+            _build(draft, corpus, data, tokenizer)
+    return TokenStore(target, json.loads((target / "meta.json").read_text()))
+
+
+def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> None:
+    dtype = np.dtype(np.uint16 if tokenizers.vocab_size(tokenizer) <= 2**16 else np.uint32)
+    separator = np.array([tokenizers.separator(tokenizer)], dtype)
+    counts = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in corpora.SPLITS}
+    starts = {split: [] for split in corpora.SPLITS}
+    with contextlib.ExitStack() as stack:
+        files = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in corpora.SPLITS}
+        for split, text in corpora.split_documents(corpus, data):
+            count = counts[split]
+            if count["documents"]:
+                files[split].write(separator)
+                count["tokens"] += 1
+            starts[split].append(count["tokens"])
+            tokens = tokenizer.encode(text).astype(dtype)
+            files[split].write(tokens)
+            count["tokens"] += len(tokens)
+            count["documents"] += 1
+            count["bytes"] += len(text.encode())
+    if not sum(count["tokens"] for count in counts.values()):
+        raise UserError(f"data.corpus: {corpus.name} holds no text; give a corpus with documents in it")
+    for split in corpora.SPLITS:
+        np.array(starts[split], np.int64).tofile(directory / f"{split}.starts")
+    meta = {
+        "format": FORMAT,
+        "corpus": corpus.name,
+        "fingerprint": corpus.fingerprint,
+        "dtype": dtype.name,
+        "split": corpora.split_kind(corpus, data),
+        "split_fractions": data.split_fractions,
+        "splits": counts,
+    }
+    (directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")

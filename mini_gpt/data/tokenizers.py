@@ -1,0 +1,172 @@
+"""Text to token ids and back: bytes, characters, or byte-level BPE. The last id is always the document separator."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+
+from mini_gpt.config import DataConfig
+from mini_gpt.data import cache, corpora
+from mini_gpt.errors import UserError
+
+FILE = "tokenizer.json"
+
+
+class Tokenizer(Protocol):
+    """`token_bytes[V]` holds each token's length in UTF-8 bytes; the separator's is 0."""
+
+    kind: str
+    token_bytes: np.ndarray
+
+    def encode(self, text: str) -> np.ndarray: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+    def to_dict(self) -> dict: ...
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8."""
+
+    kind = "bytes"
+
+    def __init__(self):
+        self.token_bytes = np.array([1] * 256 + [0])
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind}
+
+
+class CharacterTokenizer:
+    """The characters of the corpus, all splits, in the order of their code points."""
+
+    kind = "characters"
+
+    def __init__(self, characters: str):
+        self.characters = characters
+        self.token_bytes = np.array([len(c.encode()) for c in characters] + [0])
+        self._codes = np.array([ord(c) for c in characters], np.uint32)
+
+    def encode(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+        unknown = np.flatnonzero(self._codes[ids] != codes)
+        if len(unknown):
+            raise UserError(
+                f"character {text[unknown[0]]!r} at place {unknown[0]} is not among the {len(self.characters)} that the "
+                "tokenizer was made from; leave it out, or train with data.tokenizer=bytes"
+            )
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.characters[i] for i in ids if i < len(self.characters))
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind, "characters": self.characters}
+
+
+class BpeTokenizer:
+    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), by the tokenizers library."""
+
+    kind = "bpe"
+
+    def __init__(self, model: tokenizers.Tokenizer):
+        self.model = model
+        alphabet = _byte_alphabet()
+        vocabulary = sorted(model.get_vocab().items(), key=lambda item: item[1])
+        self._token_texts = [bytes(alphabet[c] for c in token) for token, _ in vocabulary]
+        self.token_bytes = np.array([len(text) for text in self._token_texts] + [0])
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "BpeTokenizer":
+        model = tokenizers.Tokenizer(tokenizers.models.BPE())
+        model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size - 1,  # the separator is ours, so that no text can spell it
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        model.train_from_iterator(texts, trainer)
+        return cls(model)
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array(self.model.encode(text).ids, np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        texts = self._token_texts
+        return b"".join(texts[i] for i in ids if i < len(texts)).decode(errors="replace")
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind, "bpe": json.loads(self.model.to_str())}
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    return len(tokenizer.token_bytes)
+
+
+def separator(tokenizer: Tokenizer) -> int:
+    """Gives the id that stands between documents."""
+    return len(tokenizer.token_bytes) - 1
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(json.dumps(tokenizer.to_dict(), sort_keys=True).encode()).hexdigest()
+
+
+def fit(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
+    """Makes the tokenizer that the config names: BPE from the training split, characters from the whole corpus."""
+    if data.tokenizer == "bytes":
+        return ByteTokenizer()
+    kind = corpora.split_kind(corpus, data)
+    key = (corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size)
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    target = cache.directory(data.cache_dir) / "tokenizers" / name
+    if not (target / FILE).exists():
+        documents = corpora.split_documents(corpus, data)
+        if data.tokenizer == "bpe":
+            made = BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
+        else:
+            made = CharacterTokenizer("".join(sorted(set().union(*(text for _, text in documents)))))
+        with cache.written_whole(target) as draft:
+            save(made, draft)
+    return load(target)
+
+
+def save(tokenizer: Tokenizer, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / FILE).write_text(json.dumps(tokenizer.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load(directory: Path) -> Tokenizer:
+    """Reads a tokenizer as data. Raises UserError naming the file."""
+    path = directory / FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        makers = {
+            "bytes": lambda: ByteTokenizer(),
+            "characters": lambda: CharacterTokenizer(values["characters"]),
+            "bpe": lambda: BpeTokenizer(tokenizers.Tokenizer.from_str(json.dumps(values["bpe"]))),
+        }
+        return makers[values["kind"]]()
+    except FileNotFoundError:
+        raise UserError(f"{path}: not found; a run directory holds the tokenizer of its run") from None
+    except Exception as error:  # the library raises bare Exceptions for a damaged file
+        raise UserError(f"{path}: not a tokenizer ({type(error).__name__}: {error})") from None
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """Gives the byte behind each printable stand-in of byte-level BPE (Radford et al. 2019)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

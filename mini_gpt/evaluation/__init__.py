@@ -1,0 +1,1 @@
+"""A model and tokens in, numbers out; knows no run directory."""

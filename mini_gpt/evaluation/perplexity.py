@@ -1,0 +1,66 @@
+"""A split's loss under a model, in blocks of the context length: what training watches and `eval.py` reports."""
+
+import functools
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mini_gpt import losses, sharding
+from mini_gpt.config import Config
+from mini_gpt.data import batches
+from mini_gpt.errors import UserError
+from mini_gpt.evaluation import scoring
+from mini_gpt.evaluation.scoring import NllFn, Score
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.gpt import check_length
+from mini_gpt.model.parameters import Parameters
+
+
+def make_nll_fn(definition: nnx.GraphDef, parameters: Parameters, mesh: Mesh) -> NllFn:
+    """Gives nll_fn(inputs_BL, targets_BL) -> nll_BL over NumPy arrays; the batch is divided over the mesh."""
+
+    def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
+        batch = jax.device_put((inputs_BL, targets_BL), sharding.batch_sharding(mesh))
+        return np.asarray(_nll(definition, mesh, parameters, *batch))
+
+    return nll_fn
+
+
+@functools.partial(jax.jit, static_argnames=("definition", "mesh"))
+def _nll(definition, mesh, parameters, inputs_BL, targets_BL):
+    model = model_parameters.merge(definition, parameters)
+    nll_BL = losses.nll(model(inputs_BL), targets_BL)
+    return jax.lax.with_sharding_constraint(nll_BL, NamedSharding(mesh, PartitionSpec()))
+
+
+def score_split(
+    definition: nnx.GraphDef,
+    parameters: Parameters,
+    config: Config,
+    tokens: np.ndarray,
+    token_bytes: np.ndarray,
+    mesh: Mesh,
+) -> Score:
+    """Scores a split's joined stream in blocks of the context length, each token once.
+
+    Under the masked objective, the masked tokens alone are scored, drawn once for all from the place of their block,
+    and a last, partial block is left out; their bytes count as 0, since no text is compressed that way. Raises
+    UserError where there is nothing to score, or the context length is past a learned table.
+    """
+    length, batch_size = config.context_length, config.train.batch_size
+    check_length(config.model, length)
+    nll_fn = make_nll_fn(definition, parameters, mesh)
+    least = 2 if config.train.objective == "next_token" else length + 1
+    if len(tokens) < least:
+        raise UserError(f"data.corpus: the split has {len(tokens)} tokens; at least {least} are needed to score any")
+    if config.train.objective == "next_token":
+        nll = scoring.score_tokens(nll_fn, tokens, window=length, stride=length, batch_size=batch_size)
+        return scoring.score(nll, tokens[1:], token_bytes)
+    nll_sum, count = 0.0, 0
+    for starts, batch in batches.masked_blocks(tokens, config, mask_token=len(token_bytes), batch_size=batch_size):
+        nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
+        nll_sum += float(nll_BL[: len(starts)].sum(dtype=np.float64))
+        count += int(batch["weights"][: len(starts)].sum())
+    return Score(nll_sum, count, 0)

@@ -1,0 +1,1 @@
+"""What a model's attention does, in numbers and pictures."""

@@ -1,0 +1,73 @@
+"""Multi-head attention in its five steps: project, split, attend, concatenate, project."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mini_gpt.config import ModelConfig
+from mini_gpt.model.attention import reference
+from mini_gpt.model.layers import INIT_STD, Linear
+from mini_gpt.model.positions import Position
+
+Record = Callable[[reference.AttentionMaps], None]
+
+
+class MultiHeadAttention(nnx.Module):
+    """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023)."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.config = config
+        kv_width = config.num_kv_heads * config.head_width
+        self.query = Linear(config, config.d_model, config.d_model, dtype, rngs=rngs)
+        self.key = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
+        self.value = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
+        self.out = Linear(config, config.d_model, config.d_model, dtype, std=residual_std(config), rngs=rngs)
+
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        position: Position,
+        positions_BL: jax.Array,
+        visible_BLS: jax.Array,
+        *,
+        dropout_key: jax.Array | None = None,
+        record: Record | None = None,
+    ) -> jax.Array:
+        """Gives out_BLD; `record` is handed the maps of this layer as it is traced."""
+        config = self.config
+        # 1. Project.
+        q_BLD, k_BLD, v_BLD = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
+        # 2. Split into heads; rotary positions turn queries and keys here.
+        q_BLHK = position.rotate(split_heads(q_BLD, config.num_heads), positions_BL)
+        k_BLGK = position.rotate(split_heads(k_BLD, config.num_kv_heads), positions_BL)
+        v_BLGK = split_heads(v_BLD, config.num_kv_heads)
+        # 3. Attend.
+        out_BLHK, maps = reference.attend(
+            q_BLHK,
+            k_BLGK,
+            v_BLGK,
+            visible_BLS=visible_BLS,
+            bias_BHLS=position.bias(positions_BL, positions_BL),
+            scale=1 / math.sqrt(config.head_width) if config.scale_attention else 1.0,
+            dropout_rate=config.attention_dropout,
+            dropout_key=dropout_key,
+        )
+        if record is not None:
+            record(maps)
+        # 4. Concatenate the heads.
+        out_BLD = out_BLHK.reshape(x_BLD.shape)
+        # 5. Project.
+        return self.out(out_BLD)
+
+
+def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:
+    """Gives x_BLHK: consecutive slices of the width, one a head."""
+    return x_BLD.reshape(*x_BLD.shape[:-1], heads, -1)
+
+
+def residual_std(config: ModelConfig) -> float:
+    """Gives the initial scale of what is added to the residual stream, 2N times in all (Radford et al. 2019, 2.3)."""
+    return INIT_STD / math.sqrt(2 * config.num_layers) if config.residual else INIT_STD

@@ -1,0 +1,156 @@
+"""The mini-GPT: embeddings, blocks, logits.
+
+Shape suffixes, one letter an axis, here and everywhere:
+    B batch    L sequence (queries)    S keys    D model width, d_model    N layers
+    H heads    G key-value heads       K width of one head    F feed-forward width    V vocabulary
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mini_gpt.config import ModelConfig
+from mini_gpt.errors import UserError
+from mini_gpt.model import positions
+from mini_gpt.model.attention import masks
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, Record, residual_std
+from mini_gpt.model.layers import INIT_STD, Linear, dropout, make_norm
+from mini_gpt.model.positions import Position
+
+ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu, "swiglu": jax.nn.silu}
+
+
+class Mlp(nnx.Module):
+    """The feed-forward sublayer: two products around an activation, or SwiGLU with three (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.activation = config.activation
+        self.up = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
+        if config.activation == "swiglu":
+            self.gate = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
+        self.down = Linear(config, config.d_ff, config.d_model, dtype, std=residual_std(config), rngs=rngs)
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        activate = ACTIVATIONS[self.activation]
+        if self.activation == "swiglu":
+            return self.down(activate(self.gate(x_BLD)) * self.up(x_BLD))
+        return self.down(activate(self.up(x_BLD)))
+
+
+class Block(nnx.Module):
+    """Attention, then the feed-forward, each in its residual branch: pre x + f(norm(x)), post norm(x + f(x))."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.config = config
+        self.attention_norm = make_norm(config, dtype, rngs=rngs)
+        self.attention = MultiHeadAttention(config, dtype, rngs=rngs)
+        self.mlp_norm = make_norm(config, dtype, rngs=rngs)
+        self.mlp = Mlp(config, dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        position: Position,
+        positions_BL: jax.Array,
+        visible_BLS: jax.Array,
+        *,
+        dropout_key: jax.Array | None = None,
+        record: Record | None = None,
+    ) -> jax.Array:
+        keys = [None] * 3 if dropout_key is None else list(jax.random.split(dropout_key, 3))
+
+        def attend(x_BLD: jax.Array) -> jax.Array:
+            return self.attention(x_BLD, position, positions_BL, visible_BLS, dropout_key=keys[0], record=record)
+
+        x_BLD = self._branch(x_BLD, attend, self.attention_norm, keys[1])
+        return self._branch(x_BLD, self.mlp, self.mlp_norm, keys[2])
+
+    def _branch(self, x_BLD, sublayer, norm, key):
+        config = self.config
+        pre = config.norm_placement == "pre"
+        added_BLD = dropout(sublayer(norm(x_BLD) if pre else x_BLD), config.sublayer_dropout, key)
+        x_BLD = x_BLD + added_BLD if config.residual else added_BLD
+        return x_BLD if pre else norm(x_BLD)
+
+
+class MiniGPT(nnx.Module):
+    """A decoder, or with `causal=False` an encoder, over a vocabulary; parameters are float32, products in `dtype`."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
+        self.config = config
+        self.vocab_size = vocab_size
+        self.dtype = compute_dtype(config.dtype)
+        std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
+        init = nnx.initializers.normal(std)
+        self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
+        # By name, each once, however many layers share it: no parameter stands in the tree twice.
+        encodings = zip(config.position_pattern, positions.make(config, rngs=rngs), strict=False)
+        self.positions = nnx.Dict(**dict(encodings))
+        self.blocks = nnx.List([Block(config, self.dtype, rngs=rngs) for _ in range(config.num_layers)])
+        if config.norm_placement == "pre":
+            self.final_norm = make_norm(config, self.dtype, rngs=rngs)
+        if not config.tie_embeddings:
+            self.unembedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
+
+    def __call__(
+        self,
+        tokens_BL: jax.Array,
+        positions_BL: jax.Array | None = None,
+        segments_BL: jax.Array | None = None,
+        *,
+        dropout_key: jax.Array | None = None,
+        record: Record | None = None,
+    ) -> jax.Array:
+        """Gives logits_BLV in float32.
+
+        tokens_BL: ids below `vocab_size`. positions_BL: integers, 0..L-1 unless given. segments_BL: attention stays
+        inside a segment. dropout_key: without it there is no dropout. record: called with each layer's AttentionMaps,
+        in order, as the model is traced. Raises UserError where the length is past a learned table.
+        """
+        config = self.config
+        length = tokens_BL.shape[1]
+        if positions_BL is None:
+            check_length(config, length)
+            positions_BL = jnp.arange(length)[None]
+        keys = [None] * (config.num_layers + 1)
+        if dropout_key is not None:
+            keys = list(jax.random.split(dropout_key, config.num_layers + 1))
+
+        x_BLD = self.embedding[tokens_BL].astype(self.dtype)
+        if config.scale_embeddings:
+            x_BLD = x_BLD * config.d_model**0.5
+        pattern = config.position_pattern
+        x_BLD = self.positions[pattern[0]].embed(x_BLD, positions_BL)
+        x_BLD = dropout(x_BLD, config.embedding_dropout, keys[-1])
+        visible_BLS = masks.self_attention(length, causal=config.causal, segments_BL=segments_BL)
+        for layer, block in enumerate(self.blocks):
+            position = self.positions[pattern[layer % len(pattern)]]
+            x_BLD = block(x_BLD, position, positions_BL, visible_BLS, dropout_key=keys[layer], record=record)
+        if config.norm_placement == "pre":
+            x_BLD = self.final_norm(x_BLD)
+        return self._logits(x_BLD)
+
+    def _logits(self, x_BLD: jax.Array) -> jax.Array:
+        table_VD = self.embedding if self.config.tie_embeddings else self.unembedding
+        x_TD = x_BLD.reshape(-1, x_BLD.shape[-1])
+        contract_last = (((1,), (1,)), ((), ()))
+        logits_TV = jax.lax.dot_general(
+            x_TD, table_VD[...].astype(self.dtype), contract_last, preferred_element_type=jnp.float32
+        )
+        return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
+
+
+def check_length(config: ModelConfig, length: int) -> None:
+    """Raises UserError where positions 0..length-1 run past a learned table: JAX would clamp them in silence."""
+    if config.position == "learned" and length > config.max_positions:
+        raise UserError(
+            f"model.max_positions: the learned table has {config.max_positions} positions; found a length of {length}; "
+            "use at most as many, or train with a larger model.max_positions"
+        )
+
+
+def compute_dtype(name: str) -> jnp.dtype:
+    """Resolves `model.dtype`: auto is bfloat16 where the accelerator has it in hardware, and float32 on CPUs."""
+    if name == "auto":
+        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jnp.dtype(name)

@@ -1,0 +1,72 @@
+"""How many parameters a model has, and where: python -m mini_gpt.model.parameters --config=configs/presets.py:gpt2_small"""
+
+import argparse
+import collections
+import math
+import re
+from typing import Any
+
+import jax
+from flax import nnx
+
+from mini_gpt import config as configs
+from mini_gpt import errors
+from mini_gpt.model.gpt import MiniGPT
+
+Parameters = dict[str, Any]
+
+
+def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
+    """Splits a model into its definition and its parameters as plain nested dicts."""
+    definition, state = nnx.split(model, nnx.Param)
+    return definition, nnx.to_pure_dict(state)
+
+
+def merge(definition: nnx.GraphDef, parameters: Parameters) -> MiniGPT:
+    """Puts a model together again; under jit too."""
+    return nnx.merge(definition, nnx.State(parameters))
+
+
+def abstract(config: configs.ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
+    """Gives the definition and the parameters' shapes and dtypes; allocates nothing, whatever the size."""
+    return split(nnx.eval_shape(lambda: MiniGPT(config, vocab_size, rngs=nnx.Rngs(0))))
+
+
+def path_name(path: tuple) -> str:
+    """Gives 'blocks/0/attention/query/kernel' for a path into the parameters."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def count(parameters: Parameters) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))
+
+
+def report(parameters: Parameters) -> str:
+    """Gives a table of parameters a module, with the blocks' layers folded into one row each, and the total."""
+    totals, shapes, copies = collections.Counter(), {}, collections.Counter()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
+        name = re.sub(r"^blocks/\d+", "blocks/*", path_name(path))
+        totals[name] += math.prod(leaf.shape)
+        copies[name] += 1
+        shapes[name] = " × ".join(map(str, leaf.shape))
+    total = sum(totals.values())
+    width = max(map(len, totals))
+    rows = [
+        f"{name:<{width}}  {f'{copies[name]} of ' if copies[name] > 1 else '':>8}{shapes[name]:<16} {n:>15,} {n / total:>6.1%}"
+        for name, n in totals.items()
+    ]
+    return "\n".join([*rows, f"{'total':<{width}}  {'':24} {total:>15,}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--vocab_size", type=int, help="default: data.vocab_size for bpe, else 257")
+    arguments = parser.parse_args()
+    config = configs.load(arguments.config)
+    vocab_size = arguments.vocab_size or (config.data.vocab_size if config.data.tokenizer == "bpe" else 257)
+    print(report(abstract(config.model, vocab_size)[1]))
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,171 @@
+"""Every positional encoding behind one small interface of three hooks, each a no-op unless the encoding needs it.
+
+Positions are always passed in, never made inside: packing, offsets and cached decoding share one path. Hooks may be
+called with any block of positions. Angles and biases are computed in float32.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mini_gpt.config import ModelConfig
+from mini_gpt.model.layers import INIT_STD
+
+
+class Position(nnx.Module):
+    """No encoding: what order a model knows, it infers from the causal mask (Haviv et al. 2022)."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        del config, rngs
+
+    def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        """Gives x_BLD with the position added, once, at the input."""
+        return x_BLD
+
+    def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        """Gives queries or keys turned by their position, in their dtype."""
+        return x_BLHK
+
+    def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array | None:
+        """Gives what is added to the attention logits, bias_BHLS in float32, or None."""
+        return None
+
+
+class Learned(Position):
+    """A trained vector a position (Gehring et al. 2017), drawn as wide as the token embeddings."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        shape = (config.max_positions, config.d_model)
+        self.embedding = nnx.Param(nnx.initializers.normal(embedding_std(config))(rngs.params(), shape, jnp.float32))
+
+    def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        return x_BLD + self.embedding[positions_BL].astype(x_BLD.dtype)
+
+
+class Sinusoidal(Position):
+    """Sines and cosines of geometric wavelengths, 2π to nearly 2π·base (Vaswani et al. 2017, 3.5).
+
+    Dimension 2i holds sin(p / base^(2i/D)), dimension 2i+1 the cosine. The amplitude is in standard deviations of the
+    token embeddings' entries as they are added (`model.sinusoidal.amplitude`): at 1 the two have the relation of the
+    paper, where both are 1, whether embeddings are scaled by sqrt(d_model) or not.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.base = config.sinusoidal.base
+        self.amplitude = config.sinusoidal.amplitude * embedding_std(config)
+
+    def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        angles_BLP = _angles(positions_BL, x_BLD.shape[-1], self.base)
+        waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
+        return x_BLD + (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1).astype(x_BLD.dtype)
+
+
+class Rope(Position):
+    """Queries and keys turned by position, so that <R(m)q, R(n)k> = qᵀR(n-m)k (Su et al. 2021, 3.2).
+
+    The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Interleaved pairs (RoFormer) are
+    the same up to a permutation of a head's dimensions, and not interchangeable in a checkpoint.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.base = config.rope.base
+        self.width = config.rotated_width
+
+    def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        angles_BL1P = _angles(positions_BL, self.width, self.base)[:, :, None, :]
+        cos, sin = jnp.cos(angles_BL1P), jnp.sin(angles_BL1P)
+        first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)
+        turned = [first * cos - second * sin, second * cos + first * sin]
+        return jnp.concatenate([half.astype(x_BLHK.dtype) for half in turned] + [rest], axis=-1)
+
+
+class Alibi(Position):
+    """A penalty linear in distance, with a slope a head (Press et al. 2022, 3); on both sides alike where not causal."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.slopes = alibi_slopes(config.num_heads)
+
+    def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
+        distance_B1LS = jnp.abs(query_positions_BL[:, None, :, None] - key_positions_BS[:, None, None, :])
+        return -jnp.array(self.slopes, jnp.float32)[:, None, None] * distance_B1LS
+
+
+class T5(Position):
+    """A trained bias a head and bucket of distances, one table for the whole model (Raffel et al. 2020, 2.1).
+
+    Unlike T5 itself, the logits keep their scale of 1/sqrt(K).
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.causal = config.causal
+        self.num_buckets = config.t5.num_buckets
+        self.max_distance = config.t5.max_distance
+        self.bias_table = nnx.Param(jnp.zeros((config.t5.num_buckets, config.num_heads), jnp.float32))
+
+    def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
+        offset_BLS = key_positions_BS[:, None, :] - query_positions_BL[:, :, None]
+        buckets_BLS = t5_bucket(
+            offset_BLS, causal=self.causal, num_buckets=self.num_buckets, max_distance=self.max_distance
+        )
+        return jnp.moveaxis(self.bias_table[buckets_BLS], -1, 1)
+
+
+ENCODINGS: dict[str, type[Position]] = {
+    "none": Position,
+    "learned": Learned,
+    "sinusoidal": Sinusoidal,
+    "rope": Rope,
+    "alibi": Alibi,
+    "t5": T5,
+}
+
+
+def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Position, ...]:
+    """Makes the encodings, one a layer; layers of the same name share one object."""
+    pattern = config.position_pattern
+    made = {name: ENCODINGS[name](config, rngs=rngs) for name in dict.fromkeys(pattern)}
+    return tuple(made[pattern[layer % len(pattern)]] for layer in range(config.num_layers))
+
+
+def embedding_std(config: ModelConfig) -> float:
+    """Gives the standard deviation of a token embedding's entries at initialisation, as the first block sees them."""
+    return 1.0 if config.scale_embeddings else INIT_STD
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Gives 2^(-8i/H) for a power of two H; else those of the power below, then every other one of the power above."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    above = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1, 2)]
+    return tuple(slopes + above[: num_heads - power])
+
+
+def t5_bucket(offset: jax.Array, *, causal: bool, num_buckets: int, max_distance: int) -> jax.Array:
+    """Gives the bucket (int32) of each offset, key less query (Raffel et al. 2020, their released code).
+
+    Half of the buckets hold one distance each, the others grow logarithmically up to `max_distance`; where not causal,
+    half of all serve the keys to the right.
+    """
+    right = jnp.zeros_like(offset)
+    if not causal:
+        num_buckets //= 2
+        right = jnp.where(offset > 0, num_buckets, 0)
+        distance = jnp.abs(offset)
+    else:
+        distance = jnp.maximum(-offset, 0)
+    exact = num_buckets // 2
+    # A table made in float64: rounding of a float32 logarithm would move the buckets' edges from one device to another.
+    distances = np.arange(max_distance + 1)
+    growth = np.log(np.maximum(distances, 1) / exact) / np.log(max_distance / exact)
+    wide = exact + np.floor(growth * (num_buckets - exact) + 1e-9).astype(np.int32)
+    table = np.where(distances < exact, distances, np.minimum(wide, num_buckets - 1)).astype(np.int32)
+    return right + jnp.asarray(table)[jnp.minimum(distance, max_distance)]
+
+
+def _angles(positions_BL: jax.Array, width: int, base: float) -> jax.Array:
+    """Gives position · base^(-2i/width) for pair i, angles_BLP in radians, float32."""
+    frequencies_P = base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+    return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)

@@ -1,0 +1,1 @@
+"""Optimizer, state, step, checkpoints, reporting, and the loop that joins them."""

@@ -1,0 +1,191 @@
+"""The training loop: batches in, checkpoints and curves out; stopped and started again, it ends with the same bits."""
+
+import logging
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from mini_gpt import generation, sharding
+from mini_gpt.config import Config
+from mini_gpt.data import batches, corpora, token_store, tokenizers
+from mini_gpt.data.token_store import TokenSplit
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation.scoring import Score
+from mini_gpt.insight.attention_statistics import attention_statistics
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.training import state as states
+from mini_gpt.training import workdir as workdirs
+from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.optimizer import make_optimizer
+from mini_gpt.training.reporting import Reporter
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import Metrics, make_train_step
+
+PROMPT_TOKENS = 32  # of the validation text, which the sample in TensorBoard goes on from
+
+log = logging.getLogger(__name__)
+
+
+def train(config: Config, workdir: Path) -> TrainState:
+    """Trains, or goes on training, the run in `workdir` up to `train.steps`, and says how it went.
+
+    Gives the last state. Raises UserError, with nothing overwritten, for what the user can put right.
+    """
+    mesh = sharding.make_mesh(config.mesh)
+    sharding.check_batch(config, mesh)
+    corpus = corpora.open_corpus(config.data)
+    tokenizer, new = workdirs.find_or_fit_tokenizer(workdir, config, corpus)
+    store = token_store.open_store(corpus, config.data, tokenizer)
+    vocab_size = model_vocab_size(config, tokenizer)
+    train_batches = batches.TrainBatches(
+        store.split("train"),
+        config,
+        mask_token=vocab_size - 1,
+        rows=sharding.host_rows(config.train.batch_size),
+    )
+    optimizer = make_optimizer(config)
+    definition, like = states.abstract(config, vocab_size, optimizer, mesh)
+    evaluator = Evaluator(config, definition, store.split("validation"), tokenizer, mesh)
+    if new:
+        workdirs.claim(workdir, config, corpus, tokenizer)
+
+    checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)
+    start = checkpoints.latest() or 0
+    if start:
+        log.info("going on from step %d of %s", start, workdir)
+        state = checkpoints.restore(start, like)
+    else:
+        log.info("%s\n", model_parameters.report(like.parameters))
+        state = states.create(config, vocab_size, optimizer, like)
+    reporter = Reporter(workdir, start=start, steps=config.train.steps)
+    train_step = make_train_step(definition, optimizer, config)
+    clock = _Clock(config.train.batch_size * config.context_length, start)
+    best = checkpoints.best_loss()
+    pending: tuple[int, Metrics] | None = None  # left on the device until the steps after it are under way
+    steps = range(start + 1, config.train.steps + 1)
+    for step, batch in zip(steps, batches.iterate(train_batches, start) if steps else (), strict=False):
+        state, metrics = train_step(state, sharding.put_batch(batch, mesh))
+        evaluates = step % config.eval.every == 0 or step == config.train.steps
+        saves = step % config.checkpoint.every == 0 or step == config.train.steps
+        if not (evaluates or saves or step == start + 1 or step % config.train.log_every == 0):
+            continue
+        if pending is not None:
+            reporter.scalars(pending[0], clock.row(*pending))
+        pending = (step, metrics)
+        if not (evaluates or saves):
+            continue
+        row, pending, validation_loss = clock.row(*pending), None, None
+        if evaluates:
+            row |= evaluator.scalars(state.parameters)
+            validation_loss = row["validation/loss"]
+            if best is None or validation_loss < best:
+                best, saves = validation_loss, True
+            if evaluator.writes:
+                reporter.text(step, "sample", evaluator.sample(state.parameters, config.eval.sample_tokens))
+        reporter.scalars(step, row)
+        if saves:
+            reporter.flush()
+            checkpoints.save(step, state, validation_loss)
+        clock.restart(step)
+    reporter.close()
+    checkpoints.close()
+    _conclude(config, workdir, evaluator, state.parameters)
+    return state
+
+
+def model_vocab_size(config: Config, tokenizer: Tokenizer) -> int:
+    """Gives the tokenizer's size, and one more for the mask where the objective has one."""
+    return tokenizers.vocab_size(tokenizer) + (config.train.objective == "masked")
+
+
+class Evaluator:
+    """Measures parameters on a split: its loss in blocks, the model's attention on a probe, and what it writes."""
+
+    def __init__(self, config: Config, definition: nnx.GraphDef, split: TokenSplit, tokenizer: Tokenizer, mesh: Mesh):
+        self.config = config
+        self.definition = definition
+        self.split = split
+        self.tokenizer = tokenizer
+        self.mesh = mesh
+        self.writes = config.model.causal and config.eval.sample_tokens > 0
+
+    def score(self, parameters: Parameters, most_tokens: int | None = None) -> Score:
+        """Scores the split from its start, at most so many tokens of it."""
+        return perplexity.score_split(
+            self.definition,
+            parameters,
+            self.config,
+            self.split.tokens[: None if most_tokens is None else most_tokens + 1],
+            self.tokenizer.token_bytes,
+            self.mesh,
+        )
+
+    def scalars(self, parameters: Parameters) -> dict[str, float]:
+        """Gives the curves of an evaluation step."""
+        score = self.score(parameters, self.config.eval.tokens)
+        values = {"validation/loss": score.nll}
+        if score.bytes:
+            values["validation/bits_per_byte"] = score.bits_per_byte
+        probe_BL = np.asarray(self.split.tokens[: self.config.context_length], np.int32)[None]
+        return values | attention_statistics(self.definition, parameters, probe_BL)
+
+    def sample(self, parameters: Parameters, length: int) -> str:
+        """Gives the split's first tokens and how the model goes on from them."""
+        prompt = self.split.tokens[: min(PROMPT_TOKENS, self.config.context_length)]
+        drawn = generation.generate(
+            self.definition,
+            parameters,
+            prompt,
+            length=length,
+            context_length=self.config.context_length,
+            temperature=0.8,
+            top_k=40,
+            seed=self.config.seed,
+        )
+        return self.tokenizer.decode([*prompt, *drawn])
+
+
+class _Clock:
+    """Turns a step's metrics into a row, with the speed since the row before; what `restart` skips is not counted."""
+
+    def __init__(self, tokens_per_step: int, step: int):
+        self.tokens_per_step = tokens_per_step
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        self.step, self.time = step, time.perf_counter()
+
+    def row(self, step: int, metrics: Metrics) -> dict[str, float]:
+        row = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items()}
+        seconds = time.perf_counter() - self.time
+        row["train/tokens_per_second"] = (step - self.step) * self.tokens_per_step / seconds
+        self.restart(step)
+        return row
+
+
+def _conclude(config: Config, workdir: Path, evaluator: Evaluator, parameters: Parameters) -> None:
+    score = evaluator.score(parameters)
+    bits = f", {score.bits_per_byte:.3f} bits a byte" if score.bytes else ""
+    lines = [
+        "",
+        f"Validation loss {score.nll:.4f} nats a token{bits} "
+        f"({score.tokens:,} tokens, the whole split, in blocks of {config.context_length}).",
+    ]
+    if config.model.causal:
+        lines += ["", "The model, going on from the start of the validation text:", ""]
+        lines += [f"    {line}" for line in evaluator.sample(parameters, 200).splitlines()]
+    lines += [
+        "",
+        f"The run is in {workdir}. What next:",
+        f"    tensorboard --logdir={workdir}",
+        f"    python eval.py --workdir={workdir}",
+    ]
+    if config.model.causal:
+        lines.append(f"    python sample.py --workdir={workdir} --prompt='def '")
+    print("\n".join(lines))

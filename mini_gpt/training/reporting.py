@@ -1,0 +1,91 @@
+"""What a run says of itself while it trains: metrics.jsonl, TensorBoard, and a bar or lines on the screen."""
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+SECONDS_BETWEEN_LINES = 5.0
+log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Writes the scalars of a step everywhere. A run that goes on from `start` drops what was logged past it."""
+
+    def __init__(self, workdir: Path, *, start: int, steps: int):
+        self.path = workdir / "metrics.jsonl"
+        _drop_rows_after(self.path, start)
+        self.file = open(self.path, "a", encoding="utf-8")
+        self.tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
+        self.steps = steps
+        self.step = start
+        self.started, self.start = time.monotonic(), start
+        self.last_line = 0.0
+        self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if sys.stderr.isatty() else None
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Logs one row. Names are those of metrics.jsonl and of the curves."""
+        self.file.write(json.dumps({"step": step} | values) + "\n")
+        for name, value in values.items():
+            self.tensorboard.add_scalar(name, value, step)
+        self._show(step, values)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Logs text, shown as written."""
+        self.tensorboard.add_text(name, "    " + text.replace("\n", "\n    "), step)
+
+    def flush(self) -> None:
+        """Puts all rows on disk, as a checkpoint of their step is about to be."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.tensorboard.flush()
+
+    def close(self) -> None:
+        self.flush()
+        self.file.close()
+        self.tensorboard.close()
+        if self.bar is not None:
+            self.bar.close()
+
+    def _show(self, step: int, values: dict[str, float]) -> None:
+        loss = values.get("train/loss")
+        rate = values.get("train/tokens_per_second")
+        if self.bar is not None:
+            self.bar.update(step - self.step)
+            self.bar.set_postfix_str(f"loss {loss:.3f}" + (f", {rate:,.0f} tokens/s" if rate else ""), refresh=False)
+        now = time.monotonic()
+        if "validation/loss" in values:
+            log.info(
+                "step %d: validation loss %.4f nats a token, %.3f bits a byte",
+                step,
+                values["validation/loss"],
+                values.get("validation/bits_per_byte", float("nan")),
+            )
+        elif self.bar is None and now - self.last_line > SECONDS_BETWEEN_LINES:
+            left = (now - self.started) / max(1, step - self.start) * (self.steps - step)
+            speed = f"{rate:,.0f} tokens/s, " if rate else ""
+            log.info("step %d of %d: loss %.3f, %s%s left", step, self.steps, loss, speed, tqdm.format_interval(left))
+            self.last_line = now
+        self.step = step
+
+
+def _drop_rows_after(path: Path, step: int) -> None:
+    """Keeps the rows up to a step, and drops a last one that was cut off while it was written."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if row["step"] <= step:
+            kept.append(line + "\n")
+    draft = path.with_suffix(".jsonl.draft")
+    draft.write_text("".join(kept), encoding="utf-8")
+    draft.replace(path)

@@ -1,0 +1,46 @@
+"""All that training changes, as one pytree: the step, the parameters and the optimizer's state."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from mini_gpt import sharding
+from mini_gpt.config import Config
+from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model.parameters import Parameters
+
+
+class TrainState(NamedTuple):
+    """step: optimiser steps done, int32 scalar; parameters: nested dicts of float32; optimizer_state: optax's."""
+
+    step: jax.Array
+    parameters: Parameters
+    optimizer_state: Any
+
+
+def abstract(
+    config: Config, vocab_size: int, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> tuple[nnx.GraphDef, TrainState]:
+    """Gives the model's definition and the state's shapes, dtypes and shardings; allocates nothing."""
+    definition, shapes = parameters.abstract(config.model, vocab_size)
+    state = jax.eval_shape(lambda p: TrainState(jnp.zeros((), jnp.int32), p, optimizer.init(p)), shapes)
+    places = sharding.tree_shardings(state, mesh)
+    state = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places
+    )
+    return definition, state
+
+
+def create(config: Config, vocab_size: int, optimizer: optax.GradientTransformation, like: TrainState) -> TrainState:
+    """Draws the initial state from the seed, each part made where it will lie."""
+
+    def init() -> TrainState:
+        model = MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed))
+        _, drawn = parameters.split(model)
+        return TrainState(jnp.zeros((), jnp.int32), drawn, optimizer.init(drawn))
+
+    return jax.jit(init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()

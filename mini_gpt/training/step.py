@@ -1,0 +1,65 @@
+"""One optimiser step, compiled once: loss, gradients over all parts of the batch, update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from mini_gpt import losses
+from mini_gpt.config import Config
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.training.optimizer import make_schedule
+from mini_gpt.training.state import TrainState
+
+Metrics = dict[str, jax.Array]
+TrainStep = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Metrics]]
+
+
+def make_train_step(definition: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config) -> TrainStep:
+    """Gives (state, batch) -> (state, metrics), jitted; the old state's memory is reused.
+
+    metrics, float32 scalars: loss (unsmoothed NLL, nats a token), objective (what is minimised), learning_rate,
+    gradient_norm (before clipping) and parameter_norm (before the update).
+    """
+    schedule = make_schedule(config.optimizer, config.train.steps)
+    parts = config.train.accumulation_steps
+
+    def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
+        model = model_parameters.merge(definition, parameters)
+        logits_BLV = model(batch["inputs"], batch.get("positions"), batch.get("segments"), dropout_key=key)
+        objective_BL = losses.smoothed_cross_entropy(logits_BLV, batch["targets"], config.train.label_smoothing)
+        objective, count = losses.weighted_sum(objective_BL, batch["weights"])
+        loss, _ = losses.weighted_sum(losses.nll(logits_BLV, batch["targets"]), batch["weights"])
+        return objective, {"objective": objective, "loss": loss, "count": count}
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
+        gradients_of = jax.grad(sums, has_aux=True)
+        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        if parts == 1:
+            gradients, totals = gradients_of(state.parameters, batch, key)
+        else:
+
+            def add(carry: Any, part: Any) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, carry, gradients_of(state.parameters, *part)), None
+
+            # Part a takes every parts-th row from a on, so that each device works on its own rows in every part.
+            split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+            zero = jax.tree.map(jnp.zeros_like, (state.parameters, {"objective": 0.0, "loss": 0.0, "count": 0.0}))
+            (gradients, totals), _ = jax.lax.scan(add, zero, (split, jax.random.split(key, parts)))
+        count = jnp.maximum(totals["count"], 1.0)
+        gradients = jax.tree.map(lambda gradient: gradient / count, gradients)
+        updates, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.parameters)
+        metrics = {
+            "loss": totals["loss"] / count,
+            "objective": totals["objective"] / count,
+            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            "gradient_norm": optax.global_norm(gradients),
+            "parameter_norm": optax.global_norm(state.parameters),
+        }
+        return TrainState(state.step + 1, optax.apply_updates(state.parameters, updates), optimizer_state), metrics
+
+    return jax.jit(train_step, donate_argnums=0)

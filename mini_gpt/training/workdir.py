@@ -1,0 +1,69 @@
+"""The files of a run directory, and who may go on in it."""
+
+import json
+from pathlib import Path
+
+from mini_gpt import config as configs
+from mini_gpt.config import Config
+from mini_gpt.data import tokenizers
+from mini_gpt.data.corpora import Corpus
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.errors import UserError
+
+CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
+
+FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")
+FREE_FIELDS = ("data.path", "data.cache_dir", "train.log_every")  # of these the corpus's fingerprint speaks, or nothing
+SCHEDULES_WITHOUT_END = ("inverse_sqrt", "constant")
+
+
+def find_or_fit_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> tuple[Tokenizer, bool]:
+    """Gives the tokenizer of the run in the directory, or one for a new run, and whether the run is new.
+
+    Raises UserError where the directory holds another run, with the fields that differ; writes nothing in it.
+    """
+    if (workdir / CONFIG).exists():
+        _check_same(workdir, config, corpus)
+        return tokenizers.load(workdir / TOKENIZER), False
+    if (workdir / CHECKPOINTS).exists():
+        raise UserError(f"--workdir: {workdir} has checkpoints but no {CONFIG}; name a new directory")
+    return tokenizers.fit(corpus, config.data), True
+
+
+def claim(workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    """Makes the directory this run's."""
+    tokenizers.save(tokenizer, workdir / TOKENIZER)
+    record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
+    _write_json(workdir / CORPUS, record)
+    _write_json(workdir / CONFIG, configs.to_dict(config))  # last: with it the directory is a run's
+
+
+def check_corpus(workdir: Path, corpus: Corpus) -> None:
+    """Raises UserError where the corpus is not the text that the run was trained on."""
+    trained_on = json.loads((workdir / CORPUS).read_text())
+    if trained_on["fingerprint"] != corpus.fingerprint:
+        raise UserError(
+            f"data.corpus: found {corpus.name} (fingerprint {corpus.fingerprint[:12]}); the run in {workdir} was trained on "
+            f"{trained_on['name']} (fingerprint {trained_on['fingerprint'][:12]})"
+        )
+
+
+def _check_same(workdir: Path, config: Config, corpus: Corpus) -> None:
+    differing = {
+        name: values
+        for name, values in configs.differences(configs.read(workdir / CONFIG), config).items()
+        if not (name.startswith(FREE_SECTIONS) or name in FREE_FIELDS)
+        and not (name == "train.steps" and config.optimizer.schedule in SCHEDULES_WITHOUT_END)
+    }
+    if differing:
+        listed = "; ".join(f"{name} was {old!r}, is {new!r}" for name, (old, new) in differing.items())
+        raise UserError(
+            f"--workdir: {workdir} holds another run ({listed}); name a new directory, or the run's own values"
+        )
+    check_corpus(workdir, corpus)
+
+
+def _write_json(path: Path, values: dict) -> None:
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)
