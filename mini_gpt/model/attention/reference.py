@@ -34,15 +34,18 @@ def attend(
     """
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]
-    q_BLGRK = q_BLHK.reshape(B, L, G, H // G, K)
-    logits = jnp.einsum("blgrk,bsgk->bgrls", q_BLGRK, k_BSGK, preferred_element_type=jnp.float32)
-    logits_BHLS = scale * logits.reshape(B, H, L, S)
+    # One batch axis and two others make the products that CPUs run fastest: the queries of a group stand in one column.
+    q_XRK = (scale * q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(B * G, -1, K)
+    k_XSK, v_XSK = (x_BSGK.swapaxes(1, 2).reshape(B * G, S, K) for x_BSGK in (k_BSGK, v_BSGK))
+    logits_XRS = jnp.einsum("xrk,xsk->xrs", q_XRK, k_XSK, preferred_element_type=jnp.float32)
+    logits_BHLS = logits_XRS.reshape(B, H, L, S)
     if bias_BHLS is not None:
         logits_BHLS = logits_BHLS + bias_BHLS
     visible_B1LS = visible_BLS[:, None]
-    # Finite, so that a row without a visible key is uniform and not NaN; it is then zeroed with all that is hidden.
-    masked_BHLS = jnp.where(visible_B1LS, logits_BHLS, jnp.finfo(jnp.float32).min)
-    weights_BHLS = jnp.where(visible_B1LS, jax.nn.softmax(masked_BHLS, axis=-1), 0)
-    used = dropout(weights_BHLS, dropout_rate, dropout_key).astype(v_BSGK.dtype).reshape(B, G, H // G, L, S)
-    out_BLHK = jnp.einsum("bgrls,bsgk->blgrk", used, v_BSGK).reshape(B, L, H, K)
-    return out_BLHK, AttentionMaps(logits_BHLS, weights_BHLS, visible_BLS)
+    # Finite, so that a row without a visible key is uniform and not NaN; what comes of such a row is zeroed at the end.
+    weights_BHLS = jax.nn.softmax(jnp.where(visible_B1LS, logits_BHLS, jnp.finfo(jnp.float32).min), axis=-1)
+    used_XRS = dropout(weights_BHLS, dropout_rate, dropout_key).astype(v_BSGK.dtype).reshape(B * G, -1, S)
+    out_XRK = jnp.einsum("xrs,xsk->xrk", used_XRS, v_XSK)
+    out_BLHK = out_XRK.reshape(B, H, L, K).swapaxes(1, 2)
+    out_BLHK = jnp.where(jnp.any(visible_BLS, axis=-1)[:, :, None, None], out_BLHK, 0)
+    return out_BLHK, AttentionMaps(logits_BHLS, jnp.where(visible_B1LS, weights_BHLS, 0), visible_BLS)
