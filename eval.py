@@ -14,9 +14,7 @@ def main() -> None:
     parser.add_argument("--suite", default="perplexity", help=f"comma-separated, of: {', '.join(suites.SUITES)}")
     parser.add_argument("--split", default="validation", choices=SPLITS)
     parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
-    parser.add_argument(
-        "--override", action="append", default=[], metavar="FIELD=VALUE", help="a config field, replaced"
-    )
+    parser.add_argument("--override", action="append", default=[], metavar="FIELD=VALUE", help="a config field")
     flags = parser.parse_args()
     names = flags.suite.split(",")
     suites.check_names(names)

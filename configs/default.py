@@ -40,9 +40,7 @@ def get_config() -> ConfigDict:
 
     config.model.sinusoidal = ConfigDict()
     config.model.sinusoidal.base = 10_000.0
-    config.model.sinusoidal.amplitude = (
-        1.0  # in standard deviations of an embedding's entries; 1 as Vaswani et al. 2017
-    )
+    config.model.sinusoidal.amplitude = 1.0  # in standard deviations of an embedding's entries
 
     config.model.t5 = ConfigDict()
     config.model.t5.num_buckets = 32

@@ -14,7 +14,7 @@ from mini_gpt.errors import UserError
 
 def set_up(cache_dir: str | None = None) -> None:
     """Shows our own log lines and no library's, and keeps compiled programs for the next start."""
-    logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr)
+    logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr, force=True)
     logging.getLogger("absl").setLevel(logging.ERROR)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
     jax.config.update("jax_compilation_cache_dir", str(cache.directory(cache_dir) / "compiled"))

@@ -137,8 +137,8 @@ class ModelConfig:
                 self.rotated_width % 2 == 0 and self.rotated_width > 0,
                 "model.d_model",
                 self.d_model,
-                f"rope turns pairs of dimensions: the {self.rotated_width} of {self.head_width} that it turns in a head "
-                f"(model.num_heads={self.num_heads}, model.rope.fraction={self.rope.fraction}) must be even and above 0",
+                f"rope turns pairs of dimensions: with model.num_heads={self.num_heads} and model.rope.fraction="
+                f"{self.rope.fraction} it turns {self.rotated_width} of a head's {self.head_width}, which must be even",
             )
         if "sinusoidal" in pattern:
             _require(self.d_model % 2 == 0, "model.d_model", self.d_model, "sinusoidal positions need an even width")
@@ -415,7 +415,7 @@ def _overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict
 
 
 def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers each None that follows from other fields; anything missing or of a wrong type is left for _build to name."""
+    """Answers each None that follows from other fields; what is missing or of a wrong type, _build names."""
     values = dict(values)
     model = dict(values["model"]) if isinstance(values.get("model"), Mapping) else None
     if model is None:

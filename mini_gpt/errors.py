@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class UserError(Exception):
-    """Something the user can put right; the message names the field or file, what was found, and what would be right."""
+    """What the user can put right; the message names the field or file, what was found, and what would be right."""
 
 
 def run(main: Callable[[], None]) -> None:

@@ -80,7 +80,7 @@ def masked_blocks(
 def make_batch(
     split: TokenSplit, starts: np.ndarray, config: Config, *, mask_token: int, seeds: list[tuple[int, int]]
 ) -> Batch:
-    """Cuts windows at `starts[B]` and turns them into what the objective predicts; `seeds` draw the masks, one a row."""
+    """Cuts windows at `starts[B]` and turns them into what the objective predicts; `seeds[B]` draw the masks."""
     length = config.context_length
     windows = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int32)
     if config.train.objective == "next_token":

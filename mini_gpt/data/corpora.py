@@ -1,6 +1,7 @@
 """Documents by the corpus's name, and their split into train, validation and test."""
 
 import contextlib
+import difflib
 import glob
 import hashlib
 import io
@@ -161,8 +162,6 @@ def _catalogue(name: str, data_dir: str | None) -> Corpus:
 
 
 def _nearest(name: str) -> str:
-    import difflib
-
     near = difflib.get_close_matches(name.split("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
     return f"; did you mean {near[0]!r}?" if near else "; tfds.list_builders() lists them"
 
@@ -172,7 +171,8 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
         _require_network(builder, name)
         log.info("preparing %s in %s", name, builder.data_dir)
         try:
-            builder.download_and_prepare()
+            with contextlib.redirect_stdout(io.StringIO()):  # its bars and banners
+                builder.download_and_prepare()
         except UserError:
             raise
         except ModuleNotFoundError as error:
@@ -214,8 +214,8 @@ def _require_network(builder: tfds.core.DatasetBuilder, name: str) -> None:
 
 def _needs_tensorflow(name: str, error: ModuleNotFoundError) -> UserError:
     return UserError(
-        f"data.corpus: preparing {name} needs the package {error.name}: pip install {error.name}, or prepare it elsewhere with "
-        "file_format='array_record' and name that directory with data.path"
+        f"data.corpus: preparing {name} needs the package {error.name}: pip install {error.name}, or prepare it "
+        "elsewhere with file_format='array_record' and name that directory with data.path"
     )
 
 

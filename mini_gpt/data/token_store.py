@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenSplit:
-    """`tokens[T]` is the joined stream, a separator between documents; `document_starts[D]` indexes their first tokens."""
+    """`tokens[T]` is the joined stream, separators between documents; `document_starts[D]` are their first places."""
 
     name: str
     tokens: np.ndarray
@@ -40,8 +40,8 @@ class TokenStore:
         counts = self.meta["splits"][name]
         if counts["tokens"] == 0:
             raise UserError(
-                f"data.split_fractions: found {tuple(self.meta['split_fractions'])}, which leave the {name} split empty: "
-                f"{counts['documents']} documents; give it a larger share, or the corpus more text"
+                f"data.split_fractions: found {tuple(self.meta['split_fractions'])}; the {name} split is empty; "
+                "give it a larger share, or the corpus more text"
             )
         tokens = np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=(counts["tokens"],))
         return TokenSplit(name, tokens, np.fromfile(self.directory / f"{name}.starts", np.int64))

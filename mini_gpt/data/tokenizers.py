@@ -62,8 +62,8 @@ class CharacterTokenizer:
         unknown = np.flatnonzero(self._codes[ids] != codes)
         if len(unknown):
             raise UserError(
-                f"character {text[unknown[0]]!r} at place {unknown[0]} is not among the {len(self.characters)} that the "
-                "tokenizer was made from; leave it out, or train with data.tokenizer=bytes"
+                f"tokenizer: found character {text[unknown[0]]!r} at place {unknown[0]}, which is not among the "
+                f"{len(self.characters)} that it was made from; leave it out, or train with data.tokenizer=bytes"
             )
         return ids
 

@@ -37,7 +37,7 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
 
     Windows start at 0, stride, 2·stride, …; token t is scored in the first window that holds it as a target, so its
     context is its last t - k·stride tokens, with k = 0 for t ≤ window and ⌈(t - window)/stride⌉ beyond. The last window
-    is padded on the right, and so is the last batch: all come to `nll_fn(inputs_BL, targets_BL) -> nll_BL` in one shape.
+    is padded on the right, the last batch filled up: `nll_fn(inputs_BL, targets_BL) -> nll_BL` sees one shape.
     With stride = window these are blocks; with a smaller stride every token past the first window has at least
     window - stride tokens of context.
 

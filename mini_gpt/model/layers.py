@@ -10,7 +10,7 @@ INIT_STD = 0.02  # Radford et al. 2019
 
 
 class Linear(nnx.Linear):
-    """A product with float32 parameters in `dtype`, on operands flattened to two axes: their gradient is faster on CPUs."""
+    """A product in `dtype` with float32 parameters, on operands of two axes, whose gradient is faster on CPUs."""
 
     def __init__(
         self, config: ModelConfig, d_in: int, d_out: int, dtype: jnp.dtype, *, std: float = INIT_STD, rngs: nnx.Rngs
@@ -23,7 +23,7 @@ class Linear(nnx.Linear):
 
 
 def make_norm(config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Makes LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019); statistics are in float32, output in `dtype`."""
+    """Makes LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), with statistics in float32."""
     if config.norm == "rmsnorm":
         return nnx.RMSNorm(config.d_model, epsilon=1e-5, dtype=dtype, rngs=rngs)
     return nnx.LayerNorm(
@@ -32,7 +32,7 @@ def make_norm(config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs) -> nnx.L
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes entries with probability `rate` and scales the rest by 1/(1 - rate) (Srivastava et al. 2014); no key, no dropout."""
+    """Zeroes entries at `rate`, scales the rest by 1/(1 - rate) (Srivastava et al. 2014); does nothing without a key."""
     if key is None or rate == 0.0:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""How many parameters a model has, and where: python -m mini_gpt.model.parameters --config=configs/presets.py:gpt2_small"""
+"""How many parameters a model has: python -m mini_gpt.model.parameters --config=configs/presets.py:gpt2_small"""
 
 import argparse
 import collections
@@ -52,8 +52,8 @@ def report(parameters: Parameters) -> str:
     total = sum(totals.values())
     width = max(map(len, totals))
     rows = [
-        f"{name:<{width}}  {f'{copies[name]} of ' if copies[name] > 1 else '':>8}{shapes[name]:<16} {n:>15,} {n / total:>6.1%}"
-        for name, n in totals.items()
+        f"{name:<{width}}  {copies[name]:>4} of {shapes[name]:<16} {size:>15,} {size / total:>6.1%}"
+        for name, size in totals.items()
     ]
     return "\n".join([*rows, f"{'total':<{width}}  {'':24} {total:>15,}"])
 

@@ -83,7 +83,7 @@ class Rope(Position):
 
 
 class Alibi(Position):
-    """A penalty linear in distance, with a slope a head (Press et al. 2022, 3); on both sides alike where not causal."""
+    """A penalty linear in distance, a slope a head (Press et al. 2022, 3); on both sides alike where not causal."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.slopes = alibi_slopes(config.num_heads)

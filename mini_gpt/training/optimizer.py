@@ -11,9 +11,9 @@ from mini_gpt.model.parameters import Parameters, path_name
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Gives the learning rate of an update, counted from 0 as optax does; step t of the formulas is count + 1.
 
-    All warm up linearly, peak · t/w for t ≤ w. Then inverse_sqrt: peak · sqrt(w/t), without an end (Vaswani et al. 2017,
-    eq. 3, up to the constant); cosine: down to final_fraction · peak at the last step (Loshchilov and Hutter 2017);
-    wsd: the peak, then linearly down to the same over the last `decay_fraction` of the steps (Hu et al. 2024).
+    All warm up linearly, peak · t/w for t ≤ w. Then inverse_sqrt: peak · sqrt(w/t), without an end (Vaswani et al.
+    2017, eq. 3, up to the constant); cosine: down to final_fraction · peak at the last step (Loshchilov, Hutter
+    2017); wsd: the peak, then linearly down to the same over the last `decay_fraction` of the steps (Hu et al. 2024).
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     last = peak * config.final_fraction

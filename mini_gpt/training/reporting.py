@@ -20,7 +20,7 @@ class Reporter:
     def __init__(self, workdir: Path, *, start: int, steps: int):
         self.path = workdir / "metrics.jsonl"
         _drop_rows_after(self.path, start)
-        self.file = open(self.path, "a", encoding="utf-8")
+        self.file = self.path.open("a", encoding="utf-8")
         self.tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
         self.steps = steps
         self.step = start

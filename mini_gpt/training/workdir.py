@@ -43,8 +43,8 @@ def check_corpus(workdir: Path, corpus: Corpus) -> None:
     trained_on = json.loads((workdir / CORPUS).read_text())
     if trained_on["fingerprint"] != corpus.fingerprint:
         raise UserError(
-            f"data.corpus: found {corpus.name} (fingerprint {corpus.fingerprint[:12]}); the run in {workdir} was trained on "
-            f"{trained_on['name']} (fingerprint {trained_on['fingerprint'][:12]})"
+            f"data.corpus: found {corpus.name} (fingerprint {corpus.fingerprint[:12]}); the run in {workdir} was "
+            f"trained on {trained_on['name']} (fingerprint {trained_on['fingerprint'][:12]})"
         )
 
 

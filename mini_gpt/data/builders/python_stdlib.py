@@ -22,7 +22,8 @@ def sources(root: Path) -> list[Path]:
     files = [p for p in root.rglob("*.py") if not LEFT_OUT.intersection(p.relative_to(root).parts)]
     if not files:
         raise UserError(
-            f"data.corpus: python_stdlib found no sources in {root}; use a Python that has its library as .py files, or data.corpus=text"
+            f"data.corpus: python_stdlib found no .py files in {root}; "
+            "use a Python that has the sources of its library, or data.corpus=text"
         )
     return sorted(files)
 

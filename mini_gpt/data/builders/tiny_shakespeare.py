@@ -1,4 +1,4 @@
-"""Karpathy's tiny Shakespeare, downloaded without TensorFlow, or read from a file; its SHA-256 is checked either way."""
+"""Karpathy's tiny Shakespeare, downloaded without TensorFlow or read from a file, its SHA-256 checked."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 class TinyShakespeare(tfds.core.GeneratorBasedBuilder):
-    """The whole text is one document, to be split by place, as nanoGPT does; the catalogue's builder needs TensorFlow."""
+    """The whole text is one document, to be split by place as nanoGPT does; the catalogue's own needs TensorFlow."""
 
     VERSION = tfds.core.Version("1.0.0")
     name = "tiny_shakespeare_whole"
