@@ -32,7 +32,7 @@ def make_norm(config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs) -> nnx.L
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes entries at `rate`, scales the rest by 1/(1 - rate) (Srivastava et al. 2014); does nothing without a key."""
+    """Zeroes entries at `rate` and scales the rest by 1/(1 - rate) (Srivastava et al. 2014), where there is a key."""
     if key is None or rate == 0.0:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)

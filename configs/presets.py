@@ -1,0 +1,49 @@
+"""Shapes of known models, by name: --config=configs/presets.py:gpt2_small
+
+For a look at the parameters without making any:
+    python -m mini_gpt.model.parameters --config=configs/presets.py:gpt3_175b --vocab_size=50257
+Heads × width: 12 × 64 gpt2_small (Radford et al. 2019), 96 × 128 gpt3_175b (Brown et al. 2020), 64 × 128 llama2_70b
+(Touvron et al. 2023), 8 × 64 transformer_base (Vaswani et al. 2017, as a decoder). None was trained here.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+
+SHAPES = {
+    "gpt2_small": dict(num_layers=12, d_model=768, num_heads=12, position="learned"),
+    "gpt3_175b": dict(num_layers=96, d_model=12_288, num_heads=96, position="learned"),
+    "llama2_70b": dict(
+        num_layers=80,
+        d_model=8_192,
+        num_heads=64,
+        num_kv_heads=8,
+        d_ff=28_672,
+        activation="swiglu",
+        norm="rmsnorm",
+        use_bias=False,
+        tie_embeddings=False,
+        position="rope",
+    ),
+    "transformer_base": dict(
+        num_layers=6,
+        d_model=512,
+        num_heads=8,
+        activation="relu",
+        norm_placement="post",
+        scale_embeddings=True,
+        position="sinusoidal",
+    ),
+}
+CONTEXT_LENGTHS = {"gpt2_small": 1024, "gpt3_175b": 2048, "llama2_70b": 4096, "transformer_base": 512}
+
+
+def get_config(name: str = "gpt2_small") -> ConfigDict:
+    if name not in SHAPES:
+        raise ValueError(f"found preset {name!r}; must be one of {', '.join(SHAPES)}")
+    config = default.get_config()
+    config.context_length = CONTEXT_LENGTHS[name]
+    config.model.update(SHAPES[name])
+    config.data.tokenizer = "bpe"
+    config.data.vocab_size = 50_257
+    return config

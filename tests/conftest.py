@@ -1,0 +1,77 @@
+"""What every test may use: eight fake devices, a cache of its own, a small corpus and a small config."""
+
+import os
+
+# Before JAX is imported: eight devices, so that sharding is tested wherever the tests run.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import random
+from pathlib import Path
+
+import jax
+import pytest
+
+from mini_gpt import config as configs
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _shared_compilation_cache():
+    """Compiles each program once for all runs of the tests on this machine."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_gpt" / "compiled-by-tests"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture(autouse=True)
+def _in_repository(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+
+
+def make_text(seed: int, words: int) -> str:
+    """Gives reproducible text of simple words, in lines."""
+    draw = random.Random(seed)
+    vocabulary = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "and", "größer", "then", "a"]
+    return "".join(draw.choice(vocabulary) + draw.choice([" ", " ", " ", "\n"]) for _ in range(words))
+
+
+@pytest.fixture(scope="session")
+def corpus_files(tmp_path_factory) -> str:
+    """Writes 150 documents of different lengths, and gives the glob that matches them."""
+    directory = tmp_path_factory.mktemp("corpus")
+    for number in range(150):
+        (directory / f"{number:03}.txt").write_text(make_text(number, 20 + number % 50), encoding="utf-8")
+    return str(directory / "*.txt")
+
+
+SMALL = {
+    "context_length": 32,
+    "model.num_layers": 2,
+    "model.d_model": 32,
+    "model.num_heads": 4,
+    "model.dtype": "float32",
+    "data.corpus": "text",
+    "data.split_fractions": (0.7, 0.2, 0.1),
+    "train.steps": 8,
+    "train.batch_size": 8,
+    "train.log_every": 1,
+    "optimizer.warmup_steps": 4,
+    "eval.every": 4,
+    "eval.tokens": 256,
+    "eval.sample_tokens": 4,
+    "checkpoint.every": 4,
+    "mesh.data": 1,
+}
+
+
+@pytest.fixture
+def small(corpus_files, tmp_path):
+    """Gives a function from overrides to a small config over the small corpus."""
+
+    def make(**overrides):
+        paths = {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
+        dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+        return configs.load("configs/default.py", SMALL | paths | dotted)
+
+    return make

@@ -1,0 +1,129 @@
+"""The core of attention: against float64 loops, its masks written out, and its rows."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt import config as configs
+from mini_gpt.insight.attention_statistics import attention_statistics
+from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model.attention import masks
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
+from mini_gpt.model.attention.reference import attend
+from mini_gpt.model.positions import Position
+from tests import oracle
+
+
+def draw(*shape, seed=0, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
+
+
+def test_A1_the_five_steps_have_the_shapes_of_the_textbook():
+    config = configs.load("configs/default.py", {"model.d_model": 8, "model.num_heads": 2}).model
+    attention = MultiHeadAttention(config, jnp.float32, rngs=nnx.Rngs(0))
+    x_BLD, maps = draw(1, 3, 8), []
+    assert attention.query(x_BLD).shape == (1, 3, 8)
+    heads_BLHK = split_heads(attention.query(x_BLD), 2)
+    assert heads_BLHK.swapaxes(1, 2).shape == (1, 2, 3, 4)
+    np.testing.assert_array_equal(heads_BLHK[0, :, 1], attention.query(x_BLD)[0, :, 4:])
+    positions, visible = jnp.arange(3)[None], masks.self_attention(3, causal=True)
+    out = attention(x_BLD, Position(config, rngs=nnx.Rngs(0)), positions, visible, record=maps.append)
+    assert maps[0].weights_BHLS.shape == (1, 2, 3, 3)
+    assert out.shape == (1, 3, 8)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_attend_equals_loops_in_float64(kv_heads):
+    B, L, S, H, K = 2, 5, 7, 4, 6
+    q, k, v = draw(B, L, H, K), draw(B, S, kv_heads, K, seed=1), draw(B, S, kv_heads, K, seed=2)
+    bias = draw(B, H, L, S, seed=3)
+    visible = np.random.default_rng(0).random((B, L, S)) < 0.6
+    visible[:, :, 0] = True
+    out, maps = attend(q, k, v, visible_BLS=jnp.array(visible), bias_BHLS=bias, scale=0.3)
+    q, k, v, bias = (np.asarray(x, np.float64) for x in (q, k, v, bias))
+    for b in range(B):
+        for h in range(H):
+            g = h // (H // kv_heads)
+            logits = 0.3 * q[b, :, h] @ k[b, :, g].T + bias[b, h]
+            weights = oracle.softmax(np.where(visible[b], logits, -np.inf))
+            np.testing.assert_allclose(maps.logits_BHLS[b, h], logits, atol=1e-5)
+            np.testing.assert_allclose(maps.weights_BHLS[b, h], weights, atol=1e-6)
+            np.testing.assert_allclose(out[b, :, h], weights @ v[b, :, g], atol=1e-5)
+
+
+def test_A3_the_weights_come_from_the_model_that_trains_and_their_rows_sum_to_one():
+    config = configs.load("configs/tiny.py", {"model.num_layers": 3, "model.num_kv_heads": 2}).model
+    model, maps = MiniGPT(config, 257, rngs=nnx.Rngs(0)), []
+    tokens = jnp.arange(20).reshape(2, 10)
+    logits = model(tokens, record=maps.append)
+    np.testing.assert_array_equal(logits, model(tokens))
+    assert [m.weights_BHLS.shape for m in maps] == [(2, config.num_heads, 10, 10)] * 3
+    for m in maps:
+        np.testing.assert_allclose(m.weights_BHLS.sum(-1), 1, atol=1e-6)
+        assert (np.triu(m.weights_BHLS, 1) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_A7_a_row_without_a_visible_key_gives_zero_and_finite_gradients(dtype):
+    q, k, v = (draw(1, 3, 2, 4, seed=s, dtype=jnp.dtype(dtype)) for s in range(3))
+    visible = jnp.array([[[True, False, False], [False, False, False], [True, True, False]]])
+
+    def total(q, k, v):
+        out, maps = attend(q, k, v, visible_BLS=visible, scale=0.5)
+        return jnp.sum(out.astype(jnp.float32) ** 2), (out, maps)
+
+    (_, (out, maps)), gradients = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, v)
+    assert out.dtype == dtype
+    assert (out[0, 1] == 0).all() and (maps.weights_BHLS[0, :, 1] == 0).all()
+    np.testing.assert_array_equal(out[0, 0], v[0, 0])
+    assert (maps.weights_BHLS[0, :, 2, 2] == 0).all(), "a hidden key has no weight at all"
+    assert all(jnp.isfinite(g).all() for g in gradients)
+    assert (gradients[0][0, 1] == 0).all() and (gradients[2][0, 2] == 0).all()
+
+
+def test_A7_large_logits_of_float16_do_not_overflow():
+    q = jnp.full((1, 2, 1, 64), 60.0, jnp.float16)
+    out, _ = attend(q, q, draw(1, 2, 1, 64, dtype=jnp.float16), visible_BLS=masks.self_attention(2, causal=True))
+    assert jnp.isfinite(out).all()
+
+
+def test_A6_masks_as_matrices():
+    one, nil = True, False
+    causal = [[one, nil, nil], [one, one, nil], [one, one, one]]
+    np.testing.assert_array_equal(masks.self_attention(3, causal=True), [causal])
+    np.testing.assert_array_equal(masks.self_attention(3, causal=False), np.ones((1, 3, 3), bool))
+    segments = jnp.array([[1, 1, 2]])
+    isolated = [[one, nil, nil], [one, one, nil], [nil, nil, one]]
+    np.testing.assert_array_equal(masks.self_attention(3, causal=True, segments_BL=segments), [isolated])
+    both_ways = [[one, one, nil], [one, one, nil], [nil, nil, one]]
+    np.testing.assert_array_equal(masks.self_attention(3, causal=False, segments_BL=segments), [both_ways])
+    padding = jnp.array([[one, one, nil, nil]])
+    np.testing.assert_array_equal(masks.cross_attention(2, padding), [[[one, one, nil, nil]] * 2])
+
+
+def test_A4_the_scale_keeps_the_logits_variance_at_one():
+    K = 64
+    q, k = draw(8, 64, 2, K), draw(8, 64, 2, K, seed=1)
+    visible = masks.self_attention(64, causal=False)
+    for scale, variance in ((1 / math.sqrt(K), 1.0), (1.0, K)):
+        _, maps = attend(q, k, k, visible_BLS=visible, scale=scale)
+        assert float(jnp.var(maps.logits_BHLS)) == pytest.approx(variance, rel=0.1)
+
+
+def test_A4_the_statistics_are_those_of_the_visible_pairs():
+    config = configs.load("configs/tiny.py", {"model.position": "alibi"}).model
+    model, maps = MiniGPT(config, 257, rngs=nnx.Rngs(0)), []
+    tokens = jnp.arange(24).reshape(2, 12)
+    model(tokens, record=maps.append)
+    statistics = attention_statistics(*parameters.split(model), np.asarray(tokens))
+    assert len(statistics) == 2 * config.num_layers
+    for layer, m in enumerate(maps):
+        logits = [m.logits_BHLS[b, h, i, : i + 1] for b in range(2) for h in range(4) for i in range(12)]
+        weights = [np.asarray(m.weights_BHLS[b, h, i, : i + 1]) for b in range(2) for h in range(4) for i in range(12)]
+        entropy = np.mean([-(w * np.log(w)).sum() for w in weights])
+        assert statistics[f"attention/logit_variance/layer_{layer}"] == pytest.approx(np.var(np.concatenate(logits)), rel=1e-4)
+        assert statistics[f"attention/entropy/layer_{layer}"] == pytest.approx(entropy, rel=1e-4)

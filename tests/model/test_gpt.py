@@ -1,0 +1,165 @@
+"""The whole model against an independent float64 forward, and what must hold of it by mathematics."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt import config as configs
+from mini_gpt.errors import UserError
+from mini_gpt.model import MiniGPT, parameters
+from tests import oracle
+
+ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
+VOCAB = 23
+
+
+def make_model(seed=0, **overrides):
+    """Gives a small model whose parameters are all random, biases and tables too, so that nothing hides in a zero."""
+    base = {"model.num_layers": 2, "model.d_model": 16, "model.num_heads": 4, "model.dtype": "float32"}
+    base |= {"context_length": 12, "train.objective": "next_token" if overrides.get("causal", True) else "masked"}
+    config = configs.load("configs/default.py", base | {f"model.{name}": value for name, value in overrides.items()})
+    definition, drawn = parameters.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(seed)))
+    keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(drawn))))
+    drawn = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), drawn)
+    return config.model, definition, drawn
+
+
+def run(definition, drawn, *args, **kwargs):
+    return parameters.merge(definition, drawn)(*args, **kwargs)
+
+
+VARIANTS = [{"position": name} for name in ENCODINGS] + [
+    {"position": ("rope", "none")},
+    {"position": ("t5", "alibi")},
+    {"position": "rope", "rope.fraction": 0.5, "rope.base": 500.0},
+    {"position": "sinusoidal", "scale_embeddings": True, "sinusoidal.amplitude": 0.5, "sinusoidal.base": 100.0},
+    {"position": "learned", "scale_embeddings": True},
+    {"position": "rope", "num_kv_heads": 2},
+    {"position": "t5", "num_kv_heads": 1, "causal": False},
+    {"position": "alibi", "causal": False, "norm_placement": "post"},
+    {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False},
+    {"norm_placement": "post", "activation": "relu"},
+    {"residual": False},
+    {"scale_attention": False},
+]
+
+
+@pytest.mark.parametrize("overrides", VARIANTS, ids=str)
+def test_B1_C1_logits_equal_an_independent_forward(overrides):
+    config, definition, drawn = make_model(**overrides)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn)
+    tokens_BL = np.random.default_rng(0).integers(VOCAB, size=(2, 12))
+    logits_BLV = run(definition, drawn, jnp.asarray(tokens_BL))
+    assert logits_BLV.dtype == jnp.float32
+    for tokens, logits in zip(tokens_BL, logits_BLV, strict=True):
+        np.testing.assert_allclose(logits, oracle.forward(config, exact, tokens), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("position", ENCODINGS)
+def test_positions_and_segments_are_taken_as_given(position):
+    config, definition, drawn = make_model(position=position)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn)
+    tokens = np.random.default_rng(1).integers(VOCAB, size=12)
+    places, segments = [5, 6, 7, 8, 0, 1, 2, 3, 4, 0, 1, 2], [3] * 4 + [4] * 5 + [7] * 3
+    logits = run(definition, drawn, *(jnp.array(x)[None] for x in (tokens, places, segments)))[0]
+    np.testing.assert_allclose(logits, oracle.forward(config, exact, tokens, places, segments), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("position", ENCODINGS)
+def test_A6_no_gradient_reaches_a_later_token(position):
+    _, definition, drawn = make_model(position=position, tie_embeddings=False)
+    tokens = jnp.arange(10)[None]
+
+    def logit_sum(embedding, at):
+        return jnp.sum(run(definition, drawn | {"embedding": embedding}, tokens)[0, at] ** 2)
+
+    for at in (0, 4, 9):
+        influence = jnp.abs(jax.grad(logit_sum)(drawn["embedding"], at)).sum(-1)[:10]
+        assert (influence[: at + 1] > 1e-6).all(), "each token seen must matter, the token itself included"
+        assert (influence[at + 1 :] == 0).all()
+
+
+def test_B6_without_positions_a_bidirectional_model_is_equivariant_and_a_causal_one_is_not():
+    tokens = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+    order = jnp.array([5, 2, 7, 0, 1, 4, 3, 6])
+    _, definition, drawn = make_model(position="none", causal=False)
+    plain, shuffled = run(definition, drawn, tokens), run(definition, drawn, tokens[:, order])
+    np.testing.assert_allclose(shuffled, plain[:, order], atol=1e-5)
+    for position in ("learned", "sinusoidal", "rope", "alibi", "t5"):
+        _, definition, drawn = make_model(position=position, causal=False)
+        plain, shuffled = run(definition, drawn, tokens), run(definition, drawn, tokens[:, order])
+        assert jnp.abs(shuffled - plain[:, order]).max() > 1e-2, position
+    # The last token and the set of those before it are the same; only the mask can tell the orders apart.
+    _, definition, drawn = make_model(position="none", causal=True)
+    swapped = tokens.at[0, 1].set(4).at[0, 2].set(1)
+    assert jnp.abs(run(definition, drawn, swapped)[0, -1] - run(definition, drawn, tokens)[0, -1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("lengths", [(12, 13), (5, 5000)])
+def test_B4_past_the_learned_table_is_refused_with_both_numbers(lengths):
+    table, length = lengths
+    config, definition, drawn = make_model(position="learned", max_positions=max(12, table))
+    with pytest.raises(UserError, match=rf"{config.max_positions} positions.*length of {length}"):
+        jax.eval_shape(lambda p: run(definition, p, jnp.zeros((1, length), int)), drawn)
+
+
+def test_C3_dropout_is_off_without_a_key_and_the_same_for_the_same_key():
+    _, definition, drawn = make_model(dropout=0.5)
+    tokens = jnp.arange(10)[None]
+    quiet = run(definition, drawn, tokens)
+    np.testing.assert_array_equal(quiet, run(make_model()[1], drawn, tokens))
+    first, again, other = (run(definition, drawn, tokens, dropout_key=jax.random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert jnp.abs(first - other).max() > 1e-2
+    assert jnp.abs(first - quiet).max() > 1e-2
+
+
+@pytest.mark.parametrize("rate", ["embedding_dropout", "sublayer_dropout", "attention_dropout"])
+def test_C3_each_rate_acts_alone(rate):
+    _, definition, drawn = make_model(**{rate: 0.5})
+    tokens = jnp.arange(10)[None]
+    assert jnp.abs(run(definition, drawn, tokens, dropout_key=jax.random.key(0)) - run(definition, drawn, tokens)).max() > 1e-3
+
+
+def test_C6_bfloat16_products_keep_float32_parameters_and_stay_near():
+    config, definition, drawn = make_model(dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(drawn)} == {jnp.dtype("float32")}
+    tokens = jnp.arange(12)[None]
+    narrow, wide = run(definition, drawn, tokens), run(make_model(dtype="float32")[1], drawn, tokens)
+    assert narrow.dtype == jnp.float32
+    assert jnp.abs(narrow - wide).max() > 0
+    np.testing.assert_allclose(narrow, wide, atol=0.05 * float(jnp.abs(wide).max()))
+
+
+def test_B3_scaled_embeddings_start_at_unit_variance_and_unscaled_ones_at_two_hundredths():
+    for scaled, std in ((True, 64**-0.5), (False, 0.02)):
+        config = configs.load("configs/default.py", {"model.scale_embeddings": scaled, "model.d_model": 64})
+        model = MiniGPT(config.model, 1000, rngs=nnx.Rngs(0))
+        assert float(jnp.std(model.embedding[...])) == pytest.approx(std, rel=0.02)
+
+
+def test_A5_the_parameters_of_gpt2_are_counted_as_published():
+    config = configs.load("configs/presets.py:gpt2_small")
+    _, shapes = parameters.abstract(config.model, 50257)
+    assert parameters.count(shapes) == 124_439_808
+    report = parameters.report(shapes)
+    assert "124,439,808" in report and "blocks/*/attention/query/kernel" in report
+
+
+@pytest.mark.parametrize(
+    "preset, heads, width",
+    [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128), ("transformer_base", 8, 64)],
+)
+def test_A5_presets_have_the_published_head_counts(preset, heads, width):
+    model = configs.load(f"configs/presets.py:{preset}").model
+    assert (model.num_heads, model.head_width) == (heads, width)
+    parameters.abstract(model, 32000)
+
+
+def test_heads_change_no_parameter_count():
+    counts = {
+        parameters.count(parameters.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)
+    }
+    assert len(counts) == 1

@@ -1,0 +1,170 @@
+"""Encodings by their mathematics."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt import config as configs
+from mini_gpt.model import positions
+from tests import oracle
+
+ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
+
+
+def make(name, **overrides):
+    base = {"model.position": name, "model.d_model": 128, "model.num_heads": 2, "context_length": 600}
+    config = configs.load("configs/default.py", base | {f"model.{key}": value for key, value in overrides.items()}).model
+    return positions.make(config, rngs=nnx.Rngs(0))[0]
+
+
+def waves(at, **overrides):
+    """Gives what the sinusoids add at positions `at`, as amplitude 1."""
+    encoding = make("sinusoidal", scale_embeddings=True, **overrides)
+    return np.asarray(encoding.embed(jnp.zeros((1, len(at), 128)), jnp.array([at]))[0])
+
+
+def test_B2_sinusoids_have_the_wavelengths_of_the_paper():
+    at = list(range(500))
+    np.testing.assert_allclose(waves(at), [oracle.sinusoid(p, 128) for p in at], atol=1e-4)
+    np.testing.assert_allclose(waves(at, **{"sinusoidal.base": 50.0}), [oracle.sinusoid(p, 128, 50.0) for p in at], atol=1e-4)
+    slowest = 2 * math.pi * 10_000 ** (126 / 128)
+    assert slowest == pytest.approx(54_410, rel=1e-3)
+    np.testing.assert_allclose(waves([round(slowest)])[0, 126:], [0, 1], atol=2e-3)
+
+
+def test_B2_sinusoids_are_bounded_unique_and_shift_linearly():
+    rows = waves(list(range(500)))
+    assert np.abs(rows).max() <= 1
+    distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1) + 10 * np.eye(500)
+    assert distances.min() > 0.1
+    # One matrix, the same for every position, moves each row three places on.
+    matrix, *_ = np.linalg.lstsq(rows[:-3].astype(np.float64), rows[3:].astype(np.float64), rcond=None)
+    np.testing.assert_allclose(rows[:-3] @ matrix, rows[3:], atol=1e-3)
+    for pair in range(64):
+        angle = 3 * 10_000 ** (-2 * pair / 128)
+        turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+        np.testing.assert_allclose(rows[:-3, 2 * pair : 2 * pair + 2] @ turn.T, rows[3:, 2 * pair : 2 * pair + 2], atol=1e-4)
+
+
+@pytest.mark.parametrize("scaled, std", [(True, 1.0), (False, 0.02)])
+def test_B3_the_sinusoid_keeps_its_stated_relation_to_the_embeddings(scaled, std):
+    encoding = make("sinusoidal", scale_embeddings=scaled)
+    added = encoding.embed(jnp.zeros((1, 600, 128)), jnp.arange(600)[None])
+    assert float(jnp.abs(added).max()) == pytest.approx(std, rel=1e-3)
+    assert float(jnp.sqrt(jnp.mean(added**2))) == pytest.approx(std / math.sqrt(2), rel=1e-3)
+
+
+def test_B3_learned_positions_are_added_row_by_row_at_any_batch():
+    encoding = make("learned")
+    x_BLD = jax.random.normal(jax.random.key(0), (3, 5, 128))
+    at = jnp.array([[0, 1, 2, 3, 4], [7, 7, 8, 0, 599], [4, 3, 2, 1, 0]])
+    added = encoding.embed(x_BLD, at) - x_BLD
+    for b in range(3):
+        for i in range(5):
+            np.testing.assert_allclose(added[b, i], encoding.embedding[...][at[b, i]], atol=1e-6)
+    assert float(jnp.std(encoding.embedding[...])) == pytest.approx(0.02, rel=0.02)
+    np.testing.assert_allclose(encoding.embed(x_BLD[:1], at[:1]), encoding.embed(x_BLD, at)[:1])
+
+
+@pytest.mark.parametrize(
+    "dtype, shift, tolerance",
+    # float32 angles are off by about position · 2^-24 radians; bfloat16 rounds each entry by up to 2^-9.
+    [("float32", 0, 1e-5), ("float32", 1_000, 1e-3), ("float32", 30_000, 2e-2), ("bfloat16", 0, 0.05), ("bfloat16", 30_000, 0.07)],
+)
+def test_B5_rope_scores_depend_on_the_offset_alone(dtype, shift, tolerance):
+    encoding = make("rope")
+    q, k = (jax.random.normal(jax.random.key(s), (64,)) / 8 for s in (0, 1))
+    at = jnp.array([[0, 1, 5, 40, 200]])
+
+    def scores(start):
+        turned = [encoding.rotate(jnp.broadcast_to(x, (1, 5, 1, 64)).astype(dtype), start + at)[0, :, 0] for x in (q, k)]
+        return np.asarray(turned[0].astype(jnp.float32)) @ np.asarray(turned[1].astype(jnp.float32)).T
+
+    np.testing.assert_allclose(scores(shift), scores(0), atol=tolerance)
+    exact = [[np.dot(np.asarray(q, np.float64), oracle.rope(np.asarray(k, np.float64), n - m, 64)) for n in at[0]] for m in at[0]]
+    np.testing.assert_allclose(scores(shift), exact, atol=tolerance), "<R(m)q, R(n)k> = q R(n-m) k"
+
+
+def test_B5_sinusoids_do_not_have_that_property():
+    rows = waves([0, 5, 100, 105]) + np.asarray(jax.random.normal(jax.random.key(0), (4, 128)))[:1]
+    assert abs(rows[0] @ rows[1] - rows[2] @ rows[3]) > 1
+
+
+def test_B5_rope_turns_planes_and_keeps_lengths():
+    encoding = make("rope", **{"rope.fraction": 0.5, "rope.base": 100.0})
+    x_BLHK = jax.random.normal(jax.random.key(0), (2, 7, 2, 64))
+    at = jnp.array([[0, 3, 1, 9, 27, 81, 243], [5, 4, 3, 2, 1, 0, 0]])
+    turned = encoding.rotate(x_BLHK, at)
+    np.testing.assert_allclose(jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x_BLHK, axis=-1), rtol=1e-5)
+    np.testing.assert_array_equal(turned[..., 32:], x_BLHK[..., 32:])
+    np.testing.assert_array_equal(turned[0, 0], x_BLHK[0, 0])
+    for b, i, h in ((0, 4, 1), (0, 6, 0), (1, 2, 1)):
+        exact = oracle.rope(np.asarray(x_BLHK[b, i, h], np.float64), int(at[b, i]), 32, 100.0)
+        np.testing.assert_allclose(turned[b, i, h], exact, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_any_block_of_positions_gives_the_block_of_the_whole(name):
+    encoding = make(name)
+    whole, block = jnp.arange(64)[None], jnp.arange(40, 48)[None]
+    x_BLD = jax.random.normal(jax.random.key(0), (1, 64, 128))
+    np.testing.assert_allclose(encoding.embed(x_BLD, whole)[:, 40:48], encoding.embed(x_BLD[:, 40:48], block), atol=1e-6)
+    x_BLHK = x_BLD.reshape(1, 64, 2, 64)
+    np.testing.assert_allclose(encoding.rotate(x_BLHK, whole)[:, 40:48], encoding.rotate(x_BLHK[:, 40:48], block), atol=1e-5)
+    bias = encoding.bias(whole, whole)
+    if name in ("alibi", "t5"):
+        assert bias.shape == (1, 2, 64, 64) and bias.dtype == jnp.float32
+        np.testing.assert_array_equal(bias[:, :, 40:48, 8:16], encoding.bias(block, jnp.arange(8, 16)[None]))
+    else:
+        assert bias is None
+
+
+def test_none_is_the_base_class_and_does_nothing():
+    encoding = make("none")
+    assert type(encoding) is positions.Position
+    x_BLD = jnp.ones((1, 3, 128))
+    assert encoding.embed(x_BLD, jnp.arange(3)[None]) is x_BLD
+    assert encoding.rotate(x_BLD, jnp.arange(3)[None]) is x_BLD
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 6, 8, 12, 16, 20])
+def test_B1_alibi_slopes_are_the_papers(heads):
+    np.testing.assert_allclose(positions.alibi_slopes(heads), oracle.alibi_slopes(heads))
+    if heads == 8:
+        np.testing.assert_allclose(positions.alibi_slopes(8), [1 / 2**i for i in range(1, 9)])
+
+
+def test_B1_alibi_is_zero_on_the_diagonal_and_linear_on_both_sides():
+    at = jnp.array([[4, 5, 6]])
+    expected = [[[-s * abs(i - j) for j in range(3)] for i in range(3)] for s in (1 / 16, 1 / 256)]
+    np.testing.assert_array_equal(make("alibi").bias(at, at), [expected])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_B1_t5_buckets_are_those_of_the_released_code(causal):
+    offsets = np.arange(-300, 301)
+    ours = positions.t5_bucket(jnp.array(offsets), causal=causal, num_buckets=32, max_distance=128)
+    np.testing.assert_array_equal(ours, [oracle.t5_bucket(int(o), causal) for o in offsets])
+    if causal:  # read off the definition: exact to 15, then logarithmic to 128
+        assert [int(ours[300 - d]) for d in (0, 1, 15, 16, 127, 128, 300)] == [0, 1, 15, 16, 31, 31, 31]
+        assert (np.asarray(ours)[301:] == 0).all()
+
+
+def test_B1_t5_gives_each_head_its_own_bias_by_bucket():
+    encoding = make("t5")
+    encoding.bias_table[...] = jnp.arange(64.0).reshape(32, 2)
+    bias = encoding.bias(jnp.arange(200)[None], jnp.arange(200)[None])
+    for i, j in ((0, 0), (9, 2), (199, 0), (100, 57)):
+        bucket = oracle.t5_bucket(j - i, True)
+        np.testing.assert_array_equal(bias[0, :, i, j], [2 * bucket, 2 * bucket + 1])
+
+
+def test_layers_share_the_encodings_of_a_pattern():
+    config = configs.load("configs/default.py", {"model.position": ("rope", "none", "t5"), "model.num_layers": 7}).model
+    made = positions.make(config, rngs=nnx.Rngs(0))
+    assert [type(e).__name__ for e in made] == ["Rope", "Position", "T5", "Rope", "Position", "T5", "Rope"]
+    assert made[2] is made[5] and made[0] is made[3] is made[6]

@@ -1,0 +1,138 @@
+"""The forward pass again, in NumPy and float64, written from the papers and not from our code, loops where loops are clear."""
+
+import math
+
+import numpy as np
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def activate(name, x):
+    if name == "relu":
+        return np.maximum(x, 0)
+    if name == "swiglu":
+        return x / (1 + np.exp(-x))
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def norm(config, p, x):
+    if config.norm == "rmsnorm":
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p["scale"]
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p.get("bias", 0.0)
+
+
+def linear(p, x):
+    return x @ p["kernel"] + p.get("bias", 0.0)
+
+
+def sinusoid(position, width, base=10_000.0):
+    row = np.zeros(width)
+    for i in range(width // 2):
+        wavelength = 2 * math.pi * base ** (2 * i / width)
+        row[2 * i] = math.sin(2 * math.pi * position / wavelength)
+        row[2 * i + 1] = math.cos(2 * math.pi * position / wavelength)
+    return row
+
+
+def rope(x, position, width, base=10_000.0):
+    """Turns one vector; pairs are (i, i + width/2), as complex numbers."""
+    half = width // 2
+    z = x[:half] + 1j * x[half:width]
+    z = z * np.exp(1j * position * base ** (-2 * np.arange(half) / width))
+    return np.concatenate([z.real, z.imag, x[width:]])
+
+
+def alibi_slopes(heads):
+    """Press et al.'s released code, by its recursion."""
+    if math.log2(heads).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
+        return [start * start**i for i in range(heads)]
+    closest = 2 ** math.floor(math.log2(heads))
+    return alibi_slopes(closest) + alibi_slopes(2 * closest)[0::2][: heads - closest]
+
+
+def t5_bucket(offset, causal, buckets=32, most=128):
+    """Raffel et al.'s released code, for one offset (key less query)."""
+    result, n = 0, -offset
+    if not causal:
+        buckets //= 2
+        result += buckets if n < 0 else 0
+        n = abs(n)
+    else:
+        n = max(n, 0)
+    exact = buckets // 2
+    if n < exact:
+        return result + n
+    large = exact + int(math.log(n / exact) / math.log(most / exact) * (buckets - exact) + 1e-9)
+    return result + min(large, buckets - 1)
+
+
+def attention(config, p, x, position, tables, positions, visible):
+    length, width = x.shape
+    K, H, G = width // config.num_heads, config.num_heads, config.num_kv_heads
+    q, k, v = (linear(p[name], x) for name in ("query", "key", "value"))
+    out = np.zeros((length, width))
+    for h in range(H):
+        g = h // (H // G)
+        qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]
+        if position == "rope":
+            rotated = int(K * config.rope.fraction)
+            qh = np.stack([rope(row, at, rotated, config.rope.base) for row, at in zip(qh, positions, strict=True)])
+            kh = np.stack([rope(row, at, rotated, config.rope.base) for row, at in zip(kh, positions, strict=True)])
+        logits = qh @ kh.T / (math.sqrt(K) if config.scale_attention else 1.0)
+        for i in range(length):
+            for j in range(length):
+                if position == "alibi":
+                    logits[i, j] -= alibi_slopes(H)[h] * abs(positions[i] - positions[j])
+                if position == "t5":
+                    bucket = t5_bucket(positions[j] - positions[i], config.causal)
+                    logits[i, j] += tables["t5"]["bias_table"][bucket, h]
+        out[:, h * K : (h + 1) * K] = softmax(np.where(visible, logits, -np.inf)) @ vh
+    return linear(p["out"], out)
+
+
+def forward(config, parameters, tokens, positions=None, segments=None):
+    """Gives logits[L, V] for one sequence."""
+    length = len(tokens)
+    positions = list(range(length)) if positions is None else list(positions)
+    segments = [0] * length if segments is None else list(segments)
+    visible = np.array(
+        [[(j <= i or not config.causal) and segments[i] == segments[j] for j in range(length)] for i in range(length)]
+    )
+    pattern = [config.position] if isinstance(config.position, str) else list(config.position)
+    tables = parameters.get("positions", {})
+    x = parameters["embedding"][tokens]
+    std = 0.02
+    if config.scale_embeddings:
+        x, std = x * math.sqrt(config.d_model), 1.0
+    if pattern == ["learned"]:
+        x = x + tables["learned"]["embedding"][positions]
+    if pattern == ["sinusoidal"]:
+        waves = np.stack([sinusoid(p, config.d_model, config.sinusoidal.base) for p in positions])
+        x = x + config.sinusoidal.amplitude * std * waves
+    for layer in range(config.num_layers):
+        p = parameters["blocks"][layer]
+        position = pattern[layer % len(pattern)]
+
+        def attend(x, p=p, position=position):
+            return attention(config, p["attention"], x, position, tables, positions, visible)
+
+        def mlp(x, p=p["mlp"]):
+            if config.activation == "swiglu":
+                return linear(p["down"], activate("swiglu", linear(p["gate"], x)) * linear(p["up"], x))
+            return linear(p["down"], activate(config.activation, linear(p["up"], x)))
+
+        for sublayer, name in ((attend, "attention_norm"), (mlp, "mlp_norm")):
+            if config.norm_placement == "pre":
+                added = sublayer(norm(config, p[name], x))
+                x = x + added if config.residual else added
+            else:
+                added = sublayer(x)
+                x = norm(config, p[name], x + added if config.residual else added)
+    if config.norm_placement == "pre":
+        x = norm(config, parameters["final_norm"], x)
+    return x @ parameters["embedding" if config.tie_embeddings else "unembedding"].T
