@@ -1,4 +1,4 @@
-"""The forward pass again, in NumPy and float64, written from the papers and not from our code, loops where loops are clear."""
+"""The forward pass again, in NumPy and float64, from the papers and not from our code; loops where loops are clear."""
 
 import math
 

@@ -63,10 +63,10 @@ def iterate(batches: TrainBatches, start: int) -> Iterator[Batch]:
 
 def masked_blocks(
     tokens: np.ndarray, config: Config, *, mask_token: int, batch_size: int
-) -> Iterator[tuple[list[int], Batch]]:
-    """Yields (starts, batch) over a stream's whole blocks, their masks drawn from the place of the block alone.
+) -> Iterator[tuple[int, Batch]]:
+    """Yields (rows, batch) over a stream's whole blocks, their masks drawn from the place of the block alone.
 
-    The last batch is filled up with copies of its first block, past the end of `starts`.
+    The last batch is filled up with copies of its first block: past `rows`, nothing counts.
     """
     length = config.context_length
     blocks = range(0, len(tokens) - length + 1, length)
@@ -74,7 +74,7 @@ def masked_blocks(
         starts = list(blocks[first : first + batch_size])
         filled = starts + starts[:1] * (batch_size - len(starts))
         windows_BL = np.stack([tokens[start : start + length] for start in filled]).astype(np.int32)
-        yield starts, _masked(windows_BL, config.train.mask_rate, mask_token, [(0, start) for start in filled])
+        yield len(starts), _masked(windows_BL, config.train.mask_rate, mask_token, [(0, start) for start in filled])
 
 
 def make_batch(

@@ -17,6 +17,8 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.parameters import Parameters
 
+STRETCHES = 16
+
 
 def make_nll_fn(definition: nnx.GraphDef, parameters: Parameters, mesh: Mesh) -> NllFn:
     """Gives nll_fn(inputs_BL, targets_BL) -> nll_BL over NumPy arrays; the batch is divided over the mesh."""
@@ -42,25 +44,52 @@ def score_split(
     tokens: np.ndarray,
     token_bytes: np.ndarray,
     mesh: Mesh,
+    *,
+    most_tokens: int | None = None,
 ) -> Score:
     """Scores a split's joined stream in blocks of the context length, each token once.
 
-    Under the masked objective, the masked tokens alone are scored, drawn once for all from the place of their block,
-    and a last, partial block is left out; their bytes count as 0, since no text is compressed that way. Raises
-    UserError where there is nothing to score, or the context length is past a learned table.
+    most_tokens: score about so many, in stretches spread over the split, the same at every call. Under the masked
+    objective the masked tokens alone are scored, drawn once for all from the place of their block, and a last, partial
+    block is left out; their bytes count as 0, since no text is compressed that way. Raises UserError where there is
+    nothing to score, or the context length is past a learned table.
     """
-    length, batch_size = config.context_length, config.train.batch_size
+    length = config.context_length
     check_length(config.model, length)
-    nll_fn = make_nll_fn(definition, parameters, mesh)
     least = 2 if config.train.objective == "next_token" else length + 1
     if len(tokens) < least:
         raise UserError(f"data.corpus: the split has {len(tokens)} tokens; at least {least} are needed to score any")
-    if config.train.objective == "next_token":
-        nll = scoring.score_tokens(nll_fn, tokens, window=length, stride=length, batch_size=batch_size)
-        return scoring.score(nll, tokens[1:], token_bytes)
+    nll_fn = make_nll_fn(definition, parameters, mesh)
+    score_stretch = _score_next if config.train.objective == "next_token" else _score_masked
+    scores = [score_stretch(nll_fn, part, config, token_bytes) for part in stretches(tokens, most_tokens, length)]
+    return Score(sum(s.nll_sum for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
+
+
+def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[np.ndarray]:
+    """Gives the whole stream, or up to STRETCHES pieces of it at even distances, each of whole windows and one token.
+
+    The start of a split is one document, and no sample of it.
+    """
+    if most_tokens is None or len(tokens) <= most_tokens + 1:
+        return [tokens]
+    pieces = max(1, min(STRETCHES, most_tokens // window))
+    length = max(1, most_tokens // pieces // window) * window
+    starts = np.linspace(0, len(tokens) - 1 - length, pieces).astype(int)
+    return [tokens[start : start + length + 1] for start in starts]
+
+
+def _score_next(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray) -> Score:
+    window = config.context_length
+    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=config.train.batch_size)
+    return scoring.score(nll, tokens[1:], token_bytes)
+
+
+def _score_masked(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray) -> Score:
     nll_sum, count = 0.0, 0
-    for starts, batch in batches.masked_blocks(tokens, config, mask_token=len(token_bytes), batch_size=batch_size):
+    for rows, batch in batches.masked_blocks(
+        tokens, config, mask_token=len(token_bytes), batch_size=config.train.batch_size
+    ):
         nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
-        nll_sum += float(nll_BL[: len(starts)].sum(dtype=np.float64))
-        count += int(batch["weights"][: len(starts)].sum())
+        nll_sum += float(nll_BL[:rows].sum(dtype=np.float64))
+        count += int(batch["weights"][:rows].sum())
     return Score(nll_sum, count, 0)

@@ -64,7 +64,7 @@ def train(config: Config, workdir: Path) -> TrainState:
         log.info("%s\n", model_parameters.report(like.parameters))
         state = states.create(config, vocab_size, optimizer, like)
     reporter = Reporter(workdir, start=start, steps=config.train.steps)
-    train_step = make_train_step(definition, optimizer, config)
+    train_step = make_train_step(definition, optimizer, config, like)
     clock = _Clock(config.train.batch_size * config.context_length, start)
     best = checkpoints.best_loss()
     pending: tuple[int, Metrics] | None = None  # left on the device until the steps after it are under way
@@ -115,20 +115,21 @@ class Evaluator:
         self.mesh = mesh
         self.writes = config.model.causal and config.eval.sample_tokens > 0
 
-    def score(self, parameters: Parameters, most_tokens: int | None = None) -> Score:
-        """Scores the split from its start, at most so many tokens of it."""
+    def score(self, parameters: Parameters, *, most_tokens: int | None = None) -> Score:
+        """Scores the split, or about so many tokens in stretches spread over it."""
         return perplexity.score_split(
             self.definition,
             parameters,
             self.config,
-            self.split.tokens[: None if most_tokens is None else most_tokens + 1],
+            self.split.tokens,
             self.tokenizer.token_bytes,
             self.mesh,
+            most_tokens=most_tokens,
         )
 
     def scalars(self, parameters: Parameters) -> dict[str, float]:
         """Gives the curves of an evaluation step."""
-        score = self.score(parameters, self.config.eval.tokens)
+        score = self.score(parameters, most_tokens=self.config.eval.tokens)
         values = {"validation/loss": score.nll}
         if score.bytes:
             values["validation/bits_per_byte"] = score.bits_per_byte

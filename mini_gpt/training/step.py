@@ -19,8 +19,10 @@ Metrics = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Metrics]]
 
 
-def make_train_step(definition: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config) -> TrainStep:
-    """Gives (state, batch) -> (state, metrics), jitted; the old state's memory is reused.
+def make_train_step(
+    definition: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config, like: TrainState
+) -> TrainStep:
+    """Gives (state, batch) -> (state, metrics), jitted; the new state lies as `like` does, in the old one's memory.
 
     metrics, float32 scalars: loss (unsmoothed NLL, nats a token), objective (what is minimised), learning_rate,
     gradient_norm (before clipping) and parameter_norm (before the update).
@@ -57,9 +59,11 @@ def make_train_step(definition: nnx.GraphDef, optimizer: optax.GradientTransform
             "loss": totals["loss"] / count,
             "objective": totals["objective"] / count,
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-            "gradient_norm": optax.global_norm(gradients),
-            "parameter_norm": optax.global_norm(state.parameters),
+            "gradient_norm": optax.tree.norm(gradients),
+            "parameter_norm": optax.tree.norm(state.parameters),
         }
         return TrainState(state.step + 1, optax.apply_updates(state.parameters, updates), optimizer_state), metrics
 
-    return jax.jit(train_step, donate_argnums=0)
+    # Stated, not inferred: a state that came back laid out in another way would compile the step a second time.
+    places = jax.tree.map(lambda leaf: leaf.sharding, like)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(places, None))

@@ -125,5 +125,7 @@ def test_A4_the_statistics_are_those_of_the_visible_pairs():
         logits = [m.logits_BHLS[b, h, i, : i + 1] for b in range(2) for h in range(4) for i in range(12)]
         weights = [np.asarray(m.weights_BHLS[b, h, i, : i + 1]) for b in range(2) for h in range(4) for i in range(12)]
         entropy = np.mean([-(w * np.log(w)).sum() for w in weights])
-        assert statistics[f"attention/logit_variance/layer_{layer}"] == pytest.approx(np.var(np.concatenate(logits)), rel=1e-4)
+        assert statistics[f"attention/logit_variance/layer_{layer}"] == pytest.approx(
+            np.var(np.concatenate(logits)), rel=1e-4
+        )
         assert statistics[f"attention/entropy/layer_{layer}"] == pytest.approx(entropy, rel=1e-4)

@@ -120,11 +120,14 @@ def test_C3_dropout_is_off_without_a_key_and_the_same_for_the_same_key():
 def test_C3_each_rate_acts_alone(rate):
     _, definition, drawn = make_model(**{rate: 0.5})
     tokens = jnp.arange(10)[None]
-    assert jnp.abs(run(definition, drawn, tokens, dropout_key=jax.random.key(0)) - run(definition, drawn, tokens)).max() > 1e-3
+    assert (
+        jnp.abs(run(definition, drawn, tokens, dropout_key=jax.random.key(0)) - run(definition, drawn, tokens)).max()
+        > 1e-3
+    )
 
 
 def test_C6_bfloat16_products_keep_float32_parameters_and_stay_near():
-    config, definition, drawn = make_model(dtype="bfloat16")
+    _, definition, drawn = make_model(dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(drawn)} == {jnp.dtype("float32")}
     tokens = jnp.arange(12)[None]
     narrow, wide = run(definition, drawn, tokens), run(make_model(dtype="float32")[1], drawn, tokens)
@@ -159,7 +162,5 @@ def test_A5_presets_have_the_published_head_counts(preset, heads, width):
 
 
 def test_heads_change_no_parameter_count():
-    counts = {
-        parameters.count(parameters.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)
-    }
+    counts = {parameters.count(parameters.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)}
     assert len(counts) == 1

@@ -17,7 +17,9 @@ ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
 
 def make(name, **overrides):
     base = {"model.position": name, "model.d_model": 128, "model.num_heads": 2, "context_length": 600}
-    config = configs.load("configs/default.py", base | {f"model.{key}": value for key, value in overrides.items()}).model
+    config = configs.load(
+        "configs/default.py", base | {f"model.{key}": value for key, value in overrides.items()}
+    ).model
     return positions.make(config, rngs=nnx.Rngs(0))[0]
 
 
@@ -30,7 +32,9 @@ def waves(at, **overrides):
 def test_B2_sinusoids_have_the_wavelengths_of_the_paper():
     at = list(range(500))
     np.testing.assert_allclose(waves(at), [oracle.sinusoid(p, 128) for p in at], atol=1e-4)
-    np.testing.assert_allclose(waves(at, **{"sinusoidal.base": 50.0}), [oracle.sinusoid(p, 128, 50.0) for p in at], atol=1e-4)
+    np.testing.assert_allclose(
+        waves(at, **{"sinusoidal.base": 50.0}), [oracle.sinusoid(p, 128, 50.0) for p in at], atol=1e-4
+    )
     slowest = 2 * math.pi * 10_000 ** (126 / 128)
     assert slowest == pytest.approx(54_410, rel=1e-3)
     np.testing.assert_allclose(waves([round(slowest)])[0, 126:], [0, 1], atol=2e-3)
@@ -47,7 +51,9 @@ def test_B2_sinusoids_are_bounded_unique_and_shift_linearly():
     for pair in range(64):
         angle = 3 * 10_000 ** (-2 * pair / 128)
         turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-        np.testing.assert_allclose(rows[:-3, 2 * pair : 2 * pair + 2] @ turn.T, rows[3:, 2 * pair : 2 * pair + 2], atol=1e-4)
+        np.testing.assert_allclose(
+            rows[:-3, 2 * pair : 2 * pair + 2] @ turn.T, rows[3:, 2 * pair : 2 * pair + 2], atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("scaled, std", [(True, 1.0), (False, 0.02)])
@@ -73,7 +79,13 @@ def test_B3_learned_positions_are_added_row_by_row_at_any_batch():
 @pytest.mark.parametrize(
     "dtype, shift, tolerance",
     # float32 angles are off by about position · 2^-24 radians; bfloat16 rounds each entry by up to 2^-9.
-    [("float32", 0, 1e-5), ("float32", 1_000, 1e-3), ("float32", 30_000, 2e-2), ("bfloat16", 0, 0.05), ("bfloat16", 30_000, 0.07)],
+    [
+        ("float32", 0, 1e-5),
+        ("float32", 1_000, 1e-3),
+        ("float32", 30_000, 2e-2),
+        ("bfloat16", 0, 0.05),
+        ("bfloat16", 30_000, 0.07),
+    ],
 )
 def test_B5_rope_scores_depend_on_the_offset_alone(dtype, shift, tolerance):
     encoding = make("rope")
@@ -81,11 +93,16 @@ def test_B5_rope_scores_depend_on_the_offset_alone(dtype, shift, tolerance):
     at = jnp.array([[0, 1, 5, 40, 200]])
 
     def scores(start):
-        turned = [encoding.rotate(jnp.broadcast_to(x, (1, 5, 1, 64)).astype(dtype), start + at)[0, :, 0] for x in (q, k)]
+        turned = [
+            encoding.rotate(jnp.broadcast_to(x, (1, 5, 1, 64)).astype(dtype), start + at)[0, :, 0] for x in (q, k)
+        ]
         return np.asarray(turned[0].astype(jnp.float32)) @ np.asarray(turned[1].astype(jnp.float32)).T
 
     np.testing.assert_allclose(scores(shift), scores(0), atol=tolerance)
-    exact = [[np.dot(np.asarray(q, np.float64), oracle.rope(np.asarray(k, np.float64), n - m, 64)) for n in at[0]] for m in at[0]]
+    exact = [
+        [np.dot(np.asarray(q, np.float64), oracle.rope(np.asarray(k, np.float64), n - m, 64)) for n in at[0]]
+        for m in at[0]
+    ]
     np.testing.assert_allclose(scores(shift), exact, atol=tolerance), "<R(m)q, R(n)k> = q R(n-m) k"
 
 
@@ -112,9 +129,13 @@ def test_any_block_of_positions_gives_the_block_of_the_whole(name):
     encoding = make(name)
     whole, block = jnp.arange(64)[None], jnp.arange(40, 48)[None]
     x_BLD = jax.random.normal(jax.random.key(0), (1, 64, 128))
-    np.testing.assert_allclose(encoding.embed(x_BLD, whole)[:, 40:48], encoding.embed(x_BLD[:, 40:48], block), atol=1e-6)
+    np.testing.assert_allclose(
+        encoding.embed(x_BLD, whole)[:, 40:48], encoding.embed(x_BLD[:, 40:48], block), atol=1e-6
+    )
     x_BLHK = x_BLD.reshape(1, 64, 2, 64)
-    np.testing.assert_allclose(encoding.rotate(x_BLHK, whole)[:, 40:48], encoding.rotate(x_BLHK[:, 40:48], block), atol=1e-5)
+    np.testing.assert_allclose(
+        encoding.rotate(x_BLHK, whole)[:, 40:48], encoding.rotate(x_BLHK[:, 40:48], block), atol=1e-5
+    )
     bias = encoding.bias(whole, whole)
     if name in ("alibi", "t5"):
         assert bias.shape == (1, 2, 64, 64) and bias.dtype == jnp.float32

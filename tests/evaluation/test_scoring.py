@@ -1,0 +1,65 @@
+"""Scoring, against its definition token by token."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mini_gpt.evaluation import perplexity, scoring
+
+
+class CountingModel:
+    """A stand-in whose loss of a target tells what context it was given: the length of it, and its first token."""
+
+    def __init__(self):
+        self.shapes = set()
+
+    def __call__(self, inputs_BL, targets_BL):
+        self.shapes.add((inputs_BL.shape, targets_BL.shape, inputs_BL.dtype, targets_BL.dtype))
+        places_BL = np.broadcast_to(np.arange(inputs_BL.shape[1]), inputs_BL.shape)
+        return (1000.0 * (places_BL + 1) + inputs_BL[:, :1] + targets_BL / 1000).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 15, 16, 17, 40, 41])
+@pytest.mark.parametrize("window, stride", [(8, 8), (8, 3), (8, 1), (5, 4), (1, 1), (50, 7)])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_each_token_has_the_context_that_the_design_states(count, window, stride, batch_size):
+    tokens = np.arange(100, 100 + count + 1)
+    model = CountingModel()
+    nll = scoring.score_tokens(model, tokens, window=window, stride=stride, batch_size=batch_size)
+    assert nll.shape == (count,)
+    for t in range(1, count + 1):
+        k = 0 if t <= window else math.ceil((t - window) / stride)
+        context, first = t - k * stride, tokens[k * stride]
+        assert nll[t - 1] == np.float32(1000.0 * context + first + tokens[t] / 1000)
+    assert model.shapes == {((batch_size, window), (batch_size, window), np.dtype("int32"), np.dtype("int32"))}
+
+
+@pytest.mark.parametrize("stride", [0, 9])
+def test_a_stride_out_of_range_is_refused(stride):
+    with pytest.raises(ValueError, match="stride"):
+        scoring.score_tokens(CountingModel(), np.arange(20), window=8, stride=stride, batch_size=1)
+
+
+def test_nothing_to_score():
+    assert len(scoring.score_tokens(CountingModel(), np.array([5]), window=8, stride=8, batch_size=2)) == 0
+
+
+def test_figures_are_sums_over_counts():
+    token_bytes = np.array([1, 2, 0])  # a character of one byte, one of two, and the separator
+    score = scoring.score(np.array([1.0, 2.0, 0.5], np.float32), np.array([0, 1, 2]), token_bytes)
+    assert (score.tokens, score.bytes) == (3, 3)
+    assert score.nll == pytest.approx(3.5 / 3)
+    assert score.perplexity == pytest.approx(math.exp(3.5 / 3))
+    assert score.bits_per_byte == pytest.approx(3.5 / math.log(2) / 3)
+
+
+def test_a_sample_is_spread_over_the_split_in_whole_windows():
+    tokens = np.arange(10_000)
+    pieces = perplexity.stretches(tokens, 1_600, 50)
+    assert [len(piece) - 1 for piece in pieces] == [100] * 16
+    assert pieces[0][0] == 0 and pieces[-1][-1] == 9_999
+    gaps = np.diff([piece[0] for piece in pieces])
+    assert gaps.max() - gaps.min() <= 1
+    assert [len(p) for p in perplexity.stretches(tokens[:1_000], 1_600, 50)] == [1_000]
+    assert [len(p) for p in perplexity.stretches(tokens, 30, 50)] == [51]

@@ -1,0 +1,135 @@
+"""The compiled step: the same numbers however the batch is cut and wherever it lies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mini_gpt import losses, sharding
+from mini_gpt.model import parameters
+from mini_gpt.training import state as states
+from mini_gpt.training.optimizer import make_optimizer
+from mini_gpt.training.step import make_train_step
+
+VOCAB = 40
+
+
+def make_batch(config, step=0):
+    draw = np.random.default_rng(step)
+    shape = (config.train.batch_size, config.context_length)
+    weights = (draw.random(shape) < 0.5).astype(np.float32)
+    weights[:3] = 0  # rows that count nothing must not count as a part of a mean
+    ids = lambda: draw.integers(VOCAB, size=shape, dtype=np.int32)
+    return {"inputs": ids(), "targets": ids(), "weights": weights}
+
+
+def run(config, steps=3):
+    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
+    state = states.create(config, VOCAB, optimizer, like)
+    train_step, history = make_train_step(definition, optimizer, config, like), []
+    for step in range(steps):
+        state, metrics = train_step(state, sharding.put_batch(make_batch(config, step), mesh))
+        history.append({name: float(value) for name, value in metrics.items()})
+    return state, history, train_step
+
+
+def assert_close(a, b, tolerance=2e-5):
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(left, right, atol=tolerance, rtol=1e-3)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulation_changes_nothing_but_rounding(small, parts):
+    whole, history, _ = run(small(train__label_smoothing=0.1))
+    cut, cut_history, _ = run(small(train__accumulation_steps=parts, train__label_smoothing=0.1))
+    assert_close(whole.parameters, cut.parameters)
+    assert_close(history, cut_history)
+
+
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (-1, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 4)])
+def test_eight_devices_equal_one(small, mesh):
+    one, history, _ = run(small(model__dropout=0.2, train__accumulation_steps=1))
+    data, fsdp, tensor = mesh
+    config = small(model__dropout=0.2, mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
+    many, many_history, _ = run(config)
+    assert_close(one.parameters, many.parameters)
+    assert_close(history, many_history)
+    devices = jax.tree.leaves(many.parameters)[0].sharding.device_set
+    assert len(devices) == abs(data * fsdp * tensor) if data > 0 else 8
+    kernel = many.parameters["blocks"][0]["mlp"]["up"]["kernel"]
+    shard = kernel.sharding.shard_shape(kernel.shape)
+    assert shard == (kernel.shape[0] // fsdp, kernel.shape[1] // tensor), "parameters are really divided"
+    moment = many.optimizer_state[1][0].mu["blocks"][0]["mlp"]["up"]["kernel"]
+    assert moment.sharding.shard_shape(moment.shape) == shard
+
+
+def test_accumulation_over_devices(small):
+    whole, _, _ = run(small())
+    cut, _, _ = run(small(mesh__data=4, train__accumulation_steps=2))
+    assert_close(whole.parameters, cut.parameters)
+
+
+def test_a_second_step_does_not_compile_again(small):
+    _, _, train_step = run(small(), steps=4)
+    assert train_step._cache_size() == 1
+
+
+def test_the_old_state_is_donated(small):
+    config = small()
+    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
+    state = states.create(config, VOCAB, optimizer, like)
+    make_train_step(definition, optimizer, config, like)(state, sharding.put_batch(make_batch(config), mesh))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.parameters))
+
+
+def test_C5_the_loss_is_unsmoothed_and_the_objective_is_not(small):
+    config = small(train__label_smoothing=0.3)
+    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
+    state, batch = states.create(config, VOCAB, optimizer, like), make_batch(config)
+    logits = parameters.merge(definition, state.parameters)(jnp.array(batch["inputs"]))
+    means = []
+    for per_token in (
+        losses.nll(logits, batch["targets"]),
+        losses.smoothed_cross_entropy(logits, batch["targets"], 0.3),
+    ):
+        means.append(float((per_token * batch["weights"]).sum() / batch["weights"].sum()))
+    _, metrics = make_train_step(definition, optimizer, config, like)(state, sharding.put_batch(batch, mesh))
+    assert [float(metrics["loss"]), float(metrics["objective"])] == pytest.approx(means, rel=1e-5)
+
+
+def test_C3_dropout_differs_from_step_to_step_and_repeats_for_the_same_step(small):
+    config = small(model__dropout=0.5, optimizer__learning_rate=1e-30)
+    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
+    train_step, seen = make_train_step(definition, optimizer, config, like), []
+    for start in (0, 0, 1):
+        state = states.create(config, VOCAB, optimizer, like)._replace(step=jnp.int32(start))
+        seen.append(float(train_step(state, sharding.put_batch(make_batch(config), mesh))[1]["loss"]))
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_every_parameter_has_a_rule(small):
+    for position in ("none", "learned", "sinusoidal", "rope", "alibi", "t5"):
+        for extra in (
+            {},
+            {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},
+        ):
+            _, shapes = parameters.abstract(small(model__position=position, **extra).model, VOCAB)
+            for path, _ in jax.tree_util.tree_leaves_with_path(shapes):
+                sharding.rule(parameters.path_name(path))
+    with pytest.raises(KeyError, match="blocks/0/mystery"):
+        sharding.rule("blocks/0/mystery")
+
+
+def test_a_new_state_is_drawn_from_the_seed(small):
+    states_of = []
+    for seed in (0, 0, 1):
+        config = small(seed=seed)
+        mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+        _, like = states.abstract(config, VOCAB, optimizer, mesh)
+        states_of.append(states.create(config, VOCAB, optimizer, like).parameters["embedding"])
+    np.testing.assert_array_equal(states_of[0], states_of[1])
+    assert (states_of[0] != states_of[2]).any()
