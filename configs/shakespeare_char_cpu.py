@@ -1,7 +1,7 @@
 """nanoGPT's character-level Shakespeare recipe for a CPU, with its hyperparameters.
 
-    python train.py --config=configs/shakespeare_char_cpu.py
-    python train.py --config=configs/shakespeare_char_cpu.py --config.data.path=FILE    (where there is no network)
+python train.py --config=configs/shakespeare_char_cpu.py
+python train.py --config=configs/shakespeare_char_cpu.py --config.data.path=FILE    (where there is no network)
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """Two minutes on a CPU, over the source of the running Python's standard library.
 
-    python train.py --config=configs/tiny.py
+python train.py --config=configs/tiny.py
 """
 
 from ml_collections import ConfigDict

@@ -34,9 +34,9 @@ class TrainBatches:
                 f"data.corpus: the {split.name} split has {len(split.tokens)} tokens; "
                 f"context_length={length} needs at least {length + 1}"
             )
-        # One window fewer than fit, so that every offset below the window's length leaves the same number.
+        # As many windows as fit behind any offset below their length; what is left over is room for larger offsets.
         self.windows = max(1, (targets - (length - 1)) // length)
-        self.slack = min(length - 1, targets - self.windows * length)
+        self.slack = targets - self.windows * length
         self.order = grain.MapDataset.range(self.windows).shuffle(config.seed).repeat()
 
     def __len__(self) -> int:

@@ -132,9 +132,8 @@ def _text(pattern: str) -> Corpus:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}: not UTF-8 at byte {error.start} (0x{raw[error.start]:02x}); convert it to UTF-8"
-            ) from None
+            found = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
+            raise UserError(f"{path}: found {found}, which is not UTF-8; convert the file to UTF-8") from None
 
     digest = hashlib.sha256()
     for path in paths:
@@ -155,9 +154,8 @@ def _catalogue(name: str, data_dir: str | None) -> Corpus:
         raise UserError(f"data.corpus: TFDS can't open {name!r}: {_first_line(error)}") from None
     texts = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
     if "text" not in texts and len(texts) != 1:
-        raise UserError(
-            f"data.corpus: tfds:{name} needs a feature 'text', or a single text feature; found {texts or 'none'}"
-        )
+        found = ", ".join(texts) or "none"
+        raise UserError(f"data.corpus: tfds:{name} has the text features {found}; must be one alone, or one named text")
     return _from_builder(builder, f"tfds:{builder.info.full_name}", "text" if "text" in texts else texts[0])
 
 

@@ -1,5 +1,6 @@
 """The training loop: batches in, checkpoints and curves out; stopped and started again, it ends with the same bits."""
 
+import contextlib
 import logging
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.reporting import Reporter
 from mini_gpt.training.state import TrainState
-from mini_gpt.training.step import Metrics, make_train_step
+from mini_gpt.training.step import Metrics, TrainStep, make_train_step
 
 PROMPT_TOKENS = 32  # of the validation text, which the sample in TensorBoard goes on from
 
@@ -55,24 +56,41 @@ def train(config: Config, workdir: Path) -> TrainState:
     if new:
         workdirs.claim(workdir, config, corpus, tokenizer)
 
-    checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)
-    start = checkpoints.latest() or 0
-    if start:
-        log.info("going on from step %d of %s", start, workdir)
-        state = checkpoints.restore(start, like)
-    else:
-        log.info("%s\n", model_parameters.report(like.parameters))
-        state = states.create(config, vocab_size, optimizer, like)
-    reporter = Reporter(workdir, start=start, steps=config.train.steps)
-    train_step = make_train_step(definition, optimizer, config, like)
+    with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints:
+        start = checkpoints.latest() or 0
+        if start:
+            log.info("going on from step %d of %s", start, workdir)
+            state = checkpoints.restore(start, like)
+        else:
+            log.info("%s\n", model_parameters.report(like.parameters))
+            state = states.create(config, vocab_size, optimizer, like)
+        train_step = make_train_step(definition, optimizer, config, like)
+        with contextlib.closing(Reporter(workdir, start=start, steps=config.train.steps)) as reporter:
+            state = _run_steps(config, state, start, train_step, train_batches, mesh, evaluator, reporter, checkpoints)
+    _conclude(config, workdir, evaluator, state.parameters)
+    return state
+
+
+def _run_steps(
+    config: Config,
+    state: TrainState,
+    start: int,
+    train_step: TrainStep,
+    train_batches: batches.TrainBatches,
+    mesh: Mesh,
+    evaluator: "Evaluator",
+    reporter: Reporter,
+    checkpoints: Checkpoints,
+) -> TrainState:
     clock = _Clock(config.train.batch_size * config.context_length, start)
     best = checkpoints.best_loss()
     pending: tuple[int, Metrics] | None = None  # left on the device until the steps after it are under way
     steps = range(start + 1, config.train.steps + 1)
     for step, batch in zip(steps, batches.iterate(train_batches, start) if steps else (), strict=False):
         state, metrics = train_step(state, sharding.put_batch(batch, mesh))
-        evaluates = step % config.eval.every == 0 or step == config.train.steps
-        saves = step % config.checkpoint.every == 0 or step == config.train.steps
+        last = step == config.train.steps
+        evaluates = last or step % config.eval.every == 0
+        saves = last or step % config.checkpoint.every == 0
         if not (evaluates or saves or step == start + 1 or step % config.train.log_every == 0):
             continue
         if pending is not None:
@@ -93,9 +111,6 @@ def train(config: Config, workdir: Path) -> TrainState:
             reporter.flush()
             checkpoints.save(step, state, validation_loss)
         clock.restart(step)
-    reporter.close()
-    checkpoints.close()
-    _conclude(config, workdir, evaluator, state.parameters)
     return state
 
 

@@ -1,5 +1,7 @@
 """The whole model against an independent float64 forward, and what must hold of it by mathematics."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,7 @@ def make_model(seed=0, **overrides):
     return config.model, definition, drawn
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def run(definition, drawn, *args, **kwargs):
     return parameters.merge(definition, drawn)(*args, **kwargs)
 
@@ -158,7 +161,17 @@ def test_A5_the_parameters_of_gpt2_are_counted_as_published():
 def test_A5_presets_have_the_published_head_counts(preset, heads, width):
     model = configs.load(f"configs/presets.py:{preset}").model
     assert (model.num_heads, model.head_width) == (heads, width)
-    parameters.abstract(model, 32000)
+
+
+def test_A5_a_model_of_175_billion_is_counted_without_memory():
+    one, two = (
+        parameters.count(
+            parameters.abstract(configs.load("configs/presets.py:gpt3_175b", {"model.num_layers": n}).model, 50257)[1]
+        )
+        for n in (1, 2)
+    )
+    # The published size, 174.6 billion, to its digits: Brown et al. 2020, table 2.1.
+    assert one + 95 * (two - one) == pytest.approx(174.6e9, rel=1e-3)
 
 
 def test_heads_change_no_parameter_count():

@@ -1,0 +1,48 @@
+# make train and make test do all the set-up; nothing but Python 3.11 or newer, with venv and pip, is needed.
+PYTHON ?= python3
+VENV ?= .venv
+
+.PHONY: train test test-newest test-oldest lint clean
+
+train: $(VENV)/installed
+	$(VENV)/bin/python train.py --config=configs/tiny.py
+
+test: $(VENV)/installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/python -m pytest -q -n 2 tests
+
+# The newest Python of the supported range, where this machine has it.
+test-newest:
+	@newest=$$(for p in python3.13 python3.12; do command -v $$p >/dev/null && $$p -c '' 2>/dev/null && echo $$p && break; done); \
+	if [ -z "$$newest" ]; then echo "no Python newer than 3.11 here: nothing to do"; \
+	else $(MAKE) test PYTHON=$$newest VENV=.venv-newest; fi
+
+# The oldest versions that requirements.txt admits.
+test-oldest:
+	$(MAKE) .venv-oldest/installed-dev VENV=.venv-oldest
+	sed -n 's/^\([A-Za-z_-]*\)>=\([0-9.]*\).*/\1==\2/p' requirements.txt > .venv-oldest/oldest.txt
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -r .venv-oldest/oldest.txt
+	.venv-oldest/bin/python -m pytest -q -n 2 tests
+
+lint: $(VENV)/installed-dev
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf .venv .venv-newest .venv-oldest
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "$(PYTHON) is missing or older than 3.11: install Python 3.11 or newer, or name one with make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) has no venv: install it (Debian and Ubuntu: apt install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'))"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: requirements.txt | $(VENV)/bin/python
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/installed-dev: requirements-dev.txt requirements.txt | $(VENV)/bin/python
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@ $(VENV)/installed

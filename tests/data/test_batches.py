@@ -1,0 +1,122 @@
+"""Batches are a function of seed and step."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mini_gpt.data import batches
+from mini_gpt.data.token_store import TokenSplit
+from mini_gpt.errors import UserError
+
+MASK = 5_000
+
+
+def numbered(count, starts=(0,)):
+    """Gives a split whose tokens are their own places."""
+    return TokenSplit("train", np.arange(count), np.array(starts, np.int64))
+
+
+def rows_of(train_batches, steps):
+    return np.concatenate([train_batches[step]["inputs"] for step in steps])
+
+
+def test_restoring_at_any_step_gives_the_same_tail(small):
+    config = small(train__steps=12, train__batch_size=4, train__objective="masked", model__causal=False)
+    train_batches = batches.TrainBatches(numbered(1000), config, mask_token=MASK)
+    whole = list(batches.iterate(train_batches, 0))
+    assert len(whole) == 12
+    for start in range(13):
+        again = batches.TrainBatches(numbered(1000), config, mask_token=MASK)
+        tail = list(batches.iterate(again, start)) if start < 12 else []
+        assert len(tail) == 12 - start
+        for left, right in zip(whole[start:], tail, strict=True):
+            for name in left:
+                np.testing.assert_array_equal(left[name], right[name])
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_take_consecutive_rows_of_one_global_batch(small, hosts):
+    config = small(train__batch_size=8)
+    whole = batches.TrainBatches(numbered(2000), config, mask_token=MASK)
+    shares = [
+        batches.TrainBatches(numbered(2000), config, mask_token=MASK, rows=slice(h * 8 // hosts, (h + 1) * 8 // hosts))
+        for h in range(hosts)
+    ]
+    for step in range(5):
+        joined = np.concatenate([share[step]["inputs"] for share in shares])
+        np.testing.assert_array_equal(joined, whole[step]["inputs"])
+
+
+def test_an_epoch_visits_each_window_once_in_its_own_order_and_from_its_own_offset(small):
+    config = small(context_length=10, train__batch_size=3)
+    train_batches = batches.TrainBatches(numbered(10 * 30 + 10), config, mask_token=MASK)
+    assert train_batches.windows == 30
+    offsets, orders = set(), []
+    for epoch in range(6):
+        starts = rows_of(train_batches, range(epoch * 10, (epoch + 1) * 10))[:, 0]
+        offset = starts.min()
+        np.testing.assert_array_equal(np.sort(starts), offset + 10 * np.arange(30))
+        offsets.add(offset)
+        orders.append(tuple((starts - offset) // 10))
+    assert len(offsets) > 1 and max(offsets) <= 19
+    assert len(set(orders)) == 6
+    other = batches.TrainBatches(numbered(310), small(context_length=10, train__batch_size=3, seed=1), mask_token=MASK)
+    assert tuple(rows_of(other, range(10))[:, 0]) != tuple(rows_of(train_batches, range(10))[:, 0])
+
+
+@pytest.mark.parametrize("count", [11, 12, 19, 20, 21, 29, 30, 31, 57])
+def test_every_window_lies_inside_and_every_token_is_reached(small, count):
+    config = small(context_length=10, train__batch_size=2, train__steps=300)
+    train_batches = batches.TrainBatches(numbered(count), config, mask_token=MASK)
+    seen = set()
+    for step in range(300):
+        batch = train_batches[step]
+        np.testing.assert_array_equal(batch["targets"], batch["inputs"] + 1)
+        assert batch["targets"].max() < count
+        seen |= set(batch["targets"].ravel().tolist())
+    assert seen == set(range(1, count))
+
+
+def test_a_split_that_is_too_short_says_what_it_has_and_needs(small):
+    with pytest.raises(UserError, match=r"32 tokens; context_length=32 needs at least 33"):
+        batches.TrainBatches(numbered(32), small(), mask_token=MASK)
+    batches.TrainBatches(numbered(33), small(), mask_token=MASK)
+
+
+def test_C8_masked_prediction_hides_what_it_asks_for(small):
+    config = small(train__objective="masked", model__causal=False, train__batch_size=64, context_length=100)
+    batch = batches.TrainBatches(numbered(4000), config, mask_token=MASK)[0]
+    chosen = batch["weights"] == 1
+    assert set(np.unique(batch["weights"])) == {0.0, 1.0}
+    assert chosen.mean() == pytest.approx(0.15, abs=0.015)
+    np.testing.assert_array_equal(batch["inputs"][~chosen], batch["targets"][~chosen])
+    inputs, targets = batch["inputs"][chosen], batch["targets"][chosen]
+    masked, kept = inputs == MASK, inputs == targets
+    assert masked.mean() == pytest.approx(0.8, abs=0.03)
+    assert kept.mean() == pytest.approx(0.1, abs=0.03)
+    assert inputs[~masked].max() < MASK
+
+
+def test_masked_evaluation_blocks_are_the_same_whatever_the_batch(small):
+    config, tokens = small(train__objective="masked", model__causal=False, context_length=10), np.arange(95)
+    by_size = []
+    for batch_size in (2, 4, 9):
+        found = list(batches.masked_blocks(tokens, config, mask_token=MASK, batch_size=batch_size))
+        assert {batch["inputs"].shape for _, batch in found} == {(batch_size, 10)}
+        by_size.append({name: np.concatenate([b[name][:rows] for rows, b in found]) for name in found[0][1]})
+    for a, b in itertools.pairwise(by_size):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+    np.testing.assert_array_equal(by_size[0]["targets"], np.arange(90).reshape(9, 10))
+
+
+def test_isolated_documents_restart_positions_and_open_with_their_separator(small):
+    config = small(data__isolate_documents=True, context_length=8)
+    # Three documents: tokens 0-3, separator 4, 5-9, separator 10, 11-29.
+    split = numbered(30, starts=(0, 5, 11))
+    batch = batches.make_batch(split, np.array([2, 4, 12]), config, mask_token=MASK, seeds=[(0, 0)] * 3)
+    np.testing.assert_array_equal(batch["segments"], [[1, 1, 2, 2, 2, 2, 2, 2], [2, 2, 2, 2, 2, 2, 3, 3], [3] * 8])
+    np.testing.assert_array_equal(
+        batch["positions"], [[0, 1, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 0, 1], list(range(8))]
+    )

@@ -1,0 +1,219 @@
+"""Documents by name and their splits; what can be wrong with them ends in one line."""
+
+import collections
+import functools
+import hashlib
+import http.server
+import json
+import threading
+
+import pytest
+
+from mini_gpt.data import corpora
+from mini_gpt.data.builders import python_stdlib, tiny_shakespeare
+from mini_gpt.errors import UserError
+from tests.conftest import make_text
+
+
+def split_of(corpus, data):
+    """Gives {text: split}."""
+    return {text: split for split, text in corpora.split_documents(corpus, data)}
+
+
+def test_text_files_are_documents_in_the_order_of_their_names(small, corpus_files):
+    corpus = corpora.open_corpus(small().data)
+    texts = [text for _, text in corpus.documents()]
+    assert len(texts) == corpus.num_documents == 150
+    assert texts[7] == make_text(7, 27)
+    assert texts == [text for _, text in corpus.documents()], "documents can be gone through again"
+
+
+def test_the_fingerprint_is_of_the_text_and_not_of_its_path(small, tmp_path):
+    def fingerprint(name, texts):
+        directory = tmp_path / name
+        directory.mkdir()
+        for number, text in enumerate(texts):
+            (directory / f"{number}.txt").write_text(text)
+        return corpora.open_corpus(small(data__path=f"{directory}/*").data).fingerprint
+
+    assert fingerprint("a", ["one", "two"]) == fingerprint("b", ["one", "two"])
+    assert (
+        len({fingerprint("c", ["one", "two"]), fingerprint("d", ["onet", "wo"]), fingerprint("e", ["two", "one"])}) == 3
+    )
+
+
+def test_documents_keep_their_split_when_others_are_added(small, tmp_path, corpus_files):
+    before = split_of(corpora.open_corpus(small().data), small().data)
+    (tmp_path / "more").mkdir()
+    for number in range(150):
+        (tmp_path / "more" / f"{number}.txt").write_text(make_text(number, 20 + number % 50), encoding="utf-8")
+        (tmp_path / "more" / f"new{number}.txt").write_text(make_text(1000 + number, 30), encoding="utf-8")
+    data = small(data__path=str(tmp_path / "more" / "*.txt")).data
+    after = split_of(corpora.open_corpus(data), data)
+    assert len(after) > len(before)
+    assert {text: after[text] for text in before} == before
+    shares = collections.Counter(after.values())
+    for split, share in (("train", 0.7), ("validation", 0.2), ("test", 0.1)):
+        assert shares[split] / len(after) == pytest.approx(share, abs=0.08)
+
+
+def test_contiguous_cuts_the_text_by_place(small, tmp_path):
+    (tmp_path / "a.txt").write_text("a" * 65)
+    (tmp_path / "b.txt").write_text("b" * 35)
+    data = small(
+        data__path=str(tmp_path / "?.txt"), data__split="contiguous", data__split_fractions=(0.5, 0.3, 0.2)
+    ).data
+    pieces = list(corpora.split_documents(corpora.open_corpus(data), data))
+    assert pieces == [("train", "a" * 50), ("validation", "a" * 15), ("validation", "b" * 15), ("test", "b" * 20)]
+
+
+def test_few_documents_are_split_by_place_and_it_is_said(small, tmp_path, caplog):
+    (tmp_path / "only.txt").write_text("x" * 100)
+    data = small(data__path=str(tmp_path / "only.txt"), data__split="documents").data
+    with caplog.at_level("INFO", logger="mini_gpt"):
+        assert corpora.split_kind(corpora.open_corpus(data), data) == "contiguous"
+    assert "1 documents, fewer than 100" in caplog.text
+
+
+def make_library(root):
+    (root / "json").mkdir(parents=True)
+    (root / "json" / "tool.py").write_text("print('hello')\n")
+    (root / "latin.py").write_bytes("# -*- coding: latin-1 -*-\nname = 'é'\n".encode("latin-1"))
+    for left_out in ("test/test_x.py", "site-packages/y.py", "encodings/cp1.py"):
+        (root / left_out).parent.mkdir(parents=True)
+        (root / left_out).write_text("left out")
+    return root
+
+
+def test_the_standard_library_is_read_as_python_reads_it(tmp_path):
+    root = make_library(tmp_path / "lib")
+    builder = python_stdlib.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
+    builder.download_and_prepare()
+    documents = [(d["path"].decode(), d["text"].decode()) for d in builder.as_data_source(split="train")]
+    assert documents == [
+        ("json/tool.py", "print('hello')\n"),
+        ("latin.py", "# -*- coding: latin-1 -*-\nname = 'é'\n"),
+    ]
+    (root / "latin.py").write_text("other")
+    again = python_stdlib.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
+    assert again.fingerprint != builder.fingerprint and not again.is_prepared(), "other sources are another data set"
+
+
+def test_the_running_library_has_documents_enough():
+    paths = python_stdlib.sources(python_stdlib.Path(json.__file__).parent.parent)
+    assert len(paths) > 300
+    assert not any(corpora.Path(p).parts[-2] in ("test", "encodings") for p in paths)
+
+
+def test_a_library_without_sources_ends_in_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"data\.corpus.*no \.py files"):
+        python_stdlib.PythonStdlib(root=tmp_path, data_dir=tmp_path)
+
+
+@pytest.fixture
+def shakespeare(tmp_path, monkeypatch):
+    """Gives a file that stands for the real one, whose sum is then the right one."""
+    file = tmp_path / "input.txt"
+    file.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n" * 20)
+    monkeypatch.setattr(tiny_shakespeare, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    return file
+
+
+def test_tiny_shakespeare_from_a_file(small, shakespeare):
+    data = small(data__corpus="tiny_shakespeare", data__path=str(shakespeare), data__split="contiguous").data
+    corpus = corpora.open_corpus(data)
+    assert [text for _, text in corpus.documents()] == [shakespeare.read_text()]
+
+
+def test_tiny_shakespeare_is_downloaded_without_tensorflow(small, shakespeare, monkeypatch):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=shakespeare.parent)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(tiny_shakespeare, "URL", f"http://127.0.0.1:{server.server_port}/input.txt")
+        corpus = corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=None).data)
+        server.shutdown()
+    assert [text for _, text in corpus.documents()] == [shakespeare.read_text()]
+
+
+def test_tiny_shakespeare_with_a_wrong_sum_is_refused(small, tmp_path):
+    (tmp_path / "wrong.txt").write_text("not it")
+    with pytest.raises(UserError, match=r"wrong\.txt: found SHA-256 .*86c4e6aa"):
+        corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=str(tmp_path / "wrong.txt")).data)
+
+
+@pytest.mark.parametrize("corpus", ["tiny_shakespeare", "tfds:lm1b"])
+def test_no_network_where_a_download_is_needed_ends_in_one_line(small, corpus, monkeypatch, tmp_path):
+    def unknown(*args, **kwargs):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(corpora.socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(corpora.urllib.request, "getproxies", dict)
+    path = None if corpus == "tiny_shakespeare" else str(tmp_path)
+    with pytest.raises(UserError, match=r"must be downloaded from \S+, which can't be reached.*data\.path") as raised:
+        corpora.open_corpus(small(data__corpus=corpus, data__path=path).data)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.fixture
+def newsroom(tmp_path):
+    """Puts the files that TFDS's own newsroom builder reads where it looks for them; gives the data directory."""
+    manual = tmp_path / "tensorflow_datasets" / "downloads" / "manual"
+    manual.mkdir(parents=True)
+    names = ["summary", "title", "url", "date", "density_bin", "coverage_bin", "compression_bin"]
+    for file, count in (("train", 130), ("dev", 7), ("test", 9)):
+        rows = (
+            {"text": f"{file} {n}: größer\n"}
+            | dict.fromkeys(names, "x")
+            | dict.fromkeys(["density", "coverage", "compression"], 1.0)
+            for n in range(count)
+        )
+        (manual / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return manual.parent.parent
+
+
+def test_a_catalogue_data_set_is_prepared_and_read_with_its_own_splits(small, newsroom):
+    data = small(data__corpus="tfds:newsroom", data__path=str(newsroom)).data
+    for _ in ("prepared here", "prepared before"):
+        splits = split_of(corpora.open_corpus(data), data)
+        assert collections.Counter(splits.values()) == {"train": 130, "validation": 7, "test": 9}
+        assert splits["dev 3: größer\n"] == "validation" and splits["train 129: größer\n"] == "train"
+
+
+def test_a_split_that_the_data_set_lacks_is_taken_from_train(small):
+    texts = {"train": [f"train {n}" for n in range(400)], "test": [f"test {n}" for n in range(10)]}
+    parts = {name: functools.partial(iter, values) for name, values in texts.items()}
+    corpus = corpora.Corpus("two splits", "f", 410, parts)
+    splits = split_of(corpus, small(data__split_fractions=(0.7, 0.2, 0.1)).data)
+    assert all(splits[text] == "test" for text in texts["test"])
+    counts = collections.Counter(splits[text] for text in texts["train"])
+    assert counts["test"] == 0
+    assert counts["validation"] / 400 == pytest.approx(0.2 / 0.9, abs=0.06)
+
+
+BAD = [
+    ({"data__corpus": "pyton"}, r"data\.corpus: found 'pyton'; must be python_stdlib"),
+    ({"data__corpus": "tfds:lm1c", "data__path": "TMP"}, r"TFDS has no data set 'lm1c'; did you mean 'lm1b'"),
+    ({"data__corpus": "tfds:mnist", "data__path": "TMP"}, r"tfds:mnist has the text features none"),
+    ({"data__path": "TMP/*.nothing"}, r"data\.path: '.*\*\.nothing' matches no file"),
+    ({"data__path": "TMP/latin.txt"}, r"latin\.txt: found byte 0xe9 at offset 3, which is not UTF-8"),
+    ({"data__corpus": "tiny_shakespeare", "data__path": "TMP/missing.txt"}, r"data\.path: .*missing\.txt not found"),
+]
+
+
+@pytest.mark.parametrize("overrides, message", BAD)
+def test_bad_corpora_end_in_one_line(small, tmp_path, overrides, message):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    overrides = {name: value.replace("TMP", str(tmp_path)) for name, value in overrides.items()}
+    with pytest.raises(UserError, match=message) as raised:
+        corpora.open_corpus(small(**overrides).data)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_data_set_that_needs_tensorflow_to_be_prepared_says_so(small, tmp_path, monkeypatch):
+    def prepare(self, *args, **kwargs):
+        raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+
+    monkeypatch.setattr(corpora, "_require_network", lambda builder, name: None)
+    monkeypatch.setattr(corpora.tfds.core.DatasetBuilder, "download_and_prepare", prepare)
+    with pytest.raises(UserError, match=r"preparing tfds:lm1b.* needs the package tensorflow: pip install tensorflow"):
+        corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=str(tmp_path)).data)

@@ -1,0 +1,85 @@
+"""The store holds the joined stream, is built once, and is never half there."""
+
+import numpy as np
+import pytest
+
+from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.errors import UserError
+
+
+def open_store(config, tokenizer=None):
+    corpus = corpora.open_corpus(config.data)
+    return token_store.open_store(corpus, config.data, tokenizer or tokenizers.fit(corpus, config.data))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
+def test_the_stream_is_the_documents_joined_by_the_separator(small, kind):
+    config = small(data__tokenizer=kind, data__vocab_size=300)
+    corpus = corpora.open_corpus(config.data)
+    tokenizer, store = tokenizers.fit(corpus, config.data), open_store(config)
+    for name in corpora.SPLITS:
+        split = store.split(name)
+        texts = [text for s, text in corpora.split_documents(corpus, config.data) if s == name]
+        expected, starts = [], []
+        for text in texts:
+            if expected:
+                expected.append(tokenizers.separator(tokenizer))
+            starts.append(len(expected))
+            expected += tokenizer.encode(text).tolist()
+        np.testing.assert_array_equal(split.tokens, expected)
+        np.testing.assert_array_equal(split.document_starts, starts)
+        assert store.meta["splits"][name]["bytes"] == sum(len(text.encode()) for text in texts)
+        assert isinstance(split.tokens, np.memmap) and split.tokens.dtype == np.uint16
+
+
+def test_it_is_built_once_and_again_for_anything_that_changes_it(small, monkeypatch):
+    built, build = [], token_store._build
+    monkeypatch.setattr(
+        token_store, "_build", lambda directory, *args: (built.append(directory), build(directory, *args))
+    )
+    open_store(small())
+    open_store(small())
+    open_store(small(seed=3, model__position="alibi"))
+    assert len(built) == 1
+    for number, change in enumerate(
+        ({"data__tokenizer": "characters"}, {"data__split": "contiguous"}, {"data__split_fractions": (0.8, 0.1, 0.1)})
+    ):
+        open_store(small(**change))
+        assert len(built) == number + 2
+
+
+def test_a_build_that_fails_leaves_nothing(small, tmp_path, monkeypatch):
+    class Failing(tokenizers.ByteTokenizer):
+        def encode(self, text):
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        open_store(small(), Failing())
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+    assert len(open_store(small()).split("train").tokens) > 0
+
+
+def test_a_rival_that_was_faster_keeps_its_store(small, tmp_path):
+    from mini_gpt.data import cache
+
+    target = tmp_path / "store"
+    with cache.written_whole(target) as draft:
+        (draft / "file").write_text("slower")
+        target.mkdir()
+        (target / "file").write_text("faster")
+    assert (target / "file").read_text() == "faster"
+    assert list(tmp_path.glob("*.draft")) == []
+
+
+@pytest.mark.parametrize(
+    "texts, overrides, message",
+    [
+        (["", ""], {}, "holds no text"),
+        (["abc"], {"data__split_fractions": (1.0, 0.0, 0.0)}, "the validation split is empty"),
+    ],
+)
+def test_nothing_to_train_on_ends_in_one_line(small, tmp_path, texts, overrides, message):
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    with pytest.raises(UserError, match=message):
+        open_store(small(data__path=str(tmp_path / "*.txt"), **overrides)).split("validation")

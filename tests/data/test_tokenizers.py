@@ -1,0 +1,74 @@
+"""Text to ids and back, whatever the tokenizer."""
+
+import numpy as np
+import pytest
+
+from mini_gpt.data import corpora, tokenizers
+from mini_gpt.errors import UserError
+
+KINDS = ("bytes", "characters", "bpe")
+
+
+@pytest.fixture
+def fitted(small):
+    def make(kind, vocab_size=300):
+        data = small(data__tokenizer=kind, data__vocab_size=vocab_size).data
+        return tokenizers.fit(corpora.open_corpus(data), data)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_comes_back_and_bytes_are_counted(fitted, tmp_path, kind):
+    tokenizer, text = fitted(kind), "the größer cat\nsat  on a mat"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([*ids[:3], tokenizers.separator(tokenizer), *ids[3:]]) == text
+    assert ids.max() < tokenizers.separator(tokenizer) == tokenizers.vocab_size(tokenizer) - 1
+    assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+    assert tokenizer.token_bytes[tokenizers.separator(tokenizer)] == 0
+    tokenizers.save(tokenizer, tmp_path / "tokenizer")
+    loaded = tokenizers.load(tmp_path / "tokenizer")
+    np.testing.assert_array_equal(loaded.encode(text), ids)
+    assert tokenizers.fingerprint(loaded) == tokenizers.fingerprint(tokenizer)
+
+
+def test_the_vocabularies(fitted):
+    assert tokenizers.vocab_size(fitted("bytes")) == 257
+    characters = fitted("characters")
+    assert characters.characters == "".join(sorted(characters.characters)) and "ö" in characters.characters
+    assert tokenizers.vocab_size(fitted("bpe", 270)) == 270
+    assert tokenizers.vocab_size(fitted("bpe")) <= 300
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_any_text_can_be_written_in_bytes(fitted, kind):
+    tokenizer, text = fitted(kind), "\x00 <|endoftext|> 日本 \U0001f600 é"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_an_unknown_character_is_named_with_its_place(fitted):
+    with pytest.raises(UserError, match="character 'Z' at place 4"):
+        fitted("characters").encode("the Zoo")
+
+
+def test_bpe_is_trained_once_on_the_training_split_alone(small, monkeypatch):
+    data = small(data__tokenizer="bpe", data__vocab_size=300).data
+    corpus, seen = corpora.open_corpus(data), []
+    train = tokenizers.BpeTokenizer.train.__func__
+
+    def watched(cls, texts, vocab_size):
+        seen.extend(texts)
+        return train(cls, seen, vocab_size)
+
+    monkeypatch.setattr(tokenizers.BpeTokenizer, "train", classmethod(watched))
+    first, second = tokenizers.fit(corpus, data), tokenizers.fit(corpus, data)
+    assert seen == [text for split, text in corpora.split_documents(corpus, data) if split == "train"]
+    assert tokenizers.fingerprint(first) == tokenizers.fingerprint(second)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"kind": "words"}', '{"kind": "bpe", "bpe": {}}', "[]"])
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / tokenizers.FILE).write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer"):
+        tokenizers.load(tmp_path)

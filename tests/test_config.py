@@ -1,0 +1,162 @@
+"""Configs: read strictly, filled in, and nothing in them that nothing reads."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mini_gpt import config as configs
+from mini_gpt.errors import UserError
+from mini_gpt.model import parameters
+from tests.conftest import REPOSITORY
+
+FILES = sorted(
+    str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__"
+)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_every_config_loads_and_its_model_builds_without_memory(path):
+    config = configs.load(path)
+    definition, shapes = parameters.abstract(config.model, config.data.vocab_size)
+    assert parameters.count(shapes) > 0 and definition is not None
+
+
+def test_every_field_is_read_by_something():
+    sources = "\n".join(p.read_text() for p in (REPOSITORY / "mini_gpt").rglob("*.py"))
+    body = sources.replace((REPOSITORY / "mini_gpt" / "config.py").read_text(), "")
+    # Properties of the config that others read stand for the fields in them.
+    read_here = {"rope.fraction": "rotated_width", "model.position": "position_pattern"}
+    for name in configs.flatten(configs.to_dict(configs.load("configs/default.py"))):
+        leaf = name.split(".")[-1]
+        proxy = next((p for field, p in read_here.items() if name.endswith(field)), leaf)
+        if name == "model.dropout":  # stands for the three rates that follow it
+            continue
+        assert re.search(rf"\.{proxy}\b", body), f"nothing reads {name}"
+
+
+def test_defaults_are_filled_in():
+    config = configs.load(
+        "configs/default.py", {"context_length": 77, "model.dropout": 0.3, "model.attention_dropout": 0.0}
+    )
+    m = config.model
+    assert (m.max_positions, m.num_kv_heads, m.d_ff) == (77, m.num_heads, 4 * m.d_model)
+    assert (m.embedding_dropout, m.sublayer_dropout, m.attention_dropout) == (0.3, 0.3, 0.0)
+    assert m.dtype == "auto", "resolved when the model is built, not before"
+    swiglu = configs.load("configs/default.py", {"model.activation": "swiglu", "model.d_model": 96}).model
+    assert swiglu.d_ff == 256
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 3
+
+
+def test_config_json_gives_the_same_config(tmp_path):
+    config = configs.load("configs/tiny.py", {"model.position": ("rope", "none")})
+    (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(config)))
+    assert configs.read(tmp_path / "config.json") == config
+    assert configs.differences(config, configs.override(config, {"seed": "5"})) == {"seed": (0, 5)}
+
+
+def test_reading_a_config_touches_no_device():
+    program = "import sys, mini_gpt.config as c; c.load('configs/tiny.py'); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "typed, value",
+    [
+        ({"model.position": "alibi"}, "alibi"),
+        ({"model.position": "('rope', 'none')"}, ("rope", "none")),
+        ({"optimizer.learning_rate": "1e-4"}, 1e-4),
+        ({"optimizer.learning_rate": "1"}, 1.0),
+        ({"model.num_kv_heads": "2"}, 2),
+        ({"model.use_bias": "False"}, False),
+        ({"model.use_bias": "true"}, True),
+        ({"data.path": "None"}, None),
+        ({"data.path": "123"}, "123"),
+        ({"data.split_fractions": "(0.8, 0.1, 0.1)"}, (0.8, 0.1, 0.1)),
+        ({"mesh.data": "-1"}, -1),
+    ],
+)
+def test_values_typed_on_a_command_line_are_read_by_the_fields_type(typed, value):
+    (name,) = typed
+    assert configs.flatten(configs.to_dict(configs.load("configs/default.py", typed)))[name] == value
+
+
+BAD = [
+    ({"model.num_layer": "3"}, r"^model\.num_layer: no such config field; did you mean model\.num_layers\?$"),
+    ({"modle.num_layers": "3"}, r"did you mean model\.num_layers"),
+    ({"zzz": 1}, r"^zzz: no such config field$"),
+    ({"train.steps": "many"}, r"^train\.steps: found 'many'; must be a whole number$"),
+    ({"train.steps": 1.5}, "must be a whole number"),
+    ({"train.steps": True}, "must be a whole number"),
+    ({"optimizer.learning_rate": "fast"}, r"optimizer\.learning_rate: found 'fast'; must be a number"),
+    ({"model.use_bias": "maybe"}, r"model\.use_bias: found 'maybe'; must be true or false"),
+    ({"model.norm": "batchnorm"}, r"model\.norm: found 'batchnorm'; must be one of layernorm, rmsnorm"),
+    ({"data.split_fractions": (0.5, 0.5)}, r"must be a tuple of 3"),
+    ({"data.split_fractions": (0.5, 0.6, 0.1)}, "sum to 1"),
+    ({"model.d_model": 130}, r"model\.d_model: found 130; must be divisible by model\.num_heads \(4\)"),
+    ({"model.num_kv_heads": 3}, r"model\.num_kv_heads: found 3; must divide model\.num_heads \(4\)"),
+    ({"model.d_model": 12}, r"rope turns pairs of dimensions.* must be even"),
+    ({"model.position": "roap"}, "did you mean 'rope'"),
+    ({"model.position": ("rope", "learned")}, "learned acts once at the input and can't be part of a pattern"),
+    ({"model.position": ("sinusoidal", "none")}, "sinusoidal acts once at the input"),
+    ({"model.position": ("rope",) * 5}, r"must not be longer than model\.num_layers \(4\)"),
+    ({"model.position": ()}, "at least one"),
+    ({"model.dtype": "float16"}, r"model\.dtype: found 'float16'; must be one of auto, float32, bfloat16"),
+    ({"model.causal": False}, "a bidirectional model sees the next token: must be masked"),
+    ({"train.objective": "masked"}, r"set model\.causal=False"),
+    ({"model.dropout": 1.0}, r"model\.dropout: found 1\.0; must be in \[0, 1\)"),
+    ({"model.num_layers": 0}, r"model\.num_layers: found 0; must be at least 1"),
+    ({"train.label_smoothing": -0.1}, r"must be in \[0, 1\)"),
+    ({"train.batch_size": 10, "train.accumulation_steps": 4}, r"must be divisible by train\.accumulation_steps \(4\)"),
+    ({"optimizer.warmup_steps": 0}, "inverse_sqrt needs at least 1"),
+    ({"optimizer.schedule": "cosine", "optimizer.warmup_steps": 1000}, r"must be below train\.steps \(1000\)"),
+    ({"model.position": "learned", "model.max_positions": 9}, r"context_length: found 256; learned .* \(9\)"),
+    ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
+    ({"mesh.data": 0}, r"mesh\.data: found 0"),
+    ({"seed": -1}, "seed: found -1"),
+]
+
+
+@pytest.mark.parametrize("overrides, message", BAD, ids=lambda value: str(value)[:50])
+def test_bad_values_end_in_one_line_that_names_the_field(overrides, message):
+    with pytest.raises(UserError, match=message) as raised:
+        configs.load("configs/default.py", overrides)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("config.model.num_layer = 3", r"^model\.num_layer: no such config field; did you mean model\.num_layers"),
+        ("config.model.num_layers = 'three'", r"my\.py: TypeError|num_layers: found 'three'"),
+        ("config.model.heads: = 3", r"my\.py: SyntaxError"),
+        ("return 1 / 0", "my.py: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_mistake_in_a_config_file_ends_in_one_line(tmp_path, line, message):
+    file = tmp_path / "my.py"
+    file.write_text(
+        f"from configs import default\n\ndef get_config():\n    config = default.get_config()\n    {line}\n    return config\n"
+    )
+    with pytest.raises(UserError, match=message) as raised:
+        configs.load(str(file))
+    assert "\n" not in str(raised.value)
+
+
+def test_files_that_are_not_there_or_not_json(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.py not found"):
+        configs.load("configs/nothing.py")
+    with pytest.raises(UserError, match=r"config\.json: not found"):
+        configs.read(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json: not JSON"):
+        configs.read(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    with pytest.raises(UserError, match=r"config\.json: .*missing"):
+        configs.read(tmp_path / "config.json")
+    with pytest.raises(UserError, match="found preset 'gpt5'"):
+        configs.load("configs/presets.py:gpt5")

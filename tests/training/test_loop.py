@@ -1,0 +1,241 @@
+"""Whole runs: stopped and started again, refused, watched, and scored."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mini_gpt import config as configs
+from mini_gpt.errors import UserError
+from mini_gpt.evaluation import perplexity
+from mini_gpt.run import Run
+from mini_gpt.training import loop
+from mini_gpt.training.checkpoint import Checkpoints
+
+HARD = {"model__dropout": 0.2, "train__accumulation_steps": 2, "train__batch_size": 8, "data__isolate_documents": True}
+
+
+def rows(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_rates(row):
+    return {name: value for name, value in row.items() if name != "train/tokens_per_second"}
+
+
+class PowerCut(Exception):
+    pass
+
+
+def cut_after(monkeypatch, steps):
+    """Lets the next run prepare so many batches, and no more."""
+    iterate = loop.batches.iterate
+
+    def cut(train_batches, start):
+        yield from itertools.islice(iterate(train_batches, start), steps)
+        raise PowerCut
+
+    monkeypatch.setattr(loop.batches, "iterate", cut)
+
+
+def assert_same_bits(a, b):
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+
+
+@pytest.mark.parametrize("mesh", [1, 4])
+def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(small, tmp_path, monkeypatch, mesh):
+    config = small(train__steps=9, checkpoint__every=2, eval__every=3, mesh__data=mesh, **HARD)
+    whole = loop.train(config, tmp_path / "whole")
+    for steps in (3, 1, 4):  # cut in step 4, then in step 4 again, then in step 7
+        with monkeypatch.context() as patch, pytest.raises(PowerCut):
+            cut_after(patch, steps)
+            loop.train(config, tmp_path / "cut")
+    resumed = loop.train(config, tmp_path / "cut")
+    assert_same_bits(whole, resumed)
+    expected = list(map(without_rates, rows(tmp_path / "whole")))
+    assert list(map(without_rates, rows(tmp_path / "cut"))) == expected
+    assert [row["step"] for row in expected] == list(range(1, 10)), "each step once"
+
+
+def test_more_steps_go_on_where_the_schedule_has_no_end(small, tmp_path):
+    loop.train(small(train__steps=4), tmp_path / "run")
+    longer = loop.train(small(train__steps=8), tmp_path / "run")
+    assert_same_bits(longer.parameters, loop.train(small(train__steps=8), tmp_path / "whole").parameters)
+    assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, 9))
+    cosine = {"optimizer__schedule": "cosine"}
+    loop.train(small(train__steps=6, **cosine), tmp_path / "cosine")
+    with pytest.raises(UserError, match=r"train\.steps was 6, is 8"):
+        loop.train(small(train__steps=8, **cosine), tmp_path / "cosine")
+
+
+def test_what_is_watched(small, tmp_path):
+    loop.train(small(), tmp_path)
+    logged = rows(tmp_path)
+    assert set(logged[0]) == {"step"} | {
+        f"train/{name}"
+        for name in ("loss", "objective", "learning_rate", "gradient_norm", "parameter_norm", "tokens_per_second")
+    }
+    layers = {f"attention/{kind}/layer_{n}" for kind in ("logit_variance", "entropy") for n in range(2)}
+    assert set(logged[3]) - set(logged[0]) == {"validation/loss", "validation/bits_per_byte"} | layers
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    for name in logged[3]:
+        if name != "step":
+            points = [(event.step, event.value) for event in board.Scalars(name)]
+            expected = [(row["step"], row[name]) for row in logged if name in row]
+            assert [step for step, _ in points] == [step for step, _ in expected], name
+            np.testing.assert_allclose([value for _, value in points], [value for _, value in expected], rtol=1e-6)
+    assert [event.step for event in board.Tensors("sample/text_summary")] == [4, 8]
+
+
+def test_a_continued_run_shows_each_step_once_in_tensorboard(small, tmp_path, monkeypatch):
+    config = small(checkpoint__every=4)
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        cut_after(patch, 6)
+        loop.train(config, tmp_path)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5]
+    loop.train(config, tmp_path)
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
+
+
+def test_the_last_checkpoints_and_the_best_are_kept_and_found_again(small, tmp_path, monkeypatch):
+    losses = iter([5.0, 2.0, 3.0, 4.0, 6.0, 7.0])
+
+    def scalars(self, parameters):
+        return {"validation/loss": next(losses)}
+
+    monkeypatch.setattr(loop.Evaluator, "scalars", scalars)
+    loop.train(small(train__steps=6, eval__every=1, checkpoint__every=1, checkpoint__keep=2), tmp_path)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
+    assert sorted(checkpoints.manager.all_steps()) == [2, 5, 6]
+    assert [checkpoints.resolve(which) for which in ("last", "best", "5")] == [6, 2, 5]
+    assert checkpoints.best_loss() == 2.0
+    with pytest.raises(UserError, match="must be last, best or one of 2, 5, 6"):
+        checkpoints.resolve("3")
+    assert Run(tmp_path, checkpoint="best").step == 2
+
+
+def test_a_better_evaluation_is_saved_between_two_checkpoints(small, tmp_path, monkeypatch):
+    losses = iter([5.0, 2.0, 3.0])
+    monkeypatch.setattr(loop.Evaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
+    loop.train(small(train__steps=6, eval__every=2, checkpoint__every=6, checkpoint__keep=1), tmp_path)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
+    assert [checkpoints.resolve(which) for which in ("last", "best")] == [6, 4]
+
+
+def test_the_same_configuration_gives_the_same_bits_in_another_directory(small, tmp_path):
+    assert_same_bits(loop.train(small(**HARD), tmp_path / "a"), loop.train(small(**HARD), tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model__position": "alibi"}, r"model\.position was 'rope', is 'alibi'"),
+        ({"seed": 1}, "seed was 0, is 1"),
+        ({"train__batch_size": 4}, r"train\.batch_size was 8, is 4"),
+    ],
+)
+def test_a_workdir_of_another_run_is_refused_and_left_alone(small, tmp_path, change, message):
+    loop.train(small(train__steps=2), tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    with pytest.raises(UserError, match=message):
+        loop.train(small(train__steps=4, **change), tmp_path / "run")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_workdir_is_continued_with_other_free_fields_and_a_moved_corpus_but_not_with_another_text(
+    small, tmp_path, corpus_files
+):
+    loop.train(small(train__steps=2), tmp_path / "run")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    from pathlib import Path
+
+    for path in sorted(Path(corpus_files).parent.glob("*.txt")):
+        (moved / path.name).write_bytes(path.read_bytes())
+    free = {"eval__every": 1, "checkpoint__keep": 1, "mesh__data": 2, "data__path": f"{moved}/*.txt"}
+    loop.train(small(train__steps=3, **free), tmp_path / "run")
+    (moved / "000.txt").write_text("something else")
+    with pytest.raises(UserError, match=r"data\.corpus: .*fingerprint"):
+        loop.train(small(train__steps=4, **free), tmp_path / "run")
+
+
+def test_nothing_is_written_where_the_run_can_not_start(small, tmp_path):
+    for bad in ({"context_length": 100_000}, {"data__split_fractions": (1.0, 0.0, 0.0)}, {"mesh__data": 3}):
+        with pytest.raises(UserError):
+            loop.train(small(**bad), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "mesh, batch, message",
+    [
+        ({"mesh__data": 8}, 12, r"train\.batch_size: found 12; must be divisible by 8"),
+        ({"mesh__data": 2, "mesh__fsdp": 2, "train__accumulation_steps": 3}, 6, "must be divisible by 12"),
+        ({"mesh__data": -1, "mesh__tensor": 3}, 8, "mesh: found data=-1, fsdp=1, tensor=3.* 8 devices"),
+        ({"mesh__data": 16}, 16, "must fit the 8 devices"),
+    ],
+)
+def test_a_batch_or_a_mesh_that_does_not_fit_the_devices_is_refused(small, tmp_path, mesh, batch, message):
+    with pytest.raises(UserError, match=message):
+        loop.train(small(train__batch_size=batch, **mesh), tmp_path / "run")
+
+
+@pytest.mark.parametrize("position", ["none", "learned", "sinusoidal", "rope", "alibi", "t5"])
+def test_C9_every_encoding_learns(small, tmp_path, position):
+    config = small(
+        model__position=position,
+        train__steps=60,
+        optimizer__learning_rate=1e-2,
+        optimizer__warmup_steps=10,
+        train__log_every=10,
+        eval__every=60,
+        checkpoint__every=60,
+    )
+    loop.train(config, tmp_path)
+    logged = rows(tmp_path)
+    # Words of a vocabulary of twelve, drawn at random: about log2(12) bits a word, a nat a byte is well within reach.
+    assert logged[0]["train/loss"] > 5 and logged[-1]["validation/loss"] < 1.7
+
+
+def test_C8_masked_prediction_trains_and_is_scored_on_the_masked_tokens_alone(small, tmp_path, capsys):
+    config = small(train__objective="masked", model__causal=False)
+    loop.train(config, tmp_path)
+    assert "validation/bits_per_byte" not in rows(tmp_path)[-1]
+    run = Run(tmp_path)
+    tokens = run.store.split("validation").tokens
+    score = perplexity.score_split(run.definition, run.parameters, config, tokens, run.tokenizer.token_bytes, run.mesh)
+    blocks = len(tokens) // config.context_length
+    assert score.tokens == pytest.approx(0.15 * blocks * config.context_length, rel=0.3)
+    assert f"({score.tokens:,} tokens, the whole split" in capsys.readouterr().out
+
+
+def test_the_last_words_are_the_numbers_of_the_whole_split_and_what_to_type_next(small, tmp_path, capsys):
+    loop.train(small(), tmp_path)
+    said = capsys.readouterr().out
+    run = Run(tmp_path)
+    tokens = run.store.split("validation").tokens
+    model = run.parameters and loop.model_parameters.merge(run.definition, run.parameters)
+    total, length = 0.0, run.config.context_length
+    for start in range(0, len(tokens) - 1, length):  # block by block, with nothing of the scorer's
+        block = np.asarray(tokens[start : start + length + 1], np.int64)
+        logits = np.asarray(model(block[None, :-1])[0], np.float64)
+        total += (np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(block) - 1), block[1:]]).sum()
+    size = sum(token != 256 for token in tokens[1:])
+    nll, bits = total / (len(tokens) - 1), total / np.log(2) / size
+    assert f"Validation loss {nll:.4f} nats a token, {bits:.3f} bits a byte ({len(tokens) - 1:,} tokens" in said
+    for command in ("tensorboard --logdir=", "python eval.py --workdir=", "python sample.py --workdir="):
+        assert f"{command}{tmp_path}" in said
+
+
+def test_config_json_is_the_resolved_config(small, tmp_path):
+    config = small()
+    loop.train(config, tmp_path)
+    assert configs.read(tmp_path / "config.json") == config
+    assert json.loads((tmp_path / "config.json").read_text())["model"]["d_ff"] == 128
