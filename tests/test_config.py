@@ -140,7 +140,8 @@ def test_bad_values_end_in_one_line_that_names_the_field(overrides, message):
 def test_a_mistake_in_a_config_file_ends_in_one_line(tmp_path, line, message):
     file = tmp_path / "my.py"
     file.write_text(
-        f"from configs import default\n\ndef get_config():\n    config = default.get_config()\n    {line}\n    return config\n"
+        f"from configs import default\n\ndef get_config():\n    config = default.get_config()\n    {line}\n"
+        "    return config\n"
     )
     with pytest.raises(UserError, match=message) as raised:
         configs.load(str(file))

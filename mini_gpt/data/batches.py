@@ -19,13 +19,14 @@ class TrainBatches:
     in an order and from an offset of its own. A batch holds inputs_BL and targets_BL (int32), weights_BL (float32, what
     counts in the loss), and with `data.isolate_documents` segments_BL and positions_BL (int32).
 
-    rows: which rows of the global batch this host takes. Raises UserError where the split is too short.
+    vocab_size: the tokenizer's, whose last id is the separator; the id after it is the mask. rows: which rows of the
+    global batch this host takes. Raises UserError where the split is too short.
     """
 
-    def __init__(self, split: TokenSplit, config: Config, *, mask_token: int, rows: slice = slice(None)):
+    def __init__(self, split: TokenSplit, config: Config, *, vocab_size: int, rows: slice = slice(None)):
         self.split = split
         self.config = config
-        self.mask_token = mask_token
+        self.vocab_size = vocab_size
         self.rows = rows
         length = config.context_length
         targets = len(split.tokens) - 1
@@ -45,14 +46,22 @@ class TrainBatches:
     def __getitem__(self, step: int) -> Batch:
         config = self.config
         places = range(step * config.train.batch_size, (step + 1) * config.train.batch_size)[self.rows]
-        starts = np.array([self._start(place) for place in places])
-        seeds = [(config.seed, place) for place in places]
-        return make_batch(self.split, starts, config, mask_token=self.mask_token, seeds=seeds)
+        windows = np.stack([self._window(place) for place in places]).astype(np.int32)
+        if config.train.objective == "next_token":
+            batch = {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
+            batch["weights"] = np.ones(batch["targets"].shape, np.float32)
+        else:
+            seeds = [(config.seed, place) for place in places]
+            batch = _masked(windows[:, :-1], config.train.mask_rate, self.vocab_size, seeds)
+        if config.data.isolate_documents:
+            batch |= documents(windows[:, :-1], separator=self.vocab_size - 1)
+        return batch
 
-    def _start(self, place: int) -> int:
-        epoch = place // self.windows
-        offset = np.random.default_rng((self.config.seed, epoch)).integers(self.slack + 1)
-        return int(offset) + int(self.order[place]) * self.config.context_length
+    def _window(self, place: int) -> np.ndarray:
+        length = self.config.context_length
+        offset = np.random.default_rng((self.config.seed, place // self.windows)).integers(self.slack + 1)
+        start = int(offset) + int(self.order[place]) * length
+        return self.split.tokens[start : start + length + 1]
 
 
 def iterate(batches: TrainBatches, start: int) -> Iterator[Batch]:
@@ -61,44 +70,29 @@ def iterate(batches: TrainBatches, start: int) -> Iterator[Batch]:
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
 
 
-def masked_blocks(
-    tokens: np.ndarray, config: Config, *, mask_token: int, batch_size: int
-) -> Iterator[tuple[int, Batch]]:
+def documents(tokens_BL: np.ndarray, *, separator: int) -> Batch:
+    """Gives segments_BL, one number a document, and positions_BL, which restart in each; both int32.
+
+    A separator opens the document that follows it, so that a document's first token is predicted from it alone.
+    """
+    opens_BL = tokens_BL == separator
+    places_BL = np.broadcast_to(np.arange(tokens_BL.shape[1], dtype=np.int32), tokens_BL.shape)
+    first_BL = np.maximum.accumulate(np.where(opens_BL, places_BL, 0), axis=1)
+    return {"segments": np.cumsum(opens_BL, axis=1, dtype=np.int32), "positions": places_BL - first_BL}
+
+
+def masked_blocks(tokens: np.ndarray, config: Config, *, vocab_size: int) -> Iterator[tuple[int, Batch]]:
     """Yields (rows, batch) over a stream's whole blocks, their masks drawn from the place of the block alone.
 
     The last batch is filled up with copies of its first block: past `rows`, nothing counts.
     """
-    length = config.context_length
+    length, batch_size = config.context_length, config.train.batch_size
     blocks = range(0, len(tokens) - length + 1, length)
     for first in range(0, len(blocks), batch_size):
         starts = list(blocks[first : first + batch_size])
         filled = starts + starts[:1] * (batch_size - len(starts))
         windows_BL = np.stack([tokens[start : start + length] for start in filled]).astype(np.int32)
-        yield len(starts), _masked(windows_BL, config.train.mask_rate, mask_token, [(0, start) for start in filled])
-
-
-def make_batch(
-    split: TokenSplit, starts: np.ndarray, config: Config, *, mask_token: int, seeds: list[tuple[int, int]]
-) -> Batch:
-    """Cuts windows at `starts[B]` and turns them into what the objective predicts; `seeds[B]` draw the masks."""
-    length = config.context_length
-    windows = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int32)
-    if config.train.objective == "next_token":
-        weights_BL = np.ones((len(starts), length), np.float32)
-        batch = {"inputs": windows[:, :-1], "targets": windows[:, 1:], "weights": weights_BL}
-    else:
-        batch = _masked(windows[:, :-1], config.train.mask_rate, mask_token, seeds)
-    if config.data.isolate_documents:
-        places_BL = starts[:, None] + np.arange(length)
-        # The separator opens the document that follows it, so that a document's first token is predicted from it alone.
-        opens = split.document_starts - 1
-        document_BL = np.searchsorted(opens, places_BL, side="right")
-        first_BL = np.maximum(opens[document_BL - 1], starts[:, None])
-        batch |= {
-            "segments": document_BL.astype(np.int32),
-            "positions": (places_BL - first_BL).astype(np.int32),
-        }
-    return batch
+        yield len(starts), _masked(windows_BL, config.train.mask_rate, vocab_size, [(0, start) for start in filled])
 
 
 def _masked(tokens_BL: np.ndarray, rate: float, mask_token: int, seeds: list[tuple[int, int]]) -> Batch:

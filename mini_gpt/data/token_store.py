@@ -1,4 +1,4 @@
-"""The tokenised corpus on disk: one file of tokens a split, memory-mapped, with the documents' starts."""
+"""The tokenised corpus on disk: one file of tokens a split, memory-mapped, documents joined by a separator."""
 
 import contextlib
 import hashlib
@@ -19,16 +19,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenSplit:
-    """`tokens[T]` is the joined stream, separators between documents; `document_starts[D]` are their first places."""
+    """`tokens[T]` is the joined stream, with a separator between documents."""
 
     name: str
     tokens: np.ndarray
-    document_starts: np.ndarray
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """A directory with `meta.json` and, for each split, SPLIT.tokens and SPLIT.starts."""
+    """A directory with `meta.json` and, for each split, SPLIT.tokens."""
 
     directory: Path
     meta: dict
@@ -44,7 +43,7 @@ class TokenStore:
                 "give it a larger share, or the corpus more text"
             )
         tokens = np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=(counts["tokens"],))
-        return TokenSplit(name, tokens, np.fromfile(self.directory / f"{name}.starts", np.int64))
+        return TokenSplit(name, tokens)
 
 
 def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
@@ -63,7 +62,6 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
     dtype = np.dtype(np.uint16 if tokenizers.vocab_size(tokenizer) <= 2**16 else np.uint32)
     separator = np.array([tokenizers.separator(tokenizer)], dtype)
     counts = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in corpora.SPLITS}
-    starts = {split: [] for split in corpora.SPLITS}
     with contextlib.ExitStack() as stack:
         files = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in corpora.SPLITS}
         for split, text in corpora.split_documents(corpus, data):
@@ -71,7 +69,6 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
             if count["documents"]:
                 files[split].write(separator)
                 count["tokens"] += 1
-            starts[split].append(count["tokens"])
             tokens = tokenizer.encode(text).astype(dtype)
             files[split].write(tokens)
             count["tokens"] += len(tokens)
@@ -79,8 +76,6 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
             count["bytes"] += len(text.encode())
     if not sum(count["tokens"] for count in counts.values()):
         raise UserError(f"data.corpus: {corpus.name} holds no text; give a corpus with documents in it")
-    for split in corpora.SPLITS:
-        np.array(starts[split], np.int64).tofile(directory / f"{split}.starts")
     meta = {
         "format": FORMAT,
         "corpus": corpus.name,

@@ -20,20 +20,28 @@ from mini_gpt.model.parameters import Parameters
 STRETCHES = 16
 
 
-def make_nll_fn(definition: nnx.GraphDef, parameters: Parameters, mesh: Mesh) -> NllFn:
-    """Gives nll_fn(inputs_BL, targets_BL) -> nll_BL over NumPy arrays; the batch is divided over the mesh."""
+def make_nll_fn(
+    definition: nnx.GraphDef, parameters: Parameters, mesh: Mesh, *, isolate_at: int | None = None
+) -> NllFn:
+    """Gives nll_fn(inputs_BL, targets_BL) -> nll_BL over NumPy arrays; the batch is divided over the mesh.
+
+    isolate_at: the separator at which documents are isolated, for a model that was trained so.
+    """
 
     def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
-        batch = jax.device_put((inputs_BL, targets_BL), sharding.batch_sharding(mesh))
-        return np.asarray(_nll(definition, mesh, parameters, *batch))
+        batch = {"inputs": inputs_BL, "targets": targets_BL}
+        if isolate_at is not None:
+            batch |= batches.documents(inputs_BL, separator=isolate_at)
+        return np.asarray(_nll(definition, mesh, parameters, jax.device_put(batch, sharding.batch_sharding(mesh))))
 
     return nll_fn
 
 
 @functools.partial(jax.jit, static_argnames=("definition", "mesh"))
-def _nll(definition, mesh, parameters, inputs_BL, targets_BL):
+def _nll(definition, mesh, parameters, batch):
     model = model_parameters.merge(definition, parameters)
-    nll_BL = losses.nll(model(inputs_BL), targets_BL)
+    logits_BLV = model(batch["inputs"], batch.get("positions"), batch.get("segments"))
+    nll_BL = losses.nll(logits_BLV, batch["targets"])
     return jax.lax.with_sharding_constraint(nll_BL, NamedSharding(mesh, PartitionSpec()))
 
 
@@ -59,7 +67,8 @@ def score_split(
     least = 2 if config.train.objective == "next_token" else length + 1
     if len(tokens) < least:
         raise UserError(f"data.corpus: the split has {len(tokens)} tokens; at least {least} are needed to score any")
-    nll_fn = make_nll_fn(definition, parameters, mesh)
+    separator = len(token_bytes) - 1 if config.data.isolate_documents else None
+    nll_fn = make_nll_fn(definition, parameters, mesh, isolate_at=separator)
     score_stretch = _score_next if config.train.objective == "next_token" else _score_masked
     scores = [score_stretch(nll_fn, part, config, token_bytes) for part in stretches(tokens, most_tokens, length)]
     return Score(sum(s.nll_sum for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
@@ -86,9 +95,7 @@ def _score_next(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: 
 
 def _score_masked(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray) -> Score:
     nll_sum, count = 0.0, 0
-    for rows, batch in batches.masked_blocks(
-        tokens, config, mask_token=len(token_bytes), batch_size=config.train.batch_size
-    ):
+    for rows, batch in batches.masked_blocks(tokens, config, vocab_size=len(token_bytes)):
         nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
         nll_sum += float(nll_BL[:rows].sum(dtype=np.float64))
         count += int(batch["weights"][:rows].sum())

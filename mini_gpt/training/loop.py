@@ -43,13 +43,13 @@ def train(config: Config, workdir: Path) -> TrainState:
     corpus = corpora.open_corpus(config.data)
     tokenizer, new = workdirs.find_or_fit_tokenizer(workdir, config, corpus)
     store = token_store.open_store(corpus, config.data, tokenizer)
-    vocab_size = model_vocab_size(config, tokenizer)
     train_batches = batches.TrainBatches(
         store.split("train"),
         config,
-        mask_token=vocab_size - 1,
+        vocab_size=tokenizers.vocab_size(tokenizer),
         rows=sharding.host_rows(config.train.batch_size),
     )
+    vocab_size = model_vocab_size(config, tokenizer)
     optimizer = make_optimizer(config)
     definition, like = states.abstract(config, vocab_size, optimizer, mesh)
     evaluator = Evaluator(config, definition, store.split("validation"), tokenizer, mesh)

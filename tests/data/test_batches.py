@@ -9,12 +9,13 @@ from mini_gpt.data import batches
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.errors import UserError
 
-MASK = 5_000
+VOCAB = 5_000  # larger than any place, so that the mask is too
+MASK = VOCAB
 
 
-def numbered(count, starts=(0,)):
+def numbered(count):
     """Gives a split whose tokens are their own places."""
-    return TokenSplit("train", np.arange(count), np.array(starts, np.int64))
+    return TokenSplit("train", np.arange(count))
 
 
 def rows_of(train_batches, steps):
@@ -23,11 +24,11 @@ def rows_of(train_batches, steps):
 
 def test_restoring_at_any_step_gives_the_same_tail(small):
     config = small(train__steps=12, train__batch_size=4, train__objective="masked", model__causal=False)
-    train_batches = batches.TrainBatches(numbered(1000), config, mask_token=MASK)
+    train_batches = batches.TrainBatches(numbered(1000), config, vocab_size=VOCAB)
     whole = list(batches.iterate(train_batches, 0))
     assert len(whole) == 12
     for start in range(13):
-        again = batches.TrainBatches(numbered(1000), config, mask_token=MASK)
+        again = batches.TrainBatches(numbered(1000), config, vocab_size=VOCAB)
         tail = list(batches.iterate(again, start)) if start < 12 else []
         assert len(tail) == 12 - start
         for left, right in zip(whole[start:], tail, strict=True):
@@ -38,9 +39,9 @@ def test_restoring_at_any_step_gives_the_same_tail(small):
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_take_consecutive_rows_of_one_global_batch(small, hosts):
     config = small(train__batch_size=8)
-    whole = batches.TrainBatches(numbered(2000), config, mask_token=MASK)
+    whole = batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB)
     shares = [
-        batches.TrainBatches(numbered(2000), config, mask_token=MASK, rows=slice(h * 8 // hosts, (h + 1) * 8 // hosts))
+        batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB, rows=slice(h * 8 // hosts, (h + 1) * 8 // hosts))
         for h in range(hosts)
     ]
     for step in range(5):
@@ -50,7 +51,7 @@ def test_hosts_take_consecutive_rows_of_one_global_batch(small, hosts):
 
 def test_an_epoch_visits_each_window_once_in_its_own_order_and_from_its_own_offset(small):
     config = small(context_length=10, train__batch_size=3)
-    train_batches = batches.TrainBatches(numbered(10 * 30 + 10), config, mask_token=MASK)
+    train_batches = batches.TrainBatches(numbered(10 * 30 + 10), config, vocab_size=VOCAB)
     assert train_batches.windows == 30
     offsets, orders = set(), []
     for epoch in range(6):
@@ -61,14 +62,14 @@ def test_an_epoch_visits_each_window_once_in_its_own_order_and_from_its_own_offs
         orders.append(tuple((starts - offset) // 10))
     assert len(offsets) > 1 and max(offsets) <= 19
     assert len(set(orders)) == 6
-    other = batches.TrainBatches(numbered(310), small(context_length=10, train__batch_size=3, seed=1), mask_token=MASK)
+    other = batches.TrainBatches(numbered(310), small(context_length=10, train__batch_size=3, seed=1), vocab_size=VOCAB)
     assert tuple(rows_of(other, range(10))[:, 0]) != tuple(rows_of(train_batches, range(10))[:, 0])
 
 
 @pytest.mark.parametrize("count", [11, 12, 19, 20, 21, 29, 30, 31, 57])
 def test_every_window_lies_inside_and_every_token_is_reached(small, count):
     config = small(context_length=10, train__batch_size=2, train__steps=300)
-    train_batches = batches.TrainBatches(numbered(count), config, mask_token=MASK)
+    train_batches = batches.TrainBatches(numbered(count), config, vocab_size=VOCAB)
     seen = set()
     for step in range(300):
         batch = train_batches[step]
@@ -80,13 +81,13 @@ def test_every_window_lies_inside_and_every_token_is_reached(small, count):
 
 def test_a_split_that_is_too_short_says_what_it_has_and_needs(small):
     with pytest.raises(UserError, match=r"32 tokens; context_length=32 needs at least 33"):
-        batches.TrainBatches(numbered(32), small(), mask_token=MASK)
-    batches.TrainBatches(numbered(33), small(), mask_token=MASK)
+        batches.TrainBatches(numbered(32), small(), vocab_size=VOCAB)
+    batches.TrainBatches(numbered(33), small(), vocab_size=VOCAB)
 
 
 def test_C8_masked_prediction_hides_what_it_asks_for(small):
     config = small(train__objective="masked", model__causal=False, train__batch_size=64, context_length=100)
-    batch = batches.TrainBatches(numbered(4000), config, mask_token=MASK)[0]
+    batch = batches.TrainBatches(numbered(4000), config, vocab_size=VOCAB)[0]
     chosen = batch["weights"] == 1
     assert set(np.unique(batch["weights"])) == {0.0, 1.0}
     assert chosen.mean() == pytest.approx(0.15, abs=0.015)
@@ -99,10 +100,10 @@ def test_C8_masked_prediction_hides_what_it_asks_for(small):
 
 
 def test_masked_evaluation_blocks_are_the_same_whatever_the_batch(small):
-    config, tokens = small(train__objective="masked", model__causal=False, context_length=10), np.arange(95)
-    by_size = []
+    tokens, by_size = np.arange(95), []
     for batch_size in (2, 4, 9):
-        found = list(batches.masked_blocks(tokens, config, mask_token=MASK, batch_size=batch_size))
+        config = small(train__objective="masked", model__causal=False, context_length=10, train__batch_size=batch_size)
+        found = list(batches.masked_blocks(tokens, config, vocab_size=VOCAB))
         assert {batch["inputs"].shape for _, batch in found} == {(batch_size, 10)}
         by_size.append({name: np.concatenate([b[name][:rows] for rows, b in found]) for name in found[0][1]})
     for a, b in itertools.pairwise(by_size):
@@ -111,12 +112,17 @@ def test_masked_evaluation_blocks_are_the_same_whatever_the_batch(small):
     np.testing.assert_array_equal(by_size[0]["targets"], np.arange(90).reshape(9, 10))
 
 
-def test_isolated_documents_restart_positions_and_open_with_their_separator(small):
-    config = small(data__isolate_documents=True, context_length=8)
-    # Three documents: tokens 0-3, separator 4, 5-9, separator 10, 11-29.
-    split = numbered(30, starts=(0, 5, 11))
-    batch = batches.make_batch(split, np.array([2, 4, 12]), config, mask_token=MASK, seeds=[(0, 0)] * 3)
-    np.testing.assert_array_equal(batch["segments"], [[1, 1, 2, 2, 2, 2, 2, 2], [2, 2, 2, 2, 2, 2, 3, 3], [3] * 8])
-    np.testing.assert_array_equal(
-        batch["positions"], [[0, 1, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 0, 1], list(range(8))]
-    )
+def test_isolated_documents_restart_positions_and_open_with_their_separator():
+    found = batches.documents(np.array([[7, 7, 9, 7, 7, 7, 9, 9], [9, 7, 7, 7, 7, 7, 7, 7]]), separator=9)
+    np.testing.assert_array_equal(found["segments"], [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
+    np.testing.assert_array_equal(found["positions"], [[0, 1, 0, 1, 2, 3, 0, 0], list(range(8))])
+
+
+def test_C8_documents_are_told_apart_before_the_masks_hide_their_separators(small):
+    words = np.where(np.arange(3000) % 7 == 0, VOCAB - 1, 5)
+    config = small(train__objective="masked", model__causal=False, train__mask_rate=0.9, data__isolate_documents=True)
+    batch = batches.TrainBatches(TokenSplit("train", words), config, vocab_size=VOCAB)[0]
+    expected = batches.documents(batch["targets"], separator=VOCAB - 1)
+    for name in ("segments", "positions"):
+        np.testing.assert_array_equal(batch[name], expected[name])
+    assert (batch["inputs"] != batch["targets"]).mean() > 0.5

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mini_gpt import config as configs
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity
+from mini_gpt.model import parameters
 from mini_gpt.run import Run
 from mini_gpt.training import loop
 from mini_gpt.training.checkpoint import Checkpoints
@@ -155,8 +157,6 @@ def test_a_workdir_is_continued_with_other_free_fields_and_a_moved_corpus_but_no
     loop.train(small(train__steps=2), tmp_path / "run")
     moved = tmp_path / "moved"
     moved.mkdir()
-    from pathlib import Path
-
     for path in sorted(Path(corpus_files).parent.glob("*.txt")):
         (moved / path.name).write_bytes(path.read_bytes())
     free = {"eval__every": 1, "checkpoint__keep": 1, "mesh__data": 2, "data__path": f"{moved}/*.txt"}
@@ -221,7 +221,7 @@ def test_the_last_words_are_the_numbers_of_the_whole_split_and_what_to_type_next
     said = capsys.readouterr().out
     run = Run(tmp_path)
     tokens = run.store.split("validation").tokens
-    model = run.parameters and loop.model_parameters.merge(run.definition, run.parameters)
+    model = parameters.merge(run.definition, run.parameters)
     total, length = 0.0, run.config.context_length
     for start in range(0, len(tokens) - 1, length):  # block by block, with nothing of the scorer's
         block = np.asarray(tokens[start : start + length + 1], np.int64)

@@ -1,0 +1,34 @@
+"""The One Billion Word benchmark (Chelba et al. 2013) from TFDS: 30 million shuffled sentences, BPE of 32,768, RoPE.
+
+    python train.py --config=configs/lm1b.py
+
+TFDS downloads 1.8 GB; its builder needs TensorFlow to prepare it (pip install tensorflow, once; or prepare it elsewhere
+with file_format='array_record' and give data.path), and training does not. TFDS's own test split is kept, validation is
+taken from train. Sentences are isolated from each other, in evaluation too. Meant for one GPU or TPU host. Not run here:
+no network.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+
+
+def get_config() -> ConfigDict:
+    config = default.get_config()
+    config.context_length = 256
+    config.model.num_layers = 12
+    config.model.d_model = 768
+    config.model.num_heads = 12
+    config.data.corpus = "tfds:lm1b"
+    config.data.split_fractions = (0.998, 0.001, 0.001)
+    config.data.tokenizer = "bpe"
+    config.data.vocab_size = 32_768
+    config.data.isolate_documents = True
+    config.train.steps = 50_000
+    config.train.batch_size = 512
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 2000
+    config.eval.every = 1000
+    config.eval.tokens = 2**20
+    config.checkpoint.every = 1000
+    return config
