@@ -29,7 +29,7 @@ def get_config() -> ConfigDict:
     config.optimizer.warmup_steps = 100
     config.optimizer.weight_decay = 0.1
     config.optimizer.b2 = 0.99
-    config.eval.every = 500
+    config.eval.every = 200
     config.eval.tokens = 16_384
-    config.checkpoint.every = 500
+    config.checkpoint.every = 1000
     return config
