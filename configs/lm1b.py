@@ -2,10 +2,9 @@
 
     python train.py --config=configs/lm1b.py
 
-TFDS downloads 1.8 GB; its builder needs TensorFlow to prepare it (pip install tensorflow, or prepare it elsewhere
-with file_format='array_record' and give data.path), and training does not. TFDS's own test split is kept, validation is
-taken from train. Sentences are isolated from each other, in evaluation too. Meant for one GPU or TPU host. Not run here:
-no network.
+TFDS downloads 1.8 GB; its builder needs TensorFlow to prepare it (pip install tensorflow, or prepare it elsewhere as
+array_record and give data.path); training does not. TFDS's own test split is kept, validation is taken from train.
+Sentences are isolated from each other, in evaluation too. Meant for one GPU or TPU host. Not run here: no network.
 """
 
 from ml_collections import ConfigDict

@@ -6,15 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+from tqdm import tqdm
 
 from mini_gpt import config as configs
 from mini_gpt.data import cache
 from mini_gpt.errors import UserError
 
 
+class _AboveTheBar(logging.Handler):
+    """Writes a line above the progress bar, where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
 def set_up(cache_dir: str | None = None) -> None:
     """Shows our own log lines and no library's, and keeps compiled programs for the next start."""
-    logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr, force=True)
+    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_AboveTheBar()], force=True)
     logging.getLogger("absl").setLevel(logging.ERROR)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
     jax.config.update("jax_compilation_cache_dir", str(cache.directory(cache_dir) / "compiled"))

@@ -27,7 +27,7 @@ class Run:
         self.overrides = dict(overrides or {})
         self.config: Config = configs.override(configs.read(workdir / workdirs.CONFIG), self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
-        self.mesh = sharding.make_mesh(self.config.mesh)
+        self.mesh = sharding.make_reading_mesh(self.config)
         checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
         self.step = checkpoints.resolve(checkpoint)
         vocab_size = model_vocab_size(self.config, self.tokenizer)

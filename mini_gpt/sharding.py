@@ -39,6 +39,14 @@ def make_mesh(config: MeshConfig) -> Mesh:
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[: math.prod(shape)])
 
 
+def make_reading_mesh(config: Config) -> Mesh:
+    """Makes a mesh for reading a run on whatever devices are here: its inner axes where they fit, then the batch's."""
+    inner, count = config.mesh.fsdp * config.mesh.tensor, len(jax.devices())
+    fsdp, tensor = (config.mesh.fsdp, config.mesh.tensor) if inner <= count else (1, 1)
+    data = math.gcd(count // (fsdp * tensor), config.train.batch_size // fsdp)
+    return make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
+
+
 def check_batch(config: Config, mesh: Mesh) -> None:
     """Raises UserError where the batch is not divided evenly by the devices that split it."""
     shares = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulation_steps

@@ -15,12 +15,11 @@ def evaluate_perplexity(run: Run, split: str) -> dict:
         run.definition, run.parameters, run.config, tokens, run.tokenizer.token_bytes, run.mesh
     )
     masked = run.config.train.objective == "masked"
-    length = run.config.context_length
     return {
         "checkpoint_step": run.step,
         "split": split,
-        "protocol": f"blocks of {length}" + (f", masked at {run.config.train.mask_rate}" if masked else ""),
-        "context_length": length,
+        "protocol": "masked blocks" if masked else "blocks",
+        "context_length": run.config.context_length,
         "nll": score.nll,
         "perplexity": score.perplexity,
         "bits_per_byte": score.bits_per_byte if score.bytes else None,

@@ -51,7 +51,7 @@ def test_train_eval_and_sample(monkeypatch, flags, tmp_path, capsys):
         "checkpoint_step", "split", "protocol", "context_length", "nll", "perplexity", "bits_per_byte", "tokens_scored",
         "bytes_scored", "overrides",
     ]  # fmt: skip
-    assert (result["checkpoint_step"], result["split"], result["protocol"]) == (4, "validation", "blocks of 32")
+    assert (result["checkpoint_step"], result["split"], result["protocol"]) == (4, "validation", "blocks")
     assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))
     assert result["bits_per_byte"] == pytest.approx(
         result["nll"] * result["tokens_scored"] / math.log(2) / result["bytes_scored"]

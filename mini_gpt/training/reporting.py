@@ -24,7 +24,7 @@ class Reporter:
         self.tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
         self.steps = steps
         self.step = start
-        self.started, self.start = time.monotonic(), start
+        self.first: tuple[float, int] | None = None  # time and step of the first row: what came before was compilation
         self.last_line = 0.0
         self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if sys.stderr.isatty() else None
 
@@ -53,23 +53,22 @@ class Reporter:
             self.bar.close()
 
     def _show(self, step: int, values: dict[str, float]) -> None:
-        loss = values.get("train/loss")
-        rate = values.get("train/tokens_per_second")
+        loss, rate = values["train/loss"], values["train/tokens_per_second"]
         if self.bar is not None:
             self.bar.update(step - self.step)
-            self.bar.set_postfix_str(f"loss {loss:.3f}" + (f", {rate:,.0f} tokens/s" if rate else ""), refresh=False)
+            self.bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s")
         now = time.monotonic()
+        self.first = self.first or (now, step)
         if "validation/loss" in values:
-            log.info(
-                "step %d: validation loss %.4f nats a token, %.3f bits a byte",
-                step,
-                values["validation/loss"],
-                values.get("validation/bits_per_byte", float("nan")),
-            )
+            bits = values.get("validation/bits_per_byte")
+            tail = f", {bits:.3f} bits a byte" if bits is not None else ""
+            log.info(f"step {step} of {self.steps}: validation loss {values['validation/loss']:.4f} nats a token{tail}")
         elif self.bar is None and now - self.last_line > SECONDS_BETWEEN_LINES:
-            left = (now - self.started) / max(1, step - self.start) * (self.steps - step)
-            speed = f"{rate:,.0f} tokens/s, " if rate else ""
-            log.info("step %d of %d: loss %.3f, %s%s left", step, self.steps, loss, speed, tqdm.format_interval(left))
+            line = f"step {step} of {self.steps}: loss {loss:.3f}, {rate:,.0f} tokens/s"
+            if step > self.first[1]:
+                left = (now - self.first[0]) / (step - self.first[1]) * (self.steps - step)
+                line += f", {tqdm.format_interval(left)} left"
+            log.info(line)
             self.last_line = now
         self.step = step
 

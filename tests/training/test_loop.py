@@ -239,3 +239,22 @@ def test_config_json_is_the_resolved_config(small, tmp_path):
     loop.train(config, tmp_path)
     assert configs.read(tmp_path / "config.json") == config
     assert json.loads((tmp_path / "config.json").read_text())["model"]["d_ff"] == 128
+
+
+@pytest.mark.parametrize("written, read", [((4, 1, 1), 8), ((2, 2, 2), 8), ((2, 2, 2), 1)])
+def test_a_run_is_read_on_other_devices_than_it_was_written_on(small, tmp_path, monkeypatch, written, read):
+    data, fsdp, tensor = written
+    loop.train(small(mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor), tmp_path)
+    devices = jax.devices()[:read]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    run = Run(tmp_path)
+    assert len(run.mesh.devices.ravel()) == read
+    tokens = run.store.split("validation").tokens
+    score = perplexity.score_split(
+        run.definition, run.parameters, run.config, tokens, run.tokenizer.token_bytes, run.mesh
+    )
+    whole = next(row for row in rows(tmp_path) if row["step"] == 8)
+    assert score.nll == pytest.approx(whole["validation/loss"], abs=0.3)
+    alone = parameters.merge(run.definition, jax.device_get(run.parameters))(np.asarray(tokens[None, :32]))
+    again = parameters.merge(run.definition, run.parameters)(np.asarray(tokens[None, :32]))
+    np.testing.assert_allclose(alone, again, atol=1e-5)
