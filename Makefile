@@ -12,11 +12,13 @@ test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/python -m pytest -q -n 2 tests
 
-# The newest Python of the supported range, where this machine has it.
+# The newest Python of the supported range, where this machine has it, on the PATH or in pyenv.
+NEWER = python3.13 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.13*/bin/python3 \
+        python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3
 test-newest:
-	@newest=$$(for p in python3.13 python3.12; do command -v $$p >/dev/null && $$p -c '' 2>/dev/null && echo $$p && break; done); \
-	if [ -z "$$newest" ]; then echo "no Python newer than 3.11 here: nothing to do"; \
-	else $(MAKE) test PYTHON=$$newest VENV=.venv-newest; fi
+	@for python in $(NEWER); do \
+	  if "$$python" -c '' 2>/dev/null; then exec $(MAKE) test PYTHON="$$python" VENV=.venv-newest; fi; \
+	done; echo "no Python newer than 3.11 here: nothing to do"
 
 # The oldest versions that requirements.txt admits.
 test-oldest:
