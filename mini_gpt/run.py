@@ -8,10 +8,10 @@ from flax import nnx
 
 from mini_gpt import config as configs
 from mini_gpt import sharding
-from mini_gpt.config import Config
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from mini_gpt.config import Config, MeshConfig
 from mini_gpt.errors import UserError
+from mini_gpt.schema import Config, MeshConfig
 
 AXES = ("data", "fsdp", "tensor")
 

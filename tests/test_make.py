@@ -7,7 +7,6 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
-from mini_gpt.config import Config
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.errors import UserError
+from mini_gpt.schema import Config
 
 Batch = dict[str, np.ndarray]
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from mini_gpt.config import DataConfig
 from mini_gpt.data import cache
 from mini_gpt.data.builders.python_stdlib import PythonStdlib
 from mini_gpt.data.builders.tiny_shakespeare import TinyShakespeare
 from mini_gpt.errors import UserError
+from mini_gpt.schema import DataConfig
 
 SPLITS = ("train", "validation", "test")
 FEWEST_DOCUMENTS = 100  # below this a split by document is a matter of luck

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mini_gpt.config import DataConfig
 from mini_gpt.data import cache, corpora, tokenizers
 from mini_gpt.errors import UserError
+from mini_gpt.schema import DataConfig
 
 FORMAT = 1
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 
-from mini_gpt.config import DataConfig
 from mini_gpt.data import cache, corpora
 from mini_gpt.errors import UserError
+from mini_gpt.schema import DataConfig
 
 FILE = "tokenizer.json"
 

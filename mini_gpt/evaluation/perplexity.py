@@ -8,7 +8,6 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mini_gpt import losses, sharding
-from mini_gpt.config import Config
 from mini_gpt.data import batches
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import scoring
@@ -16,6 +15,7 @@ from mini_gpt.evaluation.scoring import NllFn, Score
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
 
 STRETCHES = 16
 

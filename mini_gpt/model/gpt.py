@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config import ModelConfig
 from mini_gpt.errors import UserError
 from mini_gpt.model import positions
 from mini_gpt.model.attention import masks
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Record, residual_std
 from mini_gpt.model.layers import INIT_STD, Linear, dropout, make_norm
 from mini_gpt.model.positions import Position
+from mini_gpt.schema import ModelConfig
 
 ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu, "swiglu": jax.nn.silu}
 

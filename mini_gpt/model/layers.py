@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config import ModelConfig
+from mini_gpt.schema import ModelConfig
 
 INIT_STD = 0.02  # Radford et al. 2019
 

@@ -12,6 +12,7 @@ from flax import nnx
 from mini_gpt import config as configs
 from mini_gpt import errors
 from mini_gpt.model.gpt import MiniGPT
+from mini_gpt.schema import ModelConfig
 
 Parameters = dict[str, Any]
 
@@ -27,7 +28,7 @@ def merge(definition: nnx.GraphDef, parameters: Parameters) -> MiniGPT:
     return nnx.merge(definition, nnx.State(parameters))
 
 
-def abstract(config: configs.ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
+def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
     """Gives the definition and the parameters' shapes and dtypes; allocates nothing, whatever the size."""
     return split(nnx.eval_shape(lambda: MiniGPT(config, vocab_size, rngs=nnx.Rngs(0))))
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mini_gpt.config import ModelConfig
 from mini_gpt.model.layers import INIT_STD
+from mini_gpt.schema import ModelConfig
 
 
 class Position(nnx.Module):

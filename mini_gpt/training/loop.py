@@ -11,7 +11,6 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt import generation, sharding
-from mini_gpt.config import Config
 from mini_gpt.data import batches, corpora, token_store, tokenizers
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.data.tokenizers import Tokenizer
@@ -20,6 +19,7 @@ from mini_gpt.evaluation.scoring import Score
 from mini_gpt.insight.attention_statistics import attention_statistics
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mini_gpt.config import Config, OptimizerConfig
 from mini_gpt.model.parameters import Parameters, path_name
+from mini_gpt.schema import Config, OptimizerConfig
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:

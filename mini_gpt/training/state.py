@@ -9,9 +9,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt import sharding
-from mini_gpt.config import Config
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
 
 
 class TrainState(NamedTuple):

@@ -9,9 +9,9 @@ import optax
 from flax import nnx
 
 from mini_gpt import losses
-from mini_gpt.config import Config
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
 from mini_gpt.training.optimizer import make_schedule
 from mini_gpt.training.state import TrainState
 

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 from mini_gpt import config as configs
-from mini_gpt.config import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
+from mini_gpt.schema import Config
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
 

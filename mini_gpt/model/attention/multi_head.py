@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config import ModelConfig
 from mini_gpt.model.attention import reference
 from mini_gpt.model.layers import INIT_STD, Linear
 from mini_gpt.model.positions import Position
+from mini_gpt.schema import ModelConfig
 
 Record = Callable[[reference.AttentionMaps], None]
 
