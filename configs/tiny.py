@@ -13,7 +13,9 @@ def get_config() -> ConfigDict:
     config.context_length = 128
     config.train.steps = 900
     config.train.batch_size = 16
-    config.optimizer.learning_rate = 3e-3
+    config.optimizer.learning_rate = 4e-3
+    config.optimizer.schedule = "wsd"  # in so few steps a decay is worth a tenth of a bit: docs/experiments.md
+    config.optimizer.decay_fraction = 0.4
     config.optimizer.warmup_steps = 100
     config.eval.every = 300
     config.checkpoint.every = 300

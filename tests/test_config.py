@@ -161,3 +161,8 @@ def test_files_that_are_not_there_or_not_json(tmp_path):
         configs.read(tmp_path / "config.json")
     with pytest.raises(UserError, match="found preset 'gpt5'"):
         configs.load("configs/presets.py:gpt5")
+
+
+def test_A2_a_width_that_the_heads_do_not_divide_is_refused_with_both_values():
+    with pytest.raises(UserError, match=r"^model\.d_model: found 100; must be divisible by model\.num_heads \(12\)$"):
+        configs.load("configs/default.py", {"model.d_model": 100, "model.num_heads": 12})
