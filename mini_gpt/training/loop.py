@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import shlex
 import time
 from pathlib import Path
 
@@ -203,5 +204,6 @@ def _conclude(config: Config, workdir: Path, evaluator: Evaluator, parameters: P
         f"    python eval.py --workdir={workdir}",
     ]
     if config.model.causal:
-        lines.append(f"    python sample.py --workdir={workdir} --prompt='def '")
+        start = evaluator.tokenizer.decode(evaluator.split.tokens[:PROMPT_TOKENS]).split()
+        lines.append(f"    python sample.py --workdir={workdir} --prompt={shlex.quote(start[0] if start else ' ')}")
     print("\n".join(lines))
