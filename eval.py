@@ -1,7 +1,6 @@
 """Evaluates a run: python eval.py --workdir=runs/tiny [--split=test] [--checkpoint=best] [--override=FIELD=VALUE]"""
 
 import argparse
-from pathlib import Path
 
 from mini_gpt import command_line, config, errors, suites
 from mini_gpt.data.corpora import SPLITS
@@ -10,7 +9,7 @@ from mini_gpt.run import Run
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--workdir", type=Path, required=True, help="the run directory")
+    parser.add_argument("--workdir", type=command_line.directory, required=True, help="the run directory")
     parser.add_argument("--suite", default="perplexity", help=f"comma-separated, of: {', '.join(suites.SUITES)}")
     parser.add_argument("--split", default="validation", choices=SPLITS)
     parser.add_argument("--checkpoint", default="last", help="last, best, or a step")

@@ -1,7 +1,6 @@
 """Writes text with a trained run: python sample.py --workdir=runs/tiny --prompt='def '"""
 
 import argparse
-from pathlib import Path
 
 from mini_gpt import command_line, errors, generation
 from mini_gpt.run import Run
@@ -9,7 +8,7 @@ from mini_gpt.run import Run
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--workdir", type=Path, required=True, help="the run directory")
+    parser.add_argument("--workdir", type=command_line.directory, required=True, help="the run directory")
     parser.add_argument("--prompt", required=True, help="the text to go on from")
     parser.add_argument("--length", type=int, default=256, help="tokens to write")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token")
@@ -26,6 +25,7 @@ def main() -> None:
         prompt,
         length=flags.length,
         context_length=run.config.context_length,
+        isolate_at=run.isolate_at,
         temperature=flags.temperature,
         top_k=flags.top_k,
         seed=flags.seed,

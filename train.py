@@ -1,7 +1,6 @@
 """Trains a mini-GPT: python train.py --config=configs/tiny.py [--workdir=DIR] [--config.model.position=alibi ...]"""
 
 import argparse
-from pathlib import Path
 
 from mini_gpt import command_line, config, errors
 from mini_gpt.training import loop
@@ -10,7 +9,9 @@ from mini_gpt.training import loop
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--config", required=True, help="a file such as configs/tiny.py")
-    parser.add_argument("--workdir", type=Path, help="the run directory; default: runs/ and the config's name")
+    parser.add_argument(
+        "--workdir", type=command_line.directory, help="the run directory; default: runs/ and the config's name"
+    )
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
     loaded = config.load(flags.config, overrides)

@@ -3,7 +3,7 @@
 A field at None follows others, as its comment says; `mini_gpt.config.load` fills it in.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 
 
 def get_config() -> ConfigDict:
@@ -12,7 +12,7 @@ def get_config() -> ConfigDict:
     config.context_length = 256  # tokens in a training window
 
     config.model = ConfigDict()
-    config.model.position = "rope"  # none, learned, sinusoidal, rope, alibi, t5; or a tuple, repeated over the layers
+    config.model.position = FieldReference("rope", field_type=object)
     config.model.max_positions = None  # rows of the learned table; None: context_length
     config.model.dtype = "auto"  # of the matrix products: float32, bfloat16, or auto (bfloat16 but on CPUs)
     config.model.num_layers = 4

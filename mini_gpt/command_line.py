@@ -9,7 +9,7 @@ import jax
 from tqdm import tqdm
 
 from mini_gpt import config as configs
-from mini_gpt.data import cache
+from mini_gpt import files
 from mini_gpt.errors import UserError
 
 
@@ -25,7 +25,8 @@ def set_up(cache_dir: str | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_AboveTheBar()], force=True)
     logging.getLogger("absl").setLevel(logging.ERROR)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
-    jax.config.update("jax_compilation_cache_dir", str(cache.directory(cache_dir) / "compiled"))
+    sys.stdout.reconfigure(errors="replace")  # what a model writes need not fit the terminal's encoding
+    jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
@@ -42,6 +43,11 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
         name, value = configs.parse_override(text)
         overrides[name] = value
     return overrides
+
+
+def directory(text: str) -> Path:
+    """Reads a directory from a flag; no shell expands the ~ of --workdir=~/run."""
+    return Path(text).expanduser()
 
 
 def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -59,7 +60,7 @@ def read(path: Path) -> Config:
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error})") from None
     try:
-        return from_dict(values)
+        return _build(Config, values, "")
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -86,16 +87,18 @@ def _run_config_file(path: str) -> dict[str, Any]:
     if not Path(file).is_file():
         raise UserError(f"--config: {file} not found; name a file such as configs/tiny.py")
     spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
-    module = importlib.util.module_from_spec(spec)
+    if spec is None:
+        raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py")
     try:
+        module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        values = module.get_config(argument) if argument else module.get_config()
+        values = (module.get_config(argument) if argument else module.get_config()).to_dict()
     except UserError:
         raise
     except Exception as error:  # whatever a config file raises is for its author, in one line
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UserError(f"{file}: {type(error).__name__}: {reason}") from error
-    return values.to_dict()
+    return values
 
 
 def _overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,6 +129,9 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
         if name in model and model[name] is None:
             model[name] = value
 
+    position = model.get("position")
+    if isinstance(position, list | tuple) and len(position) == 1:
+        model["position"] = position[0]  # a pattern of one is no pattern
     width = model.get("d_model")
     if isinstance(width, int):
         # SwiGLU has three matrices instead of two: 8/3 of the width keeps the count (Shazeer 2020), in multiples of 8.
@@ -149,7 +155,7 @@ def _leaf_types(cls: type, prefix: str = "") -> dict[str, Any]:
 
 def _build(cls: type, values: Any, prefix: str) -> Any:
     if not isinstance(values, Mapping):
-        raise UserError(f"{prefix.rstrip('.')}: found {values!r}; must be a section of fields")
+        raise UserError(f"{prefix.rstrip('.') or 'config'}: found {values!r}; must be a section of fields")
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
@@ -187,7 +193,7 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
         if value is None:
             return None
     elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
     elif hint is bool or hint is str:
         if isinstance(value, hint):

@@ -14,9 +14,13 @@ def run(main: Callable[[], None]) -> None:
         main()
     except UserError as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:
+        sys.exit(1)  # whoever read has seen enough
     except OSError as error:
-        if error.filename is None:
-            raise
-        sys.exit(f"error: {error.filename}: {error.strerror}")
+        sys.exit(
+            f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error.strerror or error}"
+        )
+    except UnicodeEncodeError as error:
+        sys.exit(f"error: found text that is no valid Unicode ({error.reason}); give UTF-8")
     except KeyboardInterrupt:
         sys.exit(130)

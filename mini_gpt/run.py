@@ -4,13 +4,15 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 from flax import nnx
 
 from mini_gpt import config as configs
 from mini_gpt import sharding
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.errors import UserError
+from mini_gpt.model.parameters import Parameters, path_name
 from mini_gpt.schema import Config
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
@@ -18,20 +20,34 @@ from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.loop import model_vocab_size
 from mini_gpt.training.optimizer import make_optimizer
 
+# An override may ask for another text, but not for other tokens or another division of the text trained on.
+FIXED = ("data.tokenizer", "data.vocab_size")
+FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
+
 
 class Run:
     """Opens a run to be read. Raises UserError where the directory, a checkpoint or an override is not right."""
 
     def __init__(self, workdir: Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):
         self.workdir = workdir
+        self.checkpoint = checkpoint
         self.overrides = dict(overrides or {})
-        self.config: Config = configs.override(configs.read(workdir / workdirs.CONFIG), self.overrides)
+        trained = configs.read(workdir / workdirs.CONFIG)
+        self.config: Config = configs.override(trained, self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
+        self.isolate_at = tokenizers.separator(self.tokenizer) if self.config.data.isolate_documents else None
+        self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
+        self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config)
         checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
         self.step = checkpoints.resolve(checkpoint)
-        vocab_size = model_vocab_size(self.config, self.tokenizer)
-        definition, like = states.abstract(self.config, vocab_size, make_optimizer(self.config), self.mesh)
+        _, written = states.abstract(
+            trained, model_vocab_size(trained, self.tokenizer), make_optimizer(trained), self.mesh
+        )
+        definition, like = states.abstract(
+            self.config, model_vocab_size(self.config, self.tokenizer), make_optimizer(self.config), self.mesh
+        )
+        _check_shapes(written.parameters, like.parameters)
         self.definition: nnx.GraphDef = definition
         self.parameters: Parameters = checkpoints.restore_parameters(self.step, like.parameters)
         checkpoints.close()
@@ -40,6 +56,23 @@ class Run:
     def store(self) -> token_store.TokenStore:
         """The corpus in tokens; it must be the text that the run was trained on, unless an override names another."""
         corpus = corpora.open_corpus(self.config.data)
-        if not any(name.startswith("data.") for name in self.overrides):
+        if not self.other_text:
             workdirs.check_corpus(self.workdir, corpus)
         return token_store.open_store(corpus, self.config.data, self.tokenizer)
+
+    def _check_overrides(self) -> None:
+        for name in self.overrides:
+            if name in FIXED or (name in FIXED_FOR_THE_SAME_TEXT and not self.other_text):
+                raise UserError(f"--override: found {name}, which is the run's own; train another run for another")
+
+
+def _check_shapes(written: Parameters, asked: Parameters) -> None:
+    """Raises UserError where an override asks for other parameters than the checkpoint has."""
+    shapes = [
+        {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)}
+        for parameters in (written, asked)
+    ]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        have, want = (s.get(name, "none") for s in shapes)
+        if have != want:
+            raise UserError(f"--override: asks for the parameter {name} of shape {want}; the checkpoint has {have}")

@@ -43,7 +43,7 @@ def make_reading_mesh(config: Config) -> Mesh:
     """Makes a mesh for reading a run on whatever devices are here: its inner axes where they fit, then the batch's."""
     inner, count = config.mesh.fsdp * config.mesh.tensor, len(jax.devices())
     fsdp, tensor = (config.mesh.fsdp, config.mesh.tensor) if inner <= count else (1, 1)
-    data = math.gcd(count // (fsdp * tensor), config.train.batch_size // fsdp)
+    data = math.gcd(count // (fsdp * tensor), config.train.batch_size // config.train.accumulation_steps // fsdp)
     return make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
 
 

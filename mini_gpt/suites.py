@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from mini_gpt import files
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity
 from mini_gpt.run import Run
@@ -43,12 +44,11 @@ def evaluate(run: Run, suite: str, split: str) -> Path:
     """Runs a suite and writes its result whole; what differs from the plain evaluation is in the file's name."""
     result = SUITES[suite](run, split)
     extra = [] if split == "validation" else [f"split={split}"]
+    extra += [] if run.checkpoint == "last" else [f"checkpoint={run.checkpoint}"]
     extra += [f"{name}={value}".replace("/", "_") for name, value in run.overrides.items()]
     path = run.workdir / "eval" / (",".join([suite, *extra]) + ".json")
     path.parent.mkdir(exist_ok=True)
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    files.write_text(path, json.dumps(result, indent=2) + "\n")
     width = max(map(len, result))
     for name, value in result.items():
         shown = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value

@@ -2,7 +2,8 @@
 
 import os
 
-# Before JAX is imported: eight devices, so that sharding is tested wherever the tests run.
+# Before JAX is imported: eight devices of a CPU, so that sharding is tested wherever the tests run.
+os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import random

@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -73,7 +74,9 @@ def test_an_evaluation_that_differs_stands_beside_the_plain_one(monkeypatch, tra
     result = json.loads((trained / "eval" / "perplexity,split=test,context_length=16.json").read_text())
     assert (result["split"], result["context_length"]) == ("test", 16)
     assert result["overrides"] == {"context_length": "16"}
-    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", "--checkpoint=4", "--checkpoint=best") is None
+    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", "--checkpoint=4") is None
+    assert json.loads((trained / "eval" / "perplexity,checkpoint=4.json").read_text())["checkpoint_step"] == 4
+    assert (trained / "eval" / "perplexity.json").read_text() == plain
 
 
 def test_the_default_workdir_joins_the_overrides(monkeypatch):
@@ -120,6 +123,10 @@ BAD_EVAL = [
         r"error: context_length: found 64; learned positions end at model\.max_positions \(32\)",
     ),
     (["--override=model.rope.bas=7"], r"error: model\.rope\.bas: no such config field; did you mean model\.rope\.base"),
+    (["--override=model.num_layers=1"], r"error: --override: asks for the parameter blocks/1/\S+ of shape none; the"),
+    (["--override=model.max_positions=64"], r"error: --override: asks for .*learned/embedding of shape \(64, 32\)"),
+    (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which is the run's own"),
+    (["--override=data.split_fractions=(0.5,0.4,0.1)"], r"error: --override: found data\.split_fractions, which is"),
     (["--override=seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
 ]
 
@@ -140,6 +147,11 @@ def test_directories_that_hold_no_run(monkeypatch, small, tmp_path, trained):
     assert "no checkpoint; train first" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
 
 
+def test_a_damaged_record_of_the_corpus_is_named(monkeypatch, trained):
+    (trained / "corpus.json").write_text("{")
+    assert "corpus.json: not a record of a corpus" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+
+
 def test_another_text_than_the_run_was_trained_on_is_refused(monkeypatch, trained, corpus_files, tmp_path):
     config = json.loads((trained / "config.json").read_text())
     (tmp_path / "other").mkdir()
@@ -156,6 +168,16 @@ def test_a_process_ends_with_one_line_and_status_1():
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: model.d_model: found 130; must be divisible by model.num_heads (4)\n"
+
+
+def test_sample_refuses_what_is_no_text_and_writes_to_any_terminal(trained):
+    command = [sys.executable, "sample.py", f"--workdir={trained}", "--length=4", "--prompt"]
+    done = subprocess.run([*command, b"\xff"], cwd=REPOSITORY, capture_output=True)
+    assert done.returncode == 1 and done.stderr.startswith(b"error: found text that is no valid Unicode")
+    done = subprocess.run(
+        [*command, "the"], cwd=REPOSITORY, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_the_parameter_report_is_a_command():

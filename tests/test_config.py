@@ -26,16 +26,17 @@ def test_every_config_loads_and_its_model_builds_without_memory(path):
 
 
 def test_every_field_is_read_by_something():
-    sources = "\n".join(p.read_text() for p in (REPOSITORY / "mini_gpt").rglob("*.py"))
-    body = sources.replace((REPOSITORY / "mini_gpt" / "schema.py").read_text(), "")
-    # Properties of the config that others read stand for the fields in them.
-    read_here = {"rope.fraction": "rotated_width", "model.position": "position_pattern"}
+    folder = REPOSITORY / "mini_gpt"
+    sources = "\n".join(
+        path.read_text() for path in folder.rglob("*.py") if path.name not in ("schema.py", "config.py")
+    )
+    # A property of the schema that others read stands for the fields in it; model.dropout stands for the rates after it.
+    proxies = {"model.rope.fraction": "rotated_width", "model.position": "position_pattern"}
     for name in configs.flatten(configs.to_dict(configs.load("configs/default.py"))):
-        leaf = name.split(".")[-1]
-        proxy = next((p for field, p in read_here.items() if name.endswith(field)), leaf)
-        if name == "model.dropout":  # stands for the three rates that follow it
-            continue
-        assert re.search(rf"\.{proxy}\b", body), f"nothing reads {name}"
+        *sections, leaf = name.split(".")
+        owners = ["config", "o", *sections[-1:]]
+        read = rf"\b({'|'.join(owners)})\.{proxies.get(name, leaf)}\b"
+        assert name == "model.dropout" or re.search(read, sources), f"nothing reads {name}"
 
 
 def test_defaults_are_filled_in():
@@ -50,6 +51,19 @@ def test_defaults_are_filled_in():
     assert swiglu.d_ff == 256
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 3
+
+
+def test_a_config_file_may_set_a_pattern_and_a_pattern_of_one_is_none(tmp_path):
+    file = tmp_path / "my.py"
+    for value in ('("rope", "none")', '("learned",)'):
+        file.write_text(
+            "from configs import default\n\ndef get_config():\n    config = default.get_config()\n"
+            f"    config.model.position = {value}\n    return config\n"
+        )
+        position = configs.load(str(file)).model.position
+        assert position == (("rope", "none") if "rope" in value else "learned")
+    with pytest.raises(UserError, match="learned positions end at"):
+        configs.load(str(file), {"model.max_positions": 8})
 
 
 def test_config_json_gives_the_same_config(tmp_path):
@@ -116,6 +130,7 @@ BAD = [
     ({"optimizer.schedule": "cosine", "optimizer.warmup_steps": 1000}, r"must be below train\.steps \(1000\)"),
     ({"model.position": "learned", "model.max_positions": 9}, r"context_length: found 256; learned .* \(9\)"),
     ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
+    ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),
     ({"mesh.data": 0}, r"mesh\.data: found 0"),
     ({"seed": -1}, "seed: found -1"),
 ]
@@ -134,7 +149,8 @@ def test_bad_values_end_in_one_line_that_names_the_field(overrides, message):
         ("config.model.num_layer = 3", r"^model\.num_layer: no such config field; did you mean model\.num_layers"),
         ("config.model.num_layers = 'three'", r"my\.py: TypeError|num_layers: found 'three'"),
         ("config.model.heads: = 3", r"my\.py: SyntaxError"),
-        ("return 1 / 0", "my.py: ZeroDivisionError: division by zero"),
+        ("return 1 / 0", r"my\.py: ZeroDivisionError: division by zero"),
+        ("return None", r"my\.py: AttributeError: .*to_dict"),
     ],
 )
 def test_a_mistake_in_a_config_file_ends_in_one_line(tmp_path, line, message):
@@ -159,6 +175,11 @@ def test_files_that_are_not_there_or_not_json(tmp_path):
     (tmp_path / "config.json").write_text('{"seed": 3}')
     with pytest.raises(UserError, match=r"config\.json: .*missing"):
         configs.read(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("3")
+    with pytest.raises(UserError, match=r"config\.json: config: found 3; must be a section"):
+        configs.read(tmp_path / "config.json")
+    with pytest.raises(UserError, match=r"found README\.md; must be a Python file"):
+        configs.load("README.md")
     with pytest.raises(UserError, match="found preset 'gpt5'"):
         configs.load("configs/presets.py:gpt5")
 

@@ -38,6 +38,15 @@ def test_at_temperature_0_each_token_is_the_likeliest_after_the_last_context(pos
             tokens.append(token)
 
 
+def test_isolated_documents_are_written_as_they_were_trained():
+    model = make()
+    tokens = [4, 5, 12, 6, 7]  # 12 is the separator: what is before it must not matter
+    kept = generate(model, tokens, temperature=0.0, length=3, isolate_at=12)
+    assert kept == generate(model, [9, 9, 12, 6, 7], temperature=0.0, length=3, isolate_at=12)
+    alone = parameters.merge(*model)(jnp.array([[12, 6, 7]]))[0, -1]
+    assert kept[0] == int(jnp.argmax(alone))
+
+
 def test_seeds_reproduce_and_differ():
     model = make()
     assert generate(model, [1], seed=1) == generate(model, [1], seed=1) != generate(model, [1], seed=2)
@@ -59,6 +68,7 @@ def test_draws_follow_the_softmax_at_the_temperature_and_only_among_the_top_k():
     "arguments, message",
     [
         ({"temperature": -1.0}, r"temperature: found -1\.0"),
+        ({"temperature": float("nan")}, "temperature: found nan"),
         ({"top_k": -2}, "top_k: found -2"),
         ({"length": -1}, "length: found -1"),
         ({"prompt": []}, "prompt: found no token"),

@@ -16,10 +16,10 @@ class TrainBatches:
     """Random access to the training batches; `self[step]` is the batch of that step, counted from 0.
 
     Windows of the context length, and one token more, are cut contiguously from the store; an epoch visits each once,
-    in an order and from an offset of its own. A batch holds inputs_BL and targets_BL (int32), weights_BL (float32, what
-    counts in the loss), and with `data.isolate_documents` segments_BL and positions_BL (int32).
+    in an order and from an offset of its own. A batch holds inputs_BL and targets_BL (int32), and weights_BL (float32,
+    what counts in the loss).
 
-    vocab_size: the tokenizer's, whose last id is the separator; the id after it is the mask. rows: which rows of the
+    vocab_size: the tokenizer's; the id after its last is the mask. rows: which rows of the
     global batch this host takes. Raises UserError where the split is too short.
     """
 
@@ -53,8 +53,6 @@ class TrainBatches:
         else:
             seeds = [(config.seed, place) for place in places]
             batch = _masked(windows[:, :-1], config.train.mask_rate, self.vocab_size, seeds)
-        if config.data.isolate_documents:
-            batch |= documents(windows[:, :-1], separator=self.vocab_size - 1)
         return batch
 
     def _window(self, place: int) -> np.ndarray:
@@ -70,23 +68,14 @@ def iterate(batches: TrainBatches, start: int) -> Iterator[Batch]:
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
 
 
-def documents(tokens_BL: np.ndarray, *, separator: int) -> Batch:
-    """Gives segments_BL, one number a document, and positions_BL, which restart in each; both int32.
-
-    A separator opens the document that follows it, so that a document's first token is predicted from it alone.
-    """
-    opens_BL = tokens_BL == separator
-    places_BL = np.broadcast_to(np.arange(tokens_BL.shape[1], dtype=np.int32), tokens_BL.shape)
-    first_BL = np.maximum.accumulate(np.where(opens_BL, places_BL, 0), axis=1)
-    return {"segments": np.cumsum(opens_BL, axis=1, dtype=np.int32), "positions": places_BL - first_BL}
-
-
-def masked_blocks(tokens: np.ndarray, config: Config, *, vocab_size: int) -> Iterator[tuple[int, Batch]]:
+def masked_blocks(
+    tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int
+) -> Iterator[tuple[int, Batch]]:
     """Yields (rows, batch) over a stream's whole blocks, their masks drawn from the place of the block alone.
 
     The last batch is filled up with copies of its first block: past `rows`, nothing counts.
     """
-    length, batch_size = config.context_length, config.train.batch_size
+    length = config.context_length
     blocks = range(0, len(tokens) - length + 1, length)
     for first in range(0, len(blocks), batch_size):
         starts = list(blocks[first : first + batch_size])

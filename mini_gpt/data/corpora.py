@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from mini_gpt.data import cache
+from mini_gpt import files
 from mini_gpt.data.builders.python_stdlib import PythonStdlib
 from mini_gpt.data.builders.tiny_shakespeare import TinyShakespeare
 from mini_gpt.errors import UserError
@@ -50,13 +50,13 @@ def open_corpus(data: DataConfig) -> Corpus:
     if data.corpus == "text":
         return _text(data.path)
     if data.corpus == "python_stdlib":
-        builder = PythonStdlib(data_dir=cache.directory(data.cache_dir) / "tfds", file_format="array_record")
+        builder = PythonStdlib(data_dir=files.cache_directory(data.cache_dir) / "tfds", file_format="array_record")
         return _from_builder(builder, f"python_stdlib {builder.builder_config.name}", "text", builder.fingerprint)
     if data.corpus == "tiny_shakespeare":
         path = Path(data.path) if data.path else None
         if path and not path.is_file():
             raise UserError(f"data.path: {path} not found; give the file, or None to download it")
-        data_dir = cache.directory(data.cache_dir) / "tfds"
+        data_dir = files.cache_directory(data.cache_dir) / "tfds"
         builder = TinyShakespeare(path=path, data_dir=data_dir, file_format="array_record")
         return _from_builder(builder, "tiny_shakespeare", "text")
     if data.corpus.startswith("tfds:"):
@@ -68,15 +68,7 @@ def open_corpus(data: DataConfig) -> Corpus:
 
 def split_kind(corpus: Corpus, data: DataConfig) -> str:
     """Gives `data.split`, or contiguous where there are too few documents to split by."""
-    if data.split == "documents" and corpus.num_documents < FEWEST_DOCUMENTS:
-        log.info(
-            "%s has %d documents, fewer than %d: split by place (contiguous), not by document",
-            corpus.name,
-            corpus.num_documents,
-            FEWEST_DOCUMENTS,
-        )
-        return "contiguous"
-    return data.split
+    return "contiguous" if corpus.num_documents < FEWEST_DOCUMENTS else data.split
 
 
 def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str]]:
@@ -190,7 +182,14 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
 
     def texts(split: str) -> Callable[[], Iterator[str]]:
         source = sources[split]
-        return lambda: (source[index][feature].decode() for index in range(len(source)))
+        return lambda: (decode(split, index, source[index][feature]) for index in range(len(source)))
+
+    def decode(split: str, index: int, raw: bytes) -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            found = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
+            raise UserError(f"{name}: found {found} of document {index} of {split}, which is not UTF-8") from None
 
     return Corpus(name, fingerprint, sum(map(len, sources.values())), {split: texts(split) for split in sources})
 

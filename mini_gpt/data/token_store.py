@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mini_gpt.data import cache, corpora, tokenizers
+from mini_gpt import files
+from mini_gpt.data import corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.schema import DataConfig
 
@@ -49,11 +50,14 @@ class TokenStore:
 def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
     """Opens the store of this corpus, split and tokenizer; builds it first where it is missing. Raises UserError."""
     kind = corpora.split_kind(corpus, data)
+    if kind != data.split:
+        few = f"{corpus.num_documents} documents, fewer than {corpora.FEWEST_DOCUMENTS}"
+        log.info("%s has %s: split by place (contiguous), not by document", corpus.name, few)
     key = (FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer))
-    target = cache.directory(data.cache_dir) / "tokens" / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    target = files.cache_directory(data.cache_dir) / "tokens" / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     if not (target / "meta.json").exists():
         log.info("tokenising %s into %s", corpus.name, target)
-        with cache.written_whole(target) as draft:
+        with files.directory_written_whole(target) as draft:
             _build(draft, corpus, data, tokenizer)
     return TokenStore(target, json.loads((target / "meta.json").read_text()))
 

@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 
-from mini_gpt.data import cache, corpora
+from mini_gpt import files
+from mini_gpt.data import corpora
 from mini_gpt.errors import UserError
 from mini_gpt.schema import DataConfig
 
@@ -130,14 +131,17 @@ def fit(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
     kind = corpora.split_kind(corpus, data)
     key = (corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    target = cache.directory(data.cache_dir) / "tokenizers" / name
+    target = files.cache_directory(data.cache_dir) / "tokenizers" / name
     if not (target / FILE).exists():
         documents = corpora.split_documents(corpus, data)
         if data.tokenizer == "bpe":
             made = BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
         else:
-            made = CharacterTokenizer("".join(sorted(set().union(*(text for _, text in documents)))))
-        with cache.written_whole(target) as draft:
+            characters: set[str] = set()
+            for _, text in documents:
+                characters.update(text)
+            made = CharacterTokenizer("".join(sorted(characters)))
+        with files.directory_written_whole(target) as draft:
             save(made, draft)
     return load(target)
 

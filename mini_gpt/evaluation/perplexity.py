@@ -13,7 +13,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.evaluation import scoring
 from mini_gpt.evaluation.scoring import NllFn, Score
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import check_length
+from mini_gpt.model.gpt import check_length, document_layout
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 
@@ -21,27 +21,26 @@ STRETCHES = 16
 
 
 def make_nll_fn(
-    definition: nnx.GraphDef, parameters: Parameters, mesh: Mesh, *, isolate_at: int | None = None
+    definition: nnx.GraphDef, parameters: Parameters, mesh: Mesh, *, isolate_at: int | None = None, masked: bool = False
 ) -> NllFn:
     """Gives nll_fn(inputs_BL, targets_BL) -> nll_BL over NumPy arrays; the batch is divided over the mesh.
 
-    isolate_at: the separator at which documents are isolated, for a model that was trained so.
+    isolate_at: the separator at which documents are kept apart, for a model that was trained so. masked: the targets
+    are the text itself, of which the inputs show a part.
     """
 
     def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
-        batch = {"inputs": inputs_BL, "targets": targets_BL}
-        if isolate_at is not None:
-            batch |= batches.documents(inputs_BL, separator=isolate_at)
-        return np.asarray(_nll(definition, mesh, parameters, jax.device_put(batch, sharding.batch_sharding(mesh))))
+        batch = jax.device_put((inputs_BL, targets_BL), sharding.batch_sharding(mesh))
+        return np.asarray(_nll(definition, mesh, isolate_at, masked, parameters, *batch))
 
     return nll_fn
 
 
-@functools.partial(jax.jit, static_argnames=("definition", "mesh"))
-def _nll(definition, mesh, parameters, batch):
+@functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "masked"))
+def _nll(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL):
     model = model_parameters.merge(definition, parameters)
-    logits_BLV = model(batch["inputs"], batch.get("positions"), batch.get("segments"))
-    nll_BL = losses.nll(logits_BLV, batch["targets"])
+    layout = document_layout(targets_BL if masked else inputs_BL, isolate_at)
+    nll_BL = losses.nll(model(inputs_BL, *layout), targets_BL)
     return jax.lax.with_sharding_constraint(nll_BL, NamedSharding(mesh, PartitionSpec()))
 
 
@@ -62,16 +61,22 @@ def score_split(
     block is left out; their bytes count as 0, since no text is compressed that way. Raises UserError where there is
     nothing to score, or the context length is past a learned table.
     """
-    length = config.context_length
-    check_length(config.model, length)
-    least = 2 if config.train.objective == "next_token" else length + 1
+    check_scorable(config, tokens)
+    masked = config.train.objective == "masked"
+    isolate_at = len(token_bytes) - 1 if config.data.isolate_documents else None
+    nll_fn = make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at, masked=masked)
+    score_stretch = _score_masked if masked else _score_next
+    parts = stretches(tokens, most_tokens, config.context_length)
+    scores = [score_stretch(nll_fn, part, config, token_bytes) for part in parts]
+    return Score(sum(s.nll_sum for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
+
+
+def check_scorable(config: Config, tokens: np.ndarray) -> None:
+    """Raises UserError where a split is too short to score any token, or the context is past a learned table."""
+    check_length(config.model, config.context_length)
+    least = 2 if config.train.objective == "next_token" else config.context_length
     if len(tokens) < least:
         raise UserError(f"data.corpus: the split has {len(tokens)} tokens; at least {least} are needed to score any")
-    separator = len(token_bytes) - 1 if config.data.isolate_documents else None
-    nll_fn = make_nll_fn(definition, parameters, mesh, isolate_at=separator)
-    score_stretch = _score_next if config.train.objective == "next_token" else _score_masked
-    scores = [score_stretch(nll_fn, part, config, token_bytes) for part in stretches(tokens, most_tokens, length)]
-    return Score(sum(s.nll_sum for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
 
 
 def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[np.ndarray]:
@@ -89,14 +94,21 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
 
 def _score_next(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray) -> Score:
     window = config.context_length
-    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=config.train.batch_size)
+    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=_batch_size(config))
     return scoring.score(nll, tokens[1:], token_bytes)
 
 
 def _score_masked(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray) -> Score:
     nll_sum, count = 0.0, 0
-    for rows, batch in batches.masked_blocks(tokens, config, vocab_size=len(token_bytes)):
+    for rows, batch in batches.masked_blocks(
+        tokens, config, vocab_size=len(token_bytes), batch_size=_batch_size(config)
+    ):
         nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
         nll_sum += float(nll_BL[:rows].sum(dtype=np.float64))
         count += int(batch["weights"][:rows].sum())
     return Score(nll_sum, count, 0)
+
+
+def _batch_size(config: Config) -> int:
+    """As many sequences at a time as training holds: more need not fit the devices."""
+    return config.train.batch_size // config.train.accumulation_steps

@@ -24,7 +24,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nll)
+        return math.exp(self.nll) if self.nll < 700 else math.inf
 
     @property
     def bits_per_byte(self) -> float:

@@ -140,6 +140,19 @@ class MiniGPT(nnx.Module):
         return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
 
 
+def document_layout(tokens_BL: jax.Array, isolate_at: int | None) -> tuple[jax.Array | None, jax.Array | None]:
+    """Gives (positions_BL, segments_BL) that keep documents apart at the separator `isolate_at`, or (None, None).
+
+    A separator opens the document that follows it: its first token is predicted from the separator alone. Both int32.
+    """
+    if isolate_at is None:
+        return None, None
+    opens_BL = tokens_BL == isolate_at
+    places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
+    first_BL = jax.lax.cummax(jnp.where(opens_BL, places_BL, 0), axis=1)
+    return places_BL - first_BL, jnp.cumsum(opens_BL, axis=1, dtype=jnp.int32)
+
+
 def check_length(config: ModelConfig, length: int) -> None:
     """Raises UserError where positions 0..length-1 run past a learned table: JAX would clamp them in silence."""
     if config.position == "learned" and length > config.max_positions:

@@ -50,7 +50,7 @@ def report(parameters: Parameters) -> str:
         totals[name] += math.prod(leaf.shape)
         copies[name] += 1
         shapes[name] = " × ".join(map(str, leaf.shape))
-    total = sum(totals.values())
+    total = count(parameters)
     width = max(map(len, totals))
     rows = [
         f"{name:<{width}}  {copies[name]:>4} of {shapes[name]:<16} {size:>15,} {size / total:>6.1%}"

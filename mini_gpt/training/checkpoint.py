@@ -1,5 +1,6 @@
 """A run's checkpoints, by Orbax: written in the background, whole or not at all; the last few kept, and the best."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ FORMAT = 1
 
 
 def _loss(metrics: dict[str, float]) -> float:
-    return metrics["validation_loss"]
+    loss = metrics["validation_loss"]
+    return loss if math.isfinite(loss) else math.inf  # NaN sorts anywhere
 
 
 class Checkpoints:
@@ -55,18 +57,23 @@ class Checkpoints:
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """Reads a whole state, laid out as `like`, whose leaves are ShapeDtypeStructs with shardings."""
-        items = ocp.args.Composite(
-            parameters=ocp.args.StandardRestore(like.parameters),
-            training=ocp.args.StandardRestore(_training_part(like)),
-        )
-        restored = self.manager.restore(step, args=items)
+        parts = {
+            "parameters": ocp.args.StandardRestore(like.parameters),
+            "training": ocp.args.StandardRestore(_training_part(like)),
+        }
+        restored = self._restore(step, parts)
         training = restored["training"]
         return TrainState(training["step"], restored["parameters"], training["optimizer_state"])
 
     def restore_parameters(self, step: int, like: Parameters) -> Parameters:
         """Reads the parameters alone."""
-        items = ocp.args.Composite(parameters=ocp.args.StandardRestore(like))
-        return self.manager.restore(step, args=items)["parameters"]
+        return self._restore(step, {"parameters": ocp.args.StandardRestore(like)})["parameters"]
+
+    def _restore(self, step: int, parts: dict[str, ocp.args.CheckpointArgs]) -> Any:
+        found = self.manager.restore(step, args=ocp.args.Composite(format=ocp.args.JsonRestore()))["format"]["format"]
+        if found != FORMAT:
+            raise UserError(f"{self.directory / str(step)}: found checkpoint format {found}; must be {FORMAT}")
+        return self.manager.restore(step, args=ocp.args.Composite(**parts))
 
     def latest(self) -> int | None:
         return self.manager.latest_step()

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import shlex
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from mini_gpt import generation, sharding
 from mini_gpt.data import batches, corpora, token_store, tokenizers
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.scoring import Score
 from mini_gpt.insight.attention_statistics import attention_statistics
@@ -59,13 +61,15 @@ def train(config: Config, workdir: Path) -> TrainState:
 
     with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints:
         start = checkpoints.latest() or 0
+        if start > config.train.steps:
+            raise UserError(f"train.steps: found {config.train.steps}; the run in {workdir} is at step {start} already")
         if start:
             log.info("going on from step %d of %s", start, workdir)
             state = checkpoints.restore(start, like)
         else:
             log.info("%s\n", model_parameters.report(like.parameters))
             state = states.create(config, vocab_size, optimizer, like)
-        train_step = make_train_step(definition, optimizer, config, like)
+        train_step = make_train_step(definition, optimizer, config, like, isolate_at=evaluator.isolate_at)
         with contextlib.closing(Reporter(workdir, start=start, steps=config.train.steps)) as reporter:
             state = _run_steps(config, state, start, train_step, train_batches, mesh, evaluator, reporter, checkpoints)
     _conclude(config, workdir, evaluator, state.parameters)
@@ -92,7 +96,7 @@ def _run_steps(
         last = step == config.train.steps
         evaluates = last or step % config.eval.every == 0
         saves = last or step % config.checkpoint.every == 0
-        if not (evaluates or saves or step == start + 1 or step % config.train.log_every == 0):
+        if not (evaluates or saves or step == 1 or step % config.train.log_every == 0):
             continue
         if pending is not None:
             reporter.scalars(pending[0], clock.row(*pending))
@@ -103,7 +107,7 @@ def _run_steps(
         if evaluates:
             row |= evaluator.scalars(state.parameters)
             validation_loss = row["validation/loss"]
-            if best is None or validation_loss < best:
+            if math.isfinite(validation_loss) and (best is None or validation_loss < best):
                 best, saves = validation_loss, True
             if evaluator.writes:
                 reporter.text(step, "sample", evaluator.sample(state.parameters, config.eval.sample_tokens))
@@ -130,6 +134,8 @@ class Evaluator:
         self.tokenizer = tokenizer
         self.mesh = mesh
         self.writes = config.model.causal and config.eval.sample_tokens > 0
+        self.isolate_at = tokenizers.separator(tokenizer) if config.data.isolate_documents else None
+        perplexity.check_scorable(config, split.tokens)
 
     def score(self, parameters: Parameters, *, most_tokens: int | None = None) -> Score:
         """Scores the split, or about so many tokens in stretches spread over it."""
@@ -150,7 +156,7 @@ class Evaluator:
         if score.bytes:
             values["validation/bits_per_byte"] = score.bits_per_byte
         probe_BL = np.asarray(self.split.tokens[: self.config.context_length], np.int32)[None]
-        return values | attention_statistics(self.definition, parameters, probe_BL)
+        return values | attention_statistics(self.definition, parameters, probe_BL, isolate_at=self.isolate_at)
 
     def sample(self, parameters: Parameters, length: int) -> str:
         """Gives the split's first tokens and how the model goes on from them."""
@@ -161,6 +167,7 @@ class Evaluator:
             prompt,
             length=length,
             context_length=self.config.context_length,
+            isolate_at=self.isolate_at,
             temperature=0.8,
             top_k=40,
             seed=self.config.seed,
@@ -200,10 +207,10 @@ def _conclude(config: Config, workdir: Path, evaluator: Evaluator, parameters: P
     lines += [
         "",
         f"The run is in {workdir}. What next:",
-        f"    tensorboard --logdir={workdir}",
-        f"    python eval.py --workdir={workdir}",
+        f"    tensorboard --logdir={shlex.quote(str(workdir))}",
+        f"    python eval.py --workdir={shlex.quote(str(workdir))}",
     ]
     if config.model.causal:
-        start = evaluator.tokenizer.decode(evaluator.split.tokens[:PROMPT_TOKENS]).split()
-        lines.append(f"    python sample.py --workdir={workdir} --prompt={shlex.quote(start[0] if start else ' ')}")
+        prompt = (evaluator.tokenizer.decode(evaluator.split.tokens[:PROMPT_TOKENS]).split() or [" "])[0]
+        lines.append(f"    python sample.py --workdir={shlex.quote(str(workdir))} --prompt={shlex.quote(prompt)}")
     print("\n".join(lines))

@@ -36,9 +36,11 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019) behind clipping by the global norm; matrices alone decay."""
     o = config.optimizer
+    make = {"adamw": optax.adamw}[o.name]
+    schedule = make_schedule(o, config.train.steps)
     return optax.chain(
         optax.clip_by_global_norm(o.clip_norm),
-        optax.adamw(make_schedule(o, config.train.steps), b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decays),
+        make(schedule, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decays),
     )
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from mini_gpt import files
+
 SECONDS_BETWEEN_LINES = 5.0
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,4 @@ def _drop_rows_after(path: Path, step: int) -> None:
             break
         if row["step"] <= step:
             kept.append(line + "\n")
-    draft = path.with_suffix(".jsonl.draft")
-    draft.write_text("".join(kept), encoding="utf-8")
-    draft.replace(path)
+    files.write_text(path, "".join(kept))

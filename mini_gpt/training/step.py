@@ -10,6 +10,7 @@ from flax import nnx
 
 from mini_gpt import losses
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.gpt import document_layout
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 from mini_gpt.training.optimizer import make_schedule
@@ -20,19 +21,27 @@ TrainStep = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Metri
 
 
 def make_train_step(
-    definition: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config, like: TrainState
+    definition: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+    like: TrainState,
+    *,
+    isolate_at: int | None = None,
 ) -> TrainStep:
     """Gives (state, batch) -> (state, metrics), jitted; the new state lies as `like` does, in the old one's memory.
+
+    isolate_at: the separator at which documents are kept apart, if they are.
 
     metrics, float32 scalars: loss (unsmoothed NLL, nats a token), objective (what is minimised), learning_rate,
     gradient_norm (before clipping) and parameter_norm (before the update).
     """
     schedule = make_schedule(config.optimizer, config.train.steps)
     parts = config.train.accumulation_steps
+    whole = "inputs" if config.train.objective == "next_token" else "targets"  # the text as it was before any mask
 
     def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
         model = model_parameters.merge(definition, parameters)
-        logits_BLV = model(batch["inputs"], batch.get("positions"), batch.get("segments"), dropout_key=key)
+        logits_BLV = model(batch["inputs"], *document_layout(batch[whole], isolate_at), dropout_key=key)
         objective_BL = losses.smoothed_cross_entropy(logits_BLV, batch["targets"], config.train.label_smoothing)
         objective, count = losses.weighted_sum(objective_BL, batch["weights"])
         loss, _ = losses.weighted_sum(losses.nll(logits_BLV, batch["targets"]), batch["weights"])

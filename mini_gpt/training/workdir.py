@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from mini_gpt import config as configs
+from mini_gpt import files
 from mini_gpt.data import tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
@@ -34,17 +35,22 @@ def claim(workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer) -
     """Makes the directory this run's."""
     tokenizers.save(tokenizer, workdir / TOKENIZER)
     record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
-    _write_json(workdir / CORPUS, record)
-    _write_json(workdir / CONFIG, configs.to_dict(config))  # last: with it the directory is a run's
+    files.write_text(workdir / CORPUS, json.dumps(record, indent=2) + "\n")
+    settled = json.dumps(configs.to_dict(config), indent=2) + "\n"
+    files.write_text(workdir / CONFIG, settled)  # last: with it the directory is a run's
 
 
 def check_corpus(workdir: Path, corpus: Corpus) -> None:
     """Raises UserError where the corpus is not the text that the run was trained on."""
-    trained_on = json.loads((workdir / CORPUS).read_text())
-    if trained_on["fingerprint"] != corpus.fingerprint:
+    try:
+        trained_on = json.loads((workdir / CORPUS).read_text(encoding="utf-8"))
+        name, fingerprint = trained_on["name"], trained_on["fingerprint"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{workdir / CORPUS}: not a record of a corpus ({type(error).__name__}: {error})") from None
+    if fingerprint != corpus.fingerprint:
         raise UserError(
             f"data.corpus: found {corpus.name} (fingerprint {corpus.fingerprint[:12]}); the run in {workdir} was "
-            f"trained on {trained_on['name']} (fingerprint {trained_on['fingerprint'][:12]})"
+            f"trained on {name} (fingerprint {fingerprint[:12]})"
         )
 
 
@@ -61,9 +67,3 @@ def _check_same(workdir: Path, config: Config, corpus: Corpus) -> None:
             f"--workdir: {workdir} holds another run ({listed}); name a new directory, or the run's own values"
         )
     check_corpus(workdir, corpus)
-
-
-def _write_json(path: Path, values: dict) -> None:
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)

@@ -103,26 +103,10 @@ def test_masked_evaluation_blocks_are_the_same_whatever_the_batch(small):
     tokens, by_size = np.arange(95), []
     for batch_size in (2, 4, 9):
         config = small(train__objective="masked", model__causal=False, context_length=10, train__batch_size=batch_size)
-        found = list(batches.masked_blocks(tokens, config, vocab_size=VOCAB))
+        found = list(batches.masked_blocks(tokens, config, vocab_size=VOCAB, batch_size=batch_size))
         assert {batch["inputs"].shape for _, batch in found} == {(batch_size, 10)}
         by_size.append({name: np.concatenate([b[name][:rows] for rows, b in found]) for name in found[0][1]})
     for a, b in itertools.pairwise(by_size):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
     np.testing.assert_array_equal(by_size[0]["targets"], np.arange(90).reshape(9, 10))
-
-
-def test_isolated_documents_restart_positions_and_open_with_their_separator():
-    found = batches.documents(np.array([[7, 7, 9, 7, 7, 7, 9, 9], [9, 7, 7, 7, 7, 7, 7, 7]]), separator=9)
-    np.testing.assert_array_equal(found["segments"], [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
-    np.testing.assert_array_equal(found["positions"], [[0, 1, 0, 1, 2, 3, 0, 0], list(range(8))])
-
-
-def test_C8_documents_are_told_apart_before_the_masks_hide_their_separators(small):
-    words = np.where(np.arange(3000) % 7 == 0, VOCAB - 1, 5)
-    config = small(train__objective="masked", model__causal=False, train__mask_rate=0.9, data__isolate_documents=True)
-    batch = batches.TrainBatches(TokenSplit("train", words), config, vocab_size=VOCAB)[0]
-    expected = batches.documents(batch["targets"], separator=VOCAB - 1)
-    for name in ("segments", "positions"):
-        np.testing.assert_array_equal(batch[name], expected[name])
-    assert (batch["inputs"] != batch["targets"]).mean() > 0.5

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from mini_gpt.data import corpora
+from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.data.builders import python_stdlib, tiny_shakespeare
 from mini_gpt.errors import UserError
 from tests.conftest import make_text
@@ -70,9 +70,11 @@ def test_contiguous_cuts_the_text_by_place(small, tmp_path):
 def test_few_documents_are_split_by_place_and_it_is_said(small, tmp_path, caplog):
     (tmp_path / "only.txt").write_text("x" * 100)
     data = small(data__path=str(tmp_path / "only.txt"), data__split="documents").data
+    corpus = corpora.open_corpus(data)
+    assert corpora.split_kind(corpus, data) == "contiguous"
     with caplog.at_level("INFO", logger="mini_gpt"):
-        assert corpora.split_kind(corpora.open_corpus(data), data) == "contiguous"
-    assert "1 documents, fewer than 100" in caplog.text
+        token_store.open_store(corpus, data, tokenizers.ByteTokenizer())
+    assert caplog.text.count("1 documents, fewer than 100: split by place") == 1
 
 
 def make_library(root):

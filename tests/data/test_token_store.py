@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mini_gpt.data import cache, corpora, token_store, tokenizers
+from mini_gpt import files
+from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.errors import UserError
 
 
@@ -59,7 +60,7 @@ def test_a_build_that_fails_leaves_nothing(small, tmp_path, monkeypatch):
 
 def test_a_rival_that_was_faster_keeps_its_store(small, tmp_path):
     target = tmp_path / "store"
-    with cache.written_whole(target) as draft:
+    with files.directory_written_whole(target) as draft:
         (draft / "file").write_text("slower")
         target.mkdir()
         (target / "file").write_text("faster")

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt import losses, sharding
+from mini_gpt.data import batches
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model import MiniGPT, parameters
@@ -28,6 +29,11 @@ def model(small):
         )
 
     return make
+
+
+def model_of(config, vocab_size):
+    definition, drawn = parameters.split(MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(0)))
+    return config, definition, jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(1), x.shape), drawn)
 
 
 def make_tokens(count):
@@ -55,7 +61,7 @@ def test_isolated_documents_are_scored_as_they_were_trained(model):
     tokens, mesh = make_tokens(33), sharding.make_mesh(config.mesh)
     score = perplexity.score_split(definition, drawn, config, tokens, TOKEN_BYTES, mesh)
     opens = [0, *np.flatnonzero(tokens[:-1] == 256).tolist(), 32]
-    forward, total = parameters.merge(definition, drawn), 0.0
+    forward, total = jax.jit(parameters.merge(definition, drawn)), 0.0
     for start, end in itertools.pairwise(opens):  # each document alone, from its separator on
         logits = forward(jnp.array(tokens[start:end])[None])
         total += float(losses.nll(logits, jnp.array(tokens[start + 1 : end + 1])[None]).sum())
@@ -64,11 +70,42 @@ def test_isolated_documents_are_scored_as_they_were_trained(model):
     assert joined.nll_sum != pytest.approx(total, rel=1e-3)
 
 
+def test_masked_documents_are_kept_apart_by_the_text_under_the_masks(model):
+    overrides = {"train__objective": "masked", "model__causal": False, "train__mask_rate": 0.5}
+    config, definition, drawn = model(data__isolate_documents=True, **overrides)
+    tokens, mesh = make_tokens(32), sharding.make_mesh(config.mesh)
+    embedding = jnp.concatenate([drawn["embedding"], drawn["embedding"][:1] + 1])  # one row more, for the mask
+    _, definition, _ = model_of(config, 258)
+    drawn = drawn | {"embedding": embedding}
+    score = perplexity.score_split(definition, drawn, config, tokens, TOKEN_BYTES, mesh)
+    ((rows, batch),) = batches.masked_blocks(tokens, config, vocab_size=257, batch_size=1)
+    opens = [0, *np.flatnonzero(tokens == 256).tolist(), 32]
+    forward, total = jax.jit(parameters.merge(definition, drawn)), 0.0
+    for start, end in itertools.pairwise(opens):
+        nll = losses.nll(forward(jnp.array(batch["inputs"][:, start:end])), jnp.array(batch["targets"][:, start:end]))
+        total += float((nll * batch["weights"][:, start:end]).sum())
+    assert rows == 1 and score.tokens == batch["weights"].sum()
+    assert score.nll_sum == pytest.approx(total, rel=1e-5)
+
+
+def test_evaluation_holds_no_more_sequences_at_a_time_than_training(model, monkeypatch):
+    config, definition, drawn = model(train__batch_size=8, train__accumulation_steps=4)
+    shapes, nll = set(), perplexity._nll
+
+    def watched(*args):
+        shapes.add(args[-1].shape)
+        return nll(*args)
+
+    monkeypatch.setattr(perplexity, "_nll", watched)
+    perplexity.score_split(definition, drawn, config, make_tokens(300), TOKEN_BYTES, sharding.make_mesh(config.mesh))
+    assert shapes == {(2, 32)}
+
+
 def test_what_can_not_be_scored_is_said(model):
-    config, definition, drawn = model(model__position="learned")
-    mesh = sharding.make_mesh(config.mesh)
+    config, _, _ = model(model__position="learned")
     with pytest.raises(UserError, match="the split has 1 tokens; at least 2 are needed"):
-        perplexity.score_split(definition, drawn, config, make_tokens(1), TOKEN_BYTES, mesh)
+        perplexity.check_scorable(config, make_tokens(1))
+    perplexity.check_scorable(config, make_tokens(2))
     masked, _, _ = model(train__objective="masked", model__causal=False)
-    with pytest.raises(UserError, match="the split has 32 tokens; at least 33 are needed"):
-        perplexity.score_split(definition, drawn, masked, make_tokens(32), TOKEN_BYTES, mesh)
+    with pytest.raises(UserError, match="the split has 31 tokens; at least 32 are needed"):
+        perplexity.check_scorable(masked, make_tokens(31))

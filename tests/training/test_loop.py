@@ -51,7 +51,7 @@ def assert_same_bits(a, b):
 
 @pytest.mark.parametrize("mesh", [1, 4])
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(small, tmp_path, monkeypatch, mesh):
-    config = small(train__steps=9, checkpoint__every=2, eval__every=3, mesh__data=mesh, **HARD)
+    config = small(train__steps=9, checkpoint__every=2, eval__every=3, train__log_every=4, mesh__data=mesh, **HARD)
     whole = loop.train(config, tmp_path / "whole")
     for steps in (3, 1, 4):  # cut in step 4, then in step 4 again, then in step 7
         with monkeypatch.context() as patch, pytest.raises(PowerCut):
@@ -61,7 +61,7 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(small, tm
     assert_same_bits(whole, resumed)
     expected = list(map(without_rates, rows(tmp_path / "whole")))
     assert list(map(without_rates, rows(tmp_path / "cut"))) == expected
-    assert [row["step"] for row in expected] == list(range(1, 10)), "each step once"
+    assert [row["step"] for row in expected] == [1, 2, 3, 4, 6, 8, 9], "those that are due, each once"
 
 
 def test_more_steps_go_on_where_the_schedule_has_no_end(small, tmp_path):
@@ -132,6 +132,28 @@ def test_a_better_evaluation_is_saved_between_two_checkpoints(small, tmp_path, m
     assert [checkpoints.resolve(which) for which in ("last", "best")] == [6, 4]
 
 
+def test_a_loss_that_is_no_number_is_never_the_best(small, tmp_path, monkeypatch):
+    losses = iter([float("nan"), 2.0, 3.0, float("nan"), 4.0, float("nan")])
+    monkeypatch.setattr(loop.Evaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
+    config = {"eval__every": 1, "checkpoint__every": 1, "checkpoint__keep": 1}
+    for steps in (4, 6):  # a restart in between reads the losses from the checkpoints
+        loop.train(small(train__steps=steps, **config), tmp_path)
+        assert Checkpoints(tmp_path / "checkpoints", read_only=True).resolve("best") == 2
+
+
+def test_fewer_steps_than_are_done_are_refused(small, tmp_path):
+    loop.train(small(train__steps=4), tmp_path)
+    with pytest.raises(UserError, match=r"train\.steps: found 2; the run in .* is at step 4 already"):
+        loop.train(small(train__steps=2), tmp_path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_name(small, tmp_path, monkeypatch):
+    loop.train(small(train__steps=2), tmp_path)
+    monkeypatch.setattr("mini_gpt.training.checkpoint.FORMAT", 2)
+    with pytest.raises(UserError, match="checkpoints/2: found checkpoint format 1; must be 2"):
+        Run(tmp_path)
+
+
 def test_the_same_configuration_gives_the_same_bits_in_another_directory(small, tmp_path):
     assert_same_bits(loop.train(small(**HARD), tmp_path / "a"), loop.train(small(**HARD), tmp_path / "b"))
 
@@ -168,7 +190,9 @@ def test_a_workdir_is_continued_with_other_free_fields_and_a_moved_corpus_but_no
 
 
 def test_nothing_is_written_where_the_run_can_not_start(small, tmp_path):
-    for bad in ({"context_length": 100_000}, {"data__split_fractions": (1.0, 0.0, 0.0)}, {"mesh__data": 3}):
+    no_validation = {"data__split_fractions": (0.99, 0.0, 0.01)}
+    short_validation = {"context_length": 9_000, "train__objective": "masked", "model__causal": False}
+    for bad in ({"context_length": 100_000}, no_validation, short_validation, {"mesh__data": 3}):
         with pytest.raises(UserError):
             loop.train(small(**bad), tmp_path / "run")
         assert not (tmp_path / "run").exists()
@@ -222,11 +246,12 @@ def test_the_last_words_are_the_numbers_of_the_whole_split_and_what_to_type_next
     said = capsys.readouterr().out
     run = Run(tmp_path)
     tokens = run.store.split("validation").tokens
-    model = parameters.merge(run.definition, run.parameters)
+    forward = jax.jit(parameters.merge(run.definition, run.parameters))
     total, length = 0.0, run.config.context_length
     for start in range(0, len(tokens) - 1, length):  # block by block, with nothing of the scorer's
         block = np.asarray(tokens[start : start + length + 1], np.int64)
-        logits = np.asarray(model(block[None, :-1])[0], np.float64)
+        padded = np.pad(block[:-1], (0, length + 1 - len(block)))  # what is to the right can't matter
+        logits = np.asarray(forward(padded[None])[0], np.float64)[: len(block) - 1]
         total += (np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(block) - 1), block[1:]]).sum()
     size = sum(token != 256 for token in tokens[1:])
     nll, bits = total / (len(tokens) - 1), total / np.log(2) / size

@@ -56,7 +56,7 @@ def test_eight_devices_equal_one(small, mesh):
     assert_close(one.parameters, many.parameters)
     assert_close(history, many_history)
     devices = jax.tree.leaves(many.parameters)[0].sharding.device_set
-    assert len(devices) == abs(data * fsdp * tensor) if data > 0 else 8
+    assert len(devices) == (8 if data == -1 else data * fsdp * tensor)
     kernel = many.parameters["blocks"][0]["mlp"]["up"]["kernel"]
     shard = kernel.sharding.shard_shape(kernel.shape)
     assert shard == (kernel.shape[0] // fsdp, kernel.shape[1] // tensor), "parameters are really divided"
@@ -68,6 +68,27 @@ def test_accumulation_over_devices(small):
     whole, _, _ = run(small())
     cut, _, _ = run(small(mesh__data=4, train__accumulation_steps=2))
     assert_close(whole.parameters, cut.parameters)
+
+
+@pytest.mark.parametrize("objective", ["next_token", "masked"])
+def test_documents_are_kept_apart_by_the_text_as_it_was_before_any_mask(small, objective):
+    """The loss of a batch with a separator in it is that of its documents alone."""
+    config = small(train__objective=objective, model__causal=objective == "next_token", model__position="alibi")
+    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
+    batch = make_batch(config)
+    text, shown = ("inputs", "targets") if objective == "next_token" else ("targets", "inputs")
+    batch[text][:, [5, 20]] = VOCAB - 1
+    batch[text] = np.where(np.isin(np.arange(32), [5, 20]), batch[text], batch[text] % (VOCAB - 1))
+    state = states.create(config, VOCAB, optimizer, like)
+    model, total = jax.jit(parameters.merge(definition, state.parameters)), 0.0
+    for cut in (slice(0, 5), slice(5, 20), slice(20, 32)):
+        nll = losses.nll(model(jnp.array(batch["inputs"][:, cut])), jnp.array(batch["targets"][:, cut]))
+        total += float((nll * batch["weights"][:, cut]).sum())
+    train_step = make_train_step(definition, optimizer, config, like, isolate_at=VOCAB - 1)
+    _, metrics = train_step(state, sharding.put_batch(batch, mesh))
+    assert float(metrics["loss"]) == pytest.approx(total / batch["weights"].sum(), rel=1e-5)
+    assert shown in batch
 
 
 def test_a_second_step_does_not_compile_again(small):

@@ -1,4 +1,4 @@
-"""Where what is derived from a corpus is kept, and how it gets there whole or not at all."""
+"""Where derived files lie, and how a file or a directory gets there whole or not at all."""
 
 import contextlib
 import os
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def directory(cache_dir: str | None) -> Path:
-    """Gives the cache: `data.cache_dir`, else mini_gpt under $XDG_CACHE_HOME or ~/.cache."""
+def cache_directory(cache_dir: str | None) -> Path:
+    """Gives `data.cache_dir`, else mini_gpt under $XDG_CACHE_HOME or ~/.cache."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_gpt"
 
 
 @contextlib.contextmanager
-def written_whole(target: Path) -> Iterator[Path]:
+def directory_written_whole(target: Path) -> Iterator[Path]:
     """Gives a new directory that becomes `target` when the block ends well, and is gone when it does not.
 
     Where another process was faster, its result stands: both made it from the same inputs.
@@ -25,7 +25,18 @@ def written_whole(target: Path) -> Iterator[Path]:
     draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".draft", dir=target.parent))
     try:
         yield draft
-        with contextlib.suppress(FileExistsError, OSError) if target.exists() else contextlib.nullcontext():
+        draft.chmod(0o755)
+        try:
             draft.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file's content in one move."""
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
