@@ -2,9 +2,12 @@
 
 import os
 
-# Before JAX is imported: eight devices of a CPU, so that sharding is tested wherever the tests run.
+# Before JAX is imported: eight devices of a CPU, so that sharding is tested wherever the tests run; programs compiled
+# for an early start, not for speed, since half of the time would go into LLVM's optimisations.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+)
 
 import random
 from pathlib import Path

@@ -30,7 +30,7 @@ def test_every_field_is_read_by_something():
     sources = "\n".join(
         path.read_text() for path in folder.rglob("*.py") if path.name not in ("schema.py", "config.py")
     )
-    # A property of the schema that others read stands for the fields in it; model.dropout stands for the rates after it.
+    # A property of the schema that others read stands for the fields in it, model.dropout for the rates after it.
     proxies = {"model.rope.fraction": "rotated_width", "model.position": "position_pattern"}
     for name in configs.flatten(configs.to_dict(configs.load("configs/default.py"))):
         *sections, leaf = name.split(".")
