@@ -43,20 +43,25 @@ def count(parameters: Parameters) -> int:
 
 
 def report(parameters: Parameters) -> str:
-    """Gives a table of parameters a module, with the blocks' layers folded into one row each, and the total."""
-    totals, shapes, copies = collections.Counter(), {}, collections.Counter()
+    """Gives a table of parameters a module, the blocks' layers folded into one row each, and the total."""
+    layers, sizes, shapes = collections.defaultdict(set), collections.Counter(), collections.defaultdict(dict)
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
-        name = re.sub(r"^blocks/\d+", "blocks/*", path_name(path))
-        totals[name] += math.prod(leaf.shape)
-        copies[name] += 1
-        shapes[name] = " × ".join(map(str, leaf.shape))
+        module, _, name = path_name(path).rpartition("/")
+        folded = re.sub(r"^blocks/\d+", "blocks/*", module or name)
+        layers[folded].add(module)
+        sizes[folded] += math.prod(leaf.shape)
+        shapes[folded][name] = " × ".join(map(str, leaf.shape))
     total = count(parameters)
-    width = max(map(len, totals))
-    rows = [
-        f"{name:<{width}}  {copies[name]:>4} of {shapes[name]:<16} {size:>15,} {size / total:>6.1%}"
-        for name, size in totals.items()
+    table = [
+        (name, f"{len(layers[name])} of " if len(layers[name]) > 1 else "", " + ".join(shapes[name].values()), size)
+        for name, size in sizes.items()
     ]
-    return "\n".join([*rows, f"{'total':<{width}}  {'':24} {total:>15,}"])
+    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    rows = [
+        f"{name:<{widths[0]}}  {copies:>{widths[1]}}{shape:<{widths[2]}}  {size:>15,}  {size / total:6.1%}"
+        for name, copies, shape, size in table
+    ]
+    return "\n".join([*rows, f"{'total':<{sum(widths) + 2}}  {total:>15,}"])
 
 
 def main() -> None:

@@ -160,7 +160,9 @@ def test_A5_the_parameters_of_gpt2_are_counted_as_published():
     _, shapes = parameters.abstract(config.model, 50257)
     assert parameters.count(shapes) == 124_439_808
     report = parameters.report(shapes)
-    assert "124,439,808" in report and "blocks/*/attention/query/kernel" in report
+    assert report.splitlines()[-1].split() == ["total", "124,439,808"]
+    query = next(line for line in report.splitlines() if line.startswith("blocks/*/attention/query"))
+    assert query.split()[1:-1] == ["12", "of", "768", "+", "768", "×", "768", "7,087,104"]
 
 
 @pytest.mark.parametrize(
@@ -172,15 +174,24 @@ def test_A5_presets_have_the_published_head_counts(preset, heads, width):
     assert (model.num_heads, model.head_width) == (heads, width)
 
 
-def test_A5_a_model_of_175_billion_is_counted_without_memory():
+@pytest.mark.parametrize(
+    "preset, vocab_size, published, tolerance",
+    [
+        ("gpt3_175b", 50_257, 174.6e9, 1e-3),  # Brown et al. 2020, table 2.1
+        ("llama2_70b", 32_000, 68_976_648_192, 0),
+    ],
+)
+def test_A5_the_largest_models_are_counted_without_memory(preset, vocab_size, published, tolerance):
     one, two = (
         parameters.count(
-            parameters.abstract(configs.load("configs/presets.py:gpt3_175b", {"model.num_layers": n}).model, 50257)[1]
+            parameters.abstract(
+                configs.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size
+            )[1]
         )
         for n in (1, 2)
     )
-    # The published size, 174.6 billion, to its digits: Brown et al. 2020, table 2.1.
-    assert one + 95 * (two - one) == pytest.approx(174.6e9, rel=1e-3)
+    layers = configs.load(f"configs/presets.py:{preset}").model.num_layers
+    assert one + (layers - 1) * (two - one) == pytest.approx(published, rel=tolerance)
 
 
 def test_heads_change_no_parameter_count():
