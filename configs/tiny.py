@@ -11,12 +11,12 @@ from configs import default
 def get_config() -> ConfigDict:
     config = default.get_config()
     config.context_length = 128
-    config.train.steps = 800
+    config.train.steps = 900
     config.train.batch_size = 16
     config.optimizer.learning_rate = 4e-3
     config.optimizer.schedule = "wsd"  # in so few steps a decay is worth a tenth of a bit: docs/experiments.md
     config.optimizer.decay_fraction = 0.4
     config.optimizer.warmup_steps = 100
-    config.eval.every = 200
-    config.checkpoint.every = 200
+    config.eval.every = 300
+    config.checkpoint.every = 300
     return config
