@@ -1,6 +1,9 @@
-"""Two minutes on a CPU, over the source of the running Python's standard library.
+"""A model of 0.8M parameters over the source of the running Python's standard library; for a CPU.
 
-python train.py --config=configs/tiny.py
+    python train.py --config=configs/tiny.py
+
+Two CPU cores (AMD EPYC with AVX-512), Python 3.11: 165 s, of which 25 s are start, evaluations and samples; 0.9 GB of
+memory; 2.037 bits a byte on the whole validation split (312,915 tokens in blocks of 128). One seed.
 """
 
 from ml_collections import ConfigDict
