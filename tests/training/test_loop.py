@@ -95,13 +95,14 @@ def test_what_is_watched(small, tmp_path):
     assert [event.step for event in board.Tensors("sample/text_summary")] == [4, 8]
 
 
-def test_a_continued_run_shows_each_step_once_in_tensorboard(small, tmp_path, monkeypatch):
+def test_a_continued_run_shows_each_step_once(small, tmp_path, monkeypatch):
     config = small(checkpoint__every=4)
     with monkeypatch.context() as patch, pytest.raises(PowerCut):
         cut_after(patch, 6)
         loop.train(config, tmp_path)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5]
     loop.train(config, tmp_path)
+    assert [row["step"] for row in rows(tmp_path)] == list(range(1, 9))
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
