@@ -15,9 +15,9 @@ def get_config() -> ConfigDict:
     config.model.position = FieldReference("rope", field_type=object)
     config.model.max_positions = None  # rows of the learned table; None: context_length
     config.model.dtype = "auto"  # of the matrix products: float32, bfloat16, or auto (bfloat16 but on CPUs)
-    config.model.num_layers = 4
-    config.model.d_model = 128
-    config.model.num_heads = 4
+    config.model.num_layers = 4  # blocks
+    config.model.d_model = 128  # width of the residual stream
+    config.model.num_heads = 4  # query heads; must divide d_model
     config.model.num_kv_heads = None  # fewer than num_heads: grouped queries (Ainslie et al. 2023); None: num_heads
     config.model.d_ff = None  # None: 4 d_model, or 8/3 d_model for swiglu
     config.model.dropout = 0.0  # all three rates, unless given one by one:
@@ -35,16 +35,16 @@ def get_config() -> ConfigDict:
     config.model.residual = True  # False for ablation only
 
     config.model.rope = ConfigDict()
-    config.model.rope.base = 10_000.0
+    config.model.rope.base = 10_000.0  # wavelengths from 2π to nearly 2π times this
     config.model.rope.fraction = 1.0  # of the head's dimensions that are turned
 
     config.model.sinusoidal = ConfigDict()
-    config.model.sinusoidal.base = 10_000.0
+    config.model.sinusoidal.base = 10_000.0  # likewise
     config.model.sinusoidal.amplitude = 1.0  # in standard deviations of an embedding's entries
 
     config.model.t5 = ConfigDict()
-    config.model.t5.num_buckets = 32
-    config.model.t5.max_distance = 128
+    config.model.t5.num_buckets = 32  # half of them for one distance each
+    config.model.t5.max_distance = 128  # from here on all distances share a bucket
 
     config.data = ConfigDict()
     config.data.corpus = "python_stdlib"  # python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG]
@@ -59,31 +59,31 @@ def get_config() -> ConfigDict:
     config.train = ConfigDict()
     config.train.objective = "next_token"  # next_token, masked
     config.train.mask_rate = 0.15  # share of tokens that the masked objective predicts
-    config.train.steps = 1000
+    config.train.steps = 1000  # optimiser steps
     config.train.batch_size = 16  # sequences over all devices, for one optimiser step
     config.train.accumulation_steps = 1  # a step's batch is worked off in this many parts
     config.train.label_smoothing = 0.0  # in the objective only; reported losses are unsmoothed
-    config.train.log_every = 10
+    config.train.log_every = 10  # steps between two rows of metrics.jsonl
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"
+    config.optimizer.name = "adamw"  # the only one so far
     config.optimizer.learning_rate = 1e-3  # the peak
     config.optimizer.schedule = "inverse_sqrt"  # inverse_sqrt, cosine, wsd, constant; each after a linear warm-up
-    config.optimizer.warmup_steps = 100
+    config.optimizer.warmup_steps = 100  # linear, from nearly 0 to the peak
     config.optimizer.decay_fraction = 0.2  # wsd: share of the steps in which it decays
     config.optimizer.final_fraction = 0.1  # cosine, wsd: the last learning rate, as a share of the peak
     config.optimizer.weight_decay = 0.1  # on matrices only
-    config.optimizer.b1 = 0.9
-    config.optimizer.b2 = 0.95
-    config.optimizer.clip_norm = 1.0
+    config.optimizer.b1 = 0.9  # of the gradient's mean
+    config.optimizer.b2 = 0.95  # of its square's
+    config.optimizer.clip_norm = 1.0  # longest gradient, all parameters together
 
     config.eval = ConfigDict()
-    config.eval.every = 250
+    config.eval.every = 250  # steps
     config.eval.tokens = 65_536  # of the validation split, while training; the end scores all of it
     config.eval.sample_tokens = 128  # text written at each evaluation; 0: none
 
     config.checkpoint = ConfigDict()
-    config.checkpoint.every = 250
+    config.checkpoint.every = 250  # steps; a better evaluation is saved in between too
     config.checkpoint.keep = 2  # the last ones; the best by validation loss is kept too
 
     config.mesh = ConfigDict()

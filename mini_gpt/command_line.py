@@ -12,6 +12,8 @@ from mini_gpt import config as configs
 from mini_gpt import files
 from mini_gpt.errors import UserError
 
+LONGEST_NAME = 240  # bytes; file systems take 255, and the programs that write there add to it
+
 
 class _AboveTheBar(logging.Handler):
     """Writes a line above the progress bar, where there is one."""
@@ -46,7 +48,9 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def directory(text: str) -> Path:
-    """Reads a directory from a flag; no shell expands the ~ of --workdir=~/run."""
+    """Reads a directory from a flag; no shell expands the ~ of --workdir=~/run. Raises UserError where it is empty."""
+    if not text:
+        raise UserError("--workdir: found nothing; name a directory")
     return Path(text).expanduser()
 
 
@@ -55,4 +59,7 @@ def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:
     file, _, argument = config_path.partition(":")
     parts = [Path(file).stem + (f":{argument}" if argument else "")]
     parts += [f"{name}={value}" for name, value in overrides.items()]
-    return Path("runs") / ",".join(parts).replace("/", "_")
+    name = ",".join(parts).replace("/", "_")
+    if len(name.encode()) > LONGEST_NAME:
+        raise UserError(f"--workdir: the overrides make a name of {len(name)} characters; name a directory of your own")
+    return Path("runs") / name

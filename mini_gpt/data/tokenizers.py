@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.schema import DataConfig
 
 FILE = "tokenizer.json"
+log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
@@ -136,6 +138,8 @@ def fit(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
         documents = corpora.split_documents(corpus, data)
         if data.tokenizer == "bpe":
             made = BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
+            if vocab_size(made) < data.vocab_size:
+                log.info("bpe found %d tokens in this text, not data.vocab_size=%d", vocab_size(made), data.vocab_size)
         else:
             characters: set[str] = set()
             for _, text in documents:

@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import math
+import os
 import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -64,14 +66,22 @@ def train(config: Config, workdir: Path) -> TrainState:
         if start > config.train.steps:
             raise UserError(f"train.steps: found {config.train.steps}; the run in {workdir} is at step {start} already")
         if start:
-            log.info("going on from step %d of %s", start, workdir)
+            done = start == config.train.steps
+            log.info(f"{workdir} is at step {start}: " + ("nothing left to train" if done else "going on from there"))
             state = checkpoints.restore(start, like)
         else:
             log.info("%s\n", model_parameters.report(like.parameters))
             state = states.create(config, vocab_size, optimizer, like)
         train_step = make_train_step(definition, optimizer, config, like, isolate_at=evaluator.isolate_at)
         with contextlib.closing(Reporter(workdir, start=start, steps=config.train.steps)) as reporter:
-            state = _run_steps(config, state, start, train_step, train_batches, mesh, evaluator, reporter, checkpoints)
+            try:
+                state = _run_steps(
+                    config, state, start, train_step, train_batches, mesh, evaluator, reporter, checkpoints
+                )
+            except KeyboardInterrupt:
+                last = checkpoints.latest()
+                log.info("interrupted; the same command " + (f"goes on from step {last}" if last else "begins anew"))
+                raise
     _conclude(config, workdir, evaluator, state.parameters)
     return state
 
@@ -93,6 +103,8 @@ def _run_steps(
     steps = range(start + 1, config.train.steps + 1)
     for step, batch in zip(steps, batches.iterate(train_batches, start) if steps else (), strict=False):
         state, metrics = train_step(state, sharding.put_batch(batch, mesh))
+        if step == start + 1:
+            clock.restart(step)  # what came before was compilation
         last = step == config.train.steps
         evaluates = last or step % config.eval.every == 0
         saves = last or step % config.checkpoint.every == 0
@@ -188,29 +200,35 @@ class _Clock:
     def row(self, step: int, metrics: Metrics) -> dict[str, float]:
         row = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items()}
         seconds = time.perf_counter() - self.time
-        row["train/tokens_per_second"] = (step - self.step) * self.tokens_per_step / seconds
+        if step > self.step:
+            row["train/tokens_per_second"] = (step - self.step) * self.tokens_per_step / seconds
         self.restart(step)
         return row
 
 
 def _conclude(config: Config, workdir: Path, evaluator: Evaluator, parameters: Parameters) -> None:
     score = evaluator.score(parameters)
+    # A person types these outside the environment as well as inside it.
+    programs = "" if os.environ.get("VIRTUAL_ENV") else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
+    kind = "masked tokens" if config.train.objective == "masked" else "tokens"
     bits = f", {score.bits_per_byte:.3f} bits a byte" if score.bytes else ""
     lines = [
         "",
         f"Validation loss {score.nll:.4f} nats a token{bits} "
-        f"({score.tokens:,} tokens, the whole split, in blocks of {config.context_length}).",
+        f"({score.tokens:,} {kind}, the whole split, in blocks of {config.context_length}).",
     ]
     if config.model.causal:
         lines += ["", "The model, going on from the start of the validation text:", ""]
         lines += [f"    {line}" for line in evaluator.sample(parameters, 200).splitlines()]
     lines += [
         "",
-        f"The run is in {workdir}. What next:",
-        f"    tensorboard --logdir={shlex.quote(str(workdir))}",
-        f"    python eval.py --workdir={shlex.quote(str(workdir))}",
+        f"The run is in {workdir}/  What next:",
+        f"    {programs}tensorboard --logdir={shlex.quote(str(workdir))}",
+        f"    {programs}python eval.py --workdir={shlex.quote(str(workdir))}",
     ]
     if config.model.causal:
         prompt = (evaluator.tokenizer.decode(evaluator.split.tokens[:PROMPT_TOKENS]).split() or [" "])[0]
-        lines.append(f"    python sample.py --workdir={shlex.quote(str(workdir))} --prompt={shlex.quote(prompt)}")
+        lines.append(
+            f"    {programs}python sample.py --workdir={shlex.quote(str(workdir))} --prompt={shlex.quote(prompt)}"
+        )
     print("\n".join(lines))

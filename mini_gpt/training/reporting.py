@@ -26,9 +26,10 @@ class Reporter:
         self.tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
         self.steps = steps
         self.step = start
-        self.first: tuple[float, int] | None = None  # time and step of the first row: what came before was compilation
+        self.first: tuple[float, int] | None = None  # time and step of the first row
         self.last_line = 0.0
-        self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if sys.stderr.isatty() else None
+        visible = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+        self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if visible else None
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Logs one row. Names are those of metrics.jsonl and of the curves."""
@@ -55,18 +56,20 @@ class Reporter:
             self.bar.close()
 
     def _show(self, step: int, values: dict[str, float]) -> None:
-        loss, rate = values["train/loss"], values["train/tokens_per_second"]
+        loss, rate = values["train/loss"], values.get("train/tokens_per_second")
+        speed = f", {rate:,.0f} tokens/s" if rate else ""
         if self.bar is not None:
             self.bar.update(step - self.step)
-            self.bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s")
+            self.bar.set_postfix_str(f"loss {loss:.3f}{speed}")
         now = time.monotonic()
         self.first = self.first or (now, step)
         if "validation/loss" in values:
             bits = values.get("validation/bits_per_byte")
             tail = f", {bits:.3f} bits a byte" if bits is not None else ""
-            log.info(f"step {step} of {self.steps}: validation loss {values['validation/loss']:.4f} nats a token{tail}")
+            loss = values["validation/loss"]
+            log.info(f"step {step} of {self.steps}: loss of the validation sample {loss:.4f} nats a token{tail}")
         elif self.bar is None and now - self.last_line > SECONDS_BETWEEN_LINES:
-            line = f"step {step} of {self.steps}: loss {loss:.3f}, {rate:,.0f} tokens/s"
+            line = f"step {step} of {self.steps}: loss {loss:.3f}{speed}"
             if step > self.first[1]:
                 left = (now - self.first[0]) / (step - self.first[1]) * (self.steps - step)
                 line += f", {tqdm.format_interval(left)} left"

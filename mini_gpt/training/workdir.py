@@ -50,7 +50,7 @@ def check_corpus(workdir: Path, corpus: Corpus) -> None:
     if fingerprint != corpus.fingerprint:
         raise UserError(
             f"data.corpus: found {corpus.name} (fingerprint {corpus.fingerprint[:12]}); the run in {workdir} was "
-            f"trained on {name} (fingerprint {fingerprint[:12]})"
+            f"trained on {name} (fingerprint {fingerprint[:12]}): the text has changed; restore it, or train a new run"
         )
 
 

@@ -197,6 +197,7 @@ BAD = [
     ({"data__corpus": "tfds:lm1c", "data__path": "TMP"}, r"TFDS has no data set 'lm1c'; did you mean 'lm1b'"),
     ({"data__corpus": "tfds:mnist", "data__path": "TMP"}, r"tfds:mnist has the text features none"),
     ({"data__path": "TMP/*.nothing"}, r"data\.path: '.*\*\.nothing' matches no file"),
+    ({"data__path": "TMP"}, r"data\.path: '\S+' matches no file; give a glob such as '\S+/\*\*/\*\.txt'"),
     ({"data__path": "TMP/latin.txt"}, r"latin\.txt: found byte 0xe9 at offset 3, which is not UTF-8"),
     ({"data__corpus": "tiny_shakespeare", "data__path": "TMP/missing.txt"}, r"data\.path: .*missing\.txt not found"),
 ]
