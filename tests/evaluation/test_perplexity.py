@@ -74,12 +74,14 @@ def test_masked_documents_are_kept_apart_by_the_text_under_the_masks(model):
     overrides = {"train__objective": "masked", "model__causal": False, "train__mask_rate": 0.5}
     config, definition, drawn = model(data__isolate_documents=True, **overrides)
     tokens, mesh = make_tokens(32), sharding.make_mesh(config.mesh)
+    tokens[::5] = 256
     embedding = jnp.concatenate([drawn["embedding"], drawn["embedding"][:1] + 1])  # one row more, for the mask
     _, definition, _ = model_of(config, 258)
     drawn = drawn | {"embedding": embedding}
     score = perplexity.score_split(definition, drawn, config, tokens, TOKEN_BYTES, mesh)
     ((rows, batch),) = batches.masked_blocks(tokens, config, vocab_size=257, batch_size=1)
-    opens = [0, *np.flatnonzero(tokens == 256).tolist(), 32]
+    assert (batch["inputs"][0, tokens == 256] != 256).any(), "some separators are masked"
+    opens = [*np.flatnonzero(tokens == 256).tolist(), 32]
     forward, total = jax.jit(parameters.merge(definition, drawn)), 0.0
     for start, end in itertools.pairwise(opens):
         nll = losses.nll(forward(jnp.array(batch["inputs"][:, start:end])), jnp.array(batch["targets"][:, start:end]))

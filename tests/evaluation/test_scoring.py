@@ -46,12 +46,12 @@ def test_nothing_to_score():
 
 
 def test_figures_are_sums_over_counts():
-    token_bytes = np.array([1, 2, 0])  # a character of one byte, one of two, and the separator
+    token_bytes = np.array([1, 3, 0])  # a character of one byte, one of three, and the separator
     score = scoring.score(np.array([1.0, 2.0, 0.5], np.float32), np.array([0, 1, 2]), token_bytes)
-    assert (score.tokens, score.bytes) == (3, 3)
+    assert (score.tokens, score.bytes) == (3, 4)
     assert score.nll == pytest.approx(3.5 / 3)
     assert score.perplexity == pytest.approx(math.exp(3.5 / 3))
-    assert score.bits_per_byte == pytest.approx(3.5 / math.log(2) / 3)
+    assert score.bits_per_byte == pytest.approx(3.5 / math.log(2) / 4)
 
 
 def test_a_sample_is_spread_over_the_split_in_whole_windows():
