@@ -299,9 +299,3 @@ class Config:
             objective,
             "masked prediction needs both sides of the text: set model.causal=False",
         )
-        _require(
-            self.optimizer.schedule not in ("cosine", "wsd") or self.optimizer.warmup_steps < self.train.steps,
-            "optimizer.warmup_steps",
-            self.optimizer.warmup_steps,
-            f"must be below train.steps ({self.train.steps}) for the schedule {self.optimizer.schedule}",
-        )

@@ -127,7 +127,6 @@ BAD = [
     ({"train.label_smoothing": -0.1}, r"must be in \[0, 1\)"),
     ({"train.batch_size": 10, "train.accumulation_steps": 4}, r"must be divisible by train\.accumulation_steps \(4\)"),
     ({"optimizer.warmup_steps": 0}, "inverse_sqrt needs at least 1"),
-    ({"optimizer.schedule": "cosine", "optimizer.warmup_steps": 1000}, r"must be below train\.steps \(1000\)"),
     ({"model.position": "learned", "model.max_positions": 9}, r"context_length: found 256; learned .* \(9\)"),
     ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
     ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),

@@ -14,6 +14,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     All warm up linearly, peak · t/w for t ≤ w. Then inverse_sqrt: peak · sqrt(w/t), without an end (Vaswani et al.
     2017, eq. 3, up to the constant); cosine: down to final_fraction · peak at the last step (Loshchilov, Hutter
     2017); wsd: the peak, then linearly down to the same over the last `decay_fraction` of the steps (Hu et al. 2024).
+    A run shorter than its warm-up ends in it.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     last = peak * config.final_fraction
@@ -21,9 +22,10 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     stable = max(0, steps - warmup - decay)
     after_warmup = {
         "inverse_sqrt": lambda: lambda count: peak * jnp.sqrt(warmup / (count + warmup)),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, steps - warmup, config.final_fraction),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction),
         "wsd": lambda: optax.join_schedules(
-            [optax.constant_schedule(peak), optax.linear_schedule(peak, last, steps - warmup - stable)], [stable]
+            [optax.constant_schedule(peak), optax.linear_schedule(peak, last, max(1, steps - warmup - stable))],
+            [stable],
         ),
         "constant": lambda: optax.constant_schedule(peak),
     }[config.schedule]()

@@ -57,6 +57,13 @@ def test_C4_without_warm_up_the_first_step_is_at_the_peak(schedule):
     assert rates(schedule, warmup_steps=0)[0] == pytest.approx(PEAK, rel=1e-3)
 
 
+@pytest.mark.parametrize("schedule", FORMULAS)
+@pytest.mark.parametrize("warmup", [STEPS, STEPS + 1, 3 * STEPS])
+def test_C4_a_run_shorter_than_its_warm_up_ends_in_it(schedule, warmup):
+    expected = [PEAK * t / warmup for t in range(1, STEPS + 1)]
+    np.testing.assert_allclose(rates(schedule, warmup_steps=warmup), expected, rtol=2e-5)
+
+
 def test_only_matrices_decay():
     config = configs.load(
         "configs/default.py",
