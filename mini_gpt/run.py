@@ -41,15 +41,13 @@ class Run:
         self.mesh = sharding.make_reading_mesh(self.config)
         checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
         self.step = checkpoints.resolve(checkpoint)
-        _, written = states.abstract(
-            trained, model_vocab_size(trained, self.tokenizer), make_optimizer(trained), self.mesh
+        (_, written), (definition, asked) = (
+            states.abstract(config, model_vocab_size(config, self.tokenizer), make_optimizer(config), self.mesh)
+            for config in (trained, self.config)
         )
-        definition, like = states.abstract(
-            self.config, model_vocab_size(self.config, self.tokenizer), make_optimizer(self.config), self.mesh
-        )
-        _check_shapes(written.parameters, like.parameters)
+        _check_shapes(written.parameters, asked.parameters)
         self.definition: nnx.GraphDef = definition
-        self.parameters: Parameters = checkpoints.restore_parameters(self.step, like.parameters)
+        self.parameters: Parameters = checkpoints.restore_parameters(self.step, asked.parameters)
         checkpoints.close()
 
     @functools.cached_property

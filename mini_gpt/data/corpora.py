@@ -117,10 +117,8 @@ def _by_hash(text: str, shares: dict[str, float]) -> str:
 def _text(pattern: str) -> Corpus:
     paths = sorted(p for p in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(p))
     if not paths:
-        right = (
-            f"'{pattern.rstrip('/')}/**/*.txt'" if os.path.isdir(os.path.expanduser(pattern)) else "'books/**/*.txt'"
-        )
-        raise UserError(f"data.path: {pattern!r} matches no file; give a glob such as {right}")
+        folder = pattern.rstrip("/") if os.path.isdir(os.path.expanduser(pattern)) else "books"
+        raise UserError(f"data.path: {pattern!r} matches no file; give a glob such as '{folder}/**/*.txt'")
 
     def read(path: str) -> str:
         raw = Path(path).read_bytes()

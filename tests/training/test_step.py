@@ -77,7 +77,7 @@ def test_documents_are_kept_apart_by_the_text_as_it_was_before_any_mask(small, o
     mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
     definition, like = states.abstract(config, VOCAB, optimizer, mesh)
     batch = make_batch(config)
-    text, shown = ("inputs", "targets") if objective == "next_token" else ("targets", "inputs")
+    text = "inputs" if objective == "next_token" else "targets"
     batch[text][:, [5, 20]] = VOCAB - 1
     batch[text] = np.where(np.isin(np.arange(32), [5, 20]), batch[text], batch[text] % (VOCAB - 1))
     state = states.create(config, VOCAB, optimizer, like)
@@ -88,7 +88,6 @@ def test_documents_are_kept_apart_by_the_text_as_it_was_before_any_mask(small, o
     train_step = make_train_step(definition, optimizer, config, like, isolate_at=VOCAB - 1)
     _, metrics = train_step(state, sharding.put_batch(batch, mesh))
     assert float(metrics["loss"]) == pytest.approx(total / batch["weights"].sum(), rel=1e-5)
-    assert shown in batch
 
 
 def test_a_second_step_does_not_compile_again(small):
