@@ -1,4 +1,4 @@
-"""Evaluates a run: python eval.py --workdir=runs/tiny [--split=test] [--checkpoint=best] [--override=FIELD=VALUE]"""
+"""Evaluates a run: python eval.py --workdir=runs/tiny [--suite=extrapolation] [--override=FIELD=VALUE ...]"""
 
 import argparse
 
@@ -14,14 +14,15 @@ def main() -> None:
     parser.add_argument("--split", default="validation", choices=SPLITS)
     parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
     parser.add_argument("--override", action="append", default=[], metavar="FIELD=VALUE", help="a config field")
+    command_line.add_suite_flags(parser)
     flags = parser.parse_args()
-    names = flags.suite.split(",")
-    suites.check_names(names)
+    names, request = flags.suite.split(","), suites.Request(flags.split, flags.lengths, flags.strides)
+    suites.check(names, request)
     overrides = dict(map(config.parse_override, flags.override))
     command_line.set_up(overrides.get("data.cache_dir"))
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
     for name in names:
-        suites.evaluate(run, name, flags.split)
+        suites.evaluate(run, name, request)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,15 @@ def get_config() -> ConfigDict:
     config.model.scale_attention = True  # 1/sqrt(head width); False for ablation only
     config.model.residual = True  # False for ablation only
 
+    config.model.attention_window = None  # keys that a query sees, itself included (Beltagy et al. 2020); None: all
+    config.model.random_positions = None  # draw ordered positions from so many (Ruoss et al. 2023); None: 0, 1, 2, …
+
     config.model.rope = ConfigDict()
     config.model.rope.base = 10_000.0  # wavelengths from 2π to nearly 2π times this
     config.model.rope.fraction = 1.0  # of the head's dimensions that are turned
+    config.model.rope.scaling = "none"  # none, linear (Chen et al. 2023), ntk, yarn (Peng et al. 2023)
+    config.model.rope.factor = 1.0  # how many times the original context is to be reached
+    config.model.rope.original_context = None  # tokens; None: context_length / factor
 
     config.model.sinusoidal = ConfigDict()
     config.model.sinusoidal.base = 10_000.0  # likewise
@@ -47,12 +53,13 @@ def get_config() -> ConfigDict:
     config.model.t5.max_distance = 128  # from here on all distances share a bucket
 
     config.data = ConfigDict()
-    config.data.corpus = "python_stdlib"  # python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG]
+    config.data.corpus = "python_stdlib"  # python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG], task:NAME
     config.data.path = None  # text: a glob; tiny_shakespeare: the file; tfds: TFDS's data directory
     config.data.split = "documents"  # documents: by a hash of each; contiguous: by place in the text
     config.data.split_fractions = (0.9, 0.05, 0.05)  # train, validation, test
     config.data.tokenizer = "bytes"  # bytes, characters, bpe
     config.data.vocab_size = 8192  # of bpe, its separator included
+    config.data.task_length = 20  # task:NAME: the longest problems trained on, in the task's own unit
     config.data.isolate_documents = False  # attention stays inside a document, positions restart in each
     config.data.cache_dir = None  # None: mini_gpt under $XDG_CACHE_HOME or ~/.cache
 

@@ -1,5 +1,6 @@
 """What the commands share: how overrides become fields and a directory's name, and what is set before JAX starts."""
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,12 @@ def set_up(cache_dir: str | None = None) -> None:
     sys.stdout.reconfigure(errors="replace")  # what a model writes need not fit the terminal's encoding
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def add_suite_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what suites that measure against length take."""
+    parser.add_argument("--lengths", help="in tokens, or multiples of the trained length: 1x,2x,4x,8x,16x")
+    parser.add_argument("--strides", help="of sliding windows, likewise: 1,0.25x")
 
 
 def config_overrides(arguments: Sequence[str]) -> dict[str, str]:

@@ -30,7 +30,10 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
 
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Gives the config with some fields replaced, checked as a whole again. Raises UserError."""
-    return from_dict(_overridden(to_dict(config), overrides))
+    values = _overridden(to_dict(config), overrides)
+    if "model.position" in overrides and "model.rope.original_context" not in overrides:
+        values["model"]["rope"]["original_context"] = None  # what was filled in for another encoding
+    return from_dict(values)
 
 
 def parse_override(text: str) -> tuple[str, str]:
@@ -39,6 +42,15 @@ def parse_override(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise UserError(f"override: found {text!r}; must be FIELD=VALUE, such as model.position=rope")
     return name, value
+
+
+def check_field(name: str) -> None:
+    """Raises UserError where no field has that dotted name, with the nearest one."""
+    fields = _leaf_types(Config)
+    if name not in fields:
+        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{name}: no such config field{hint}")
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -105,10 +117,7 @@ def _overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict
     values = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
     hints = _leaf_types(Config)
     for name, value in overrides.items():
-        if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{name}: no such config field{hint}")
+        check_field(name)
         *sections, leaf = name.split(".")
         node = values
         for section in sections:
@@ -136,11 +145,23 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(width, int):
         # SwiGLU has three matrices instead of two: 8/3 of the width keeps the count (Shazeer 2020), in multiples of 8.
         fill("d_ff", 8 * round(width / 3) if model.get("activation") == "swiglu" else 4 * width)
-    fill("max_positions", values.get("context_length"))
+    fill("max_positions", model.get("random_positions") or values.get("context_length"))
     fill("num_kv_heads", model.get("num_heads"))
     for name in ("embedding_dropout", "sublayer_dropout", "attention_dropout"):
         fill(name, model.get("dropout"))
+    model["rope"] = _filled_rope(model.get("rope"), model.get("position"), values.get("context_length"))
     return values | {"model": model}
+
+
+def _filled_rope(rope: Any, position: Any, context_length: Any) -> Any:
+    """Answers original_context, where there is something to scale: what the context was before the factor."""
+    rotary = position == "rope" or (isinstance(position, list | tuple) and "rope" in position)
+    if not rotary or not isinstance(rope, Mapping) or rope.get("original_context", 0) is not None:
+        return rope
+    factor = rope.get("factor")
+    if not isinstance(factor, int | float) or not isinstance(context_length, int) or not factor >= 1:
+        return rope
+    return dict(rope) | {"original_context": max(1, round(context_length / factor))}
 
 
 def _leaf_types(cls: type, prefix: str = "") -> dict[str, Any]:

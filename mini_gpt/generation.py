@@ -11,7 +11,7 @@ from flax import nnx
 
 from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import document_layout
+from mini_gpt.model.gpt import text_layout
 from mini_gpt.model.parameters import Parameters
 
 
@@ -60,7 +60,7 @@ def _generate(definition, parameters, tokens_L, filled, key, temperature, length
 
     def draw(carry, key):
         tokens_L, filled = carry
-        logits_V = model(tokens_L[None], *document_layout(tokens_L[None], isolate_at))[0, filled - 1]
+        logits_V = model(tokens_L[None], *text_layout(model.config, tokens_L[None], isolate_at))[0, filled - 1]
         if 0 < top_k < len(logits_V):
             logits_V = jnp.where(logits_V < jax.lax.top_k(logits_V, top_k)[0][-1], -jnp.inf, logits_V)
         drawn = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))

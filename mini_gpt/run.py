@@ -32,8 +32,8 @@ class Run:
         self.workdir = workdir
         self.checkpoint = checkpoint
         self.overrides = dict(overrides or {})
-        trained = configs.read(workdir / workdirs.CONFIG)
-        self.config: Config = configs.override(trained, self.overrides)
+        self.trained: Config = configs.read(workdir / workdirs.CONFIG)
+        self.config: Config = configs.override(self.trained, self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
         self.isolate_at = tokenizers.separator(self.tokenizer) if self.config.data.isolate_documents else None
         self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
@@ -43,7 +43,7 @@ class Run:
         self.step = checkpoints.resolve(checkpoint)
         (_, written), (definition, asked) = (
             states.abstract(config, model_vocab_size(config, self.tokenizer), make_optimizer(config), self.mesh)
-            for config in (trained, self.config)
+            for config in (self.trained, self.config)
         )
         _check_shapes(written.parameters, asked.parameters)
         self.definition: nnx.GraphDef = definition

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from mini_gpt.errors import UserError
 
 POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
+TASK = "task:"  # what the name of a corpus of task examples begins with
 INPUT_POSITIONS = ("learned", "sinusoidal")  # these act once, at the input, so never per layer
 
 
@@ -19,10 +20,26 @@ def _require(condition: bool, field: str, found: Any, right: str) -> None:
 class RopeConfig:
     base: float
     fraction: float
+    scaling: Literal["none", "linear", "ntk", "yarn"]
+    factor: float
+    original_context: int | None
 
     def __post_init__(self):
         _require(self.base > 1, "model.rope.base", self.base, "must be above 1")
         _require(0 < self.fraction <= 1, "model.rope.fraction", self.fraction, "must be in (0, 1]")
+        _require(self.factor >= 1, "model.rope.factor", self.factor, "must be at least 1")
+        _require(
+            self.scaling != "none" or self.factor == 1,
+            "model.rope.factor",
+            self.factor,
+            "does nothing while model.rope.scaling is none: set it to linear, ntk or yarn",
+        )
+        _require(
+            self.original_context is None or self.original_context >= 1,
+            "model.rope.original_context",
+            self.original_context,
+            "must be at least 1",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +95,8 @@ class ModelConfig:
     scale_embeddings: bool
     scale_attention: bool
     residual: bool
+    attention_window: int | None
+    random_positions: int | None
     rope: RopeConfig
     sinusoidal: SinusoidalConfig
     t5: T5Config
@@ -120,7 +139,32 @@ class ModelConfig:
             self.position,
             f"the pattern must not be longer than model.num_layers ({self.num_layers})",
         )
+        for name in ("attention_window", "random_positions"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"model.{name}", value, "must be at least 1, or None")
+        if "learned" in pattern and self.random_positions is not None:
+            _require(
+                self.random_positions <= self.max_positions,
+                "model.random_positions",
+                self.random_positions,
+                f"learned positions end at model.max_positions ({self.max_positions})",
+            )
+        if "rope" not in pattern:
+            for name, plain in (("scaling", "none"), ("factor", 1.0), ("original_context", None)):
+                value = getattr(self.rope, name)
+                _require(
+                    value == plain,
+                    f"model.rope.{name}",
+                    value,
+                    f"scales rotary positions, and model.position is {self.position!r}",
+                )
         if "rope" in pattern:
+            _require(
+                self.rope.scaling != "ntk" or self.rotated_width > 2,
+                "model.rope.scaling",
+                self.rope.scaling,
+                f"needs more than one pair of dimensions to turn, and there are {self.rotated_width} dimensions",
+            )
             _require(
                 self.rotated_width % 2 == 0 and self.rotated_width > 0,
                 "model.d_model",
@@ -152,6 +196,7 @@ class DataConfig:
     split_fractions: tuple[float, float, float]
     tokenizer: Literal["bytes", "characters", "bpe"]
     vocab_size: int
+    task_length: int
     isolate_documents: bool
     cache_dir: str | None
 
@@ -169,10 +214,22 @@ class DataConfig:
             self.vocab_size,
             "bpe needs more than 257: 256 bytes, a separator, and merges",
         )
+        _require(self.task_length >= 1, "data.task_length", self.task_length, "must be at least 1")
+        if self.is_task:
+            _require(
+                self.tokenizer == "characters",
+                "data.tokenizer",
+                self.tokenizer,
+                "the tasks have a fixed vocabulary: must be characters",
+            )
         if self.corpus == "text":
             _require(
                 self.path is not None, "data.path", self.path, "data.corpus=text needs a glob, such as 'books/**/*.txt'"
             )
+
+    @property
+    def is_task(self) -> bool:
+        return self.corpus.startswith(TASK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,6 +343,19 @@ class Config:
                 self.context_length,
                 f"learned positions end at model.max_positions ({self.model.max_positions})",
             )
+        if self.model.random_positions is not None:
+            _require(
+                self.context_length <= self.model.random_positions,
+                "model.random_positions",
+                self.model.random_positions,
+                f"must leave room for context_length ({self.context_length}) different positions",
+            )
+        _require(
+            self.data.isolate_documents or not self.data.is_task or self.train.objective == "next_token",
+            "data.isolate_documents",
+            self.data.isolate_documents,
+            "must be True for a task with masked answers: both sides of the text see what fills up the row",
+        )
         causal, objective = self.model.causal, self.train.objective
         _require(
             causal or objective == "masked",

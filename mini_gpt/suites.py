@@ -1,24 +1,59 @@
 """What eval.py can be asked for: each suite measures a run, writes eval/<suite>.json in it, and prints a table."""
 
+import csv
+import difflib
+import io
 import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+
+from matplotlib.figure import Figure
+from tensorboardX import SummaryWriter
 
 from mini_gpt import files
 from mini_gpt.errors import UserError
-from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation import extrapolation, perplexity
+from mini_gpt.insight import length_curves
+from mini_gpt.insight.length_curves import Curve
 from mini_gpt.run import Run
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
-def evaluate_perplexity(run: Run, split: str) -> dict:
-    """Scores a whole split in blocks of the context length; the result is written as eval/perplexity.json."""
-    tokens = run.store.split(split).tokens
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a suite, as it was typed; None is the suite's own default."""
+
+    split: str = "validation"
+    lengths: str | None = None
+    strides: str | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A measurement: `measure` gives what is written as JSON. With rows, a row is told apart by `label` and length."""
+
+    measure: Callable[[Run, Request], dict]
+    values: tuple[str, ...]  # what a row measures, the first for figures
+    unit: str
+    takes: tuple[str, ...] = ()  # of lengths and strides
+    label: Callable[[dict], str] = lambda row: ""
+    draw: Callable[[dict], Figure] | None = None
+
+
+def evaluate_perplexity(run: Run, request: Request) -> dict:
+    """Scores a whole split in blocks of the context length."""
+    tokens = run.store.split(request.split).tokens
     score = perplexity.score_split(
         run.definition, run.parameters, run.config, tokens, run.tokenizer.token_bytes, run.mesh
     )
     masked = run.config.train.objective == "masked"
     return {
         "checkpoint_step": run.step,
-        "split": split,
+        "split": request.split,
         "protocol": "masked blocks" if masked else "blocks",
         "context_length": run.config.context_length,
         "nll": score.nll,
@@ -30,28 +65,160 @@ def evaluate_perplexity(run: Run, split: str) -> dict:
     }
 
 
-SUITES = {"perplexity": evaluate_perplexity}
+def evaluate_extrapolation(run: Run, request: Request) -> dict:
+    """Scores the same targets at many context lengths, in blocks and with sliding windows."""
+    if run.config.train.objective != "next_token":
+        raise UserError("--suite: extrapolation needs train.objective=next_token; this run's is masked")
+    trained = run.trained.context_length
+    lengths = extrapolation.parse_lengths("--lengths", request.lengths or extrapolation.LENGTHS, trained, 2)
+    # The default is not to fail where a short context has no quarter.
+    default = extrapolation.STRIDES if trained % 4 == 0 else "1"
+    strides = extrapolation.parse_lengths("--strides", request.strides or default, trained, 1)
+    tokens = run.store.split(request.split).tokens
+    windowings = extrapolation.plan(len(tokens), request.split, lengths, strides)
+    rows, by_position = extrapolation.extrapolation(
+        run.definition, run.parameters, run.config, tokens, run.tokenizer.token_bytes, run.mesh, windowings
+    )
+    return {
+        "checkpoint_step": run.step,
+        "train_length": trained,
+        "split": request.split,
+        "overrides": run.overrides,
+        "rows": rows,
+        "by_position": by_position,
+    }
 
 
-def check_names(names: list[str]) -> None:
-    """Raises UserError for a suite that there is not."""
+def _windowing_label(row: dict) -> str:
+    return "blocks" if row["protocol"] == "blocks" else f"sliding, stride {row['stride']}"
+
+
+def _draw_extrapolation(result: dict) -> Figure:
+    curves = [
+        Curve(label, [row["length"] for row in rows], [row["nll"] for row in rows])
+        for label, rows in _by_label(_windowing_label, result["rows"]).items()
+    ]
+    return length_curves.extrapolation_figure(curves, result["by_position"], trained=result["train_length"])
+
+
+SUITES = {
+    "perplexity": Suite(evaluate_perplexity, ("nll", "bits_per_byte"), "nats a token"),
+    "extrapolation": Suite(
+        evaluate_extrapolation,
+        ("nll", "perplexity", "bits_per_byte"),
+        "nats a token",
+        takes=("lengths", "strides"),
+        label=_windowing_label,
+        draw=_draw_extrapolation,
+    ),
+}
+
+
+def check(names: list[str], request: Request) -> None:
+    """Raises UserError for a suite that there is not, or a flag that none of the suites takes."""
     for name in names:
         if name not in SUITES:
-            raise UserError(f"--suite: found {name!r}; must be of {', '.join(SUITES)}")
+            near = difflib.get_close_matches(name, SUITES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"--suite: found {name!r}; must be of {', '.join(SUITES)}{hint}")
+    for flag in ("lengths", "strides"):
+        if getattr(request, flag) is not None and not any(flag in SUITES[name].takes for name in names):
+            takers = ", ".join(name for name, suite in SUITES.items() if flag in suite.takes)
+            raise UserError(f"--{flag}: the suite {', '.join(names)} takes none; for: {takers}")
 
 
-def evaluate(run: Run, suite: str, split: str) -> Path:
-    """Runs a suite and writes its result whole; what differs from the plain evaluation is in the file's name."""
-    result = SUITES[suite](run, split)
-    extra = [] if split == "validation" else [f"split={split}"]
-    extra += [] if run.checkpoint == "last" else [f"checkpoint={run.checkpoint}"]
-    extra += [f"{name}={value}".replace("/", "_") for name, value in run.overrides.items()]
-    path = run.workdir / "eval" / (",".join([suite, *extra]) + ".json")
-    path.parent.mkdir(exist_ok=True)
-    files.write_text(path, json.dumps(result, indent=2) + "\n")
+def evaluate(run: Run, name: str, request: Request) -> dict:
+    """Runs a suite, prints its table, and writes its files once all is measured; gives the result.
+
+    What differs from the plain evaluation is in the files' names: eval/<name>.json, and with rows .csv, .png and
+    tensorboard/<name>.
+    """
+    suite = SUITES[name]
+    result = suite.measure(run, request)
+    result["request"] = asked(name, request)
+    figure = suite.draw(result) if suite.draw else None
+    stem = file_stem(name, request, run.checkpoint, run.overrides)
+    directory = run.workdir / "eval"
+    directory.mkdir(exist_ok=True)
+    if "rows" in result:
+        files.write_text(directory / f"{stem}.csv", _csv(result["rows"]))
+    if figure is not None:
+        length_curves.save(figure, directory / f"{stem}.png")
+    if "rows" in result:
+        _write_tensorboard(run.workdir / "tensorboard" / stem, name, suite, result, figure)
+    path = directory / f"{stem}.json"
+    files.write_text(path, json.dumps(result, indent=2) + "\n")  # last: with it the others are there
+    print(_table(result["rows"]) if "rows" in result else _listing(result))
+    print(f"\nWritten to {path}" + (", with .csv and .png beside it" if figure is not None else ""))
+    return result
+
+
+def asked(name: str, request: Request) -> dict:
+    """Gives what a result records of the request: an evaluation that asks for something else is another one."""
+    return {flag: getattr(request, flag) for flag in SUITES[name].takes}
+
+
+def file_stem(name: str, request: Request, checkpoint: str = "last", overrides: Mapping[str, str] = NOTHING) -> str:
+    """Gives the name of an evaluation's files: the suite, and what differs from the plain one."""
+    extra = [] if request.split == "validation" else [f"split={request.split}"]
+    extra += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]
+    extra += [f"{field}={value}".replace("/", "_") for field, value in overrides.items()]
+    return ",".join([name, *extra])
+
+
+def rows(result: dict) -> list[dict]:
+    """Gives a result's rows; a result without any is one row itself."""
+    return result.get("rows") or [result | {"length": result["context_length"], "status": "ok"}]
+
+
+def _by_label(label: Callable[[dict], str], rows: list[dict]) -> dict[str, list[dict]]:
+    groups: dict[str, list[dict]] = {}
+    for row in rows:
+        if row["status"] == "ok":
+            groups.setdefault(label(row), []).append(row)
+    return groups
+
+
+def _write_tensorboard(directory: Path, name: str, suite: Suite, result: dict, figure: Figure | None) -> None:
+    """Writes curves whose step is the length, and the figure, as a run of its own beside the training's."""
+    shutil.rmtree(directory, ignore_errors=True)  # of an earlier evaluation
+    with SummaryWriter(str(directory)) as writer:
+        for label, rows in _by_label(suite.label, result["rows"]).items():
+            for row in rows:
+                for value in suite.values:
+                    writer.add_scalar("/".join(filter(None, [name, label, value])), row[value], row["length"])
+        for length, nll in result.get("by_position", {}).items():
+            for position, value in enumerate(nll):
+                writer.add_scalar(f"{name}/by position, blocks of {length}", value, position + 1)
+        if figure is not None:
+            writer.add_figure(name, figure, result["checkpoint_step"], close=False)
+
+
+def _csv(rows: list[dict]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _table(rows: list[dict]) -> str:
+    """Gives the rows as columns, and each reason once below them."""
+    columns = [name for name in rows[0] if name != "reason"]
+    cells = [columns, *([_shown(row[name]) for name in columns] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
+    lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
+    return "\n".join(
+        [*lines, *(f"undefined: {reason}" for reason in dict.fromkeys(r["reason"] for r in rows) if reason)]
+    )
+
+
+def _listing(result: dict) -> str:
     width = max(map(len, result))
-    for name, value in result.items():
-        shown = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        print(f"{name:<{width}}  {shown}")
-    print(f"\nWritten to {path}")
-    return path
+    return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in result.items())
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

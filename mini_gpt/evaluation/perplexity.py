@@ -13,7 +13,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.evaluation import scoring
 from mini_gpt.evaluation.scoring import NllFn, Score
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import check_length, document_layout
+from mini_gpt.model.gpt import check_length, text_layout
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 
@@ -39,7 +39,7 @@ def make_nll_fn(
 @functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "masked"))
 def _nll(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL):
     model = model_parameters.merge(definition, parameters)
-    layout = document_layout(targets_BL if masked else inputs_BL, isolate_at)
+    layout = text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at)
     nll_BL = losses.nll(model(inputs_BL, *layout), targets_BL)
     return jax.lax.with_sharding_constraint(nll_BL, NamedSharding(mesh, PartitionSpec()))
 
@@ -90,6 +90,12 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
     length = max(1, most_tokens // pieces // window) * window
     starts = np.linspace(0, len(tokens) - 1 - length, pieces).astype(int)
     return [tokens[start : start + length + 1] for start in starts]
+
+
+def rows_within_training_memory(config: Config, mesh: Mesh, length: int) -> int:
+    """Gives how many windows of a length make a batch of about as many tokens as training holds, for every device."""
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    return shards * max(1, _batch_size(config) * config.context_length // length // shards)
 
 
 def _score_next(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray) -> Score:

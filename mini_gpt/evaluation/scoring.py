@@ -60,8 +60,13 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
     return nll
 
 
+def num_windows(count: int, window: int, stride: int) -> int:
+    """Gives how many windows score `count` targets: what a windowing costs, in runs of the model on one window."""
+    return 1 + max(0, math.ceil((count - window) / stride)) if count > 0 else 0
+
+
 def _window_starts(count: int, window: int, stride: int, batch_size: int) -> Iterator[list[int]]:
-    windows = 1 + max(0, math.ceil((count - window) / stride)) if count > 0 else 0
+    windows = num_windows(count, window, stride)
     for first in range(0, windows, batch_size):
         yield [k * stride for k in range(first, min(first + batch_size, windows))]
 

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import document_layout
+from mini_gpt.model.gpt import text_layout
 from mini_gpt.model.parameters import Parameters
 
 
@@ -28,7 +28,7 @@ def attention_statistics(
 def _statistics(definition, parameters, tokens_BL, isolate_at):
     layers = []
     model = model_parameters.merge(definition, parameters)
-    model(tokens_BL, *document_layout(tokens_BL, isolate_at), record=layers.append)
+    model(tokens_BL, *text_layout(model.config, tokens_BL, isolate_at), record=layers.append)
     statistics = {}
     for number, maps in enumerate(layers):
         visible_BHLS = jnp.broadcast_to(maps.visible_BLS[:, None], maps.logits_BHLS.shape)

@@ -122,7 +122,9 @@ class MiniGPT(nnx.Module):
         pattern = config.position_pattern
         x_BLD = self.positions[pattern[0]].embed(x_BLD, positions_BL)
         x_BLD = dropout(x_BLD, config.embedding_dropout, keys[-1])
-        visible_BLS = masks.self_attention(length, causal=config.causal, segments_BL=segments_BL)
+        visible_BLS = masks.self_attention(
+            length, causal=config.causal, window=config.attention_window, segments_BL=segments_BL
+        )
         for layer, block in enumerate(self.blocks):
             position = self.positions[pattern[layer % len(pattern)]]
             x_BLD = block(x_BLD, position, positions_BL, visible_BLS, dropout_key=keys[layer], record=record)
@@ -140,22 +142,49 @@ class MiniGPT(nnx.Module):
         return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
 
 
-def document_layout(tokens_BL: jax.Array, isolate_at: int | None) -> tuple[jax.Array | None, jax.Array | None]:
-    """Gives (positions_BL, segments_BL) that keep documents apart at the separator `isolate_at`, or (None, None).
+def text_layout(
+    config: ModelConfig, tokens_BL: jax.Array, isolate_at: int | None = None, key: jax.Array | None = None
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Gives the (positions_BL, segments_BL) that a text is read with, int32, or None where the model's own will do.
 
-    A separator opens the document that follows it: its first token is predicted from the separator alone. Both int32.
+    isolate_at: the separator at which documents are kept apart. It opens the document that follows it, whose first
+    token is predicted from it alone, and positions restart there.
+
+    `model.random_positions`: ordered positions instead, drawn for each row without replacement, by the key; without
+    one by the row's tokens, so that a score depends neither on chance nor on the batch (Ruoss et al. 2023, 3.1).
     """
-    if isolate_at is None:
-        return None, None
-    opens_BL = tokens_BL == isolate_at
-    places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
-    first_BL = jax.lax.cummax(jnp.where(opens_BL, places_BL, 0), axis=1)
-    return places_BL - first_BL, jnp.cumsum(opens_BL, axis=1, dtype=jnp.int32)
+    positions_BL = segments_BL = None
+    if isolate_at is not None:
+        opens_BL = tokens_BL == isolate_at
+        places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
+        first_BL = jax.lax.cummax(jnp.where(opens_BL, places_BL, 0), axis=1)
+        positions_BL, segments_BL = places_BL - first_BL, jnp.cumsum(opens_BL, axis=1, dtype=jnp.int32)
+    if config.random_positions is not None:
+        positions_BL = _random_positions(config.random_positions, tokens_BL, key)
+    return positions_BL, segments_BL
+
+
+def _random_positions(count: int, tokens_BL: jax.Array, key: jax.Array | None) -> jax.Array:
+    B, L = tokens_BL.shape
+    if key is None:
+        odd_L = 2 * jnp.arange(L, dtype=jnp.uint32) * jnp.uint32(2654435761) + 1
+        hashes_B = jnp.sum((tokens_BL.astype(jnp.uint32) + 1) * odd_L, axis=1)
+        keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), hashes_B)
+    else:
+        keys_B = jax.random.split(key, B)
+    draw = lambda key: jnp.sort(jax.random.choice(key, count, (L,), replace=False))
+    return jax.vmap(draw)(keys_B).astype(jnp.int32)
 
 
 def check_length(config: ModelConfig, length: int) -> None:
-    """Raises UserError where positions 0..length-1 run past a learned table: JAX would clamp them in silence."""
-    if config.position == "learned" and length > config.max_positions:
+    """Raises UserError where a length needs more positions than there are: JAX would clamp them in silence."""
+    if config.random_positions is not None:
+        if length > config.random_positions:
+            raise UserError(
+                f"model.random_positions: a length of {length} needs as many different positions; found "
+                f"{config.random_positions} to draw from"
+            )
+    elif config.position == "learned" and length > config.max_positions:
         raise UserError(
             f"model.max_positions: the learned table has {config.max_positions} positions; found a length of {length}; "
             "use at most as many, or train with a larger model.max_positions"

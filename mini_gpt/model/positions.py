@@ -5,6 +5,7 @@ called with any block of positions. Angles and biases are computed in float32.
 """
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.model.layers import INIT_STD
-from mini_gpt.schema import ModelConfig
+from mini_gpt.schema import ModelConfig, RopeConfig
 
 
 class Position(nnx.Module):
@@ -58,7 +59,7 @@ class Sinusoidal(Position):
         self.amplitude = config.sinusoidal.amplitude * embedding_std(config)
 
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        angles_BLP = _angles(positions_BL, x_BLD.shape[-1], self.base)
+        angles_BLP = _angles(positions_BL, geometric_frequencies(self.base, x_BLD.shape[-1]))
         waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
         return x_BLD + (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1).astype(x_BLD.dtype)
 
@@ -67,15 +68,19 @@ class Rope(Position):
     """Queries and keys turned by position, so that <R(m)q, R(n)k> = qᵀR(n-m)k (Su et al. 2021, 3.2).
 
     The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Interleaved pairs (RoFormer) are
-    the same up to a permutation of a head's dimensions, and not interchangeable in a checkpoint.
+    the same up to a permutation of a head's dimensions, and not interchangeable in a checkpoint. `model.rope.scaling`
+    changes the frequencies (`rope_frequencies`), YaRN the logits' temperature too.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.base = config.rope.base
         self.width = config.rotated_width
+        self.frequencies = tuple(map(float, rope_frequencies(config.rope, self.width)))
+        self.temperature = yarn_scale(config.rope.factor) if config.rope.scaling == "yarn" else 1.0
 
     def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        angles_BL1P = _angles(positions_BL, self.width, self.base)[:, :, None, :]
+        if self.temperature != 1.0:
+            x_BLHK = x_BLHK * self.temperature
+        angles_BL1P = _angles(positions_BL, self.frequencies)[:, :, None, :]
         cos, sin = jnp.cos(angles_BL1P), jnp.sin(angles_BL1P)
         first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)
         turned = [first * cos - second * sin, second * cos + first * sin]
@@ -165,7 +170,37 @@ def t5_bucket(offset: jax.Array, *, causal: bool, num_buckets: int, max_distance
     return right + jnp.asarray(table)[jnp.minimum(distance, max_distance)]
 
 
-def _angles(positions_BL: jax.Array, width: int, base: float) -> jax.Array:
-    """Gives position · base^(-2i/width) for pair i, angles_BLP in radians, float32."""
-    frequencies_P = base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+def geometric_frequencies(base: float, width: int) -> np.ndarray:
+    """Gives base^(-2i/width) radians a token for pair i, float64."""
+    return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+
+
+def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
+    """Gives radians a token for each pair of the `width` turned dimensions, scaled to `factor` times the context, s.
+
+    linear: all divided by s (position interpolation, Chen et al. 2023, eq. 4). ntk: the base becomes
+    base · s^(width/(width-2)), so that the slowest pair is interpolated in full and the fastest not at all (NTK-aware;
+    Peng et al. 2023, 3.1). yarn: pairs that turn more than 32 times in the original context stay, those that turn less
+    than once are interpolated, in between linear in the number of turns (Peng et al. 2023, 3.2, their α=1 and β=32;
+    their released code is linear in the pair's number instead). float64.
+    """
+    plain_P, s = geometric_frequencies(rope.base, width), rope.factor
+    if rope.scaling == "linear":
+        return plain_P / s
+    if rope.scaling == "ntk":
+        return geometric_frequencies(rope.base * s ** (width / (width - 2)), width)
+    if rope.scaling == "yarn":
+        turns_P = rope.original_context * plain_P / (2 * np.pi)
+        kept_P = np.clip((turns_P - 1) / (32 - 1), 0, 1)
+        return (1 - kept_P) * plain_P / s + kept_P * plain_P
+    return plain_P
+
+
+def yarn_scale(factor: float) -> float:
+    """Gives sqrt(1/t) = 0.1 ln s + 1, which scales queries and keys, so the logits by its square (ibid., 3.4)."""
+    return 0.1 * math.log(factor) + 1
+
+
+def _angles(positions_BL: jax.Array, frequencies_P: Sequence[float]) -> jax.Array:
+    """Gives position · frequency, angles_BLP in radians, float32."""
     return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)

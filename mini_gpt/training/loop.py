@@ -38,8 +38,10 @@ PROMPT_TOKENS = 32  # of the validation text, which the sample in TensorBoard go
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, workdir: Path) -> TrainState:
-    """Trains, or goes on training, the run in `workdir` up to `train.steps`, and says how it went.
+def train(config: Config, workdir: Path, *, conclude: bool = True) -> TrainState:
+    """Trains, or goes on training, the run in `workdir` up to `train.steps`.
+
+    conclude: score the whole validation split at the end, and print how it went and what to do next.
 
     Gives the last state. Raises UserError, with nothing overwritten, for what the user can put right.
     """
@@ -82,7 +84,8 @@ def train(config: Config, workdir: Path) -> TrainState:
                 last = checkpoints.latest()
                 log.info("interrupted; the same command " + (f"goes on from step {last}" if last else "begins anew"))
                 raise
-    _conclude(config, workdir, evaluator, state.parameters)
+    if conclude:
+        _conclude(config, workdir, evaluator, state.parameters)
     return state
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from mini_gpt import losses
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import document_layout
+from mini_gpt.model.gpt import text_layout
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 from mini_gpt.training.optimizer import make_schedule
@@ -41,7 +41,8 @@ def make_train_step(
 
     def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
         model = model_parameters.merge(definition, parameters)
-        logits_BLV = model(batch["inputs"], *document_layout(batch[whole], isolate_at), dropout_key=key)
+        layout = text_layout(model.config, batch[whole], isolate_at, jax.random.fold_in(key, 0))
+        logits_BLV = model(batch["inputs"], *layout, dropout_key=key)
         objective_BL = losses.smoothed_cross_entropy(logits_BLV, batch["targets"], config.train.label_smoothing)
         objective, count = losses.weighted_sum(objective_BL, batch["weights"])
         loss, _ = losses.weighted_sum(losses.nll(logits_BLV, batch["targets"]), batch["weights"])

@@ -24,7 +24,8 @@ def find_or_fit_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> tupl
     Raises UserError where the directory holds another run, with the fields that differ; writes nothing in it.
     """
     if (workdir / CONFIG).exists():
-        _check_same(workdir, config, corpus)
+        check_same_config(workdir, config)
+        check_corpus(workdir, corpus)
         return tokenizers.load(workdir / TOKENIZER), False
     if (workdir / CHECKPOINTS).exists():
         raise UserError(f"--workdir: {workdir} has checkpoints but no {CONFIG}; name a new directory")
@@ -54,7 +55,10 @@ def check_corpus(workdir: Path, corpus: Corpus) -> None:
         )
 
 
-def _check_same(workdir: Path, config: Config, corpus: Corpus) -> None:
+def check_same_config(workdir: Path, config: Config) -> None:
+    """Raises UserError where the directory holds a run of another config, with the fields that differ."""
+    if not (workdir / CONFIG).exists():
+        return
     differing = {
         name: values
         for name, values in configs.differences(configs.read(workdir / CONFIG), config).items()
@@ -66,4 +70,3 @@ def _check_same(workdir: Path, config: Config, corpus: Corpus) -> None:
         raise UserError(
             f"--workdir: {workdir} holds another run ({listed}); name a new directory, or the run's own values"
         )
-    check_corpus(workdir, corpus)

@@ -11,7 +11,7 @@ from flax import nnx
 from mini_gpt import config as configs
 from mini_gpt.errors import UserError
 from mini_gpt.model import MiniGPT, parameters
-from mini_gpt.model.gpt import document_layout
+from mini_gpt.model.gpt import text_layout
 from tests import oracle
 
 ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
@@ -73,10 +73,10 @@ def test_positions_and_segments_are_taken_as_given(position):
 
 def test_isolated_documents_restart_positions_and_open_with_their_separator():
     tokens = jnp.array([[7, 7, 9, 7, 7, 7, 9, 9], [9, 7, 7, 7, 7, 7, 7, 7]])
-    positions, segments = document_layout(tokens, 9)
+    positions, segments = text_layout(make_model()[0], tokens, 9)
     np.testing.assert_array_equal(segments, [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
     np.testing.assert_array_equal(positions, [[0, 1, 0, 1, 2, 3, 0, 0], list(range(8))])
-    assert document_layout(tokens, None) == (None, None)
+    assert text_layout(make_model()[0], tokens, None) == (None, None)
 
 
 @pytest.mark.parametrize("position", ENCODINGS)

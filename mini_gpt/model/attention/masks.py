@@ -4,11 +4,20 @@ import jax
 import jax.numpy as jnp
 
 
-def self_attention(length: int, *, causal: bool, segments_BL: jax.Array | None = None) -> jax.Array:
-    """Gives visible_BLS (or 1LS): all keys, or keys 0..i for query i, itself included; never across segments."""
-    visible_BLS = jnp.ones((1, length, length), bool)
-    if causal:
-        visible_BLS = jnp.tril(visible_BLS)
+def self_attention(
+    length: int, *, causal: bool, window: int | None = None, segments_BL: jax.Array | None = None
+) -> jax.Array:
+    """Gives visible_BLS (or 1LS): all keys, or keys 0..i for query i, itself included; never across segments.
+
+    window: the nearest keys alone, |i - j| < window, so that a causal query sees as many, itself included (Beltagy et
+    al. 2020, 3.1); in places, whatever the positions are.
+    """
+    places_L = jnp.arange(length)
+    ahead_LS = places_L[None, :] - places_L[:, None]
+    visible_LS = ahead_LS <= 0 if causal else jnp.ones((length, length), bool)
+    if window is not None:
+        visible_LS = visible_LS & (jnp.abs(ahead_LS) < window)
+    visible_BLS = visible_LS[None]
     if segments_BL is not None:
         visible_BLS = visible_BLS & (segments_BL[:, :, None] == segments_BL[:, None, :])
     return visible_BLS

@@ -1,0 +1,95 @@
+"""Figures of what was measured against length: loss by context length, loss by position, accuracy by problem length."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one line: x, y, and with several seeds the lowest and highest y."""
+
+    label: str
+    x: list[float]
+    y: list[float]
+    low: list[float] | None = None
+    high: list[float] | None = None
+
+
+def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = None) -> None:
+    """Draws each curve against length on a logarithmic axis, the range over seeds as a band."""
+    ticks = set()
+    for number, curve in enumerate(curves):
+        colour = f"C{number}"
+        axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=4, label=curve.label)
+        if curve.low is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+        ticks |= set(curve.x)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+    axes.xaxis.set_minor_locator(NullLocator())
+    if trained is not None:
+        axes.axvline(trained, color="grey", linestyle="--", linewidth=1, zorder=0)
+        axes.annotate("trained", (trained, 1), xycoords=("data", "axes fraction"), xytext=(3, -11),
+                      textcoords="offset points", color="grey", fontsize=8)  # fmt: skip
+    _finish(axes)
+
+
+def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list[float]], *, trained: int) -> Figure:
+    """Gives loss against context length beside loss against position in the window, in nats a token."""
+    figure = Figure(figsize=(11, 4.3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    draw_curves(left, curves, trained=trained)
+    left.set_xlabel("context length (tokens)")
+    left.set_ylabel("loss (nats a token)")
+    left.set_title("The same targets at each context length")
+    for length, nll in by_position.items():
+        x, y = _binned(np.asarray(nll))
+        right.plot(x, y, label=f"blocks of {length}", linewidth=1.5)
+    right.set_xscale("log", base=2)
+    right.axvline(trained, color="grey", linestyle="--", linewidth=1, zorder=0)
+    right.set_xlabel("tokens of context before the target")
+    right.set_ylabel("loss (nats a token)")
+    right.set_title("By position in the window")
+    if by_position:
+        _finish(right)
+    return figure
+
+
+def panels_figure(panels: Mapping[str, list[Curve]], *, title: str, x: str, y: str, trained: float | None) -> Figure:
+    """Gives one panel beside the other, on one scale: what a sweep compares."""
+    figure = Figure(figsize=(1.5 + 5 * len(panels), 4.6), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    figure.suptitle(title)
+    for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
+        draw_curves(axes, curves, trained=trained)
+        axes.set_title(label)
+        axes.set_xlabel(x)
+    all_axes[0].set_ylabel(y)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Replaces the file in one move."""
+    draft = path.with_name(path.name + ".draft")
+    figure.savefig(draft, dpi=130, format="png")
+    draft.replace(path)
+
+
+def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gives means over half octaves: single positions are noise where there are few blocks."""
+    contexts = np.arange(1, len(nll) + 1)
+    bins = np.floor(2 * np.log2(contexts)).astype(int)
+    numbers = np.unique(bins)
+    return tuple(np.array([values[bins == n].mean() for n in numbers]) for values in (contexts, nll))
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)

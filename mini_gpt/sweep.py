@@ -1,0 +1,242 @@
+"""Trains and evaluates every combination of some fields' values, with several seeds each, and compares them.
+
+python -m mini_gpt.sweep --config=configs/positions.py --suite=extrapolation --seeds=3 \\
+    --vary model.position=none,learned,sinusoidal,rope,alibi,t5
+
+Each combination is a run directory in the sweep's own. The same command goes on where it was stopped: what is complete
+is skipped, and what failed is tried again.
+"""
+
+import argparse
+import csv
+import io
+import itertools
+import json
+import logging
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from matplotlib.figure import Figure
+
+from mini_gpt import command_line, errors, files, suites
+from mini_gpt import config as configs
+from mini_gpt.data.corpora import SPLITS
+from mini_gpt.errors import UserError
+from mini_gpt.insight import length_curves
+from mini_gpt.insight.length_curves import Curve
+from mini_gpt.run import Run
+from mini_gpt.suites import SUITES, Request
+from mini_gpt.training import loop
+from mini_gpt.training import workdir as workdirs
+
+log = logging.getLogger("mini_gpt.sweep")  # run as a command, the module is called __main__
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What several seeds gave for one figure; undefined, with its reason, where any of them gave no number."""
+
+    values: tuple[float, ...]
+    reason: str | None = None
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """Gives the standard deviation of the sample (n - 1), or None for a single seed."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def __str__(self) -> str:
+        if not self.values:
+            return "undefined"
+        return f"{self.mean:.4f}" + (f" ± {self.deviation:.4f}" if self.deviation is not None else "")
+
+
+Cell = tuple[tuple[str, ...], str, int]  # the varied values, the suite's label, the length
+Table = dict[Cell, dict[str, Spread]]
+
+
+def parse_vary(text: str) -> tuple[str, list[str]]:
+    """Reads FIELD=VALUE,VALUE,…; a comma inside brackets does not divide. Raises UserError."""
+    name, listed = configs.parse_override(text)
+    configs.check_field(name)
+    if name == "seed":
+        raise UserError("--vary: found seed; give the number of seeds with --seeds")
+    values = [value.strip() for value in re.split(r",(?![^(\[]*[)\]])", listed)]
+    if "" in values or len(set(values)) < len(values):
+        raise UserError(f"--vary: found {text!r}; must be FIELD=VALUE,VALUE,… with different values")
+    return name, values
+
+
+def sweep(
+    config_path: str,
+    overrides: dict[str, str],
+    vary: dict[str, list[str]],
+    seeds: int,
+    suite: str,
+    request: Request,
+    workdir: Path,
+) -> None:
+    """Runs what is missing and writes <suite>.csv, .md and .png in the sweep's directory.
+
+    Raises UserError at the end where a combination failed; the others are complete, and compared.
+    """
+    first = configs.load(config_path, overrides).seed
+    combinations = list(itertools.product(*vary.values()))
+    results: dict[tuple[str, ...], list[dict]] = {values: [] for values in combinations}
+    failures = []
+    # Seed by seed: a sweep that is stopped half way has something to compare.
+    members = list(itertools.product(range(first, first + seeds), combinations))
+    for number, (seed, values) in enumerate(members, 1):
+        fields = dict(zip(vary, values, strict=True)) | {"seed": str(seed)}
+        name = ",".join(f"{field}={value}" for field, value in fields.items()).replace("/", "_")
+        log.info(f"[{number} of {len(members)}] {name}")
+        try:
+            results[values].append(_result(config_path, overrides | fields, workdir / name, suite, request))
+        except UserError as error:
+            failures.append(f"{name}: {error}")
+        except Exception as error:  # one combination must not cost the others
+            log.exception("%s failed", name)
+            failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        jax.clear_caches()  # programs of one combination are of no use to the next, and pile up
+    table = tabulate(suite, results)
+    if table:
+        write(workdir, suite, list(vary), table, [result for each in results.values() for result in each])
+    if failures:
+        log.info("\n".join(["", "Failed:", *(f"  {failure}" for failure in failures), ""]))
+        raise UserError(f"{len(failures)} of {len(members)} combinations failed; the same command tries them again")
+
+
+def _result(config_path: str, overrides: dict[str, str], workdir: Path, suite: str, request: Request) -> dict:
+    """Gives a combination's result: the one on disk where it is complete, else after what is missing."""
+    config = configs.load(config_path, overrides)
+    workdirs.check_same_config(workdir, config)
+    try:
+        path = workdir / "eval" / f"{suites.file_stem(suite, request)}.json"
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["checkpoint_step"] == config.train.steps and result["request"] == suites.asked(suite, request):
+            log.info("complete")
+            return result
+    except (FileNotFoundError, ValueError, KeyError):
+        pass
+    loop.train(config, workdir, conclude=False)
+    return suites.evaluate(Run(workdir), suite, request)
+
+
+def tabulate(suite: str, results: dict[tuple[str, ...], list[dict]]) -> Table:
+    """Gathers each figure over the seeds of a combination."""
+    cells: dict[Cell, list[dict]] = {}
+    for values, runs in results.items():
+        for row in itertools.chain.from_iterable(map(suites.rows, runs)):
+            cells.setdefault((values, SUITES[suite].label(row), row["length"]), []).append(row)
+    return {cell: {value: _spread(value, rows) for value in SUITES[suite].values} for cell, rows in cells.items()}
+
+
+def _spread(value: str, rows: list[dict]) -> Spread:
+    reasons = [row["reason"] for row in rows if row["status"] != "ok"]
+    return Spread((), reasons[0]) if reasons else Spread(tuple(row[value] for row in rows))
+
+
+def write(workdir: Path, suite: str, fields: list[str], table: Table, results: list[dict]) -> None:
+    """Writes the table as CSV and Markdown, and the figure; prints the Markdown."""
+    files.write_text(workdir / f"{suite}.csv", _csv(fields, table))
+    text = _markdown(suite, fields, table)
+    files.write_text(workdir / f"{suite}.md", text)
+    trained = {result["train_length"] for result in results if "train_length" in result}
+    figure = _figure(suite, fields, table, trained.pop() if len(trained) == 1 else None)
+    length_curves.save(figure, workdir / f"{suite}.png")
+    print(f"{text}\nWritten to {workdir}/{suite}.csv, .md and .png")
+
+
+def _csv(fields: list[str], table: Table) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    parts = ("mean", "standard_deviation", "lowest", "highest")
+    measured = list(next(iter(table.values())))
+    columns = [f"{value}_{part}" for value in measured for part in parts]
+    writer.writerow([*fields, "measured", "length", "seeds", *columns, "reason"])
+    for (values, label, length), spreads in table.items():
+        figures, seeds, reason = [], 0, None
+        for spread in spreads.values():
+            seeds, reason = len(spread.values), spread.reason
+            figures += (
+                [spread.mean, spread.deviation, min(spread.values), max(spread.values)]
+                if seeds
+                else [None] * len(parts)
+            )
+        writer.writerow([*values, label, length, seeds, *figures, reason])
+    return text.getvalue()
+
+
+def _markdown(suite: str, fields: list[str], table: Table) -> str:
+    """Gives a table for each figure and label: combinations down, lengths across."""
+    lines = []
+    for value in SUITES[suite].values:
+        for label in dict.fromkeys(label for _, label, _ in table):
+            mine = {(values, length): s[value] for (values, other, length), s in table.items() if other == label}
+            lengths = sorted({length for _, length in mine})
+            lines += ["", ", ".join(filter(None, [f"**{value}**", label])), ""]
+            lines.append("| " + " | ".join([*fields, "seeds", *map(str, lengths)]) + " |")
+            lines.append("|---" * (len(fields) + 1 + len(lengths)) + "|")
+            for values in dict.fromkeys(values for values, _ in mine):
+                spreads = [mine.get((values, length)) for length in lengths]
+                seeds = max(len(spread.values) for spread in spreads if spread)
+                shown = ["–" if spread is None else str(spread) for spread in spreads]
+                lines.append("| " + " | ".join([*values, str(seeds), *shown]) + " |")
+    reasons = dict.fromkeys(s.reason for spreads in table.values() for s in spreads.values() if s.reason)
+    lines += ["", "± is the standard deviation over the seeds.", *(f"\nundefined: {reason}" for reason in reasons)]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _figure(suite: str, fields: list[str], table: Table, trained: int | None) -> Figure:
+    value = SUITES[suite].values[0]
+    panels: dict[str, list[Curve]] = {}
+    for label in dict.fromkeys(label for _, label, _ in table):
+        curves = panels.setdefault(label or suite, [])
+        for values in dict.fromkeys(values for values, _, _ in table):
+            points = sorted(
+                (length, spreads[value])
+                for (others, other, length), spreads in table.items()
+                if (others, other) == (values, label) and spreads[value].values
+            )
+            x = [length for length, _ in points]
+            y, low, high = ([f(s.values) for _, s in points] for f in (statistics.mean, min, max))
+            curves.append(Curve(", ".join(values), x, y, low, high))
+    title = f"{', '.join(fields)}: mean, and range over the seeds"
+    return length_curves.panels_figure(panels, title=title, x="length (tokens)", y=SUITES[suite].unit, trained=trained)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", required=True, help="a file such as configs/positions.py")
+    parser.add_argument("--vary", action="append", required=True, metavar="FIELD=VALUE,VALUE,…")
+    parser.add_argument("--seeds", type=int, default=1, help="how many, from the config's seed on")
+    parser.add_argument("--suite", default="perplexity", help=f"one of: {', '.join(SUITES)}")
+    parser.add_argument("--split", default="validation", choices=SPLITS)
+    parser.add_argument("--workdir", type=command_line.directory, help="default: runs/sweeps/ and what was typed")
+    command_line.add_suite_flags(parser)
+    flags, rest = parser.parse_known_args()
+    overrides = command_line.config_overrides(rest)
+    vary = dict(map(parse_vary, flags.vary))
+    if flags.seeds < 1:
+        raise UserError(f"--seeds: found {flags.seeds}; must be at least 1")
+    both = sorted(vary.keys() & overrides.keys())
+    if both:
+        raise UserError(f"--vary: found {both[0]}, which --config.{both[0]} sets as well; give it once")
+    request = Request(flags.split, flags.lengths, flags.strides)
+    suites.check([flags.suite], request)
+    command_line.set_up(configs.load(flags.config, overrides).data.cache_dir)
+    default = command_line.default_workdir(flags.config, overrides | {name: "" for name in vary})
+    workdir = flags.workdir or default.parent / "sweeps" / default.name.replace("=,", ",").rstrip("=")
+    sweep(flags.config, overrides, vary, flags.seeds, flags.suite, request, workdir)
+
+
+if __name__ == "__main__":
+    errors.run(main)
