@@ -17,7 +17,6 @@ from mini_gpt.schema import Config
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.loop import model_vocab_size
 from mini_gpt.training.optimizer import make_optimizer
 
 # An override may ask for another text, but not for other tokens or another division of the text trained on.
@@ -42,7 +41,7 @@ class Run:
         checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
         self.step = checkpoints.resolve(checkpoint)
         (_, written), (definition, asked) = (
-            states.abstract(config, model_vocab_size(config, self.tokenizer), make_optimizer(config), self.mesh)
+            states.abstract(config, states.vocab_size(config, self.tokenizer), make_optimizer(config), self.mesh)
             for config in (self.trained, self.config)
         )
         _check_shapes(written.parameters, asked.parameters)
@@ -53,6 +52,10 @@ class Run:
     @functools.cached_property
     def store(self) -> token_store.TokenStore:
         """The corpus in tokens; it must be the text that the run was trained on, unless an override names another."""
+        if self.config.data.is_task:
+            raise UserError(
+                f"data.corpus: found {self.config.data.corpus}, which has no text to score; use --suite=tasks"
+            )
         corpus = corpora.open_corpus(self.config.data)
         if not self.other_text:
             workdirs.check_corpus(self.workdir, corpus)

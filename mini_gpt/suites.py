@@ -14,12 +14,14 @@ from matplotlib.figure import Figure
 from tensorboardX import SummaryWriter
 
 from mini_gpt import files
+from mini_gpt.data import tasks
 from mini_gpt.errors import UserError
-from mini_gpt.evaluation import extrapolation, perplexity
+from mini_gpt.evaluation import extrapolation, perplexity, task_accuracy
 from mini_gpt.insight import length_curves
 from mini_gpt.insight.length_curves import Curve
 from mini_gpt.run import Run
 
+ACCURACIES = {"exact_match": "problems solved", "token_accuracy": "tokens of the answers"}
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -89,6 +91,37 @@ def evaluate_extrapolation(run: Run, request: Request) -> dict:
     }
 
 
+def evaluate_tasks(run: Run, request: Request) -> dict:
+    """Solves a task's problems of each length, answer by answer."""
+    config, longest = run.config, run.trained.data.task_length
+    if not config.data.is_task:
+        raise UserError(f"--suite: tasks needs a run of data.corpus=task:NAME; this one's is {config.data.corpus}")
+    lengths = task_accuracy.default_lengths(config)
+    if request.lengths:
+        lengths = extrapolation.parse_lengths("--lengths", request.lengths, longest, 1)
+    rows = task_accuracy.by_length(
+        run.definition, run.parameters, config, run.tokenizer, run.mesh, request.split, lengths
+    )
+    return {
+        "checkpoint_step": run.step,
+        "task": config.data.corpus,
+        "train_length": longest,
+        "split": request.split,
+        "overrides": run.overrides,
+        "rows": rows,
+    }
+
+
+def _draw_tasks(result: dict) -> Figure:
+    solved = [row for row in result["rows"] if row["status"] == "ok"]
+    lengths = [row["length"] for row in solved]
+    curves = [Curve(name, lengths, [row[value] for row in solved]) for value, name in ACCURACIES.items()]
+    unit = tasks.find(result["task"]).unit
+    return length_curves.panels_figure(
+        {result["task"]: curves}, x=f"length ({unit})", y="share right", trained=result["train_length"]
+    )
+
+
 def _windowing_label(row: dict) -> str:
     return "blocks" if row["protocol"] == "blocks" else f"sliding, stride {row['stride']}"
 
@@ -110,6 +143,13 @@ SUITES = {
         takes=("lengths", "strides"),
         label=_windowing_label,
         draw=_draw_extrapolation,
+    ),
+    "tasks": Suite(
+        evaluate_tasks,
+        ("exact_match", "token_accuracy", "nll"),
+        "share of problems solved",
+        takes=("lengths",),
+        draw=_draw_tasks,
     ),
 }
 

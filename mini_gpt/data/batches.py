@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
+from mini_gpt.data import tasks
 from mini_gpt.data.token_store import TokenSplit
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
 from mini_gpt.schema import Config
 
@@ -62,7 +64,60 @@ class TrainBatches:
         return self.split.tokens[start : start + length + 1]
 
 
-def iterate(batches: TrainBatches, start: int) -> Iterator[Batch]:
+class TaskBatches:
+    """Random access to batches of a task's problems, one a row, as TrainBatches: only the answer counts in the loss.
+
+    Rows are filled up with separators. Next-token prediction reads the question and writes the answer; under the masked
+    objective the answer's places are masked, all of them. Raises UserError where the context is too short.
+    """
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: slice = slice(None)):
+        data = config.data
+        tasks.check_length(data.corpus, "data.task_length", data.task_length)
+        needed = row_length(config, data.task_length)
+        if needed > config.context_length:
+            raise UserError(
+                f"context_length: found {config.context_length}; {data.corpus} with "
+                f"data.task_length={data.task_length} needs at least {needed}"
+            )
+        self.config = config
+        self.tokenizer = tokenizer
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.config.train.steps
+
+    def __getitem__(self, step: int) -> Batch:
+        config = self.config
+        task = tasks.find(config.data.corpus)
+        places = range(step * config.train.batch_size, (step + 1) * config.train.batch_size)[self.rows]
+        lengths = {"shortest": min(task.shortest, config.data.task_length), "longest": config.data.task_length}
+        problems = [tasks.problem(config.data.corpus, "train", config.seed, place, **lengths) for place in places]
+        return problem_batch(problems, config, self.tokenizer, config.context_length)
+
+
+def row_length(config: Config, length: int) -> int:
+    """Gives how many inputs a task's problems of a length need at most."""
+    return tasks.find(config.data.corpus).size(length) - (config.train.objective == "next_token")
+
+
+def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: Tokenizer, length: int) -> Batch:
+    """Gives inputs_BL, targets_BL and weights_BL of problems, (question, answer), for `length` inputs."""
+    filling = len(tokenizer.token_bytes) - 1
+    rows = np.full((len(problems), length + 1), filling, np.int32)
+    answer = np.zeros(rows.shape, np.float32)
+    for row, (question, solution) in enumerate(problems):
+        text = f"{question}{tasks.ANSWER}{solution}{tasks.END}"
+        rows[row, : len(text)] = tokenizer.encode(text)
+        answer[row, len(question) + 1 : len(text)] = 1
+    if config.train.objective == "next_token":
+        return {"inputs": rows[:, :-1], "targets": rows[:, 1:], "weights": answer[:, 1:]}
+    mask = len(tokenizer.token_bytes)
+    rows, answer = rows[:, :-1], answer[:, :-1]
+    return {"inputs": np.where(answer > 0, mask, rows).astype(np.int32), "targets": rows, "weights": answer}
+
+
+def iterate(batches: TrainBatches | TaskBatches, start: int) -> Iterator[Batch]:
     """Yields the batches from a step on, prepared ahead by Grain's threads."""
     dataset = grain.MapDataset.source(batches)[start:]
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))

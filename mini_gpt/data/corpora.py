@@ -17,6 +17,7 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 
 from mini_gpt import files
+from mini_gpt.data import tasks
 from mini_gpt.data.builders.python_stdlib import PythonStdlib
 from mini_gpt.data.builders.tiny_shakespeare import TinyShakespeare
 from mini_gpt.errors import UserError
@@ -61,8 +62,12 @@ def open_corpus(data: DataConfig) -> Corpus:
         return _from_builder(builder, "tiny_shakespeare", "text")
     if data.corpus.startswith("tfds:"):
         return _catalogue(data.corpus.removeprefix("tfds:"), data.path)
+    if data.is_task:
+        tasks.find(data.corpus)
+        return Corpus(data.corpus, hashlib.sha256(f"{data.corpus} {tasks.VERSION}".encode()).hexdigest(), 0, {})
     raise UserError(
-        f"data.corpus: found {data.corpus!r}; must be python_stdlib, tiny_shakespeare, text, or tfds:NAME[/CONFIG]"
+        f"data.corpus: found {data.corpus!r}; must be python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG], "
+        "or task:NAME"
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 
 from mini_gpt import files
-from mini_gpt.data import corpora
+from mini_gpt.data import corpora, tasks
 from mini_gpt.errors import UserError
 from mini_gpt.schema import DataConfig
 
@@ -128,6 +128,8 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 def fit(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
     """Makes the tokenizer that the config names: BPE from the training split, characters from the whole corpus."""
+    if data.is_task:
+        return CharacterTokenizer(tasks.ALPHABET)
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     kind = corpora.split_kind(corpus, data)

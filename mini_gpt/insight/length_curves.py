@@ -30,7 +30,8 @@ def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = 
         if curve.low is not None:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
         ticks |= set(curve.x)
-    axes.set_xscale("log", base=2)
+    if ticks and max(ticks) > 4 * min(ticks):
+        axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
     axes.xaxis.set_minor_locator(NullLocator())
     if trained is not None:
@@ -61,7 +62,9 @@ def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list
     return figure
 
 
-def panels_figure(panels: Mapping[str, list[Curve]], *, title: str, x: str, y: str, trained: float | None) -> Figure:
+def panels_figure(
+    panels: Mapping[str, list[Curve]], *, x: str, y: str, trained: float | None, title: str = ""
+) -> Figure:
     """Gives one panel beside the other, on one scale: what a sweep compares."""
     figure = Figure(figsize=(1.5 + 5 * len(panels), 4.6), layout="constrained")
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]

@@ -10,30 +10,24 @@ import time
 from pathlib import Path
 
 import jax
-import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
-from mini_gpt import generation, sharding
+from mini_gpt import sharding
 from mini_gpt.data import batches, corpora, token_store, tokenizers
-from mini_gpt.data.token_store import TokenSplit
-from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
-from mini_gpt.evaluation import perplexity
-from mini_gpt.evaluation.scoring import Score
-from mini_gpt.insight.attention_statistics import attention_statistics
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.reporting import Reporter
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import Metrics, TrainStep, make_train_step
 
-PROMPT_TOKENS = 32  # of the validation text, which the sample in TensorBoard goes on from
+CONCLUDING_TOKENS = 200  # of the sample at the end
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +43,17 @@ def train(config: Config, workdir: Path, *, conclude: bool = True) -> TrainState
     sharding.check_batch(config, mesh)
     corpus = corpora.open_corpus(config.data)
     tokenizer, new = workdirs.find_or_fit_tokenizer(workdir, config, corpus)
-    store = token_store.open_store(corpus, config.data, tokenizer)
-    train_batches = batches.TrainBatches(
-        store.split("train"),
-        config,
-        vocab_size=tokenizers.vocab_size(tokenizer),
-        rows=sharding.host_rows(config.train.batch_size),
-    )
-    vocab_size = model_vocab_size(config, tokenizer)
     optimizer = make_optimizer(config)
-    definition, like = states.abstract(config, vocab_size, optimizer, mesh)
-    evaluator = Evaluator(config, definition, store.split("validation"), tokenizer, mesh)
+    definition, like = states.abstract(config, states.vocab_size(config, tokenizer), optimizer, mesh)
+    rows = sharding.host_rows(config.train.batch_size)
+    if config.data.is_task:
+        train_batches = batches.TaskBatches(config, tokenizer, rows=rows)
+        evaluator = TaskEvaluator(config, definition, tokenizer, mesh)
+    else:
+        store = token_store.open_store(corpus, config.data, tokenizer)
+        vocab_size = tokenizers.vocab_size(tokenizer)
+        train_batches = batches.TrainBatches(store.split("train"), config, vocab_size=vocab_size, rows=rows)
+        evaluator = TextEvaluator(config, definition, tokenizer, mesh, store.split("validation"))
     if new:
         workdirs.claim(workdir, config, corpus, tokenizer)
 
@@ -73,7 +67,7 @@ def train(config: Config, workdir: Path, *, conclude: bool = True) -> TrainState
             state = checkpoints.restore(start, like)
         else:
             log.info("%s\n", model_parameters.report(like.parameters))
-            state = states.create(config, vocab_size, optimizer, like)
+            state = states.create(config, states.vocab_size(config, tokenizer), optimizer, like)
         train_step = make_train_step(definition, optimizer, config, like, isolate_at=evaluator.isolate_at)
         with contextlib.closing(Reporter(workdir, start=start, steps=config.train.steps)) as reporter:
             try:
@@ -94,9 +88,9 @@ def _run_steps(
     state: TrainState,
     start: int,
     train_step: TrainStep,
-    train_batches: batches.TrainBatches,
+    train_batches: batches.TrainBatches | batches.TaskBatches,
     mesh: Mesh,
-    evaluator: "Evaluator",
+    evaluator: Evaluator,
     reporter: Reporter,
     checkpoints: Checkpoints,
 ) -> TrainState:
@@ -134,62 +128,6 @@ def _run_steps(
     return state
 
 
-def model_vocab_size(config: Config, tokenizer: Tokenizer) -> int:
-    """Gives the tokenizer's size, and one more for the mask where the objective has one."""
-    return tokenizers.vocab_size(tokenizer) + (config.train.objective == "masked")
-
-
-class Evaluator:
-    """Measures parameters on a split: its loss in blocks, the model's attention on a probe, and what it writes."""
-
-    def __init__(self, config: Config, definition: nnx.GraphDef, split: TokenSplit, tokenizer: Tokenizer, mesh: Mesh):
-        self.config = config
-        self.definition = definition
-        self.split = split
-        self.tokenizer = tokenizer
-        self.mesh = mesh
-        self.writes = config.model.causal and config.eval.sample_tokens > 0
-        self.isolate_at = tokenizers.separator(tokenizer) if config.data.isolate_documents else None
-        perplexity.check_scorable(config, split.tokens)
-
-    def score(self, parameters: Parameters, *, most_tokens: int | None = None) -> Score:
-        """Scores the split, or about so many tokens in stretches spread over it."""
-        return perplexity.score_split(
-            self.definition,
-            parameters,
-            self.config,
-            self.split.tokens,
-            self.tokenizer.token_bytes,
-            self.mesh,
-            most_tokens=most_tokens,
-        )
-
-    def scalars(self, parameters: Parameters) -> dict[str, float]:
-        """Gives the curves of an evaluation step."""
-        score = self.score(parameters, most_tokens=self.config.eval.tokens)
-        values = {"validation/loss": score.nll}
-        if score.bytes:
-            values["validation/bits_per_byte"] = score.bits_per_byte
-        probe_BL = np.asarray(self.split.tokens[: self.config.context_length], np.int32)[None]
-        return values | attention_statistics(self.definition, parameters, probe_BL, isolate_at=self.isolate_at)
-
-    def sample(self, parameters: Parameters, length: int) -> str:
-        """Gives the split's first tokens and how the model goes on from them."""
-        prompt = self.split.tokens[: min(PROMPT_TOKENS, self.config.context_length)]
-        drawn = generation.generate(
-            self.definition,
-            parameters,
-            prompt,
-            length=length,
-            context_length=self.config.context_length,
-            isolate_at=self.isolate_at,
-            temperature=0.8,
-            top_k=40,
-            seed=self.config.seed,
-        )
-        return self.tokenizer.decode([*prompt, *drawn])
-
-
 class _Clock:
     """Turns a step's metrics into a row, with the speed since the row before; what `restart` skips is not counted."""
 
@@ -210,28 +148,16 @@ class _Clock:
 
 
 def _conclude(config: Config, workdir: Path, evaluator: Evaluator, parameters: Parameters) -> None:
-    score = evaluator.score(parameters)
     # A person types these outside the environment as well as inside it.
     programs = "" if os.environ.get("VIRTUAL_ENV") else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
-    kind = "masked tokens" if config.train.objective == "masked" else "tokens"
-    bits = f", {score.bits_per_byte:.3f} bits a byte" if score.bytes else ""
-    lines = [
-        "",
-        f"Validation loss {score.nll:.4f} nats a token{bits} "
-        f"({score.tokens:,} {kind}, the whole split, in blocks of {config.context_length}).",
-    ]
+    commands = [f"tensorboard --logdir={shlex.quote(str(workdir))}"]
+    commands.append(f"python eval.py --workdir={shlex.quote(str(workdir))}{evaluator.suite_flag}")
     if config.model.causal:
-        lines += ["", "The model, going on from the start of the validation text:", ""]
-        lines += [f"    {line}" for line in evaluator.sample(parameters, 200).splitlines()]
-    lines += [
-        "",
-        f"The run is in {workdir}/  What next:",
-        f"    {programs}tensorboard --logdir={shlex.quote(str(workdir))}",
-        f"    {programs}python eval.py --workdir={shlex.quote(str(workdir))}",
-    ]
-    if config.model.causal:
-        prompt = (evaluator.tokenizer.decode(evaluator.split.tokens[:PROMPT_TOKENS]).split() or [" "])[0]
-        lines.append(
-            f"    {programs}python sample.py --workdir={shlex.quote(str(workdir))} --prompt={shlex.quote(prompt)}"
-        )
+        prompt = shlex.quote(evaluator.prompt())
+        commands.append(f"python sample.py --workdir={shlex.quote(str(workdir))} --prompt={prompt}")
+    lines = ["", evaluator.conclusion(parameters)]
+    if evaluator.writes:
+        sample = evaluator.sample(parameters, CONCLUDING_TOKENS)
+        lines += ["", evaluator.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
+    lines += ["", f"The run is in {workdir}/  What next:", *(f"    {programs}{command}" for command in commands)]
     print("\n".join(lines))

@@ -9,6 +9,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt import sharding
+from mini_gpt.data import tokenizers
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
@@ -20,6 +22,11 @@ class TrainState(NamedTuple):
     step: jax.Array
     parameters: Parameters
     optimizer_state: Any
+
+
+def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
+    """Gives the tokenizer's size, and one more for the mask where the objective has one."""
+    return tokenizers.vocab_size(tokenizer) + (config.train.objective == "masked")
 
 
 def abstract(

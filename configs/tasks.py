@@ -1,0 +1,34 @@
+"""Problems with one right answer: --config=configs/tasks.py:copy, or another of mini_gpt/data/tasks.py.
+
+    python train.py --config=configs/tasks.py:copy --workdir=runs/copy
+    python eval.py --workdir=runs/copy --suite=tasks
+
+Trained up to data.task_length, evaluated up to twice that. Times and results: docs/extrapolation.md.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+from mini_gpt.data import tasks
+
+
+def get_config(name: str = "copy") -> ConfigDict:
+    config = default.get_config()
+    config.data.corpus = f"task:{name}"
+    config.data.tokenizer = "characters"
+    config.data.task_length = 20
+    config.context_length = tasks.find(config.data.corpus).size(config.data.task_length)
+    config.model.num_layers = 2
+    config.model.d_model = 128
+    config.model.num_heads = 4
+    config.train.steps = 3000
+    config.train.batch_size = 32
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.schedule = "wsd"
+    config.optimizer.decay_fraction = 0.3
+    config.optimizer.final_fraction = 0.0
+    config.optimizer.warmup_steps = 100
+    config.eval.every = 500
+    config.eval.tokens = 16_384
+    config.checkpoint.every = 500
+    return config

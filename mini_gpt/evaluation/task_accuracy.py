@@ -1,0 +1,128 @@
+"""How many of a task's problems a model solves, by length; nothing but the answer is scored.
+
+The answer is greedy: where every token of it is the likeliest one after the true tokens before it, decoding writes the
+same answer, so exact match needs no decoding.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mini_gpt import losses, sharding
+from mini_gpt.data import batches, tasks
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.errors import UserError
+from mini_gpt.evaluation import perplexity
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.gpt import check_length, text_layout
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
+
+EXAMPLES = 512  # problems a length
+FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # of the longest trained length, where no lengths are given
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """Sums over problems and the tokens of their answers, the line's end included; `answers` is what was written."""
+
+    problems: int
+    solved: int
+    tokens: int
+    right: int
+    nll_sum: float
+    answers: list[np.ndarray]
+
+
+def accuracy(
+    definition: nnx.GraphDef,
+    parameters: Parameters,
+    config: Config,
+    tokenizer: Tokenizer,
+    mesh: Mesh,
+    problems: list[tuple[str, str]],
+    length: int,
+) -> TaskScore:
+    """Scores problems, (question, answer), in rows of `length` inputs, as many at a time as training holds tokens."""
+    isolate_at = len(tokenizer.token_bytes) - 1 if config.data.isolate_documents else None
+    masked = config.train.objective == "masked"
+    rows = perplexity.rows_within_training_memory(config, mesh, length)
+    solved = tokens = right = 0
+    nll_sum, answers = 0.0, []
+    for first in range(0, len(problems), rows):
+        part = problems[first : first + rows]
+        filled = part + part[:1] * (rows - len(part))  # the last batch has the others' shape
+        batch = batches.problem_batch(filled, config, tokenizer, length)
+        put = jax.device_put((batch["inputs"], batch["targets"]), sharding.batch_sharding(mesh))
+        nll_BL, likeliest_BL = map(np.asarray, _predict(definition, mesh, isolate_at, masked, parameters, *put))
+        counts_BL = batch["weights"] > 0
+        counts_BL[len(part) :] = False
+        right_BL = likeliest_BL == batch["targets"]
+        solved += int((right_BL | ~counts_BL)[: len(part)].all(axis=1).sum())
+        tokens += int(counts_BL.sum())
+        right += int((right_BL & counts_BL).sum())
+        nll_sum += float(nll_BL[counts_BL].sum(dtype=np.float64))
+        answers += [likeliest_BL[row, counts_BL[row]] for row in range(len(part))]
+    return TaskScore(len(problems), solved, tokens, right, nll_sum, answers)
+
+
+@functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "masked"))
+def _predict(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL):
+    model = model_parameters.merge(definition, parameters)
+    logits_BLV = model(inputs_BL, *text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at))
+    predicted = losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
+    return jax.lax.with_sharding_constraint(predicted, NamedSharding(mesh, PartitionSpec()))
+
+
+def default_lengths(config: Config) -> tuple[int, ...]:
+    """Gives lengths up to twice the longest one trained, as far as the task has them."""
+    task = tasks.find(config.data.corpus)
+    lengths = {round(fraction * config.data.task_length) for fraction in FRACTIONS}
+    return tuple(sorted(n for n in lengths if n >= task.shortest and (task.longest is None or n <= task.longest)))
+
+
+def by_length(
+    definition: nnx.GraphDef,
+    parameters: Parameters,
+    config: Config,
+    tokenizer: Tokenizer,
+    mesh: Mesh,
+    split: str,
+    lengths: tuple[int, ...],
+) -> list[dict]:
+    """Gives a row a length: exact_match and token_accuracy (shares of 1), nll in nats a token of the answer, counts.
+
+    Every length has EXAMPLES problems of the split, the same whatever the model, the seed or the other lengths.
+    A length that the model has no positions for has the status undefined, and the reason.
+    """
+    rows = []
+    for length in lengths:
+        tasks.check_length(config.data.corpus, "--lengths", length)
+    for length in lengths:
+        needed = batches.row_length(config, length)
+        row = {"length": length, "exact_match": None, "token_accuracy": None, "nll": None}
+        row |= {"problems": 0, "answer_tokens": 0, "status": "ok", "reason": None}
+        try:
+            check_length(config.model, needed)
+        except UserError as error:
+            rows.append(row | {"status": "undefined", "reason": str(error)})
+            continue
+        problems = [
+            tasks.problem(config.data.corpus, split, 0, index, shortest=length, longest=length)
+            for index in range(EXAMPLES)
+        ]
+        score = accuracy(definition, parameters, config, tokenizer, mesh, problems, needed)
+        figures = {
+            "exact_match": score.solved / score.problems,
+            "token_accuracy": score.right / score.tokens,
+            "nll": score.nll_sum / score.tokens,
+            "problems": score.problems,
+            "answer_tokens": score.tokens,
+        }
+        rows.append(row | figures)
+    return rows
