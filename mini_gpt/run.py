@@ -4,7 +4,6 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-import jax
 from flax import nnx
 
 from mini_gpt import config as configs
@@ -12,7 +11,8 @@ from mini_gpt import sharding
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
-from mini_gpt.model.parameters import Parameters, path_name
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
@@ -44,7 +44,7 @@ class Run:
             states.abstract(config, states.vocab_size(config, self.tokenizer), make_optimizer(config), self.mesh)
             for config in (self.trained, self.config)
         )
-        _check_shapes(written.parameters, asked.parameters)
+        model_parameters.check_shapes(written.parameters, asked.parameters, "the checkpoint")
         self.definition: nnx.GraphDef = definition
         self.parameters: Parameters = checkpoints.restore_parameters(self.step, asked.parameters)
         checkpoints.close()
@@ -65,15 +65,3 @@ class Run:
         for name in self.overrides:
             if name in FIXED or (name in FIXED_FOR_THE_SAME_TEXT and not self.other_text):
                 raise UserError(f"--override: found {name}, which is the run's own; train another run for another")
-
-
-def _check_shapes(written: Parameters, asked: Parameters) -> None:
-    """Raises UserError where an override asks for other parameters than the checkpoint has."""
-    shapes = [
-        {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)}
-        for parameters in (written, asked)
-    ]
-    for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        have, want = (s.get(name, "none") for s in shapes)
-        if have != want:
-            raise UserError(f"--override: asks for the parameter {name} of shape {want}; the checkpoint has {have}")

@@ -38,11 +38,29 @@ def sinusoid(position, width, base=10_000.0):
     return row
 
 
-def rope(x, position, width, base=10_000.0):
+def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_context=None):
+    """Tokens a turn of one pair: by wavelengths, where our code has frequencies."""
+    plain = 2 * math.pi * base ** (2 * pair / width)
+    if scaling == "linear":
+        return factor * plain
+    if scaling == "ntk":
+        return plain * factor ** (2 * pair / (width - 2))
+    if scaling == "yarn":
+        turns = original_context / plain
+        if turns > 32:
+            return plain
+        if turns < 1:
+            return factor * plain
+        share = (turns - 1) / 31
+        return 1 / ((1 - share) / (factor * plain) + share / plain)
+    return plain
+
+
+def rope(x, position, width, base=10_000.0, **scaling):
     """Turns one vector; pairs are (i, i + width/2), as complex numbers."""
     half = width // 2
     z = x[:half] + 1j * x[half:width]
-    z = z * np.exp(1j * position * base ** (-2 * np.arange(half) / width))
+    z = z * np.array([np.exp(2j * math.pi * position / wavelength(i, width, base, **scaling)) for i in range(half)])
     return np.concatenate([z.real, z.imag, x[width:]])
 
 
@@ -80,10 +98,13 @@ def attention(config, p, x, position, tables, positions, visible):
         g = h // (H // G)
         qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]
         if position == "rope":
-            rotated = int(K * config.rope.fraction)
-            qh = np.stack([rope(row, at, rotated, config.rope.base) for row, at in zip(qh, positions, strict=True)])
-            kh = np.stack([rope(row, at, rotated, config.rope.base) for row, at in zip(kh, positions, strict=True)])
+            rotated, r = int(K * config.rope.fraction), config.rope
+            scaling = {"scaling": r.scaling, "factor": r.factor, "original_context": r.original_context}
+            qh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(qh, positions, strict=True)])
+            kh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(kh, positions, strict=True)])
         logits = qh @ kh.T / (math.sqrt(K) if config.scale_attention else 1.0)
+        if position == "rope" and config.rope.scaling == "yarn":
+            logits *= (0.1 * math.log(config.rope.factor) + 1) ** 2
         for i in range(length):
             for j in range(length):
                 if position == "alibi":
@@ -100,8 +121,15 @@ def forward(config, parameters, tokens, positions=None, segments=None):
     length = len(tokens)
     positions = list(range(length)) if positions is None else list(positions)
     segments = [0] * length if segments is None else list(segments)
+    window = config.attention_window or length
     visible = np.array(
-        [[(j <= i or not config.causal) and segments[i] == segments[j] for j in range(length)] for i in range(length)]
+        [
+            [
+                (j <= i or not config.causal) and segments[i] == segments[j] and abs(i - j) < window
+                for j in range(length)
+            ]
+            for i in range(length)
+        ]
     )
     pattern = [config.position] if isinstance(config.position, str) else list(config.position)
     tables = parameters.get("positions", {})

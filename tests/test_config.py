@@ -31,7 +31,7 @@ def test_every_field_is_read_by_something():
         path.read_text() for path in folder.rglob("*.py") if path.name not in ("schema.py", "config.py")
     )
     # A property of the schema that others read stands for the fields in it, model.dropout for the rates after it.
-    proxies = {"model.rope.fraction": "rotated_width", "model.position": "position_pattern"}
+    proxies = {"model.rope.fraction": "rotated_width", "model.position": "position_pattern", "data.corpus": "is_task"}
     for name in configs.flatten(configs.to_dict(configs.load("configs/default.py"))):
         *sections, leaf = name.split(".")
         owners = ["config", "o", *sections[-1:]]
@@ -51,6 +51,21 @@ def test_defaults_are_filled_in():
     assert swiglu.d_ff == 256
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 3
+
+
+def test_the_original_context_is_what_the_factor_has_multiplied():
+    load = lambda **fields: configs.load("configs/default.py", {k.replace("__", "."): v for k, v in fields.items()})
+    trained = load(context_length=64)
+    assert trained.model.rope.original_context == 64
+    longer = {"model.rope.scaling": "yarn", "model.rope.factor": "4"}
+    assert configs.override(trained, longer).model.rope.original_context == 64
+    assert configs.override(trained, longer | {"context_length": 256}).model.rope.original_context == 64
+    tuned = load(context_length=256, model__rope__scaling="yarn", model__rope__factor=4.0)
+    assert tuned.model.rope.original_context == 64
+    assert load(model__position="alibi").model.rope.original_context is None
+    assert configs.override(trained, {"model.position": "none"}).model.rope.original_context is None
+    assert configs.override(trained, {"model.position": "('none', 'rope')"}).model.rope.original_context == 64
+    assert load(model__position="learned", model__random_positions=512).model.max_positions == 512
 
 
 def test_a_config_file_may_set_a_pattern_and_a_pattern_of_one_is_none(tmp_path):
@@ -128,6 +143,39 @@ BAD = [
     ({"train.batch_size": 10, "train.accumulation_steps": 4}, r"must be divisible by train\.accumulation_steps \(4\)"),
     ({"optimizer.warmup_steps": 0}, "inverse_sqrt needs at least 1"),
     ({"model.position": "learned", "model.max_positions": 9}, r"context_length: found 256; learned .* \(9\)"),
+    ({"model.rope.scaling": "yarm"}, r"model\.rope\.scaling: found 'yarm'; must be one of none, linear, ntk, yarn"),
+    ({"model.rope.factor": 0.5}, r"model\.rope\.factor: found 0\.5; must be at least 1"),
+    ({"model.rope.factor": 4.0}, r"model\.rope\.factor: found 4\.0; does nothing while model\.rope\.scaling is none"),
+    (
+        {"model.position": "alibi", "model.rope.scaling": "ntk"},
+        r"model\.rope\.scaling: found 'ntk'; scales rotary positions, and model\.position is 'alibi'",
+    ),
+    ({"model.position": "t5", "model.rope.original_context": 64}, r"model\.rope\.original_context: found 64; scales"),
+    ({"model.rope.original_context": 0}, r"model\.rope\.original_context: found 0; must be at least 1"),
+    (
+        {"model.rope.scaling": "ntk", "model.d_model": 8},
+        r"model\.rope\.scaling: found 'ntk'; needs more than one pair of dimensions",
+    ),
+    ({"model.attention_window": 0}, r"model\.attention_window: found 0; must be at least 1, or None"),
+    (
+        {"model.random_positions": 200},
+        r"model\.random_positions: found 200; must leave room for context_length \(256\)",
+    ),
+    (
+        {"model.position": "learned", "model.random_positions": 900, "model.max_positions": 300},
+        r"model\.random_positions: found 900; learned positions end at model\.max_positions \(300\)",
+    ),
+    ({"data.corpus": "task:copy"}, r"data\.tokenizer: found 'bytes'; the tasks have a fixed vocabulary: must be char"),
+    ({"data.task_length": 0}, r"data\.task_length: found 0; must be at least 1"),
+    (
+        {
+            "data.corpus": "task:copy",
+            "data.tokenizer": "characters",
+            "train.objective": "masked",
+            "model.causal": False,
+        },
+        r"data\.isolate_documents: found False; must be True for a task with masked answers",
+    ),
     ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
     ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),
     ({"mesh.data": 0}, r"mesh\.data: found 0"),

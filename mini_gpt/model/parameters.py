@@ -11,6 +11,7 @@ from flax import nnx
 
 from mini_gpt import config as configs
 from mini_gpt import errors
+from mini_gpt.errors import UserError
 from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.schema import ModelConfig
 
@@ -36,6 +37,18 @@ def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parame
 def path_name(path: tuple) -> str:
     """Gives 'blocks/0/attention/query/kernel' for a path into the parameters."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def check_shapes(written: Parameters, asked: Parameters, source: str) -> None:
+    """Raises UserError where the config asks for other parameters than the source has written."""
+    shapes = [
+        {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)}
+        for parameters in (written, asked)
+    ]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        have, want = (each.get(name, "none") for each in shapes)
+        if have != want:
+            raise UserError(f"{source}: has the parameter {name} of shape {have}; the config asks for {want}")
 
 
 def count(parameters: Parameters) -> int:

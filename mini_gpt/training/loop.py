@@ -18,6 +18,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
+from mini_gpt.training import origin as origins
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
@@ -32,17 +33,22 @@ CONCLUDING_TOKENS = 200  # of the sample at the end
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, workdir: Path, *, conclude: bool = True) -> TrainState:
+def train(config: Config, workdir: Path, *, init_from: Path | None = None, conclude: bool = True) -> TrainState:
     """Trains, or goes on training, the run in `workdir` up to `train.steps`.
 
-    conclude: score the whole validation split at the end, and print how it went and what to do next.
+    init_from: a run whose last weights, and tokenizer, a new run starts with. conclude: score all that there is to
+    validate on at the end, and print how it went and what to do next.
 
     Gives the last state. Raises UserError, with nothing overwritten, for what the user can put right.
     """
     mesh = sharding.make_mesh(config.mesh)
     sharding.check_batch(config, mesh)
     corpus = corpora.open_corpus(config.data)
-    tokenizer, new = workdirs.find_or_fit_tokenizer(workdir, config, corpus)
+    tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
+    new = tokenizer is None
+    origin = origins.find(workdir, init_from, config)
+    if new:
+        tokenizer = origin.tokenizer if origin else tokenizers.fit(corpus, config.data)
     optimizer = make_optimizer(config)
     definition, like = states.abstract(config, states.vocab_size(config, tokenizer), optimizer, mesh)
     rows = sharding.host_rows(config.train.batch_size)
@@ -54,7 +60,10 @@ def train(config: Config, workdir: Path, *, conclude: bool = True) -> TrainState
         vocab_size = tokenizers.vocab_size(tokenizer)
         train_batches = batches.TrainBatches(store.split("train"), config, vocab_size=vocab_size, rows=rows)
         evaluator = TextEvaluator(config, definition, tokenizer, mesh, store.split("validation"))
+    first_parameters = origin.parameters(config, like.parameters) if origin else None
     if new:
+        if origin:
+            origin.record(workdir)
         workdirs.claim(workdir, config, corpus, tokenizer)
 
     with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints:
@@ -68,6 +77,8 @@ def train(config: Config, workdir: Path, *, conclude: bool = True) -> TrainState
         else:
             log.info("%s\n", model_parameters.report(like.parameters))
             state = states.create(config, states.vocab_size(config, tokenizer), optimizer, like)
+            if first_parameters is not None:
+                state = state._replace(parameters=first_parameters)
         train_step = make_train_step(definition, optimizer, config, like, isolate_at=evaluator.isolate_at)
         with contextlib.closing(Reporter(workdir, start=start, steps=config.train.steps)) as reporter:
             try:

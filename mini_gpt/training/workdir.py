@@ -18,18 +18,22 @@ FREE_FIELDS = ("data.path", "data.cache_dir", "train.log_every")  # of these the
 SCHEDULES_WITHOUT_END = ("inverse_sqrt", "constant")
 
 
-def find_or_fit_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> tuple[Tokenizer, bool]:
-    """Gives the tokenizer of the run in the directory, or one for a new run, and whether the run is new.
+def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer | None:
+    """Gives the tokenizer of the run in the directory, or None where a new run can begin.
 
     Raises UserError where the directory holds another run, with the fields that differ; writes nothing in it.
     """
     if (workdir / CONFIG).exists():
         check_same_config(workdir, config)
         check_corpus(workdir, corpus)
-        return tokenizers.load(workdir / TOKENIZER), False
+        return tokenizers.load(workdir / TOKENIZER)
     if (workdir / CHECKPOINTS).exists():
         raise UserError(f"--workdir: {workdir} has checkpoints but no {CONFIG}; name a new directory")
-    return tokenizers.fit(corpus, config.data), True
+    return None
+
+
+def has_checkpoint(workdir: Path) -> bool:
+    return any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*"))
 
 
 def claim(workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer) -> None:

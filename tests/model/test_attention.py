@@ -101,6 +101,10 @@ def test_A6_masks_as_matrices():
     np.testing.assert_array_equal(masks.self_attention(3, causal=True, segments_BL=segments), [isolated])
     both_ways = [[one, one, nil], [one, one, nil], [nil, nil, one]]
     np.testing.assert_array_equal(masks.self_attention(3, causal=False, segments_BL=segments), [both_ways])
+    near = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    np.testing.assert_array_equal(masks.self_attention(4, causal=True, window=2), [near])
+    around = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+    np.testing.assert_array_equal(masks.self_attention(4, causal=False, window=2), [around])
     padding = jnp.array([[one, one, nil, nil]])
     np.testing.assert_array_equal(masks.cross_attention(2, padding), [[[one, one, nil, nil]] * 2])
 

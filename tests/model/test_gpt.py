@@ -41,6 +41,12 @@ VARIANTS = [{"position": name} for name in ENCODINGS] + [
     {"position": "sinusoidal", "scale_embeddings": True, "sinusoidal.amplitude": 0.5, "sinusoidal.base": 100.0},
     {"position": "learned", "scale_embeddings": True},
     {"position": "rope", "num_kv_heads": 2},
+    {"position": "rope", "d_model": 64, "rope.scaling": "linear", "rope.factor": 3.0},
+    {"position": "rope", "d_model": 64, "rope.scaling": "ntk", "rope.factor": 3.0},
+    {"position": "rope", "d_model": 64, "rope.scaling": "yarn", "rope.factor": 3.0, "rope.original_context": 200},
+    {"position": ("rope", "none"), "d_model": 64, "rope.scaling": "yarn", "rope.factor": 2.0, "rope.fraction": 0.5},
+    {"position": "alibi", "attention_window": 4},
+    {"position": "rope", "attention_window": 3, "causal": False},
     {"position": "t5", "num_kv_heads": 1, "causal": False},
     {"position": "alibi", "causal": False, "norm_placement": "post"},
     {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False},
@@ -77,6 +83,58 @@ def test_isolated_documents_restart_positions_and_open_with_their_separator():
     np.testing.assert_array_equal(segments, [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
     np.testing.assert_array_equal(positions, [[0, 1, 0, 1, 2, 3, 0, 0], list(range(8))])
     assert text_layout(make_model()[0], tokens, None) == (None, None)
+
+
+def test_random_positions_are_ordered_different_and_even_over_their_range():
+    config = make_model(random_positions=50)[0]
+    tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(2000, 12)))
+    for key in (None, jax.random.key(3)):
+        drawn, segments = text_layout(config, tokens, None, key)
+        drawn = np.asarray(drawn)
+        assert segments is None and drawn.shape == (2000, 12)
+        assert (np.diff(drawn, axis=1) > 0).all() and drawn.min() == 0 and drawn.max() == 49
+        # Ordered draws without replacement: the i-th of n has the mean (i + 1)(N + 1)/(n + 1) - 1, each place n/N.
+        expected = [(i + 1) * 51 / 13 - 1 for i in range(12)]
+        np.testing.assert_allclose(drawn.mean(0), expected, atol=0.6)
+        np.testing.assert_allclose(np.bincount(drawn.ravel(), minlength=50) / 2000, 12 / 50, atol=0.05)
+    assert len({tuple(row) for row in drawn[:20].tolist()}) == 20, "each row has its own"
+
+
+def test_random_positions_of_a_text_depend_on_it_alone_and_in_training_on_the_key():
+    config = make_model(random_positions=50)[0]
+    tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(4, 12)))
+    drawn = text_layout(config, tokens)[0]
+    for row in range(4):
+        np.testing.assert_array_equal(text_layout(config, tokens[row : row + 1])[0][0], drawn[row])
+    assert not np.array_equal(text_layout(config, tokens[:, ::-1])[0], drawn)
+    assert not np.array_equal(text_layout(config, tokens.at[:, 3].add(1))[0], drawn)
+    one, same, other = (text_layout(config, tokens, None, jax.random.key(seed))[0] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+    np.testing.assert_array_equal(text_layout(config, tokens, 5)[1], jnp.cumsum(tokens == 5, axis=1))
+
+
+def test_a_learned_table_serves_the_positions_that_are_drawn():
+    config, definition, drawn = make_model(position="learned", random_positions=50)
+    assert drawn["positions"]["learned"]["embedding"].shape == (50, 16)
+    tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(1, 40)))  # longer than the context of 12
+    places = text_layout(config, tokens)[0]
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn)
+    expected = oracle.forward(config, exact, np.asarray(tokens[0]), np.asarray(places[0]))
+    np.testing.assert_allclose(run(definition, drawn, tokens, places)[0], expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("window", [1, 3, 5, 20])
+def test_a_window_bounds_what_a_token_sees_through_all_layers(window):
+    _, definition, drawn = make_model(position="rope", attention_window=window, tie_embeddings=False)
+    tokens = jnp.arange(12)[None]
+
+    def last(embedding):
+        return jnp.sum(run(definition, drawn | {"embedding": embedding}, tokens)[0, -1] ** 2)
+
+    influence = jnp.abs(jax.grad(last)(drawn["embedding"])).sum(-1)[:12]
+    reach = min(12, 2 * (window - 1) + 1)  # two layers, each window - 1 tokens back
+    assert (influence[12 - reach :] > 1e-6).all() and (influence[: 12 - reach] == 0).all()
 
 
 @pytest.mark.parametrize("position", ENCODINGS)

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt import config as configs
-from mini_gpt.model import positions
+from mini_gpt.model import MiniGPT, positions
 from tests import oracle
 
 ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
@@ -106,6 +106,45 @@ def test_B5_rope_scores_depend_on_the_offset_alone(dtype, shift, tolerance):
     np.testing.assert_allclose(scores(shift), exact, atol=tolerance), "<R(m)q, R(n)k> = q R(n-m) k"
 
 
+SCALED = {
+    # Eight dimensions, factor 4, original context 2,048: worked out by hand from the papers' formulas. The pairs of the
+    # plain encoding turn 10^-i radians a token, so 325.9, 32.59, 3.259 and 0.326 times in 2,048 tokens.
+    "none": [1, 0.1, 0.01, 0.001],
+    "linear": [0.25, 0.025, 0.0025, 0.00025],
+    "ntk": [1, 10 ** -(1 + math.log10(4) / 3), 10 ** -(2 + 2 * math.log10(4) / 3), 0.00025],
+    "yarn": [1, 0.1, (1 - 0.0728868785) * 0.0025 + 0.0728868785 * 0.01, 0.00025],
+}
+
+
+@pytest.mark.parametrize("scaling", SCALED)
+def test_scaled_rope_turns_each_pair_as_its_paper_says(scaling):
+    rope = {"rope.scaling": scaling, "rope.factor": 1.0 if scaling == "none" else 4.0, "rope.original_context": 2048}
+    encoding = make("rope", d_model=16, **rope)
+    np.testing.assert_allclose(encoding.frequencies, SCALED[scaling], rtol=1e-8)
+    turned = np.asarray(encoding.rotate(jnp.ones((1, 1, 1, 8)), jnp.array([[3]])))[0, 0, 0]
+    temperature = 0.1 * math.log(4) + 1 if scaling == "yarn" else 1.0
+    assert temperature == pytest.approx(1.138629436 if scaling == "yarn" else 1)
+    for pair, frequency in enumerate(SCALED[scaling]):
+        expected = temperature * np.array([math.cos(3 * frequency) - math.sin(3 * frequency),
+                                           math.cos(3 * frequency) + math.sin(3 * frequency)])  # fmt: skip
+        np.testing.assert_allclose(turned[[pair, pair + 4]], expected, atol=1e-5)
+
+
+def test_interpolated_positions_are_those_of_the_shorter_context():
+    scaled, plain = make("rope", **{"rope.scaling": "linear", "rope.factor": 4.0}), make("rope")
+    x_BLHK = jax.random.normal(jax.random.key(0), (1, 9, 2, 64))
+    np.testing.assert_allclose(
+        scaled.rotate(x_BLHK, 4 * jnp.arange(9)[None]), plain.rotate(x_BLHK, jnp.arange(9)[None]), atol=1e-5
+    )
+
+
+def test_yarns_temperature_scales_all_of_the_logit_in_partial_rope_too():
+    encoding = make("rope", **{"rope.scaling": "yarn", "rope.factor": 8.0, "rope.fraction": 0.25})
+    x_BLHK = jax.random.normal(jax.random.key(0), (1, 1, 2, 64))
+    turned = encoding.rotate(x_BLHK, jnp.zeros((1, 1), int))
+    np.testing.assert_allclose(turned, (0.1 * math.log(8) + 1) * x_BLHK, rtol=1e-6)
+
+
 def test_B5_sinusoids_do_not_have_that_property():
     rows = waves([0, 5, 100, 105]) + np.asarray(jax.random.normal(jax.random.key(0), (4, 128)))[:1]
     assert abs(rows[0] @ rows[1] - rows[2] @ rows[3]) > 1
@@ -159,6 +198,28 @@ def test_B1_alibi_slopes_are_the_papers(heads):
         np.testing.assert_allclose(positions.alibi_slopes(8), [1 / 2**i for i in range(1, 9)])
 
 
+PUBLISHED_SLOPES = {
+    4: [1 / 4, 1 / 16, 1 / 64, 1 / 256],
+    6: [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8],
+    8: [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256],
+    12: [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256, *(2**-0.5 / 2**i for i in range(4))],
+}
+
+
+@pytest.mark.parametrize("heads", PUBLISHED_SLOPES)
+def test_B1_alibi_slopes_written_out(heads):
+    np.testing.assert_allclose(positions.alibi_slopes(heads), PUBLISHED_SLOPES[heads], rtol=1e-12)
+
+
+def test_B1_alibi_is_not_scaled_with_the_logits():
+    overrides = {"model.position": "alibi", "model.d_model": 32, "model.num_heads": 2, "model.num_layers": 1}
+    model, maps = MiniGPT(configs.load("configs/default.py", overrides).model, 7, rngs=nnx.Rngs(0)), []
+    model.blocks[0].attention.query.kernel[...] *= 0
+    model(jnp.zeros((1, 5), int), record=maps.append)
+    expected = [[[-slope * abs(i - j) for j in range(5)] for i in range(5)] for slope in (1 / 16, 1 / 256)]
+    np.testing.assert_allclose(maps[0].logits_BHLS[0], expected, atol=1e-6)
+
+
 def test_B1_alibi_is_zero_on_the_diagonal_and_linear_on_both_sides():
     at = jnp.array([[4, 5, 6]])
     expected = [[[-s * abs(i - j) for j in range(3)] for i in range(3)] for s in (1 / 16, 1 / 256)]
@@ -170,8 +231,10 @@ def test_B1_t5_buckets_are_those_of_the_released_code(causal):
     offsets = np.arange(-300, 301)
     ours = positions.t5_bucket(jnp.array(offsets), causal=causal, num_buckets=32, max_distance=128)
     np.testing.assert_array_equal(ours, [oracle.t5_bucket(int(o), causal) for o in offsets])
-    if causal:  # read off the definition: exact to 15, then logarithmic to 128
-        assert [int(ours[300 - d]) for d in (0, 1, 15, 16, 127, 128, 300)] == [0, 1, 15, 16, 31, 31, 31]
+    if causal:  # the table written out: the first distance of each bucket from 16 on
+        first = [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+        table = [*range(16), *(16 + sum(d >= edge for edge in first) - 1 for d in range(16, 301))]
+        np.testing.assert_array_equal(ours[300::-1], table)
         assert (np.asarray(ours)[301:] == 0).all()
 
 

@@ -1,0 +1,77 @@
+"""The run that a new one takes its first weights from: `train.py --init_from=DIR`."""
+
+import contextlib
+import json
+import logging
+from pathlib import Path
+
+from mini_gpt import config as configs
+from mini_gpt import files
+from mini_gpt.data import tokenizers
+from mini_gpt.errors import UserError
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
+from mini_gpt.training import state as states
+from mini_gpt.training import workdir as workdirs
+from mini_gpt.training.checkpoint import Checkpoints
+
+FILE = "init_from.json"
+log = logging.getLogger(__name__)
+
+
+class Origin:
+    """The last checkpoint of a run. Raises UserError where the directory holds none, or reads its text in another way.
+
+    All but the weights and the tokenizer comes from the new config: steps count from 0, the optimizer begins anew.
+    """
+
+    def __init__(self, workdir: Path, config: Config, checkpoint: str = "last"):
+        self.workdir = workdir
+        self.config = configs.read(workdir / workdirs.CONFIG)
+        self.tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
+        if self.config.data.tokenizer != config.data.tokenizer:
+            raise UserError(
+                f"data.tokenizer: found {config.data.tokenizer!r}; the run of --init_from={workdir} reads text by "
+                f"{self.config.data.tokenizer!r}, and so must a run from its weights"
+            )
+        with contextlib.closing(self._checkpoints()) as checkpoints:
+            self.step = checkpoints.resolve(checkpoint)
+
+    def parameters(self, config: Config, like: Parameters) -> Parameters:
+        """Reads the weights, laid out as `like`. Raises UserError where a shape is not what the new config asks for."""
+        vocab_size = states.vocab_size(self.config, self.tokenizer)
+        written = model_parameters.abstract(self.config.model, vocab_size)[1]
+        model_parameters.check_shapes(written, like, f"--init_from={self.workdir}")
+        changed = configs.differences(self.config, config).items()
+        listed = [f"{name} {old!r} → {new!r}" for name, (old, new) in changed if name.startswith(("model.", "context"))]
+        log.info(f"starting from the weights of {self.workdir}, step {self.step}" + "".join(f"\n  {x}" for x in listed))
+        with contextlib.closing(self._checkpoints()) as checkpoints:
+            return checkpoints.restore_parameters(self.step, like)
+
+    def record(self, workdir: Path) -> None:
+        """Writes into the new run where its weights came from."""
+        workdir.mkdir(parents=True, exist_ok=True)
+        said = {"workdir": str(self.workdir.resolve()), "checkpoint_step": self.step}
+        files.write_text(workdir / FILE, json.dumps(said, indent=2) + "\n")
+
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True)
+
+
+def find(workdir: Path, init_from: Path | None, config: Config) -> Origin | None:
+    """Gives where the run in `workdir` takes its first weights from, or None where it draws them or has gone on since.
+
+    Raises UserError where the run was not started as it is asked for now.
+    """
+    begun = (workdir / workdirs.CONFIG).exists()
+    path = workdir / FILE
+    recorded = json.loads(path.read_text(encoding="utf-8")) if begun and path.exists() else None
+    if begun and (recorded and recorded["workdir"]) != (init_from and str(init_from.resolve())):
+        raise UserError(
+            f"--init_from: found {init_from}; the run in {workdir} was started from "
+            f"{recorded['workdir'] if recorded else 'random weights'}; give the same, or name a new directory"
+        )
+    if init_from is None or workdirs.has_checkpoint(workdir):
+        return None
+    return Origin(init_from, config, str(recorded["checkpoint_step"]) if recorded else "last")
