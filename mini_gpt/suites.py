@@ -4,6 +4,7 @@ import csv
 import difflib
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -73,9 +74,9 @@ def evaluate_extrapolation(run: Run, request: Request) -> dict:
         raise UserError("--suite: extrapolation needs train.objective=next_token; this run's is masked")
     trained = run.trained.context_length
     lengths = extrapolation.parse_lengths("--lengths", request.lengths or extrapolation.LENGTHS, trained, 2)
-    # The default is not to fail where a short context has no quarter.
-    default = extrapolation.STRIDES if trained % 4 == 0 else "1"
-    strides = extrapolation.parse_lengths("--strides", request.strides or default, trained, 1)
+    strides = (max(1, min(trained, lengths[0]) // 4),)
+    if request.strides:
+        strides = extrapolation.parse_lengths("--strides", request.strides, trained, 1)
     tokens = run.store.split(request.split).tokens
     windowings = extrapolation.plan(len(tokens), request.split, lengths, strides)
     rows, by_position = extrapolation.extrapolation(
@@ -224,12 +225,13 @@ def _write_tensorboard(directory: Path, name: str, suite: Suite, result: dict, f
     shutil.rmtree(directory, ignore_errors=True)  # of an earlier evaluation
     with SummaryWriter(str(directory)) as writer:
         for label, rows in _by_label(suite.label, result["rows"]).items():
+            tag = "/".join(filter(None, [name, re.sub(r"\W+", "_", label)]))
             for row in rows:
                 for value in suite.values:
-                    writer.add_scalar("/".join(filter(None, [name, label, value])), row[value], row["length"])
+                    writer.add_scalar(f"{tag}/{value}", row[value], row["length"])
         for length, nll in result.get("by_position", {}).items():
             for position, value in enumerate(nll):
-                writer.add_scalar(f"{name}/by position, blocks of {length}", value, position + 1)
+                writer.add_scalar(f"{name}/by_position/blocks_of_{length}", value, position + 1)
         if figure is not None:
             writer.add_figure(name, figure, result["checkpoint_step"], close=False)
 

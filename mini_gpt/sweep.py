@@ -224,7 +224,11 @@ def main() -> None:
     command_line.add_suite_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
-    vary = dict(map(parse_vary, flags.vary))
+    listed = list(map(parse_vary, flags.vary))
+    vary = dict(listed)
+    if len(vary) < len(listed):
+        twice = next(name for name, _ in listed if [other for other, _ in listed].count(name) > 1)
+        raise UserError(f"--vary: found {twice} twice; give all its values in one")
     if flags.seeds < 1:
         raise UserError(f"--seeds: found {flags.seeds}; must be at least 1")
     both = sorted(vary.keys() & overrides.keys())
@@ -233,9 +237,14 @@ def main() -> None:
     request = Request(flags.split, flags.lengths, flags.strides)
     suites.check([flags.suite], request)
     command_line.set_up(configs.load(flags.config, overrides).data.cache_dir)
-    default = command_line.default_workdir(flags.config, overrides | {name: "" for name in vary})
-    workdir = flags.workdir or default.parent / "sweeps" / default.name.replace("=,", ",").rstrip("=")
+    workdir = flags.workdir or _default_workdir(flags.config, overrides, list(vary))
     sweep(flags.config, overrides, vary, flags.seeds, flags.suite, request, workdir)
+
+
+def _default_workdir(config_path: str, overrides: dict[str, str], fields: list[str]) -> Path:
+    """Gives runs/sweeps/ and a name of the config, its overrides, and the fields that vary."""
+    plain = command_line.default_workdir(config_path, overrides)
+    return plain.parent / "sweeps" / ",".join([plain.name, *fields])
 
 
 if __name__ == "__main__":

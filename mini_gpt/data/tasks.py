@@ -98,7 +98,7 @@ TASKS = {
     "addition": Task(_addition, lambda n: 3 * n + 4, "digits of each number", shortest=1),
     "missing_duplicate": Task(_missing_duplicate, lambda n: 2 * n + 3, "bits of the word"),
     "associative_recall": Task(_associative_recall, lambda n: 2 * n + 5, "pairs", longest=52),
-    "passkey": Task(_passkey, lambda n: 20 * n + 62, "sentences around the key", shortest=1),
+    "passkey": Task(_passkey, lambda n: 20 * n + 64, "sentences around the key", shortest=1),
 }
 
 

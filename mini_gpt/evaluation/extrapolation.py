@@ -15,7 +15,7 @@ from mini_gpt.model.gpt import check_length
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config, ModelConfig
 
-LENGTHS, STRIDES = "1x,2x,4x,8x,16x", "0.25x"  # of the trained context
+LENGTHS = "1x,2x,4x,8x,16x"  # of the trained context
 SLIDING_TARGETS = 16_384  # a sliding window runs the model many times over each token: a sample is enough
 log = logging.getLogger(__name__)
 

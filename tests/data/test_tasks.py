@@ -1,0 +1,178 @@
+"""Every task's answers, by a solver that knows the question alone; and who sees which problem."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.errors import UserError
+
+TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
+
+
+def solve_sort(question):
+    counts = Counter(question)
+    return "".join(letter * counts[letter] for letter in "abcdefghijklmnopqrstuvwxyz")
+
+
+def solve_reverse(question):
+    return "".join(question[-place] for place in range(1, len(question) + 1))
+
+
+def solve_addition(question):
+    """Digit by digit, with a carry."""
+    a, b = (list(map(int, reversed(number))) for number in question.split("+"))
+    assert len(a) == len(b) and (a[-1] and b[-1])
+    carry, digits = 0, []
+    for x, y in zip(a, b, strict=True):
+        carry, digit = divmod(x + y + carry, 10)
+        digits.append(digit)
+    return "".join(map(str, digits + [carry] * (carry > 0)))
+
+
+def solve_missing_duplicate(question):
+    half = len(question) // 2
+    gap = question.index("_")
+    assert Counter(question)["_"] == 1 and set(question) <= set("01_")
+    assert all(a == b or "_" in (a, b) for a, b in zip(question[:half], question[half:], strict=True))
+    return question[(gap + half) % (2 * half)]
+
+
+def solve_associative_recall(question):
+    pairs, asked = question.split("?")
+    found = dict(re.findall(r"([a-zA-Z])(\d)", pairs))
+    assert len(found) == len(pairs) / 2, "all letters differ"
+    return found[asked]
+
+
+def solve_passkey(question):
+    (key,) = re.findall(r"The pass key is (\d{5})\. Remember it\. ", question)
+    assert question.endswith("What is the pass key?")
+    return key
+
+
+SOLVERS = {
+    "copy": lambda question: question,
+    "reverse": solve_reverse,
+    "sort": solve_sort,
+    "addition": solve_addition,
+    "missing_duplicate": solve_missing_duplicate,
+    "associative_recall": solve_associative_recall,
+    "passkey": solve_passkey,
+}
+UNITS = {  # how long a question of a length is
+    "copy": len,
+    "reverse": len,
+    "sort": len,
+    "addition": lambda question: len(question.split("+")[0]),
+    "missing_duplicate": lambda question: len(question) // 2,
+    "associative_recall": lambda question: question.index("?") // 2,
+    "passkey": lambda question: len(re.findall(r"[.] ", question)) - 2,
+}
+
+
+def problems(name, split, count, seed=0, **lengths):
+    return [tasks.problem(f"task:{name}", split, seed, index, **lengths) for index in range(count)]
+
+
+def test_every_task_is_tested():
+    assert set(SOLVERS) == set(UNITS) == set(tasks.TASKS)
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_answers_are_those_of_an_independent_solver_and_lengths_those_asked_for(name):
+    task = tasks.TASKS[name]
+    for length in (task.shortest, 7, 20, 40):
+        for question, answer in problems(name, "train", 40, shortest=length, longest=length):
+            assert SOLVERS[name](question) == answer
+            assert UNITS[name](question) == length
+            assert len(f"{question}={answer}\n") <= task.size(length)
+            assert set(question + answer) <= set(tasks.ALPHABET) - {tasks.ANSWER, tasks.END}
+            TOKENIZER.encode(question + answer)
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_problems_are_a_function_of_split_seed_and_index_and_lengths_are_drawn_evenly(name):
+    drawn = problems(name, "train", 300, shortest=3, longest=8)
+    assert drawn == problems(name, "train", 300, shortest=3, longest=8)
+    assert drawn != problems(name, "train", 300, seed=1, shortest=3, longest=8)
+    counts = Counter(UNITS[name](question) for question, _ in drawn)
+    assert set(counts) == set(range(3, 9)) and min(counts.values()) > 25
+    assert len({answer for _, answer in drawn}) > 1
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_no_problem_is_in_two_splits_and_each_split_has_its_share(name):
+    task = tasks.TASKS[name]
+    for length in (task.shortest, task.shortest + 1, 6):
+        sets = [
+            {question for question, _ in problems(name, split, 60, seed=seed, shortest=length, longest=length)}
+            for seed, split in enumerate(("train", "validation", "test"))
+        ]
+        assert all(sets) and not (sets[0] & sets[1] or sets[0] & sets[2] or sets[1] & sets[2])
+    draw = np.random.default_rng(0)
+    shares = Counter(tasks.split_of(task.draw(draw, 9)[0]) for _ in range(2000))
+    assert shares["validation"] / 2000 == pytest.approx(1 / 8, abs=0.03)
+    assert shares["test"] / 2000 == pytest.approx(1 / 8, abs=0.03)
+
+
+def test_what_is_no_task_is_said():
+    with pytest.raises(
+        UserError, match=r"data\.corpus: found 'task:copi'; the tasks are copy, .*did you mean task:copy"
+    ):
+        tasks.find("task:copi")
+    with pytest.raises(UserError, match=r"--lengths: found 60; .* at least 2 and at most 52 \(pairs\)"):
+        tasks.check_length("task:associative_recall", "--lengths", 60)
+    with pytest.raises(UserError, match=r"--lengths: found 1; task:copy has problems of at least 2 \(letters\)"):
+        tasks.check_length("task:copy", "--lengths", 1)
+
+
+@pytest.fixture
+def config(small):
+    def make(name="copy", length=6, **overrides):
+        size = tasks.TASKS[name].size(length)
+        base = {"data__corpus": f"task:{name}", "data__tokenizer": "characters", "data__task_length": length}
+        return small(**(base | {"context_length": size} | overrides))
+
+    return make
+
+
+def test_a_batch_asks_for_the_answer_and_nothing_else(config):
+    train_batches = batches.TaskBatches(config(), TOKENIZER)
+    for step in (0, 5):
+        batch = train_batches[step]
+        assert {name: array.shape for name, array in batch.items()} == dict.fromkeys(batch, (8, 14))
+        np.testing.assert_array_equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
+        for row in range(8):
+            text = TOKENIZER.decode([batch["inputs"][row, 0], *batch["targets"][row]])
+            question, answer = text.split("=")
+            asked = TOKENIZER.decode(batch["targets"][row][batch["weights"][row] == 1])
+            assert asked == answer == question + "\n"
+            assert tasks.split_of(question) == "train" and 2 <= len(question) <= 6
+    again = batches.TaskBatches(config(), TOKENIZER, rows=slice(4, 8))[5]
+    np.testing.assert_array_equal(again["inputs"], batch["inputs"][4:])
+    assert len({tuple(row) for step in range(4) for row in train_batches[step]["inputs"].tolist()}) == 32
+
+
+def test_a_masked_batch_hides_the_whole_answer(config):
+    masked = {"train__objective": "masked", "model__causal": False, "data__isolate_documents": True}
+    batch = batches.TaskBatches(config("reverse", **masked), TOKENIZER)[0]
+    mask = len(TOKENIZER.token_bytes)
+    np.testing.assert_array_equal(batch["inputs"] == mask, batch["weights"] == 1)
+    shown = batch["weights"] == 0
+    np.testing.assert_array_equal(batch["inputs"][shown], batch["targets"][shown])
+    for row, weights in zip(batch["targets"], batch["weights"], strict=True):
+        question, answer = TOKENIZER.decode(row).split("=")
+        assert answer == question[::-1] + "\n" == TOKENIZER.decode(row[weights == 1])
+
+
+def test_a_context_too_short_for_the_problems_is_refused(config):
+    with pytest.raises(
+        UserError, match=r"context_length: found 12; task:copy with data\.task_length=6 needs at least 13"
+    ):
+        batches.TaskBatches(config(context_length=12), TOKENIZER)
+    batches.TaskBatches(config(context_length=13), TOKENIZER)
+    with pytest.raises(UserError, match=r"data\.task_length: found 1; task:copy has problems of at least 2"):
+        batches.TaskBatches(config(data__task_length=1), TOKENIZER)

@@ -1,0 +1,158 @@
+"""Extrapolation, against the model run on each target's context alone, and the windowings by their definition."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt import losses, sharding
+from mini_gpt.errors import UserError
+from mini_gpt.evaluation import extrapolation, perplexity
+from mini_gpt.evaluation.extrapolation import Windowing
+from mini_gpt.model import MiniGPT, parameters
+
+TOKEN_BYTES = np.array([1] * 200 + [2] * 56 + [0])
+
+
+@pytest.fixture
+def measure(small, monkeypatch):
+    """Gives (rows, by_position, model, tokens) of a small model with random parameters over a random text."""
+
+    def make(lengths, strides, count=150, **overrides):
+        monkeypatch.setattr(extrapolation, "SLIDING_TARGETS", 40)
+        config = small(context_length=8, **overrides)
+        definition, drawn = parameters.split(MiniGPT(config.model, 257, rngs=nnx.Rngs(0)))
+        keys = iter(jax.random.split(jax.random.key(1), 99))
+        drawn = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), drawn)
+        tokens = np.random.default_rng(0).integers(256, size=count)
+        windowings = extrapolation.plan(count, "validation", lengths, strides)
+        mesh = sharding.make_mesh(config.mesh)
+        rows, by_position = extrapolation.extrapolation(
+            definition, drawn, config, tokens, TOKEN_BYTES, mesh, windowings
+        )
+        return rows, by_position, jax.jit(parameters.merge(definition, drawn)), tokens
+
+    return make
+
+
+def alone(model, tokens, start, target):
+    """Gives the loss of one target from the tokens from `start` on, in a forward pass of its own."""
+    logits_BLV = model(jnp.array(tokens[start:target])[None])
+    return float(losses.nll(logits_BLV[:, -1:], jnp.array([[tokens[target]]]))[0, 0])
+
+
+@pytest.mark.parametrize("position", ["rope", "alibi"])
+def test_each_row_is_the_mean_over_targets_scored_one_by_one(measure, position):
+    rows, by_position, model, tokens = measure((8, 20), (3, 8), model__position=position)
+    assert [(row["length"], row["protocol"], row["stride"]) for row in rows] == [
+        (8, "blocks", 8), (8, "sliding", 3), (20, "blocks", 20), (20, "sliding", 3), (20, "sliding", 8),
+    ]  # fmt: skip
+    for row in rows:
+        length, stride = row["length"], row["stride"]
+        if row["protocol"] == "blocks":
+            starts = {t: (t - 1) // length * length for t in range(1, 150)}
+        else:  # the same 40 targets, each first met in a window that starts a whole number of strides from the first
+            first = 20 - 3 + 1
+            origin = first - 1 - (length - stride)
+            starts = {t: origin + max(0, math.ceil((t - origin - length) / stride)) * stride for t in range(18, 58)}
+            assert all(length - stride + 1 <= t - start <= length for t, start in starts.items())
+        losses_ = [alone(model, tokens, start, t) for t, start in starts.items()]
+        assert row["tokens_scored"] == len(losses_) and row["first_target"] == min(starts)
+        assert row["nll"] == pytest.approx(np.mean(losses_), abs=1e-5)
+        assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
+        text_bytes = TOKEN_BYTES[tokens[list(starts)]].sum()
+        assert row["bits_per_byte"] == pytest.approx(sum(losses_) / math.log(2) / text_bytes, rel=1e-5)
+    for length in (8, 20):
+        mine = by_position[str(length)]
+        assert len(mine) == length
+        for place in (0, 3, length - 1):
+            each = [alone(model, tokens, start, start + place + 1) for start in range(0, 149 - place, length)]
+            assert mine[place] == pytest.approx(np.mean(each), abs=1e-5)
+
+
+def test_blocks_at_the_trained_length_are_the_perplexity(measure, small):
+    rows, _, _, tokens = measure((8,), (), model__position="rope")
+    config = small(context_length=8)
+    definition, drawn = parameters.split(MiniGPT(config.model, 257, rngs=nnx.Rngs(0)))
+    keys = iter(jax.random.split(jax.random.key(1), 99))
+    drawn = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), drawn)
+    score = perplexity.score_split(definition, drawn, config, tokens, TOKEN_BYTES, sharding.make_mesh(config.mesh))
+    assert rows[0]["nll"] == pytest.approx(score.nll, rel=1e-6)
+
+
+def test_a_learned_table_past_its_end_gives_a_reason_and_no_number(measure):
+    rows, by_position, *_ = measure((4, 8, 9), (2,), model__position="learned")
+    assert [row["status"] for row in rows] == ["ok"] * 4 + ["undefined"] * 2
+    for row in rows[4:]:
+        assert (row["nll"], row["perplexity"], row["bits_per_byte"], row["tokens_scored"]) == (None, None, None, 0)
+        assert row["reason"].startswith("model.max_positions: the learned table has 8 positions; found a length of 9")
+    assert set(by_position) == {"4", "8"}
+    further, *_ = measure((8, 32), (), model__position="learned", model__random_positions=20)
+    assert [row["status"] for row in further] == ["ok", "undefined"]
+    assert further[1]["reason"].startswith("model.random_positions: a length of 32 needs as many")
+
+
+def test_a_loss_that_is_not_finite_is_no_number(measure, monkeypatch):
+    def broken(*args, **kwargs):
+        return lambda inputs_BL, targets_BL: np.full(inputs_BL.shape, np.nan)
+
+    monkeypatch.setattr(perplexity, "make_nll_fn", broken)
+    rows, by_position, *_ = measure((8,), ())
+    assert (rows[0]["status"], rows[0]["nll"]) == ("undefined", None) and by_position == {}
+
+
+def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(measure, monkeypatch, caplog):
+    shapes, nll = [], perplexity._nll
+
+    def watched(*args):
+        if not shapes:
+            assert "tokens go through the model" in caplog.text
+        shapes.append(args[-1].shape)
+        return nll(*args)
+
+    monkeypatch.setattr(perplexity, "_nll", watched)
+    with caplog.at_level("INFO", "mini_gpt"):
+        measure((8, 16, 100), (4,), train__batch_size=4)
+    assert {shape for shape in shapes} == {(4, 8), (2, 16), (1, 100)}, "32 tokens at a time, or one window"
+    windows = [Windowing(8, 8, 1, 149), Windowing(16, 4, 97, 136)]
+    assert [w.cost for w in windows] == [19 * 8, 16 * 10]
+    # By hand: 19 blocks of 8, 10 of 16, 2 of 100; 40 targets in strides of 4: 10 windows of each length.
+    assert f"{19 * 8 + 10 * 16 + 2 * 100 + 10 * 8 + 10 * 16 + 10 * 100:,} tokens go through" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text, lengths",
+    [("1x,2x,16x", (64, 128, 1024)), ("100", (100,)), ("2x,64,1x", (64, 128)), ("0.25x,1.5x", (16, 96))],
+)
+def test_lengths_are_tokens_or_multiples_of_the_trained_context(text, lengths):
+    assert extrapolation.parse_lengths("--lengths", text, 64, 2) == lengths
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("1", r"--lengths: found '1', 1 tokens; must be at least 2"),
+        ("-64", r"--lengths: found '-64', -64 tokens; must be at least 2"),
+        ("0x", r"must be at least 2"),
+        ("far", r"--lengths: found 'far'; must be whole tokens or multiples of the trained context of 64"),
+        ("64,", r"--lengths: found ''; must be whole tokens"),
+        ("0.3x", r"--lengths: found '0.3x'; must be whole tokens"),
+        ("infx", r"--lengths: found 'infx'; must be whole tokens"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(text, message):
+    with pytest.raises(UserError, match=message):
+        extrapolation.parse_lengths("--lengths", text, 64, 2)
+
+
+def test_what_can_not_be_windowed_is_said():
+    with pytest.raises(UserError, match=r"--strides: found 65, longer than the window of 64"):
+        extrapolation.plan(9_999, "test", (64, 128), (16, 65))
+    with pytest.raises(UserError, match=r"the test split has 200 tokens .* that can be scored: 64, 128$"):
+        extrapolation.plan(200, "test", (64, 128, 200, 256), (16,))
+    with pytest.raises(UserError, match="that can be scored: none of those given"):
+        extrapolation.plan(20, "test", (64,), ())
+    assert extrapolation.plan(201, "test", (200,), (1,))[-1] == Windowing(200, 1, 200, 200)

@@ -1,0 +1,116 @@
+"""Task accuracy, against what greedy decoding writes, and with answers whose faults are known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt import generation, sharding
+from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.errors import UserError
+from mini_gpt.evaluation import task_accuracy
+from mini_gpt.model import MiniGPT, parameters
+
+TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
+
+
+@pytest.fixture
+def config(small):
+    def make(name="copy", length=6, **overrides):
+        base = {"data__corpus": f"task:{name}", "data__tokenizer": "characters", "data__task_length": length}
+        return small(**(base | {"context_length": tasks.TASKS[name].size(length)} | overrides))
+
+    return make
+
+
+def model_of(config):
+    return parameters.split(MiniGPT(config.model, len(TOKENIZER.token_bytes), rngs=nnx.Rngs(0)))
+
+
+def problems_of(config, count, length=5):
+    corpus = config.data.corpus
+    return [tasks.problem(corpus, "test", 0, index, shortest=length, longest=length) for index in range(count)]
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_exact_match_is_what_greedy_decoding_writes(config, devices):
+    """A model that says the same whatever it reads but for its noise: some of its answers are right."""
+    config = config("missing_duplicate", mesh__data=devices)
+    definition, drawn = model_of(config)
+    keys = iter(jax.random.split(jax.random.key(5), 99))
+    drawn = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), drawn)
+    problems = problems_of(config, 21)
+    # What it writes greedily becomes the truth for some problems; the others keep their own answers.
+    length, written = config.context_length, []
+    for question, _ in problems:
+        prompt = TOKENIZER.encode(question + tasks.ANSWER)
+        drawn_tokens = generation.generate(definition, drawn, prompt, length=2, context_length=length, temperature=0.0)
+        written.append(drawn_tokens)
+    given = [
+        (question, TOKENIZER.decode(tokens[:1]) if row % 3 else answer)
+        for row, ((question, answer), tokens) in enumerate(zip(problems, written, strict=True))
+    ]
+    score = task_accuracy.accuracy(definition, drawn, config, TOKENIZER, sharding.make_mesh(config.mesh), given, length)
+    end = int(TOKENIZER.encode(tasks.END)[0])
+    first = [
+        int(tokens[0]) == int(TOKENIZER.encode(answer)[0]) for (_, answer), tokens in zip(given, written, strict=True)
+    ]
+    assert sum(first) >= 14 and score.problems == 21 and score.tokens == 42
+    assert score.solved == sum(ok and int(tokens[1]) == end for ok, tokens in zip(first, written, strict=True))
+    assert [int(answer[0]) for answer in score.answers] == [int(tokens[0]) for tokens in written]
+
+
+def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
+    config = config("reverse", train__batch_size=4)
+    problems = problems_of(config, 10)
+    wrong = {2: [0], 5: [0, 3], 9: [5]}  # which tokens of which answers, the fifth being the end
+
+    def predict(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL):
+        predicted = np.array(targets_BL)
+        for row, tokens in enumerate(predicted):
+            text = TOKENIZER.decode([*np.asarray(inputs_BL)[row, :1], *tokens])
+            number = [question for question, _ in problems].index(text.split(tasks.ANSWER)[0])
+            for fault in wrong.get(number, []):
+                tokens[text.index(tasks.ANSWER) + fault] += 1
+            tokens[: text.index(tasks.ANSWER)] = 0  # what is said of the question does not count
+        return jnp.full(predicted.shape, 0.5), predicted
+
+    monkeypatch.setattr(task_accuracy, "_predict", predict)
+    mesh = sharding.make_mesh(config.mesh)
+    score = task_accuracy.accuracy(None, None, config, TOKENIZER, mesh, problems, config.context_length)
+    assert (score.problems, score.solved, score.tokens, score.right) == (10, 7, 60, 56)
+    assert score.nll_sum == pytest.approx(30)
+    monkeypatch.setattr(task_accuracy, "EXAMPLES", 10)
+    monkeypatch.setattr(task_accuracy.tasks, "problem", lambda *args, **kwargs: problems[args[3]])
+    (row,) = task_accuracy.by_length(None, None, config, TOKENIZER, mesh, "test", (5,))
+    assert (row["exact_match"], row["token_accuracy"], row["nll"]) == (0.7, pytest.approx(56 / 60), 0.5)
+    assert (row["length"], row["problems"], row["answer_tokens"], row["status"]) == (5, 10, 60, "ok")
+
+
+def test_masked_answers_are_scored_where_they_stand(config):
+    masked = {"train__objective": "masked", "model__causal": False, "data__isolate_documents": True}
+    config = config("reverse", **masked)
+    definition, drawn = parameters.split(MiniGPT(config.model, len(TOKENIZER.token_bytes) + 1, rngs=nnx.Rngs(0)))
+    problems = problems_of(config, 3)
+    score = task_accuracy.accuracy(
+        definition, drawn, config, TOKENIZER, sharding.make_mesh(config.mesh), problems, config.context_length
+    )
+    assert score.tokens == 18
+    # Alone, without the filling that other rows need: isolation keeps the filling out of sight.
+    batch = batches.problem_batch(problems[:1], config, TOKENIZER, 12)
+    logits_BLV = parameters.merge(definition, drawn)(jnp.array(batch["inputs"]))
+    np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[0, 6:], score.answers[0])
+
+
+def test_lengths(config):
+    assert task_accuracy.default_lengths(config(length=20)) == (5, 10, 15, 20, 25, 30, 35, 40)
+    assert task_accuracy.default_lengths(config("associative_recall", length=30)) == (8, 15, 22, 30, 38, 45, 52)
+    config = config(model__position="learned")
+    definition, drawn = model_of(config)
+    mesh = sharding.make_mesh(config.mesh)
+    with pytest.raises(UserError, match="--lengths: found 1; task:copy has problems of at least 2"):
+        task_accuracy.by_length(definition, drawn, config, TOKENIZER, mesh, "test", (1, 4))
+    rows = task_accuracy.by_length(definition, drawn, config, TOKENIZER, mesh, "test", (4, 8))
+    assert [row["status"] for row in rows] == ["ok", "undefined"]
+    assert rows[1]["exact_match"] is None and "the learned table has 14 positions" in rows[1]["reason"]
