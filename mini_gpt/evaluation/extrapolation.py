@@ -1,8 +1,8 @@
 """The loss of the same target tokens at many context lengths, the trained one and beyond, under stated windowings."""
 
 import logging
-import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from flax import nnx
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 class Windowing:
     """How the targets first_target..last_target of a split are scored (token t is a target from its window's start on).
 
-    Blocks (stride = length) take the whole split. Sliding windows take one contiguous sample, the same at every length
-    and stride, with room before it, so that each target has between length - stride + 1 and length tokens of context.
+    Blocks (stride = length) take the whole split. Sliding windows take one contiguous sample, the end of the split, the
+    same at every length and stride; each of its targets has between length - stride + 1 and length tokens of context.
     """
 
     length: int
@@ -53,16 +53,16 @@ def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, 
     lengths = set()
     for part in text.split(","):
         try:
-            length = float(part[:-1]) * trained if part.endswith("x") else float(part)
-        except ValueError:
-            length = math.nan
-        if not length.is_integer():
+            length = Fraction(part.removesuffix("x")) * (trained if part.endswith("x") else 1)
+        except (ValueError, ZeroDivisionError):
+            length = Fraction(1, 2)
+        if length.denominator != 1:
             raise UserError(
                 f"{flag}: found {part!r}; must be whole tokens or multiples of the trained context of {trained}, "
                 "such as 128 or 2x"
             )
         if length < least:
-            raise UserError(f"{flag}: found {part!r}, {length:.0f} tokens; must be at least {least}")
+            raise UserError(f"{flag}: found {part!r}, {length} tokens; must be at least {least}")
         lengths.add(int(length))
     return tuple(sorted(lengths))
 
@@ -83,11 +83,12 @@ def plan(num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[i
         )
     windowings = []
     room = max((lengths[-1] - stride for stride in strides), default=0)
+    sample = max(room + 1, last - SLIDING_TARGETS + 1)
     for length in lengths:
         windowings.append(Windowing(length, length, 1, last))
         for stride in strides:
             if stride < length:
-                windowings.append(Windowing(length, stride, room + 1, min(last, room + SLIDING_TARGETS)))
+                windowings.append(Windowing(length, stride, sample, last))
     return windowings
 
 
@@ -103,8 +104,9 @@ def extrapolation(
     """Scores each windowing; gives its rows, and by length the blocks' mean loss at each position of the window.
 
     A row holds the windowing, nll in nats a token, perplexity, bits_per_byte and tokens_scored; or, where the model has
-    no such positions or gives no finite loss, the status undefined and its reason in their place. Entry i of a position
-    list is the mean over the blocks' targets that are predicted from i + 1 tokens, in nats.
+    no such positions or gives no finite loss, the status undefined and its reason in their place. `sample_nll` is the
+    mean over the sliding windows' sample alone, in blocks too: there the two protocols have the same targets. Entry i
+    of a position list is the mean over the blocks' targets that are predicted from i + 1 tokens, in nats.
     """
     reasons = {w.length: _undefined(config.model, w.length) for w in windowings}
     defined = [w for w in windowings if reasons[w.length] is None]
@@ -115,6 +117,7 @@ def extrapolation(
     )
     isolate_at = len(token_bytes) - 1 if config.data.isolate_documents else None
     nll_fn = perplexity.make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at)
+    sample = max(w.first_target for w in windowings)  # blocks begin at the first token, the sample later
     rows, by_position = [], {}
     with tqdm(total=cost, unit="token", unit_scale=True, disable=None, leave=False) as bar:
 
@@ -127,14 +130,21 @@ def extrapolation(
             reason = reasons[windowing.length]
             nll = None
             if reason is None:
-                batch_size = perplexity.rows_within_training_memory(config, mesh, windowing.length)
+                batch_size = perplexity.rows_of_training_tokens(config, mesh, windowing.length)
                 nll = _score(counted, tokens, windowing, batch_size)
                 if not np.isfinite(nll).all():
                     reason = "the model's loss is not finite"
             if reason is None and windowing.protocol == "blocks":
                 by_position[str(windowing.length)] = _by_position(nll, windowing.length)
-            targets = tokens[windowing.first_target : windowing.last_target + 1]
-            rows.append(_row(windowing, None if reason else scoring.score(nll, targets, token_bytes), reason))
+            row = {"length": windowing.length, "protocol": windowing.protocol, "stride": windowing.stride}
+            figures = dict.fromkeys(("nll", "perplexity", "bits_per_byte"), None) | {"tokens_scored": 0}
+            sample_nll = None
+            if reason is None:
+                targets = tokens[windowing.first_target : windowing.last_target + 1]
+                figures = _figures(scoring.score(nll, targets, token_bytes))
+                sample_nll = float(np.mean(nll[sample - windowing.first_target :], dtype=np.float64))
+            state = {"status": "undefined" if reason else "ok", "reason": reason}
+            rows.append(row | figures | state | {"first_target": windowing.first_target, "sample_nll": sample_nll})
     return rows, by_position
 
 
@@ -152,18 +162,13 @@ def _score(nll_fn: scoring.NllFn, tokens: np.ndarray, w: Windowing, batch_size: 
     return nll[w.first_target - 1 - w.start :]
 
 
-def _row(windowing: Windowing, score: scoring.Score | None, reason: str | None) -> dict:
-    figures = {"nll": None, "perplexity": None, "bits_per_byte": None, "tokens_scored": 0}
-    if score is not None:
-        figures = {
-            "nll": score.nll,
-            "perplexity": score.perplexity,
-            "bits_per_byte": score.bits_per_byte,
-            "tokens_scored": score.tokens,
-        }
-    named = {"length": windowing.length, "protocol": windowing.protocol, "stride": windowing.stride}
-    state = {"status": "undefined" if reason else "ok", "reason": reason}
-    return named | figures | state | {"first_target": windowing.first_target}
+def _figures(score: scoring.Score) -> dict:
+    return {
+        "nll": score.nll,
+        "perplexity": score.perplexity,
+        "bits_per_byte": score.bits_per_byte if score.bytes else None,
+        "tokens_scored": score.tokens,
+    }
 
 
 def _by_position(nll: np.ndarray, length: int) -> list[float]:

@@ -92,8 +92,8 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
     return [tokens[start : start + length + 1] for start in starts]
 
 
-def rows_within_training_memory(config: Config, mesh: Mesh, length: int) -> int:
-    """Gives how many windows of a length make a batch of about as many tokens as training holds, for every device."""
+def rows_of_training_tokens(config: Config, mesh: Mesh, length: int) -> int:
+    """Gives how many windows of a length have about as many tokens as training has at a time; one a device at least."""
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     return shards * max(1, _batch_size(config) * config.context_length // length // shards)
 

@@ -23,8 +23,8 @@ class Score:
         return self.nll_sum / self.tokens
 
     @property
-    def perplexity(self) -> float:
-        return math.exp(self.nll) if self.nll < 700 else math.inf
+    def perplexity(self) -> float | None:
+        return math.exp(self.nll) if self.nll < 700 else None  # past a float's range
 
     @property
     def bits_per_byte(self) -> float:

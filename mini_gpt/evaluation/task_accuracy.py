@@ -51,7 +51,7 @@ def accuracy(
     """Scores problems, (question, answer), in rows of `length` inputs, as many at a time as training holds tokens."""
     isolate_at = len(tokenizer.token_bytes) - 1 if config.data.isolate_documents else None
     masked = config.train.objective == "masked"
-    rows = perplexity.rows_within_training_memory(config, mesh, length)
+    rows = perplexity.rows_of_training_tokens(config, mesh, length)
     solved = tokens = right = 0
     nll_sum, answers = 0.0, []
     for first in range(0, len(problems), rows):

@@ -55,13 +55,14 @@ def test_each_row_is_the_mean_over_targets_scored_one_by_one(measure, position):
         if row["protocol"] == "blocks":
             starts = {t: (t - 1) // length * length for t in range(1, 150)}
         else:  # the same 40 targets, each first met in a window that starts a whole number of strides from the first
-            first = 20 - 3 + 1
-            origin = first - 1 - (length - stride)
-            starts = {t: origin + max(0, math.ceil((t - origin - length) / stride)) * stride for t in range(18, 58)}
+            origin = 110 - 1 - (length - stride)
+            starts = {t: origin + max(0, math.ceil((t - origin - length) / stride)) * stride for t in range(110, 150)}
             assert all(length - stride + 1 <= t - start <= length for t, start in starts.items())
         losses_ = [alone(model, tokens, start, t) for t, start in starts.items()]
         assert row["tokens_scored"] == len(losses_) and row["first_target"] == min(starts)
         assert row["nll"] == pytest.approx(np.mean(losses_), abs=1e-5)
+        sample = [loss for t, loss in zip(starts, losses_, strict=True) if t >= 110]
+        assert len(sample) == 40 and row["sample_nll"] == pytest.approx(np.mean(sample), abs=1e-5)
         assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
         text_bytes = TOKEN_BYTES[tokens[list(starts)]].sum()
         assert row["bits_per_byte"] == pytest.approx(sum(losses_) / math.log(2) / text_bytes, rel=1e-5)
@@ -95,13 +96,22 @@ def test_a_learned_table_past_its_end_gives_a_reason_and_no_number(measure):
     assert further[1]["reason"].startswith("model.random_positions: a length of 32 needs as many")
 
 
-def test_a_loss_that_is_not_finite_is_no_number(measure, monkeypatch):
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_is_no_number(measure, monkeypatch, value):
     def broken(*args, **kwargs):
-        return lambda inputs_BL, targets_BL: np.full(inputs_BL.shape, np.nan)
+        return lambda inputs_BL, targets_BL: np.where(inputs_BL == inputs_BL.max(), value, 800.0)
 
     monkeypatch.setattr(perplexity, "make_nll_fn", broken)
     rows, by_position, *_ = measure((8,), ())
-    assert (rows[0]["status"], rows[0]["nll"]) == ("undefined", None) and by_position == {}
+    assert (rows[0]["status"], rows[0]["nll"], rows[0]["sample_nll"]) == ("undefined", None, None)
+    assert rows[0]["reason"] == "the model's loss is not finite" and by_position == {}
+
+
+def test_a_perplexity_past_a_floats_range_is_no_number(measure, monkeypatch):
+    high = lambda inputs_BL, targets_BL: np.full(inputs_BL.shape, 800.0)
+    monkeypatch.setattr(perplexity, "make_nll_fn", lambda *args, **kwargs: high)
+    rows, *_ = measure((8,), ())
+    assert (rows[0]["status"], rows[0]["nll"], rows[0]["perplexity"]) == ("ok", 800.0, None)
 
 
 def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(measure, monkeypatch, caplog):
@@ -117,7 +127,7 @@ def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(meas
     with caplog.at_level("INFO", "mini_gpt"):
         measure((8, 16, 100), (4,), train__batch_size=4)
     assert {shape for shape in shapes} == {(4, 8), (2, 16), (1, 100)}, "32 tokens at a time, or one window"
-    windows = [Windowing(8, 8, 1, 149), Windowing(16, 4, 97, 136)]
+    windows = [Windowing(8, 8, 1, 149), Windowing(16, 4, 110, 149)]
     assert [w.cost for w in windows] == [19 * 8, 16 * 10]
     # By hand: 19 blocks of 8, 10 of 16, 2 of 100; 40 targets in strides of 4: 10 windows of each length.
     assert f"{19 * 8 + 10 * 16 + 2 * 100 + 10 * 8 + 10 * 16 + 10 * 100:,} tokens go through" in caplog.text
@@ -125,10 +135,17 @@ def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(meas
 
 @pytest.mark.parametrize(
     "text, lengths",
-    [("1x,2x,16x", (64, 128, 1024)), ("100", (100,)), ("2x,64,1x", (64, 128)), ("0.25x,1.5x", (16, 96))],
+    [
+        ("1x,2x,16x", (64, 128, 1024)),
+        ("100", (100,)),
+        ("2x,64,1x", (64, 128)),
+        ("0.25x,1.5x", (16, 96)),
+        ("1.1x", (110,)),
+    ],
 )
 def test_lengths_are_tokens_or_multiples_of_the_trained_context(text, lengths):
-    assert extrapolation.parse_lengths("--lengths", text, 64, 2) == lengths
+    trained = 100 if text == "1.1x" else 64
+    assert extrapolation.parse_lengths("--lengths", text, trained, 2) == lengths
 
 
 @pytest.mark.parametrize(
@@ -136,6 +153,7 @@ def test_lengths_are_tokens_or_multiples_of_the_trained_context(text, lengths):
     [
         ("1", r"--lengths: found '1', 1 tokens; must be at least 2"),
         ("-64", r"--lengths: found '-64', -64 tokens; must be at least 2"),
+        ("1/3x", r"must be whole tokens"),
         ("0x", r"must be at least 2"),
         ("far", r"--lengths: found 'far'; must be whole tokens or multiples of the trained context of 64"),
         ("64,", r"--lengths: found ''; must be whole tokens"),
