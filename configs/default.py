@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
     config.model.scale_attention = True  # 1/sqrt(head width); False for ablation only
     config.model.residual = True  # False for ablation only
 
-    config.model.attention_window = None  # keys that a query sees, itself included (Beltagy et al. 2020); None: all
+    config.model.attention_window = None  # keys that a query sees, itself included (Jiang et al. 2023); None: all
     config.model.random_positions = None  # draw ordered positions from so many (Ruoss et al. 2023); None: 0, 1, 2, …
 
     config.model.rope = ConfigDict()

@@ -35,8 +35,8 @@ def set_up(cache_dir: str | None = None) -> None:
 
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:
     """Adds what suites that measure against length take."""
-    parser.add_argument("--lengths", help="in tokens, or multiples of the trained length: 1x,2x,4x,8x,16x")
-    parser.add_argument("--strides", help="of sliding windows, likewise; default: 0.25x")
+    parser.add_argument("--lengths", help="such as 64,1x,2x: x is the longest that was trained")
+    parser.add_argument("--strides", help="of sliding windows, likewise; default: 0.25x, or less for short lengths")
 
 
 def config_overrides(arguments: Sequence[str]) -> dict[str, str]:

@@ -31,8 +31,8 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Gives the config with some fields replaced, checked as a whole again. Raises UserError."""
     values = _overridden(to_dict(config), overrides)
-    if "model.position" in overrides and "model.rope.original_context" not in overrides:
-        values["model"]["rope"]["original_context"] = None  # what was filled in for another encoding
+    if not _is_rotary(values["model"]["position"]) and "model.rope.original_context" not in overrides:
+        values["model"]["rope"]["original_context"] = None  # was filled in for the encoding before
     return from_dict(values)
 
 
@@ -153,10 +153,13 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     return values | {"model": model}
 
 
+def _is_rotary(position: Any) -> bool:
+    return position == "rope" or (isinstance(position, list | tuple) and "rope" in position)
+
+
 def _filled_rope(rope: Any, position: Any, context_length: Any) -> Any:
     """Answers original_context, where there is something to scale: what the context was before the factor."""
-    rotary = position == "rope" or (isinstance(position, list | tuple) and "rope" in position)
-    if not rotary or not isinstance(rope, Mapping) or rope.get("original_context", 0) is not None:
+    if not _is_rotary(position) or not isinstance(rope, Mapping) or rope.get("original_context", 0) is not None:
         return rope
     factor = rope.get("factor")
     if not isinstance(factor, int | float) or not isinstance(context_length, int) or not factor >= 1:

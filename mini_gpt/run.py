@@ -44,22 +44,27 @@ class Run:
             states.abstract(config, states.vocab_size(config, self.tokenizer), make_optimizer(config), self.mesh)
             for config in (self.trained, self.config)
         )
-        model_parameters.check_shapes(written.parameters, asked.parameters, "the checkpoint")
+        model_parameters.check_shapes(written.parameters, asked.parameters, "--override: the checkpoint")
         self.definition: nnx.GraphDef = definition
         self.parameters: Parameters = checkpoints.restore_parameters(self.step, asked.parameters)
         checkpoints.close()
 
     @functools.cached_property
+    def corpus(self) -> corpora.Corpus:
+        """The corpus; it must be the one that the run was trained on, unless an override names another."""
+        corpus = corpora.open_corpus(self.config.data)
+        if not self.other_text:
+            workdirs.check_corpus(self.workdir, corpus)
+        return corpus
+
+    @functools.cached_property
     def store(self) -> token_store.TokenStore:
-        """The corpus in tokens; it must be the text that the run was trained on, unless an override names another."""
+        """The corpus in tokens."""
         if self.config.data.is_task:
             raise UserError(
                 f"data.corpus: found {self.config.data.corpus}, which has no text to score; use --suite=tasks"
             )
-        corpus = corpora.open_corpus(self.config.data)
-        if not self.other_text:
-            workdirs.check_corpus(self.workdir, corpus)
-        return token_store.open_store(corpus, self.config.data, self.tokenizer)
+        return token_store.open_store(self.corpus, self.config.data, self.tokenizer)
 
     def _check_overrides(self) -> None:
         for name in self.overrides:

@@ -29,12 +29,6 @@ class RopeConfig:
         _require(0 < self.fraction <= 1, "model.rope.fraction", self.fraction, "must be in (0, 1]")
         _require(self.factor >= 1, "model.rope.factor", self.factor, "must be at least 1")
         _require(
-            self.scaling != "none" or self.factor == 1,
-            "model.rope.factor",
-            self.factor,
-            "does nothing while model.rope.scaling is none: set it to linear, ntk or yarn",
-        )
-        _require(
             self.original_context is None or self.original_context >= 1,
             "model.rope.original_context",
             self.original_context,

@@ -4,6 +4,7 @@ import csv
 import difflib
 import io
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from mini_gpt.evaluation import extrapolation, perplexity, task_accuracy
 from mini_gpt.insight import length_curves
 from mini_gpt.insight.length_curves import Curve
 from mini_gpt.run import Run
+from mini_gpt.schema import Config
 
 ACCURACIES = {"exact_match": "problems solved", "token_accuracy": "tokens of the answers"}
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -40,11 +42,17 @@ class Suite:
     """A measurement: `measure` gives what is written as JSON. With rows, a row is told apart by `label` and length."""
 
     measure: Callable[[Run, Request], dict]
+    check: Callable[[Config, Request], object]  # raises UserError where a run of the config can't be measured so
     values: tuple[str, ...]  # what a row measures, the first for figures
     unit: str
     takes: tuple[str, ...] = ()  # of lengths and strides
     label: Callable[[dict], str] = lambda row: ""
     draw: Callable[[dict], Figure] | None = None
+
+
+def _check_text(trained: Config, request: Request) -> None:
+    if trained.data.is_task:
+        raise UserError(f"--suite: perplexity needs text; {trained.data.corpus} has none: use --suite=tasks")
 
 
 def evaluate_perplexity(run: Run, request: Request) -> dict:
@@ -53,6 +61,8 @@ def evaluate_perplexity(run: Run, request: Request) -> dict:
     score = perplexity.score_split(
         run.definition, run.parameters, run.config, tokens, run.tokenizer.token_bytes, run.mesh
     )
+    if not math.isfinite(score.nll_sum):
+        raise UserError(f"{run.workdir}: the model of step {run.step} gives no finite loss; its training went wrong")
     masked = run.config.train.objective == "masked"
     return {
         "checkpoint_step": run.step,
@@ -68,15 +78,25 @@ def evaluate_perplexity(run: Run, request: Request) -> dict:
     }
 
 
+def _windows_asked(trained: Config, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Gives lengths and strides in tokens. Raises UserError where they, or the model, can't be measured so."""
+    if trained.train.objective != "next_token":
+        raise UserError("--suite: extrapolation needs train.objective=next_token; this run's is masked")
+    if trained.data.is_task:
+        raise UserError(f"--suite: extrapolation needs text; {trained.data.corpus} has none: use --suite=tasks")
+    context = trained.context_length
+    lengths = extrapolation.parse_lengths("--lengths", request.lengths or extrapolation.LENGTHS, context, 2)
+    strides = (max(1, min(context, lengths[0]) // 4),)
+    if request.strides:
+        strides = extrapolation.parse_lengths("--strides", request.strides, context, 1)
+    extrapolation.check_strides(lengths, strides)
+    return lengths, strides
+
+
 def evaluate_extrapolation(run: Run, request: Request) -> dict:
     """Scores the same targets at many context lengths, in blocks and with sliding windows."""
-    if run.config.train.objective != "next_token":
-        raise UserError("--suite: extrapolation needs train.objective=next_token; this run's is masked")
     trained = run.trained.context_length
-    lengths = extrapolation.parse_lengths("--lengths", request.lengths or extrapolation.LENGTHS, trained, 2)
-    strides = (max(1, min(trained, lengths[0]) // 4),)
-    if request.strides:
-        strides = extrapolation.parse_lengths("--strides", request.strides, trained, 1)
+    lengths, strides = _windows_asked(run.trained, request)
     tokens = run.store.split(request.split).tokens
     windowings = extrapolation.plan(len(tokens), request.split, lengths, strides)
     rows, by_position = extrapolation.extrapolation(
@@ -92,21 +112,31 @@ def evaluate_extrapolation(run: Run, request: Request) -> dict:
     }
 
 
+def _lengths_asked(trained: Config, request: Request) -> tuple[int, ...]:
+    """Gives the lengths of problems. Raises UserError where the run is of no task, or the task has no such lengths."""
+    data = trained.data
+    if not data.is_task:
+        raise UserError(f"--suite: tasks needs a run of data.corpus=task:NAME; this one's is {data.corpus}")
+    if not request.lengths:
+        return task_accuracy.default_lengths(trained)
+    lengths = extrapolation.parse_lengths("--lengths", request.lengths, data.task_length, 1)
+    for length in lengths:
+        tasks.check_length(data.corpus, "--lengths", length)
+    return lengths
+
+
 def evaluate_tasks(run: Run, request: Request) -> dict:
     """Solves a task's problems of each length, answer by answer."""
-    config, longest = run.config, run.trained.data.task_length
-    if not config.data.is_task:
-        raise UserError(f"--suite: tasks needs a run of data.corpus=task:NAME; this one's is {config.data.corpus}")
-    lengths = task_accuracy.default_lengths(config)
-    if request.lengths:
-        lengths = extrapolation.parse_lengths("--lengths", request.lengths, longest, 1)
+    lengths = _lengths_asked(run.trained, request)
+    if not run.other_text:
+        run.corpus  # noqa: B018
     rows = task_accuracy.by_length(
-        run.definition, run.parameters, config, run.tokenizer, run.mesh, request.split, lengths
+        run.definition, run.parameters, run.config, run.tokenizer, run.mesh, request.split, lengths
     )
     return {
         "checkpoint_step": run.step,
-        "task": config.data.corpus,
-        "train_length": longest,
+        "task": run.config.data.corpus,
+        "train_length": run.trained.data.task_length,
         "split": request.split,
         "overrides": run.overrides,
         "rows": rows,
@@ -136,9 +166,10 @@ def _draw_extrapolation(result: dict) -> Figure:
 
 
 SUITES = {
-    "perplexity": Suite(evaluate_perplexity, ("nll", "bits_per_byte"), "nats a token"),
+    "perplexity": Suite(evaluate_perplexity, _check_text, ("nll", "bits_per_byte"), "nats a token"),
     "extrapolation": Suite(
         evaluate_extrapolation,
+        _windows_asked,
         ("nll", "perplexity", "bits_per_byte"),
         "nats a token",
         takes=("lengths", "strides"),
@@ -147,6 +178,7 @@ SUITES = {
     ),
     "tasks": Suite(
         evaluate_tasks,
+        _lengths_asked,
         ("exact_match", "token_accuracy", "nll"),
         "share of problems solved",
         takes=("lengths",),
@@ -171,10 +203,11 @@ def check(names: list[str], request: Request) -> None:
 def evaluate(run: Run, name: str, request: Request) -> dict:
     """Runs a suite, prints its table, and writes its files once all is measured; gives the result.
 
-    What differs from the plain evaluation is in the files' names: eval/<name>.json, and with rows .csv, .png and
-    tensorboard/<name>.
+    These are eval/<name>.json, and with rows .csv, .png and tensorboard/<name>; split, checkpoint and overrides, where
+    they are not the plain ones, are in the name.
     """
     suite = SUITES[name]
+    suite.check(run.trained, request)
     result = suite.measure(run, request)
     result["request"] = asked(name, request)
     figure = suite.draw(result) if suite.draw else None
@@ -188,7 +221,7 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
     if "rows" in result:
         _write_tensorboard(run.workdir / "tensorboard" / stem, name, suite, result, figure)
     path = directory / f"{stem}.json"
-    files.write_text(path, json.dumps(result, indent=2) + "\n")  # last: with it the others are there
+    files.write_text(path, json.dumps(result, indent=2, allow_nan=False) + "\n")  # last: with it the others are there
     print(_table(result["rows"]) if "rows" in result else _listing(result))
     print(f"\nWritten to {path}" + (", with .csv and .png beside it" if figure is not None else ""))
     return result
@@ -209,7 +242,7 @@ def file_stem(name: str, request: Request, checkpoint: str = "last", overrides: 
 
 def rows(result: dict) -> list[dict]:
     """Gives a result's rows; a result without any is one row itself."""
-    return result.get("rows") or [result | {"length": result["context_length"], "status": "ok"}]
+    return result.get("rows") or [result | {"length": result["context_length"], "status": "ok", "reason": None}]
 
 
 def _by_label(label: Callable[[dict], str], rows: list[dict]) -> dict[str, list[dict]]:

@@ -23,11 +23,13 @@ from matplotlib.figure import Figure
 
 from mini_gpt import command_line, errors, files, suites
 from mini_gpt import config as configs
+from mini_gpt.data import corpora
 from mini_gpt.data.corpora import SPLITS
 from mini_gpt.errors import UserError
 from mini_gpt.insight import length_curves
 from mini_gpt.insight.length_curves import Curve
 from mini_gpt.run import Run
+from mini_gpt.schema import Config
 from mini_gpt.suites import SUITES, Request
 from mini_gpt.training import loop
 from mini_gpt.training import workdir as workdirs
@@ -73,6 +75,16 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
     return name, values
 
 
+def any_config(config_path: str, overrides: dict[str, str], vary: dict[str, list[str]]) -> Config:
+    """Gives the first combination's config that is right. Raises UserError where none is."""
+    for values in itertools.product(*vary.values()):
+        try:
+            return configs.load(config_path, overrides | dict(zip(vary, values, strict=True)))
+        except UserError as error:
+            wrong = error
+    raise wrong
+
+
 def sweep(
     config_path: str,
     overrides: dict[str, str],
@@ -86,40 +98,44 @@ def sweep(
 
     Raises UserError at the end where a combination failed; the others are complete, and compared.
     """
-    first = configs.load(config_path, overrides).seed
+    first = any_config(config_path, overrides, vary).seed
     combinations = list(itertools.product(*vary.values()))
     results: dict[tuple[str, ...], list[dict]] = {values: [] for values in combinations}
     failures = []
-    # Seed by seed: a sweep that is stopped half way has something to compare.
-    members = list(itertools.product(range(first, first + seeds), combinations))
-    for number, (seed, values) in enumerate(members, 1):
-        fields = dict(zip(vary, values, strict=True)) | {"seed": str(seed)}
-        name = ",".join(f"{field}={value}" for field, value in fields.items()).replace("/", "_")
-        log.info(f"[{number} of {len(members)}] {name}")
-        try:
-            results[values].append(_result(config_path, overrides | fields, workdir / name, suite, request))
-        except UserError as error:
-            failures.append(f"{name}: {error}")
-        except Exception as error:  # one combination must not cost the others
-            log.exception("%s failed", name)
-            failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        jax.clear_caches()  # programs of one combination are of no use to the next, and pile up
-    table = tabulate(suite, results)
-    if table:
-        write(workdir, suite, list(vary), table, [result for each in results.values() for result in each])
+    number, total = 0, len(combinations) * seeds
+    for seed in range(first, first + seeds):
+        for values in combinations:
+            number += 1
+            fields = dict(zip(vary, values, strict=True)) | {"seed": str(seed)}
+            name = ",".join(f"{field}={value}" for field, value in fields.items()).replace("/", "_")
+            log.info(f"[{number} of {total}] {name}")
+            try:
+                results[values].append(_result(config_path, overrides | fields, workdir / name, suite, request))
+            except UserError as error:
+                failures.append(f"{name}: {error}")
+            except Exception as error:  # one combination must not cost the others
+                log.exception("%s failed", name)
+                failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            jax.clear_caches()  # programs of one combination are of no use to the next, and pile up
+        if any(results.values()):  # after each seed, so that a sweep that is stopped has something to compare
+            text = write(workdir, suite, request, list(vary), results)
+    if any(results.values()):
+        print(text)
     if failures:
         log.info("\n".join(["", "Failed:", *(f"  {failure}" for failure in failures), ""]))
-        raise UserError(f"{len(failures)} of {len(members)} combinations failed; the same command tries them again")
+        raise UserError(f"{len(failures)} of {total} combinations failed; the same command tries them again")
 
 
 def _result(config_path: str, overrides: dict[str, str], workdir: Path, suite: str, request: Request) -> dict:
     """Gives a combination's result: the one on disk where it is complete, else after what is missing."""
     config = configs.load(config_path, overrides)
+    SUITES[suite].check(config, request)  # before the training, not after it
     workdirs.check_same_config(workdir, config)
     try:
         path = workdir / "eval" / f"{suites.file_stem(suite, request)}.json"
         result = json.loads(path.read_text(encoding="utf-8"))
         if result["checkpoint_step"] == config.train.steps and result["request"] == suites.asked(suite, request):
+            workdirs.check_corpus(workdir, corpora.open_corpus(config.data))
             log.info("complete")
             return result
     except (FileNotFoundError, ValueError, KeyError):
@@ -139,18 +155,23 @@ def tabulate(suite: str, results: dict[tuple[str, ...], list[dict]]) -> Table:
 
 def _spread(value: str, rows: list[dict]) -> Spread:
     reasons = [row["reason"] for row in rows if row["status"] != "ok"]
+    reasons += [f"no {value} for such a run" for row in rows if row["status"] == "ok" and row[value] is None]
     return Spread((), reasons[0]) if reasons else Spread(tuple(row[value] for row in rows))
 
 
-def write(workdir: Path, suite: str, fields: list[str], table: Table, results: list[dict]) -> None:
-    """Writes the table as CSV and Markdown, and the figure; prints the Markdown."""
-    files.write_text(workdir / f"{suite}.csv", _csv(fields, table))
-    text = _markdown(suite, fields, table)
-    files.write_text(workdir / f"{suite}.md", text)
-    trained = {result["train_length"] for result in results if "train_length" in result}
+def write(
+    workdir: Path, suite: str, request: Request, fields: list[str], results: dict[tuple[str, ...], list[dict]]
+) -> str:
+    """Writes the table as CSV and Markdown, and the figure; gives the Markdown and where it all is."""
+    table = tabulate(suite, results)
+    trained = {result.get("train_length") for runs in results.values() for result in runs}
+    text = f"{suite} of the {request.split} split\n\n{_markdown(suite, fields, table)}"
+    stem = suites.file_stem(suite, request)
+    files.write_text(workdir / f"{stem}.csv", _csv(fields, table))
+    files.write_text(workdir / f"{stem}.md", text)
     figure = _figure(suite, fields, table, trained.pop() if len(trained) == 1 else None)
-    length_curves.save(figure, workdir / f"{suite}.png")
-    print(f"{text}\nWritten to {workdir}/{suite}.csv, .md and .png")
+    length_curves.save(figure, workdir / f"{stem}.png")
+    return f"{text}\nWritten to {workdir}/{stem}.csv, .md and .png"
 
 
 def _csv(fields: list[str], table: Table) -> str:
@@ -236,7 +257,9 @@ def main() -> None:
         raise UserError(f"--vary: found {both[0]}, which --config.{both[0]} sets as well; give it once")
     request = Request(flags.split, flags.lengths, flags.strides)
     suites.check([flags.suite], request)
-    command_line.set_up(configs.load(flags.config, overrides).data.cache_dir)
+    config = any_config(flags.config, overrides, vary)
+    SUITES[flags.suite].check(config, request)
+    command_line.set_up(config.data.cache_dir)
     workdir = flags.workdir or _default_workdir(flags.config, overrides, list(vary))
     sweep(flags.config, overrides, vary, flags.seeds, flags.suite, request, workdir)
 

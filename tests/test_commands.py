@@ -50,7 +50,7 @@ def test_train_eval_and_sample(monkeypatch, flags, tmp_path, capsys):
     result = json.loads((workdir / "eval" / "perplexity.json").read_text())
     assert list(result) == [
         "checkpoint_step", "split", "protocol", "context_length", "nll", "perplexity", "bits_per_byte", "tokens_scored",
-        "bytes_scored", "overrides",
+        "bytes_scored", "overrides", "request",
     ]  # fmt: skip
     assert (result["checkpoint_step"], result["split"], result["protocol"]) == (4, "validation", "blocks")
     assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))
@@ -81,7 +81,7 @@ def test_an_evaluation_that_differs_stands_beside_the_plain_one(monkeypatch, tra
 
 def test_the_default_workdir_joins_the_overrides(monkeypatch):
     seen = []
-    monkeypatch.setattr(loop, "train", lambda config, workdir: seen.append(str(workdir)))
+    monkeypatch.setattr(loop, "train", lambda config, workdir, **_: seen.append(str(workdir)))
     for extra in ([], ["--config.model.position=alibi", "--config.seed=1"], ["--config.data.path=a/b"]):
         assert type_in(monkeypatch, "train.py", "--config=configs/tiny.py", *extra) is None
     assert type_in(monkeypatch, "train.py", "--config=configs/presets.py:gpt2_small") is None
@@ -128,8 +128,14 @@ BAD_EVAL = [
         r"error: context_length: found 64; learned positions end at model\.max_positions \(32\)",
     ),
     (["--override=model.rope.bas=7"], r"error: model\.rope\.bas: no such config field; did you mean model\.rope\.base"),
-    (["--override=model.num_layers=1"], r"error: --override: asks for the parameter blocks/1/\S+ of shape none; the"),
-    (["--override=model.max_positions=64"], r"error: --override: asks for .*learned/embedding of shape \(64, 32\)"),
+    (
+        ["--override=model.num_layers=1"],
+        r"error: --override: the checkpoint has the parameter blocks/1/\S+ of shape .*; the config asks for none",
+    ),
+    (
+        ["--override=model.max_positions=64"],
+        r"error: --override: the checkpoint has .*learned/embedding of shape \(32, 32\); the config asks for \(64, 32",
+    ),
     (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which is the run's own"),
     (["--override=data.split_fractions=(0.5,0.4,0.1)"], r"error: --override: found data\.split_fractions, which is"),
     (["--override=seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),

@@ -62,6 +62,8 @@ def test_the_original_context_is_what_the_factor_has_multiplied():
     assert configs.override(trained, longer | {"context_length": 256}).model.rope.original_context == 64
     tuned = load(context_length=256, model__rope__scaling="yarn", model__rope__factor=4.0)
     assert tuned.model.rope.original_context == 64
+    own = load(context_length=64, model__rope__original_context=50)
+    assert configs.override(own, {"model.position": "('rope', 'none')"}).model.rope.original_context == 50
     assert load(model__position="alibi").model.rope.original_context is None
     assert configs.override(trained, {"model.position": "none"}).model.rope.original_context is None
     assert configs.override(trained, {"model.position": "('none', 'rope')"}).model.rope.original_context == 64
@@ -145,7 +147,10 @@ BAD = [
     ({"model.position": "learned", "model.max_positions": 9}, r"context_length: found 256; learned .* \(9\)"),
     ({"model.rope.scaling": "yarm"}, r"model\.rope\.scaling: found 'yarm'; must be one of none, linear, ntk, yarn"),
     ({"model.rope.factor": 0.5}, r"model\.rope\.factor: found 0\.5; must be at least 1"),
-    ({"model.rope.factor": 4.0}, r"model\.rope\.factor: found 4\.0; does nothing while model\.rope\.scaling is none"),
+    (
+        {"model.position": "none", "model.rope.factor": 4.0},
+        r"model\.rope\.factor: found 4\.0; scales rotary positions, and model\.position is 'none'",
+    ),
     (
         {"model.position": "alibi", "model.rope.scaling": "ntk"},
         r"model\.rope\.scaling: found 'ntk'; scales rotary positions, and model\.position is 'alibi'",

@@ -145,9 +145,13 @@ def test_a_bad_request_ends_in_one_line_and_leaves_nothing(monkeypatch, trained)
 
 def test_suites_that_a_run_has_no_answer_to(monkeypatch, trained):
     workdir = trained(**TASK)
+    corpus = (workdir / "corpus.json").read_text()
+    (workdir / "corpus.json").write_text(re.sub(r'"fingerprint": "....', '"fingerprint": "0000', corpus))
+    assert "the text has changed" in type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks")
+    (workdir / "corpus.json").write_text(corpus)
     for suite in ("perplexity", "extrapolation"):
         line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", f"--suite={suite}")
-        assert line == "error: data.corpus: found task:copy, which has no text to score; use --suite=tasks"
+        assert line == f"error: --suite: {suite} needs text; task:copy has none: use --suite=tasks"
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--override=data.corpus=task:copi")
     assert line.startswith("error: data.corpus: found 'task:copi'; the tasks are copy, reverse")
     assert not (workdir / "eval").exists()

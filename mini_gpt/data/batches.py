@@ -80,6 +80,7 @@ class TaskBatches:
                 f"context_length: found {config.context_length}; {data.corpus} with "
                 f"data.task_length={data.task_length} needs at least {needed}"
             )
+        tokenizer.encode(tasks.ALPHABET)  # another run's tokenizer need not have it
         self.config = config
         self.tokenizer = tokenizer
         self.rows = rows
@@ -89,9 +90,8 @@ class TaskBatches:
 
     def __getitem__(self, step: int) -> Batch:
         config = self.config
-        task = tasks.find(config.data.corpus)
         places = range(step * config.train.batch_size, (step + 1) * config.train.batch_size)[self.rows]
-        lengths = {"shortest": min(task.shortest, config.data.task_length), "longest": config.data.task_length}
+        lengths = {"shortest": tasks.find(config.data.corpus).shortest, "longest": config.data.task_length}
         problems = [tasks.problem(config.data.corpus, "train", config.seed, place, **lengths) for place in places]
         return problem_batch(problems, config, self.tokenizer, config.context_length)
 

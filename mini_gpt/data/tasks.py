@@ -67,7 +67,7 @@ def _addition(draw: np.random.Generator, length: int) -> tuple[Question, Answer]
 
 
 def _missing_duplicate(draw: np.random.Generator, length: int) -> tuple[Question, Answer]:
-    """A binary word twice, with one bit of the two left out (Ruoss et al. 2023, A.1); the length is the word's."""
+    """A binary word twice, with one bit of the two left out (Ruoss et al. 2023); the length is the word's."""
     word = "".join(map(str, draw.integers(2, size=length)))
     gap = int(draw.integers(2 * length))
     return (word + word)[:gap] + "_" + (word + word)[gap + 1 :], (word + word)[gap]
@@ -83,7 +83,7 @@ def _associative_recall(draw: np.random.Generator, length: int) -> tuple[Questio
 
 
 def _passkey(draw: np.random.Generator, length: int) -> tuple[Question, Answer]:
-    """Five digits somewhere in a text without news (Mohtashami and Jaggi 2023, 4.2)."""
+    """Five digits somewhere in a text without news (Mohtashami and Jaggi 2023)."""
     first, place = int(draw.integers(len(PASSKEY_TEXT))), int(draw.integers(length + 1))
     text = [PASSKEY_TEXT[(first + i) % len(PASSKEY_TEXT)] for i in range(length)]
     key = "".join(map(str, draw.integers(10, size=5)))
@@ -123,9 +123,10 @@ def check_length(corpus: str, field: str, length: int) -> None:
 
 
 def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, longest: int) -> tuple[Question, Answer]:
-    """Gives the (question, answer) of a split, seed and index, of a length drawn evenly from shortest..longest.
+    """Gives the (question, answer) of a split, seed and index, of a length from shortest..longest.
 
-    Raises UserError where the split has none: short lengths have few questions in all.
+    Lengths are drawn evenly, until a question belongs to the split. Raises UserError where the split has none: short
+    lengths have few questions in all.
     """
     draw = np.random.default_rng((seed, index, shortest, longest))
     task = find(corpus)
@@ -134,6 +135,17 @@ def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, lo
         if split_of(question) == split:
             return question, answer
     raise UserError(f"{corpus}: no problem of length {shortest} to {longest} belongs to the {split} split")
+
+
+def different(corpus: str, split: str, count: int, *, shortest: int, longest: int) -> list[tuple[Question, Answer]]:
+    """Gives up to `count` problems of a split, no question twice: short lengths have fewer in all."""
+    found: dict[Question, Answer] = {}
+    for index in range(4 * count):
+        question, answer = problem(corpus, split, 0, index, shortest=shortest, longest=longest)
+        found[question] = answer
+        if len(found) == count:
+            break
+    return list(found.items())
 
 
 def split_of(question: Question) -> str:

@@ -67,13 +67,17 @@ def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, 
     return tuple(sorted(lengths))
 
 
+def check_strides(lengths: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Raises UserError where a stride is longer than a window."""
+    if strides[-1] > lengths[0]:
+        raise UserError(f"--strides: found {strides[-1]}, longer than the window of {lengths[0]}; must be at most that")
+
+
 def plan(num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[int, ...]) -> list[Windowing]:
     """Gives the windowings of a split: for each length its blocks, then its sliding windows.
 
-    Raises UserError where a stride is longer than a window, or a window than the split.
+    Raises UserError where a window is longer than the split.
     """
-    if strides and strides[-1] > lengths[0]:
-        raise UserError(f"--strides: found {strides[-1]}, longer than the window of {lengths[0]}; must be at most that")
     last = num_tokens - 1
     if lengths[-1] > last:
         fit = ", ".join(str(length) for length in lengths if length <= last) or "none of those given"

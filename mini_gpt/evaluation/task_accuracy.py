@@ -5,6 +5,7 @@ same answer, so exact match needs no decoding.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import jax
@@ -23,7 +24,7 @@ from mini_gpt.model.gpt import check_length, text_layout
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 
-EXAMPLES = 512  # problems a length
+PROBLEMS = 512  # a length, where it has so many
 FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # of the longest trained length, where no lengths are given
 
 
@@ -97,8 +98,8 @@ def by_length(
 ) -> list[dict]:
     """Gives a row a length: exact_match and token_accuracy (shares of 1), nll in nats a token of the answer, counts.
 
-    Every length has EXAMPLES problems of the split, the same whatever the model, the seed or the other lengths.
-    A length that the model has no positions for has the status undefined, and the reason.
+    Every length has up to PROBLEMS different problems of the split, the same whatever the model, the seed or the other
+    lengths. Where the model has no positions, or gives no finite loss, the status is undefined, with the reason.
     """
     rows = []
     for length in lengths:
@@ -112,11 +113,11 @@ def by_length(
         except UserError as error:
             rows.append(row | {"status": "undefined", "reason": str(error)})
             continue
-        problems = [
-            tasks.problem(config.data.corpus, split, 0, index, shortest=length, longest=length)
-            for index in range(EXAMPLES)
-        ]
+        problems = tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
         score = accuracy(definition, parameters, config, tokenizer, mesh, problems, needed)
+        if not math.isfinite(score.nll_sum):
+            rows.append(row | {"status": "undefined", "reason": "the model's loss is not finite"})
+            continue
         figures = {
             "exact_match": score.solved / score.problems,
             "token_accuracy": score.right / score.tokens,

@@ -57,8 +57,7 @@ def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list
     right.set_xlabel("tokens of context before the target")
     right.set_ylabel("loss (nats a token)")
     right.set_title("By position in the window")
-    if by_position:
-        _finish(right)
+    _finish(right)
     return figure
 
 
@@ -95,4 +94,5 @@ def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _finish(axes: Axes) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9)

@@ -150,8 +150,9 @@ def text_layout(
     isolate_at: the separator at which documents are kept apart. It opens the document that follows it, whose first
     token is predicted from it alone, and positions restart there.
 
-    `model.random_positions`: ordered positions instead, drawn for each row without replacement, by the key; without
-    one by the row's tokens, so that a score depends neither on chance nor on the batch (Ruoss et al. 2023, 3.1).
+    `model.random_positions`: ordered positions instead, drawn for each row without replacement by the key (Ruoss et al.
+    2023); without a key by the row's first token and length, so that a score depends neither on chance, nor on the
+    batch, nor on tokens to come.
     """
     positions_BL = segments_BL = None
     if isolate_at is not None:
@@ -167,9 +168,7 @@ def text_layout(
 def _random_positions(count: int, tokens_BL: jax.Array, key: jax.Array | None) -> jax.Array:
     B, L = tokens_BL.shape
     if key is None:
-        odd_L = 2 * jnp.arange(L, dtype=jnp.uint32) * jnp.uint32(2654435761) + 1
-        hashes_B = jnp.sum((tokens_BL.astype(jnp.uint32) + 1) * odd_L, axis=1)
-        keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), hashes_B)
+        keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens_BL[:, 0])
     else:
         keys_B = jax.random.split(key, B)
     draw = lambda key: jnp.sort(jax.random.choice(key, count, (L,), replace=False))

@@ -48,7 +48,7 @@ def check_shapes(written: Parameters, asked: Parameters, source: str) -> None:
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         have, want = (each.get(name, "none") for each in shapes)
         if have != want:
-            raise UserError(f"{source}: has the parameter {name} of shape {have}; the config asks for {want}")
+            raise UserError(f"{source} has the parameter {name} of shape {have}; the config asks for {want}")
 
 
 def count(parameters: Parameters) -> int:

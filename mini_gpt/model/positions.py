@@ -178,7 +178,7 @@ def geometric_frequencies(base: float, width: int) -> np.ndarray:
 def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
     """Gives radians a token for each pair of the `width` turned dimensions, scaled to `factor` times the context, s.
 
-    linear: all divided by s (position interpolation, Chen et al. 2023, eq. 4). ntk: the base becomes
+    linear: all divided by s (position interpolation, Chen et al. 2023). ntk: the base becomes
     base · s^(width/(width-2)), so that the slowest pair is interpolated in full and the fastest not at all (NTK-aware;
     Peng et al. 2023, 3.1). yarn: pairs that turn more than 32 times in the original context stay, those that turn less
     than once are interpolated, in between linear in the number of turns (Peng et al. 2023, 3.2, their α=1 and β=32;

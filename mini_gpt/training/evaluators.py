@@ -41,7 +41,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def sample(self, parameters: Parameters, length: int) -> str:
-        """Gives something that the model writes, of about so many tokens."""
+        """Gives something that the model writes: text of so many tokens, or answers to a few problems."""
 
     @abstractmethod
     def prompt(self) -> str:
@@ -122,14 +122,11 @@ class TaskEvaluator(Evaluator):
 
     @functools.cached_property
     def problems(self) -> list[tuple[str, str]]:
-        """Gives as many problems as `eval.tokens` has rows."""
-        data, task = self.config.data, tasks.find(self.config.data.corpus)
+        """Gives as many problems as `eval.tokens` has rows, no question twice."""
+        data = self.config.data
         count = max(1, self.config.eval.tokens // self.config.context_length)
-        shortest = min(task.shortest, data.task_length)
-        return [
-            tasks.problem(data.corpus, "validation", 0, index, shortest=shortest, longest=data.task_length)
-            for index in range(count)
-        ]
+        shortest = tasks.find(data.corpus).shortest
+        return tasks.different(data.corpus, "validation", count, shortest=shortest, longest=data.task_length)
 
     def score(self, parameters: Parameters, problems: list[tuple[str, str]]) -> task_accuracy.TaskScore:
         return task_accuracy.accuracy(
@@ -158,7 +155,7 @@ class TaskEvaluator(Evaluator):
         shown = []
         for (question, answer), written in zip(problems, map(self.tokenizer.decode, answers), strict=True):
             verdict = "right" if written == answer + tasks.END else f"wrong, must be {answer}"
-            shown.append(f"{question}{tasks.ANSWER}{written.replace(tasks.END, '')}    {verdict}")
+            shown.append(f"{question}{tasks.ANSWER}{written.rstrip(tasks.END).replace(tasks.END, '⏎')}    {verdict}")
         return "\n".join(shown)
 
     def prompt(self) -> str:

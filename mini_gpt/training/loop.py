@@ -62,8 +62,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         evaluator = TextEvaluator(config, definition, tokenizer, mesh, store.split("validation"))
     first_parameters = origin.parameters(config, like.parameters) if origin else None
     if new:
-        if origin:
-            origin.record(workdir)
+        origins.record(workdir, origin)
         workdirs.claim(workdir, config, corpus, tokenizer)
 
     with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints:

@@ -30,33 +30,42 @@ class Origin:
         self.workdir = workdir
         self.config = configs.read(workdir / workdirs.CONFIG)
         self.tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
-        if self.config.data.tokenizer != config.data.tokenizer:
-            raise UserError(
-                f"data.tokenizer: found {config.data.tokenizer!r}; the run of --init_from={workdir} reads text by "
-                f"{self.config.data.tokenizer!r}, and so must a run from its weights"
-            )
+        for name in ("tokenizer", "vocab_size"):
+            theirs, ours = getattr(self.config.data, name), getattr(config.data, name)
+            if theirs != ours:
+                raise UserError(
+                    f"data.{name}: found {ours!r}; the run of --init_from={workdir} reads text by {theirs!r}, and so "
+                    "must a run from its weights"
+                )
         with contextlib.closing(self._checkpoints()) as checkpoints:
-            self.step = checkpoints.resolve(checkpoint)
+            try:
+                self.step = checkpoints.resolve(checkpoint)
+            except UserError as error:
+                raise UserError(f"--init_from: {workdir} has not the checkpoint that is needed ({error})") from None
 
     def parameters(self, config: Config, like: Parameters) -> Parameters:
         """Reads the weights, laid out as `like`. Raises UserError where a shape is not what the new config asks for."""
         vocab_size = states.vocab_size(self.config, self.tokenizer)
         written = model_parameters.abstract(self.config.model, vocab_size)[1]
-        model_parameters.check_shapes(written, like, f"--init_from={self.workdir}")
+        model_parameters.check_shapes(written, like, f"--init_from: {self.workdir}")
         changed = configs.differences(self.config, config).items()
         listed = [f"{name} {old!r} → {new!r}" for name, (old, new) in changed if name.startswith(("model.", "context"))]
         log.info(f"starting from the weights of {self.workdir}, step {self.step}" + "".join(f"\n  {x}" for x in listed))
         with contextlib.closing(self._checkpoints()) as checkpoints:
             return checkpoints.restore_parameters(self.step, like)
 
-    def record(self, workdir: Path) -> None:
-        """Writes into the new run where its weights came from."""
-        workdir.mkdir(parents=True, exist_ok=True)
-        said = {"workdir": str(self.workdir.resolve()), "checkpoint_step": self.step}
-        files.write_text(workdir / FILE, json.dumps(said, indent=2) + "\n")
-
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True)
+
+
+def record(workdir: Path, origin: Origin | None) -> None:
+    """Writes into a new run where its weights come from; without an origin, no earlier attempt's record stays."""
+    if origin is None:
+        (workdir / FILE).unlink(missing_ok=True)
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    said = {"workdir": str(origin.workdir.resolve()), "checkpoint_step": origin.step}
+    files.write_text(workdir / FILE, json.dumps(said, indent=2) + "\n")
 
 
 def find(workdir: Path, init_from: Path | None, config: Config) -> Origin | None:
@@ -65,8 +74,7 @@ def find(workdir: Path, init_from: Path | None, config: Config) -> Origin | None
     Raises UserError where the run was not started as it is asked for now.
     """
     begun = (workdir / workdirs.CONFIG).exists()
-    path = workdir / FILE
-    recorded = json.loads(path.read_text(encoding="utf-8")) if begun and path.exists() else None
+    recorded = _recorded(workdir / FILE) if begun and (workdir / FILE).exists() else None
     if begun and (recorded and recorded["workdir"]) != (init_from and str(init_from.resolve())):
         raise UserError(
             f"--init_from: found {init_from}; the run in {workdir} was started from "
@@ -75,3 +83,11 @@ def find(workdir: Path, init_from: Path | None, config: Config) -> Origin | None
     if init_from is None or workdirs.has_checkpoint(workdir):
         return None
     return Origin(init_from, config, str(recorded["checkpoint_step"]) if recorded else "last")
+
+
+def _recorded(path: Path) -> dict:
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        return {"workdir": said["workdir"], "checkpoint_step": said["checkpoint_step"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a record of an origin ({type(error).__name__}: {error})") from None

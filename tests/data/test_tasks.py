@@ -118,6 +118,15 @@ def test_no_problem_is_in_two_splits_and_each_split_has_its_share(name):
     assert shares["test"] / 2000 == pytest.approx(1 / 8, abs=0.03)
 
 
+def test_no_question_is_counted_twice():
+    found = tasks.different("task:missing_duplicate", "validation", 512, shortest=5, longest=5)
+    assert len({question for question, _ in found}) == len(found)
+    every = {word * 2 for word in (f"{bits:05b}" for bits in range(32))}
+    every = {text[:gap] + "_" + text[gap + 1 :] for text in every for gap in range(10)}
+    assert {question for question, _ in found} == {q for q in every if tasks.split_of(q) == "validation"}
+    assert len(tasks.different("task:copy", "test", 512, shortest=9, longest=9)) == 512
+
+
 def test_what_is_no_task_is_said():
     with pytest.raises(
         UserError, match=r"data\.corpus: found 'task:copi'; the tasks are copy, .*did you mean task:copy"

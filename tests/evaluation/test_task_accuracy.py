@@ -40,6 +40,8 @@ def test_exact_match_is_what_greedy_decoding_writes(config, devices):
     definition, drawn = model_of(config)
     keys = iter(jax.random.split(jax.random.key(5), 99))
     drawn = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), drawn)
+    end = int(TOKENIZER.encode(tasks.END)[0])
+    drawn["embedding"] = drawn["embedding"].at[end].set(1.1 * drawn["embedding"][46])  # else it is hardly ever said
     problems = problems_of(config, 21)
     # What it writes greedily becomes the truth for some problems; the others keep their own answers.
     length, written = config.context_length, []
@@ -52,12 +54,12 @@ def test_exact_match_is_what_greedy_decoding_writes(config, devices):
         for row, ((question, answer), tokens) in enumerate(zip(problems, written, strict=True))
     ]
     score = task_accuracy.accuracy(definition, drawn, config, TOKENIZER, sharding.make_mesh(config.mesh), given, length)
-    end = int(TOKENIZER.encode(tasks.END)[0])
     first = [
         int(tokens[0]) == int(TOKENIZER.encode(answer)[0]) for (_, answer), tokens in zip(given, written, strict=True)
     ]
     assert sum(first) >= 14 and score.problems == 21 and score.tokens == 42
     assert score.solved == sum(ok and int(tokens[1]) == end for ok, tokens in zip(first, written, strict=True))
+    assert 0 < score.solved < 21
     assert [int(answer[0]) for answer in score.answers] == [int(tokens[0]) for tokens in written]
 
 
@@ -81,11 +83,21 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
     score = task_accuracy.accuracy(None, None, config, TOKENIZER, mesh, problems, config.context_length)
     assert (score.problems, score.solved, score.tokens, score.right) == (10, 7, 60, 56)
     assert score.nll_sum == pytest.approx(30)
-    monkeypatch.setattr(task_accuracy, "EXAMPLES", 10)
-    monkeypatch.setattr(task_accuracy.tasks, "problem", lambda *args, **kwargs: problems[args[3]])
+    monkeypatch.setattr(task_accuracy, "PROBLEMS", 10)
+    monkeypatch.setattr(task_accuracy.tasks, "different", lambda *args, **kwargs: problems)
     (row,) = task_accuracy.by_length(None, None, config, TOKENIZER, mesh, "test", (5,))
     assert (row["exact_match"], row["token_accuracy"], row["nll"]) == (0.7, pytest.approx(56 / 60), 0.5)
     assert (row["length"], row["problems"], row["answer_tokens"], row["status"]) == (5, 10, 60, "ok")
+
+
+def test_a_loss_that_is_not_finite_is_no_accuracy(config):
+    config = config()
+    definition, drawn = model_of(config)
+    drawn["embedding"] = drawn["embedding"] * np.nan
+    (row,) = task_accuracy.by_length(
+        definition, drawn, config, TOKENIZER, sharding.make_mesh(config.mesh), "test", (4,)
+    )
+    assert (row["status"], row["exact_match"], row["nll"]) == ("undefined", None, None)
 
 
 def test_masked_answers_are_scored_where_they_stand(config):

@@ -114,7 +114,7 @@ def test_the_last_checkpoints_and_the_best_are_kept_and_found_again(small, tmp_p
     def scalars(self, parameters):
         return {"validation/loss": next(losses)}
 
-    monkeypatch.setattr(loop.Evaluator, "scalars", scalars)
+    monkeypatch.setattr(loop.TextEvaluator, "scalars", scalars)
     loop.train(small(train__steps=6, eval__every=1, checkpoint__every=1, checkpoint__keep=2), tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert sorted(checkpoints.manager.all_steps()) == [2, 5, 6]
@@ -127,7 +127,7 @@ def test_the_last_checkpoints_and_the_best_are_kept_and_found_again(small, tmp_p
 
 def test_a_better_evaluation_is_saved_between_two_checkpoints(small, tmp_path, monkeypatch):
     losses = iter([5.0, 2.0, 3.0])
-    monkeypatch.setattr(loop.Evaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
+    monkeypatch.setattr(loop.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
     loop.train(small(train__steps=6, eval__every=2, checkpoint__every=6, checkpoint__keep=1), tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert [checkpoints.resolve(which) for which in ("last", "best")] == [6, 4]
@@ -135,7 +135,7 @@ def test_a_better_evaluation_is_saved_between_two_checkpoints(small, tmp_path, m
 
 def test_a_loss_that_is_no_number_is_never_the_best(small, tmp_path, monkeypatch):
     losses = iter([float("nan"), 2.0, 3.0, float("nan"), 4.0, float("nan")])
-    monkeypatch.setattr(loop.Evaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
+    monkeypatch.setattr(loop.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
     config = {"eval__every": 1, "checkpoint__every": 1, "checkpoint__keep": 1}
     for steps in (4, 6):  # a restart in between reads the losses from the checkpoints
         loop.train(small(train__steps=steps, **config), tmp_path)
@@ -319,9 +319,9 @@ def test_a_task_is_learnt_watched_and_resumed(small, tmp_path, monkeypatch, caps
     whole = loop.train(config, tmp_path / "whole")
     said = capsys.readouterr().out
     logged = rows(tmp_path / "whole")
-    assert logged[-1]["validation/exact_match"] > 0.9 > logged[0]["train/loss"] - 3
+    assert logged[0]["train/loss"] > 4 and logged[-1]["validation/exact_match"] > 0.9
     assert logged[-1]["validation/token_accuracy"] >= logged[-1]["validation/exact_match"]
-    assert f"of 100 validation problems solved ({logged[-1]['validation/exact_match']:.1%})" in said
+    assert f" validation problems solved ({logged[-1]['validation/exact_match']:.1%})" in said
     assert said.count("    right") + said.count("    wrong, must be") == 5 and "--suite=tasks" in said
     with monkeypatch.context() as patch, pytest.raises(PowerCut):
         cut_after(patch, 140)

@@ -9,8 +9,8 @@ def self_attention(
 ) -> jax.Array:
     """Gives visible_BLS (or 1LS): all keys, or keys 0..i for query i, itself included; never across segments.
 
-    window: the nearest keys alone, |i - j| < window, so that a causal query sees as many, itself included (Beltagy et
-    al. 2020, 3.1); in places, whatever the positions are.
+    window: the nearest keys alone, |i - j| < window in places, whatever the positions are: a causal query sees as many,
+    itself included (Jiang et al. 2023), another one as many on each side.
     """
     places_L = jnp.arange(length)
     ahead_LS = places_L[None, :] - places_L[:, None]
