@@ -127,15 +127,13 @@ def _lengths_asked(trained: Config, request: Request) -> tuple[int, ...]:
 
 def evaluate_tasks(run: Run, request: Request) -> dict:
     """Solves a task's problems of each length, answer by answer."""
-    lengths = _lengths_asked(run.trained, request)
-    if not run.other_text:
-        run.corpus  # noqa: B018
+    lengths, task = _lengths_asked(run.trained, request), run.corpus.name
     rows = task_accuracy.by_length(
         run.definition, run.parameters, run.config, run.tokenizer, run.mesh, request.split, lengths
     )
     return {
         "checkpoint_step": run.step,
-        "task": run.config.data.corpus,
+        "task": task,
         "train_length": run.trained.data.task_length,
         "split": request.split,
         "overrides": run.overrides,
@@ -158,10 +156,13 @@ def _windowing_label(row: dict) -> str:
 
 
 def _draw_extrapolation(result: dict) -> Figure:
+    groups = _by_label(_windowing_label, result["rows"])
     curves = [
-        Curve(label, [row["length"] for row in rows], [row["nll"] for row in rows])
-        for label, rows in _by_label(_windowing_label, result["rows"]).items()
+        Curve(label, [row["length"] for row in rows], [row["nll"] for row in rows]) for label, rows in groups.items()
     ]
+    if len(groups) > 1 and "blocks" in groups:
+        x, y = zip(*((row["length"], row["sample_nll"]) for row in groups["blocks"]), strict=True)
+        curves.append(Curve("blocks, on the targets of the sliding windows", list(x), list(y)))
     return length_curves.extrapolation_figure(curves, result["by_position"], trained=result["train_length"])
 
 
@@ -170,7 +171,7 @@ SUITES = {
     "extrapolation": Suite(
         evaluate_extrapolation,
         _windows_asked,
-        ("nll", "perplexity", "bits_per_byte"),
+        ("nll", "perplexity", "bits_per_byte", "sample_nll"),
         "nats a token",
         takes=("lengths", "strides"),
         label=_windowing_label,
