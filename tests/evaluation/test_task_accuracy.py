@@ -33,10 +33,10 @@ def problems_of(config, count, length=5):
     return [tasks.problem(corpus, "test", 0, index, shortest=length, longest=length) for index in range(count)]
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_exact_match_is_what_greedy_decoding_writes(config, devices):
-    """A model that says the same whatever it reads but for its noise: some of its answers are right."""
-    config = config("missing_duplicate", mesh__data=devices)
+@pytest.mark.parametrize("fields", [{}, {"mesh__data": 4}, {"model__random_positions": 40}], ids=str)
+def test_exact_match_is_what_greedy_decoding_writes(config, fields):
+    """A random model's answers become the truth of two problems in three, and its second token is at times the end."""
+    config = config("missing_duplicate", **fields)
     definition, drawn = model_of(config)
     keys = iter(jax.random.split(jax.random.key(5), 99))
     drawn = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), drawn)
