@@ -86,7 +86,7 @@ def save(figure: Figure, path: Path) -> None:
 def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gives means over half octaves: single positions are noise where there are few blocks."""
     contexts = np.arange(1, len(nll) + 1)
-    bins = np.floor(2 * np.log2(contexts)).astype(int)
+    bins = np.ceil(2 * np.log2(contexts)).astype(int)  # closed above: a window's last place is no bin of its own
     numbers = np.unique(bins)
     return tuple(np.array([values[bins == n].mean() for n in numbers]) for values in (contexts, nll))
 
