@@ -10,22 +10,15 @@ import sys
 
 import pytest
 
-from mini_gpt import errors, sweep
+from mini_gpt import sweep
 from mini_gpt.errors import UserError
 from mini_gpt.training import loop
+from tests import test_commands
 from tests.conftest import REPOSITORY, SMALL
 
 
 def type_in(monkeypatch, *arguments):
-    """Runs the command in this process; gives None, or what it would print to stderr with exit status 1."""
-    monkeypatch.setattr(sys, "argv", ["sweep", *arguments])
-    monkeypatch.setattr("mini_gpt.command_line.set_up", lambda cache_dir=None: None)
-    try:
-        errors.run(sweep.main)
-    except SystemExit as stop:
-        assert isinstance(stop.code, str) and "\n" not in stop.code
-        return stop.code
-    return None
+    return test_commands.type_in(monkeypatch, "mini_gpt.sweep", *arguments)
 
 
 @pytest.fixture
