@@ -36,7 +36,7 @@ def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = 
     axes.xaxis.set_minor_locator(NullLocator())
     if trained is not None:
         axes.axvline(trained, color="grey", linestyle="--", linewidth=1, zorder=0)
-        axes.annotate("trained", (trained, 1), xycoords=("data", "axes fraction"), xytext=(3, -11),
+        axes.annotate("trained", (trained, 0), xycoords=("data", "axes fraction"), xytext=(3, 4),
                       textcoords="offset points", color="grey", fontsize=8)  # fmt: skip
     _finish(axes)
 
@@ -72,7 +72,9 @@ def panels_figure(
         draw_curves(axes, curves, trained=trained)
         axes.set_title(label)
         axes.set_xlabel(x)
+        axes.legend().remove()
     all_axes[0].set_ylabel(y)
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     return figure
 
 
