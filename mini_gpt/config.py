@@ -149,7 +149,8 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     fill("num_kv_heads", model.get("num_heads"))
     for name in ("embedding_dropout", "sublayer_dropout", "attention_dropout"):
         fill(name, model.get("dropout"))
-    model["rope"] = _filled_rope(model.get("rope"), model.get("position"), values.get("context_length"))
+    if "rope" in model:
+        model["rope"] = _filled_rope(model["rope"], position, values.get("context_length"))
     return values | {"model": model}
 
 

@@ -34,7 +34,7 @@ class Run:
         self.trained: Config = configs.read(workdir / workdirs.CONFIG)
         self.config: Config = configs.override(self.trained, self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
-        self.isolate_at = tokenizers.separator(self.tokenizer) if self.config.data.isolate_documents else None
+        self.isolate_at = tokenizers.isolate_at(self.config.data, self.tokenizer.token_bytes)
         self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config)

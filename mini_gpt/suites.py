@@ -210,7 +210,8 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
     suite = SUITES[name]
     suite.check(run.trained, request)
     result = suite.measure(run, request)
-    result["request"] = asked(name, request)
+    if suite.takes:
+        result["request"] = asked(name, request)
     figure = suite.draw(result) if suite.draw else None
     stem = file_stem(name, request, run.checkpoint, run.overrides)
     directory = run.workdir / "eval"

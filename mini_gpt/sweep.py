@@ -134,7 +134,9 @@ def _result(config_path: str, overrides: dict[str, str], workdir: Path, suite: s
     try:
         path = workdir / "eval" / f"{suites.file_stem(suite, request)}.json"
         result = json.loads(path.read_text(encoding="utf-8"))
-        if result["checkpoint_step"] == config.train.steps and result["request"] == suites.asked(suite, request):
+        if result["checkpoint_step"] == config.train.steps and result.get("request", {}) == suites.asked(
+            suite, request
+        ):
             workdirs.check_corpus(workdir, corpora.open_corpus(config.data))
             log.info("complete")
             return result

@@ -50,7 +50,7 @@ def test_train_eval_and_sample(monkeypatch, flags, tmp_path, capsys):
     result = json.loads((workdir / "eval" / "perplexity.json").read_text())
     assert list(result) == [
         "checkpoint_step", "split", "protocol", "context_length", "nll", "perplexity", "bits_per_byte", "tokens_scored",
-        "bytes_scored", "overrides", "request",
+        "bytes_scored", "overrides",
     ]  # fmt: skip
     assert (result["checkpoint_step"], result["split"], result["protocol"]) == (4, "validation", "blocks")
     assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
-from mini_gpt.data import tasks
+from mini_gpt.data import tasks, tokenizers
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
@@ -103,7 +103,7 @@ def row_length(config: Config, length: int) -> int:
 
 def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: Tokenizer, length: int) -> Batch:
     """Gives inputs_BL, targets_BL and weights_BL of problems, (question, answer), for `length` inputs."""
-    filling = len(tokenizer.token_bytes) - 1
+    filling = tokenizers.separator(tokenizer)
     rows = np.full((len(problems), length + 1), filling, np.int32)
     answer = np.zeros(rows.shape, np.float32)
     for row, (question, solution) in enumerate(problems):
@@ -112,7 +112,7 @@ def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: To
         answer[row, len(question) + 1 : len(text)] = 1
     if config.train.objective == "next_token":
         return {"inputs": rows[:, :-1], "targets": rows[:, 1:], "weights": answer[:, 1:]}
-    mask = len(tokenizer.token_bytes)
+    mask = tokenizers.vocab_size(tokenizer)
     rows, answer = rows[:, :-1], answer[:, :-1]
     return {"inputs": np.where(answer > 0, mask, rows).astype(np.int32), "targets": rows, "weights": answer}
 

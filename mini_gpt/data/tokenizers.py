@@ -122,6 +122,11 @@ def separator(tokenizer: Tokenizer) -> int:
     return len(tokenizer.token_bytes) - 1
 
 
+def isolate_at(data: DataConfig, token_bytes: np.ndarray) -> int | None:
+    """Gives the separator at which documents are kept apart, or None where `data.isolate_documents` is not set."""
+    return len(token_bytes) - 1 if data.isolate_documents else None
+
+
 def fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(tokenizer.to_dict(), sort_keys=True).encode()).hexdigest()
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from mini_gpt.data import tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.model.gpt import check_length
@@ -119,7 +120,7 @@ def extrapolation(
         f"{len(defined)} windowings of a split of {len(tokens):,} tokens: {cost:,} tokens go through the model "
         f"({cost / len(tokens):.1f} times the split)"
     )
-    isolate_at = len(token_bytes) - 1 if config.data.isolate_documents else None
+    isolate_at = tokenizers.isolate_at(config.data, token_bytes)
     nll_fn = perplexity.make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at)
     sample = max(w.first_target for w in windowings)  # blocks begin at the first token, the sample later
     rows, by_position = [], {}

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mini_gpt import losses, sharding
-from mini_gpt.data import batches
+from mini_gpt.data import batches, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import scoring
 from mini_gpt.evaluation.scoring import NllFn, Score
@@ -63,7 +63,7 @@ def score_split(
     """
     check_scorable(config, tokens)
     masked = config.train.objective == "masked"
-    isolate_at = len(token_bytes) - 1 if config.data.isolate_documents else None
+    isolate_at = tokenizers.isolate_at(config.data, token_bytes)
     nll_fn = make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at, masked=masked)
     score_stretch = _score_masked if masked else _score_next
     parts = stretches(tokens, most_tokens, config.context_length)

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mini_gpt import losses, sharding
-from mini_gpt.data import batches, tasks
+from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity
@@ -50,7 +50,7 @@ def accuracy(
     length: int,
 ) -> TaskScore:
     """Scores problems, (question, answer), in rows of `length` inputs, as many at a time as training holds tokens."""
-    isolate_at = len(tokenizer.token_bytes) - 1 if config.data.isolate_documents else None
+    isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
     masked = config.train.objective == "masked"
     rows = perplexity.rows_of_training_tokens(config, mesh, length)
     solved = tokens = right = 0

@@ -33,7 +33,7 @@ class Evaluator(ABC):
         self.tokenizer = tokenizer
         self.mesh = mesh
         self.writes = config.eval.sample_tokens > 0
-        self.isolate_at = tokenizers.separator(tokenizer) if config.data.isolate_documents else None
+        self.isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
 
     @abstractmethod
     def scalars(self, parameters: Parameters) -> dict[str, float]:

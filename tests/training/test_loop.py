@@ -1,6 +1,5 @@
 """Whole runs: stopped and started again, refused, watched, and scored."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from mini_gpt.model import parameters
 from mini_gpt.run import Run
 from mini_gpt.training import loop
 from mini_gpt.training.checkpoint import Checkpoints
+from tests.training.interruption import PowerCut, assert_same_bits, cut_after
 
 HARD = {"model__dropout": 0.2, "train__accumulation_steps": 2, "train__batch_size": 8, "data__isolate_documents": True}
 
@@ -27,26 +27,6 @@ def rows(workdir):
 
 def without_rates(row):
     return {name: value for name, value in row.items() if name != "train/tokens_per_second"}
-
-
-class PowerCut(Exception):
-    pass
-
-
-def cut_after(monkeypatch, steps):
-    """Lets the next run prepare so many batches, and no more."""
-    iterate = loop.batches.iterate
-
-    def cut(train_batches, start):
-        yield from itertools.islice(iterate(train_batches, start), steps)
-        raise PowerCut
-
-    monkeypatch.setattr(loop.batches, "iterate", cut)
-
-
-def assert_same_bits(a, b):
-    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
 
 
 @pytest.mark.parametrize("mesh", [1, 4])
@@ -304,36 +284,6 @@ def test_C2_without_residuals_a_deep_model_does_not_train(small, tmp_path):
     assert losses["True"] < 1.7 and losses["False"] > 2.5
 
 
-TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 6, "context_length": 14}
-
-
-def test_a_task_is_learnt_and_watched(small, tmp_path, capsys):
-    # Copying two letters of a context of six tokens: small enough to be learnt here.
-    fields = TASK | {
-        "data__task_length": 2,
-        "context_length": 6,
-        "train__batch_size": 32,
-        "optimizer__learning_rate": 1e-2,
-    }
-    config = small(train__steps=250, eval__every=125, eval__tokens=600, train__log_every=50, **fields)
-    loop.train(config, tmp_path / "whole")
-    said = capsys.readouterr().out
-    logged = rows(tmp_path / "whole")
-    assert logged[0]["train/loss"] > 4 and logged[-1]["validation/exact_match"] > 0.9
-    assert logged[-1]["validation/token_accuracy"] >= logged[-1]["validation/exact_match"]
-    assert f" validation problems solved ({logged[-1]['validation/exact_match']:.1%})" in said
-    assert said.count("    right") + said.count("    wrong, must be") == 5 and "--suite=tasks" in said
-
-
-def test_a_task_is_resumed_with_the_same_bits(small, tmp_path, monkeypatch, capsys):
-    whole = loop.train(small(**TASK), tmp_path / "whole", conclude=False)
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        cut_after(patch, 6)
-        loop.train(small(**TASK), tmp_path / "cut")
-    assert_same_bits(whole, loop.train(small(**TASK), tmp_path / "cut", conclude=False))
-    assert capsys.readouterr().out == ""
-
-
 def test_random_positions_take_part_in_training_and_in_an_exact_resume(small, tmp_path, monkeypatch):
     config = small(train__steps=6, checkpoint__every=2, model__position="learned", model__random_positions=90, **HARD)
     whole = loop.train(config, tmp_path / "whole")
@@ -343,62 +293,3 @@ def test_random_positions_take_part_in_training_and_in_an_exact_resume(small, tm
     assert_same_bits(whole, loop.train(config, tmp_path / "cut"))
     table = whole.optimizer_state[1][0].mu["positions"]["learned"]["embedding"]
     assert (np.abs(np.asarray(table)).max(1) > 0).sum() > 80, "places far beyond the context of 32 are trained"
-
-
-def test_a_new_run_starts_from_another_ones_weights(small, tmp_path, monkeypatch, caplog):
-    source = loop.train(small(model__position="rope"), tmp_path / "source")
-    longer = {"context_length": 64, "model__rope__scaling": "linear", "model__rope__factor": 2.0, "seed": 5}
-    config = small(model__position="rope", optimizer__learning_rate=1e-12, optimizer__weight_decay=0.0, **longer)
-    with caplog.at_level("INFO", "mini_gpt"):
-        tuned = loop.train(config, tmp_path / "tuned", init_from=tmp_path / "source")
-    for left, right in zip(*(jax.tree.leaves(state.parameters) for state in (source, tuned)), strict=True):
-        np.testing.assert_allclose(left, right, atol=1e-9)
-    assert int(tuned.step) == 8 and "source, step 8" in caplog.text and "context_length 32 → 64" in caplog.text
-    assert json.loads((tmp_path / "tuned" / "init_from.json").read_text())["checkpoint_step"] == 8
-    # The same command goes on; another origin, or none, is another run.
-    fast = small(model__position="rope", checkpoint__every=2, **longer)
-    whole = loop.train(fast, tmp_path / "whole", init_from=tmp_path / "source")
-    for steps in (1, 5):  # before there is a checkpoint, and after
-        with monkeypatch.context() as patch, pytest.raises(PowerCut):
-            cut_after(patch, steps)
-            loop.train(fast, tmp_path / "cut", init_from=tmp_path / "source")
-    assert_same_bits(whole, loop.train(fast, tmp_path / "cut", init_from=tmp_path / "source"))
-    with pytest.raises(
-        UserError, match=r"--init_from: found None; the run in .*cut was started from .*source; give the"
-    ):
-        loop.train(fast, tmp_path / "cut")
-    with pytest.raises(UserError, match=r"--init_from: found .*tuned; the run in .*source was started from random"):
-        loop.train(small(model__position="rope"), tmp_path / "source", init_from=tmp_path / "tuned")
-
-
-def test_weights_that_do_not_fit_are_refused_and_nothing_is_written(small, tmp_path):
-    loop.train(small(model__position="learned"), tmp_path / "source")
-    for overrides, message in (
-        (
-            {"model__position": "learned", "context_length": 64},
-            r"learned/embedding of shape \(32, 32\); the config asks",
-        ),
-        (
-            {"model__position": "rope", "model__num_layers": 3},
-            r"has the parameter blocks/2/\S+ of shape none; the config",
-        ),
-        (
-            {"data__tokenizer": "characters"},
-            r"data\.tokenizer: found 'characters'; the run of .* reads text by 'bytes'",
-        ),
-    ):
-        with pytest.raises(UserError, match=message):
-            loop.train(small(**overrides), tmp_path / "new", init_from=tmp_path / "source")
-    with pytest.raises(UserError, match=r"config\.json: not found"):
-        loop.train(small(), tmp_path / "new", init_from=tmp_path / "nothing")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_run_reads_text_by_the_tokenizer_of_its_origin(small, tmp_path, corpus_files):
-    loop.train(small(data__tokenizer="characters"), tmp_path / "source")
-    (tmp_path / "few").mkdir()
-    for number in range(120):
-        (tmp_path / "few" / f"{number}.txt").write_text("the cat " * (20 + number % 7))
-    config = small(data__tokenizer="characters", data__path=f"{tmp_path}/few/*.txt")
-    loop.train(config, tmp_path / "tuned", init_from=tmp_path / "source")
-    assert Run(tmp_path / "tuned").tokenizer.to_dict() == Run(tmp_path / "source").tokenizer.to_dict()
