@@ -106,23 +106,24 @@ def _run_steps(
 ) -> TrainState:
     clock = _Clock(config.train.batch_size * config.context_length, start)
     best = checkpoints.best_loss()
-    pending: tuple[int, Metrics] | None = None  # left on the device until the steps after it are under way
+    pending: tuple[int, Metrics] | None = None  # left on the device until the step after it is under way
     steps = range(start + 1, config.train.steps + 1)
     for step, batch in zip(steps, batches.iterate(train_batches, start) if steps else (), strict=False):
         state, metrics = train_step(state, sharding.put_batch(batch, mesh))
         if step == start + 1:
+            jax.block_until_ready(metrics)
             clock.restart(step)  # what came before was compilation
+        if pending is not None:
+            reporter.scalars(pending[0], clock.row(*pending))
+            pending = None
         last = step == config.train.steps
         evaluates = last or step % config.eval.every == 0
         saves = last or step % config.checkpoint.every == 0
-        if not (evaluates or saves or step == 1 or step % config.train.log_every == 0):
-            continue
-        if pending is not None:
-            reporter.scalars(pending[0], clock.row(*pending))
-        pending = (step, metrics)
         if not (evaluates or saves):
+            if step == 1 or step % config.train.log_every == 0:
+                pending = (step, metrics)
             continue
-        row, pending, validation_loss = clock.row(*pending), None, None
+        row, validation_loss = clock.row(step, metrics), None
         if evaluates:
             row |= evaluator.scalars(state.parameters)
             validation_loss = row["validation/loss"]
@@ -139,7 +140,10 @@ def _run_steps(
 
 
 class _Clock:
-    """Turns a step's metrics into a row, with the speed since the row before; what `restart` skips is not counted."""
+    """Turns a step's metrics into a row, with the speed since the row before; what `restart` skips is not counted.
+
+    Metrics come when their step is done; asked for while the step after it is under way, they tell the device's speed.
+    """
 
     def __init__(self, tokens_per_step: int, step: int):
         self.tokens_per_step = tokens_per_step

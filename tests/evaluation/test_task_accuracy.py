@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import generation, sharding
+from mini_gpt import generation, losses, sharding
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import task_accuracy
@@ -113,6 +113,11 @@ def test_masked_answers_are_scored_where_they_stand(config):
     batch = batches.problem_batch(problems[:1], config, TOKENIZER, 12)
     logits_BLV = parameters.merge(definition, drawn)(jnp.array(batch["inputs"]))
     np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[0, 6:], score.answers[0])
+    nll_BL = losses.nll(logits_BLV, jnp.array(batch["targets"]))
+    filled = task_accuracy.accuracy(
+        definition, drawn, config, TOKENIZER, sharding.make_mesh(config.mesh), problems[:1], 60
+    )
+    assert filled.nll_sum == pytest.approx(float(nll_BL[0, 6:].sum()), rel=1e-6)
 
 
 def test_lengths(config):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -73,6 +74,53 @@ def test_what_is_watched(small, tmp_path):
             assert [step for step, _ in points] == [step for step, _ in expected], name
             np.testing.assert_allclose([value for _, value in points], [value for _, value in expected], rtol=1e-6)
     assert [event.step for event in board.Tensors("sample/text_summary")] == [4, 8]
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_the_speed_is_that_of_the_device_however_far_the_program_runs_ahead(small, tmp_path, monkeypatch, ahead):
+    """On a made-up clock: a step takes a second, compilation and evaluation a minute, starting a step no time."""
+    now, done = 0.0, [0.0]
+
+    class Promise(dict):
+        step = 0
+
+    def make_train_step(*args, **options):
+        step = make(*args, **options)
+
+        def started(state, batch):
+            nonlocal now
+            now += 60 * (len(done) == 1)
+            done.append(max(now, done[-1]) + 1)
+            now = max(now, done[max(len(done) - 1 - ahead, 0)])
+            state, metrics = step(state, batch)
+            promise = Promise(metrics)
+            promise.step = len(done) - 1
+            return state, promise
+
+        return started
+
+    def wait(promise):
+        nonlocal now
+        now = max(now, done[promise.step])
+        return promise
+
+    def scalars(evaluator, state):
+        nonlocal now
+        now += 60
+        return scalars_of(evaluator, state)
+
+    make, scalars_of = loop.make_train_step, loop.TextEvaluator.scalars
+    monkeypatch.setattr(loop, "make_train_step", make_train_step)
+    monkeypatch.setattr(loop.TextEvaluator, "scalars", scalars)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(loop, "jax", SimpleNamespace(device_get=wait, block_until_ready=wait))
+    config = small(train__steps=40, train__log_every=8, eval__every=20, checkpoint__every=28)
+    loop.train(config, tmp_path, conclude=False)
+    rates = {row["step"]: row.get("train/tokens_per_second") for row in rows(tmp_path)}
+    one = config.train.batch_size * config.context_length
+    assert list(rates) == [1, 8, 16, 20, 24, 28, 32, 40] and rates.pop(1) is None
+    # Where no step is ever waited for, the one after a row's is done too: one step too many, or too few.
+    assert all(abs(rate / one - 1) <= (0 if ahead else 1 / 3) for rate in rates.values())
 
 
 def test_a_continued_run_shows_each_step_once(small, tmp_path, monkeypatch):
