@@ -333,7 +333,11 @@ def test_C2_without_residuals_a_deep_model_does_not_train(small, tmp_path):
 
 
 def test_random_positions_take_part_in_training_and_in_an_exact_resume(small, tmp_path, monkeypatch):
-    config = small(train__steps=6, checkpoint__every=2, model__position="learned", model__random_positions=90, **HARD)
+    (tmp_path / "text").mkdir()
+    for number in range(120):  # rows alike: positions drawn from the text, as for scoring, would be alike too
+        (tmp_path / "text" / f"{number}.txt").write_text("a" * (400 + number))
+    fields = HARD | {"data__path": f"{tmp_path}/text/*.txt"}
+    config = small(train__steps=6, checkpoint__every=2, model__position="learned", model__random_positions=90, **fields)
     whole = loop.train(config, tmp_path / "whole")
     with monkeypatch.context() as patch, pytest.raises(PowerCut):
         cut_after(patch, 5)
