@@ -84,19 +84,24 @@ def test_scaling_is_an_override_and_stands_beside_the_plain_result(monkeypatch, 
     asked = [f"--workdir={workdir}", "--suite=extrapolation", "--lengths=2x", "--strides=1x"]
     assert type_in(monkeypatch, "eval.py", *asked) is None
     plain = (workdir / "eval" / "extrapolation.json").read_text()
-    losses = {}
-    for scaling in ("linear", "ntk", "yarn"):
-        fields = [f"--override=model.rope.scaling={scaling}", "--override=model.rope.factor=4"]
-        assert type_in(monkeypatch, "eval.py", *asked, *fields) is None
-        name = f"extrapolation,model.rope.scaling={scaling},model.rope.factor=4"
+    losses = [json.loads(plain)["rows"][0]["nll"]]
+    for fields in (
+        {"model.rope.scaling": "linear", "model.rope.factor": "4"},
+        {"model.rope.scaling": "ntk", "model.rope.factor": "4"},
+        {"model.rope.scaling": "yarn", "model.rope.factor": "4"},
+        {"model.rope.base": "500", "model.rope.fraction": "0.5"},
+        {"model.position": "('rope', 'none')", "model.attention_window": "8"},
+        {"model.random_positions": "200"},
+    ):
+        typed = [f"{field}={value}" for field, value in fields.items()]
+        assert type_in(monkeypatch, "eval.py", *asked, *[f"--override={each}" for each in typed]) is None
+        name = ",".join(["extrapolation", *typed])
         result = json.loads((workdir / "eval" / f"{name}.json").read_text())
-        assert result["overrides"] == {"model.rope.scaling": scaling, "model.rope.factor": "4"}
-        assert result["train_length"] == 32 and (workdir / "tensorboard" / name).is_dir()
-        losses[scaling] = result["rows"][0]["nll"]
+        assert (result["overrides"], result["train_length"]) == (fields, 32)
+        assert (workdir / "tensorboard" / name).is_dir()
+        losses.append(result["rows"][0]["nll"])
     assert (workdir / "eval" / "extrapolation.json").read_text() == plain
-    assert len({*losses.values(), json.loads(plain)["rows"][0]["nll"]}) == 4
-    for field in ("model.rope.base=500", "model.attention_window=8", "model.random_positions=200"):
-        assert type_in(monkeypatch, "eval.py", *asked, f"--override={field}") is None
+    assert len(set(losses)) == 7
 
 
 def test_tasks_writes_one_result_in_four_forms(monkeypatch, trained, capsys):
