@@ -59,7 +59,8 @@ def accuracy(
         part = problems[first : first + rows]
         filled = part + part[:1] * (rows - len(part))  # the last batch has the others' shape
         batch = batches.problem_batch(filled, config, tokenizer, length)
-        put = jax.device_put((batch["inputs"], batch["targets"]), sharding.batch_sharding(mesh))
+        numbers_B = np.arange(first, first + rows, dtype=np.int32)
+        put = jax.device_put((batch["inputs"], batch["targets"], numbers_B), sharding.batch_sharding(mesh))
         nll_BL, likeliest_BL = map(np.asarray, _predict(definition, mesh, isolate_at, masked, parameters, *put))
         counts_BL = batch["weights"] > 0
         counts_BL[len(part) :] = False
@@ -73,9 +74,12 @@ def accuracy(
 
 
 @functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "masked"))
-def _predict(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL):
+def _predict(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL, numbers_B):
     model = model_parameters.merge(definition, parameters)
-    logits_BLV = model(inputs_BL, *text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at))
+    # Random positions by the problem's number: by the first token, as a text's, they would be a few draws for them all.
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
+    layout = text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at, keys_B)
+    logits_BLV = model(inputs_BL, *layout)
     predicted = losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
     return jax.lax.with_sharding_constraint(predicted, NamedSharding(mesh, PartitionSpec()))
 

@@ -143,15 +143,15 @@ class MiniGPT(nnx.Module):
 
 
 def text_layout(
-    config: ModelConfig, tokens_BL: jax.Array, isolate_at: int | None = None, key: jax.Array | None = None
+    config: ModelConfig, tokens_BL: jax.Array, isolate_at: int | None = None, keys_B: jax.Array | None = None
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Gives the (positions_BL, segments_BL) that a text is read with, int32, or None where the model's own will do.
 
     isolate_at: the separator at which documents are kept apart. It opens the document that follows it, whose first
     token is predicted from it alone, and positions restart there.
 
-    `model.random_positions`: ordered positions instead, drawn for each row without replacement by the key (Ruoss et al.
-    2023); without a key by the row's first token and length, so that a score depends neither on chance, nor on the
+    `model.random_positions`: ordered positions instead, drawn for each row without replacement by its key (Ruoss et al.
+    2023); without keys by the row's first token and length, so that a score depends neither on chance, nor on the
     batch, nor on tokens to come.
     """
     positions_BL = segments_BL = None
@@ -161,17 +161,14 @@ def text_layout(
         first_BL = jax.lax.cummax(jnp.where(opens_BL, places_BL, 0), axis=1)
         positions_BL, segments_BL = places_BL - first_BL, jnp.cumsum(opens_BL, axis=1, dtype=jnp.int32)
     if config.random_positions is not None:
-        positions_BL = _random_positions(config.random_positions, tokens_BL, key)
+        positions_BL = _random_positions(config.random_positions, tokens_BL, keys_B)
     return positions_BL, segments_BL
 
 
-def _random_positions(count: int, tokens_BL: jax.Array, key: jax.Array | None) -> jax.Array:
-    B, L = tokens_BL.shape
-    if key is None:
+def _random_positions(count: int, tokens_BL: jax.Array, keys_B: jax.Array | None) -> jax.Array:
+    if keys_B is None:
         keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens_BL[:, 0])
-    else:
-        keys_B = jax.random.split(key, B)
-    draw = lambda key: jnp.sort(jax.random.choice(key, count, (L,), replace=False))
+    draw = lambda key: jnp.sort(jax.random.choice(key, count, tokens_BL.shape[1:], replace=False))
     return jax.vmap(draw)(keys_B).astype(jnp.int32)
 
 

@@ -41,9 +41,8 @@ def make_train_step(
 
     def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
         model = model_parameters.merge(definition, parameters)
-        layout = text_layout(
-            model.config, batch[whole], isolate_at, jax.random.fold_in(key, config.model.num_layers + 1)
-        )
+        keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[whole]))
+        layout = text_layout(model.config, batch[whole], isolate_at, keys_B)
         logits_BLV = model(batch["inputs"], *layout, dropout_key=key)
         objective_BL = losses.smoothed_cross_entropy(logits_BLV, batch["targets"], config.train.label_smoothing)
         objective, count = losses.weighted_sum(objective_BL, batch["weights"])

@@ -33,7 +33,7 @@ def problems_of(config, count, length=5):
     return [tasks.problem(corpus, "test", 0, index, shortest=length, longest=length) for index in range(count)]
 
 
-@pytest.mark.parametrize("fields", [{}, {"mesh__data": 4}, {"model__random_positions": 40}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"mesh__data": 4}], ids=str)
 def test_exact_match_is_what_greedy_decoding_writes(config, fields):
     """A random model's answers become the truth of two problems in three, and its second token is at times the end."""
     config = config("missing_duplicate", **fields)
@@ -68,7 +68,7 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
     problems = problems_of(config, 10)
     wrong = {2: [0], 5: [0, 3], 9: [5]}  # which tokens of which answers, the fifth being the end
 
-    def predict(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL):
+    def predict(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL, numbers_B):
         predicted = np.array(targets_BL)
         for row, tokens in enumerate(predicted):
             text = TOKENIZER.decode([*np.asarray(inputs_BL)[row, :1], *tokens])
@@ -88,6 +88,25 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
     (row,) = task_accuracy.by_length(None, None, config, TOKENIZER, mesh, "test", (5,))
     assert (row["exact_match"], row["token_accuracy"], row["nll"]) == (0.7, pytest.approx(56 / 60), 0.5)
     assert (row["length"], row["problems"], row["answer_tokens"], row["status"]) == (5, 10, 60, "ok")
+
+
+def test_each_problem_has_random_positions_of_its_own(config):
+    config = config(model__position="rope", model__random_positions=40, train__batch_size=3)
+    definition, drawn = model_of(config)
+    drawn = jax.tree.map(lambda x: 3 * x, drawn)  # else nearly all that is said is the same
+    problems = problems_of(config, 8)
+    mesh = sharding.make_mesh(config.mesh)
+    length = config.context_length
+    score = task_accuracy.accuracy(definition, drawn, config, TOKENIZER, mesh, problems, length)
+    model, nll_sum = parameters.merge(definition, drawn), 0.0
+    for number, problem in enumerate(problems):
+        batch = batches.problem_batch([problem], config, TOKENIZER, length)
+        key = jax.random.fold_in(jax.random.key(0), number)
+        positions_BL = jnp.sort(jax.random.choice(key, 40, (length,), replace=False))[None]
+        logits_BLV = model(jnp.array(batch["inputs"]), positions_BL)
+        nll_sum += float((losses.nll(logits_BLV, jnp.array(batch["targets"])) * batch["weights"]).sum())
+        np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[batch["weights"] > 0], score.answers[number])
+    assert score.nll_sum == pytest.approx(nll_sum, rel=1e-5)
 
 
 def test_a_loss_that_is_not_finite_is_no_accuracy(config):

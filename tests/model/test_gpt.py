@@ -88,8 +88,8 @@ def test_isolated_documents_restart_positions_and_open_with_their_separator():
 def test_random_positions_are_ordered_different_and_even_over_their_range():
     config = make_model(random_positions=50)[0]
     tokens = jnp.array(np.random.default_rng(0).integers(2**20, size=(2000, 12)))
-    for key in (None, jax.random.key(3)):
-        drawn, segments = text_layout(config, tokens, None, key)
+    for keys in (None, jax.random.split(jax.random.key(3), 2000)):
+        drawn, segments = text_layout(config, tokens, None, keys)
         drawn = np.asarray(drawn)
         assert segments is None and drawn.shape == (2000, 12)
         assert (np.diff(drawn, axis=1) > 0).all() and drawn.min() == 0 and drawn.max() == 49
@@ -100,7 +100,7 @@ def test_random_positions_are_ordered_different_and_even_over_their_range():
     assert len({tuple(row) for row in drawn[:20].tolist()}) == 20, "each row has its own"
 
 
-def test_random_positions_of_a_text_depend_on_it_alone_and_in_training_on_the_key():
+def test_random_positions_of_a_text_depend_on_it_alone_and_in_training_on_its_key():
     config = make_model(random_positions=50)[0]
     tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(4, 12)))
     drawn = text_layout(config, tokens)[0]
@@ -108,7 +108,9 @@ def test_random_positions_of_a_text_depend_on_it_alone_and_in_training_on_the_ke
         np.testing.assert_array_equal(text_layout(config, tokens[row : row + 1])[0][0], drawn[row])
     np.testing.assert_array_equal(text_layout(config, tokens.at[:, 1:].add(1))[0], drawn), "nothing to come decides"
     assert not np.array_equal(text_layout(config, tokens.at[:, 0].add(1))[0], drawn)
-    one, same, other = (text_layout(config, tokens, None, jax.random.key(seed))[0] for seed in (0, 0, 1))
+    one, same, other = (
+        text_layout(config, tokens, None, jax.random.split(jax.random.key(seed), 4))[0] for seed in (0, 0, 1)
+    )
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
     np.testing.assert_array_equal(text_layout(config, tokens, 5)[1], jnp.cumsum(tokens == 5, axis=1))
