@@ -45,6 +45,7 @@ class Suite:
     check: Callable[[Config, Request], object]  # raises UserError where a run of the config can't be measured so
     values: tuple[str, ...]  # what a row measures, the first for figures
     unit: str
+    x: str = "length (tokens)"
     takes: tuple[str, ...] = ()  # of lengths and strides
     label: Callable[[dict], str] = lambda row: ""
     draw: Callable[[dict], Figure] | None = None
@@ -182,6 +183,7 @@ SUITES = {
         _lengths_asked,
         ("exact_match", "token_accuracy", "nll"),
         "share of problems solved",
+        x="length of the problem",
         takes=("lengths",),
         draw=_draw_tasks,
     ),

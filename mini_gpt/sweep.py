@@ -184,12 +184,13 @@ def _csv(fields: list[str], table: Table) -> str:
     columns = [f"{value}_{part}" for value in measured for part in parts]
     writer.writerow([*fields, "measured", "length", "seeds", *columns, "reason"])
     for (values, label, length), spreads in table.items():
-        figures, seeds, reason = [], 0, None
+        seeds = max(len(spread.values) for spread in spreads.values())
+        reason = next((spread.reason for spread in spreads.values() if spread.reason), None)
+        figures = []
         for spread in spreads.values():
-            seeds, reason = len(spread.values), spread.reason
             figures += (
                 [spread.mean, spread.deviation, min(spread.values), max(spread.values)]
-                if seeds
+                if spread.values
                 else [None] * len(parts)
             )
         writer.writerow([*values, label, length, seeds, *figures, reason])
@@ -231,7 +232,7 @@ def _figure(suite: str, fields: list[str], table: Table, trained: int | None) ->
             y, low, high = ([f(s.values) for _, s in points] for f in (statistics.mean, min, max))
             curves.append(Curve(", ".join(values), x, y, low, high))
     title = f"{', '.join(fields)}: mean, and range over the seeds"
-    return length_curves.panels_figure(panels, title=title, x="length (tokens)", y=SUITES[suite].unit, trained=trained)
+    return length_curves.panels_figure(panels, title=title, x=SUITES[suite].x, y=SUITES[suite].unit, trained=trained)
 
 
 def main() -> None:

@@ -182,6 +182,9 @@ def test_masked_models_and_losses_that_are_no_number_leave_a_table(monkeypatch, 
     masked = [*flags, "--config.model.causal=False", "--config.train.objective=masked", "--config.train.steps=2"]
     masked = [argument for argument in masked if argument != "--config.train.steps=4"]
     assert type_in(monkeypatch, *masked, "--vary=model.position=none", "--seeds=2") is None
+    with (tmp_path / "sweep" / "perplexity.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["seeds"] == "2" and float(row["nll_mean"]) > 0 and row["bits_per_byte_mean"] == ""
     text = (tmp_path / "sweep" / "perplexity.md").read_text()
     assert "**nll**" in text and "| none | 0 | undefined |" in text and "no bits_per_byte for such a run" in text
     broken = [*flags, f"--workdir={tmp_path}/broken", "--vary=optimizer.learning_rate=1e-3,1e30", "--seeds=2"]
