@@ -23,6 +23,8 @@ class RopeConfig:
     scaling: Literal["none", "linear", "ntk", "yarn"]
     factor: float
     original_context: int | None
+    beta_slow: float
+    beta_fast: float
 
     def __post_init__(self):
         _require(self.base > 1, "model.rope.base", self.base, "must be above 1")
@@ -33,6 +35,13 @@ class RopeConfig:
             "model.rope.original_context",
             self.original_context,
             "must be at least 1",
+        )
+        _require(self.beta_slow > 0, "model.rope.beta_slow", self.beta_slow, "must be above 0")
+        _require(
+            self.beta_fast > self.beta_slow,
+            "model.rope.beta_fast",
+            self.beta_fast,
+            f"must be above model.rope.beta_slow ({self.beta_slow})",
         )
 
 
@@ -144,7 +153,14 @@ class ModelConfig:
                 f"learned positions end at model.max_positions ({self.max_positions})",
             )
         if "rope" not in pattern:
-            for name, plain in (("scaling", "none"), ("factor", 1.0), ("original_context", None)):
+            plain_rope = {
+                "scaling": "none",
+                "factor": 1.0,
+                "original_context": None,
+                "beta_slow": 1.0,
+                "beta_fast": 32.0,
+            }
+            for name, plain in plain_rope.items():
                 value = getattr(self.rope, name)
                 _require(
                     value == plain,

@@ -38,7 +38,7 @@ def sinusoid(position, width, base=10_000.0):
     return row
 
 
-def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_context=None):
+def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_context=None, betas=(1, 32)):
     """Tokens a turn of one pair: by wavelengths, where our code has frequencies."""
     plain = 2 * math.pi * base ** (2 * pair / width)
     if scaling == "linear":
@@ -47,11 +47,12 @@ def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_
         return plain * factor ** (2 * pair / (width - 2))
     if scaling == "yarn":
         turns = original_context / plain
-        if turns > 32:
+        slow, fast = betas
+        if turns > fast:
             return plain
-        if turns < 1:
+        if turns < slow:
             return factor * plain
-        share = (turns - 1) / 31
+        share = (turns - slow) / (fast - slow)
         return 1 / ((1 - share) / (factor * plain) + share / plain)
     return plain
 
@@ -100,6 +101,7 @@ def attention(config, p, x, position, tables, positions, visible):
         if position == "rope":
             rotated, r = int(K * config.rope.fraction), config.rope
             scaling = {"scaling": r.scaling, "factor": r.factor, "original_context": r.original_context}
+            scaling["betas"] = r.beta_slow, r.beta_fast
             qh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(qh, positions, strict=True)])
             kh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(kh, positions, strict=True)])
         logits = qh @ kh.T / (math.sqrt(K) if config.scale_attention else 1.0)

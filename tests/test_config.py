@@ -156,6 +156,12 @@ BAD = [
         r"model\.rope\.scaling: found 'ntk'; scales rotary positions, and model\.position is 'alibi'",
     ),
     ({"model.position": "t5", "model.rope.original_context": 64}, r"model\.rope\.original_context: found 64; scales"),
+    ({"model.rope.beta_slow": 0.0}, r"model\.rope\.beta_slow: found 0\.0; must be above 0"),
+    (
+        {"model.rope.beta_fast": 1.0},
+        r"model\.rope\.beta_fast: found 1\.0; must be above model\.rope\.beta_slow \(1\.0\)",
+    ),
+    ({"model.position": "none", "model.rope.beta_fast": 4.0}, r"model\.rope\.beta_fast: found 4\.0; scales rotary"),
     ({"model.rope.original_context": 0}, r"model\.rope\.original_context: found 0; must be at least 1"),
     (
         {"model.rope.scaling": "ntk", "model.d_model": 8},

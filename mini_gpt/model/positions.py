@@ -180,9 +180,9 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
 
     linear: all divided by s (position interpolation, Chen et al. 2023). ntk: the base becomes
     base · s^(width/(width-2)), so that the slowest pair is interpolated in full and the fastest not at all (NTK-aware;
-    Peng et al. 2023, 3.1). yarn: pairs that turn more than 32 times in the original context stay, those that turn less
-    than once are interpolated, in between linear in the number of turns (Peng et al. 2023, 3.2, their α=1 and β=32;
-    their released code is linear in the pair's number instead). float64.
+    Peng et al. 2023, 3.1). yarn: pairs that turn more than `beta_fast` times in the original context stay, those that
+    turn less than `beta_slow` are interpolated, in between linear in the number of turns (Peng et al. 2023, 3.2, their
+    β and α; their released code is linear in the pair's number instead). float64.
     """
     plain_P, s = geometric_frequencies(rope.base, width), rope.factor
     if rope.scaling == "linear":
@@ -191,7 +191,7 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
         return geometric_frequencies(rope.base * s ** (width / (width - 2)), width)
     if rope.scaling == "yarn":
         turns_P = rope.original_context * plain_P / (2 * np.pi)
-        kept_P = np.clip((turns_P - 1) / (32 - 1), 0, 1)
+        kept_P = np.clip((turns_P - rope.beta_slow) / (rope.beta_fast - rope.beta_slow), 0, 1)
         return (1 - kept_P) * plain_P / s + kept_P * plain_P
     return plain_P
 

@@ -130,6 +130,13 @@ def test_scaled_rope_turns_each_pair_as_its_paper_says(scaling):
         np.testing.assert_allclose(turned[[pair, pair + 4]], expected, atol=1e-5)
 
 
+def test_yarns_betas_say_which_pairs_are_interpolated():
+    rope = {"rope.scaling": "yarn", "rope.factor": 4.0, "rope.original_context": 2048}
+    encoding = make("rope", d_model=16, **rope, **{"rope.beta_slow": 4.0, "rope.beta_fast": 64.0})
+    kept = (32.5949323452 - 4) / 60  # of the pair that turns 32.59 times
+    np.testing.assert_allclose(encoding.frequencies, [1, (1 - kept) * 0.025 + kept * 0.1, 0.0025, 0.00025], rtol=1e-9)
+
+
 def test_interpolated_positions_are_those_of_the_shorter_context():
     scaled, plain = make("rope", **{"rope.scaling": "linear", "rope.factor": 4.0}), make("rope")
     x_BLHK = jax.random.normal(jax.random.key(0), (1, 9, 2, 64))
