@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
     config.model.rope.factor = 1.0  # how many times the original context is to be reached
     config.model.rope.original_context = None  # tokens; None: context_length / factor
     config.model.rope.beta_slow = 1.0  # yarn: pairs that turn less often in the original context are interpolated,
-    config.model.rope.beta_fast = 32.0  # those that turn more often stay; 1 and 32 are LLaMA's, for 2,048 tokens
+    config.model.rope.beta_fast = 32.0  # those that turn more often stay; 1 and 32 were chosen for LLaMA, 2,048 tokens
 
     config.model.sinusoidal = ConfigDict()
     config.model.sinusoidal.base = 10_000.0  # likewise
