@@ -17,7 +17,7 @@ from mini_gpt.schema import TASK
 
 ANSWER, END = "=", "\n"  # the answer begins after the one, and is complete with the other
 ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "+_?. " + ANSWER + END))  # of all tasks alike
-VERSION = 1  # of all that decides the problems; a run records it with the task's name
+VERSION = 2  # of all that decides the problems; a run records it with the task's name
 
 PASSKEY_TEXT = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back. ")
 
@@ -125,13 +125,14 @@ def check_length(corpus: str, field: str, length: int) -> None:
 def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, longest: int) -> tuple[Question, Answer]:
     """Gives the (question, answer) of a split, seed and index, of a length from shortest..longest.
 
-    Lengths are drawn evenly, until a question belongs to the split. Raises UserError where the split has none: short
-    lengths have few questions in all.
+    The length is the larger of two even draws: the last places of long answers are rare, and the last to be learnt.
+    Drawn until a question belongs to the split. Raises UserError where the split has none: short lengths have few
+    questions in all.
     """
     draw = np.random.default_rng((seed, index, shortest, longest))
     task = find(corpus)
     for _ in range(10_000):
-        question, answer = task.draw(draw, int(draw.integers(shortest, longest + 1)))
+        question, answer = task.draw(draw, int(draw.integers(shortest, longest + 1, size=2).max()))
         if split_of(question) == split:
             return question, answer
     raise UserError(f"{corpus}: no problem of length {shortest} to {longest} belongs to the {split} split")

@@ -94,12 +94,14 @@ def test_answers_are_those_of_an_independent_solver_and_lengths_those_asked_for(
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
-def test_problems_are_a_function_of_split_seed_and_index_and_lengths_are_drawn_evenly(name):
-    drawn = problems(name, "train", 300, shortest=3, longest=8)
-    assert drawn == problems(name, "train", 300, shortest=3, longest=8)
-    assert drawn != problems(name, "train", 300, seed=1, shortest=3, longest=8)
+def test_problems_are_a_function_of_split_seed_and_index_and_long_ones_come_more_often(name):
+    drawn = problems(name, "train", 600, shortest=3, longest=8)
+    assert drawn == problems(name, "train", 600, shortest=3, longest=8)
+    assert drawn != problems(name, "train", 600, seed=1, shortest=3, longest=8)
     counts = Counter(UNITS[name](question) for question, _ in drawn)
-    assert set(counts) == set(range(3, 9)) and min(counts.values()) > 25
+    for rank, length in enumerate(range(3, 9), start=1):  # of the 36 pairs of draws, 1, 3, 5… have this larger one
+        assert counts[length] / 600 == pytest.approx((2 * rank - 1) / 36, abs=0.06)
+    assert sum(counts.values()) == 600 and min(counts) >= 3 and max(counts) <= 8
     assert len({answer for _, answer in drawn}) > 1
 
 
