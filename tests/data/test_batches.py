@@ -68,10 +68,10 @@ def test_an_epoch_visits_each_window_once_in_its_own_order_and_from_its_own_offs
 
 @pytest.mark.parametrize("count", [11, 12, 19, 20, 21, 29, 30, 31, 57])
 def test_every_window_lies_inside_and_every_token_is_reached(small, count):
-    config = small(context_length=10, train__batch_size=2, train__steps=300)
+    config = small(context_length=10, train__batch_size=2, train__steps=120)
     train_batches = batches.TrainBatches(numbered(count), config, vocab_size=VOCAB)
     seen = set()
-    for step in range(300):
+    for step in range(120):
         batch = train_batches[step]
         np.testing.assert_array_equal(batch["targets"], batch["inputs"] + 1)
         assert batch["targets"].max() < count
