@@ -21,6 +21,8 @@ def main() -> None:
     overrides = dict(map(config.parse_override, flags.override))
     command_line.set_up(overrides.get("data.cache_dir"))
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
+    for name in names:  # all, before the first is measured
+        suites.check_run(run, name, request)
     for name in names:
         suites.evaluate(run, name, request)
 

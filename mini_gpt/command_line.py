@@ -13,8 +13,6 @@ from mini_gpt import config as configs
 from mini_gpt import files
 from mini_gpt.errors import UserError
 
-LONGEST_NAME = 240  # bytes; file systems take 255, and the programs that write there add to it
-
 
 class _AboveTheBar(logging.Handler):
     """Writes a line above the progress bar, where there is one."""
@@ -57,7 +55,7 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
 def directory(text: str) -> Path:
     """Reads a directory from a flag; no shell expands the ~ of --workdir=~/run. Raises UserError where it is empty."""
     if not text:
-        raise UserError("--workdir: found nothing; name a directory")
+        raise UserError("found a flag without its directory; such as --workdir=DIR")
     return Path(text).expanduser()
 
 
@@ -67,6 +65,5 @@ def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:
     parts = [Path(file).stem + (f":{argument}" if argument else "")]
     parts += [f"{name}={value}" for name, value in overrides.items()]
     name = ",".join(parts).replace("/", "_")
-    if len(name.encode()) > LONGEST_NAME:
-        raise UserError(f"--workdir: the overrides make a name of {len(name)} characters; name a directory of your own")
+    files.check_name(name, "give --workdir=DIR a name of your own")
     return Path("runs") / name

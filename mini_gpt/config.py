@@ -47,10 +47,22 @@ def parse_override(text: str) -> tuple[str, str]:
 def check_field(name: str) -> None:
     """Raises UserError where no field has that dotted name, with the nearest one."""
     fields = _leaf_types(Config)
-    if name not in fields:
-        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"{name}: no such config field{hint}")
+    if name in fields:
+        return
+    by_leaf: dict[str, list[str]] = {}
+    for field in fields:
+        by_leaf.setdefault(field.rsplit(".", 1)[-1], []).append(field)
+    leaf = name.rsplit(".", 1)[-1]
+    near = by_leaf.get(leaf) or difflib.get_close_matches(name, fields, n=1, cutoff=0.7)
+    near = near or [field for close in difflib.get_close_matches(leaf, by_leaf, n=1) for field in by_leaf[close]]
+    if inside := [field.removeprefix(f"{name}.") for field in fields if field.startswith(f"{name}.")]:
+        hint = f"; it is a section, of {', '.join(inside)}"
+    elif near:
+        hint = f"; did you mean {' or '.join(near)}?"
+    else:
+        sections = dict.fromkeys(field.split(".")[0] for field in fields if "." in field)
+        hint = f"; configs/default.py lists them, in the sections {', '.join(sections)}"
+    raise UserError(f"{name}: no such config field{hint}")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

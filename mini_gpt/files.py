@@ -7,6 +7,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from mini_gpt.errors import UserError
+
+LONGEST_NAME = 240  # bytes; file systems take 255, and the programs that write there add to it
+
 
 def cache_directory(cache_dir: str | None) -> Path:
     """Gives `data.cache_dir`, else mini_gpt under $XDG_CACHE_HOME or ~/.cache."""
@@ -33,6 +37,12 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_name(name: str, way_out: str) -> None:
+    """Raises UserError where overrides make a name that no file system takes."""
+    if len(name.encode()) > LONGEST_NAME:
+        raise UserError(f"the overrides make a file name of {len(name.encode())} bytes; {way_out}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -35,6 +35,8 @@ class Run:
         self.config: Config = configs.override(self.trained, self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
         self.isolate_at = tokenizers.isolate_at(self.config.data, self.tokenizer.token_bytes)
+        # Another context length does not change how many tokens fit the devices.
+        self.batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
         self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config)
@@ -70,3 +72,7 @@ class Run:
         for name in self.overrides:
             if name in FIXED or (name in FIXED_FOR_THE_SAME_TEXT and not self.other_text):
                 raise UserError(f"--override: found {name}, which is the run's own; train another run for another")
+            if name.startswith("model.rope.") and "rope" not in self.config.model.position_pattern:
+                raise UserError(f"--override: found {name}; model.position={self.config.model.position} has no RoPE")
+        if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
+            raise UserError("--override: found model.rope.factor; it takes model.rope.scaling=linear, ntk or yarn too")

@@ -170,6 +170,12 @@ class ModelConfig:
                 )
         if "rope" in pattern:
             _require(
+                self.rope.scaling == "none" or self.rope.factor > 1,
+                "model.rope.factor",
+                self.rope.factor,
+                f"model.rope.scaling={self.rope.scaling} changes nothing by a factor of 1; give a larger one",
+            )
+            _require(
                 self.rope.scaling != "ntk" or self.rotated_width > 2,
                 "model.rope.scaling",
                 self.rope.scaling,
@@ -379,3 +385,8 @@ class Config:
             objective,
             "masked prediction needs both sides of the text: set model.causal=False",
         )
+
+    @property
+    def batch_tokens(self) -> int:
+        """How many tokens go through the model at a time in training; more need not fit the devices."""
+        return self.train.batch_size // self.train.accumulation_steps * self.context_length

@@ -18,7 +18,7 @@ from tensorboardX import SummaryWriter
 from mini_gpt import files
 from mini_gpt.data import tasks
 from mini_gpt.errors import UserError
-from mini_gpt.evaluation import extrapolation, perplexity, task_accuracy
+from mini_gpt.evaluation import extrapolation, perplexity, progress, task_accuracy
 from mini_gpt.insight import length_curves
 from mini_gpt.insight.length_curves import Curve
 from mini_gpt.run import Run
@@ -45,6 +45,7 @@ class Suite:
     check: Callable[[Config, Request], object]  # raises UserError where a run of the config can't be measured so
     values: tuple[str, ...]  # what a row measures, the first for figures
     unit: str
+    check_split: Callable[[Config, Request, int], object] | None = None  # likewise, where the split has so many tokens
     x: str = "length (tokens)"
     takes: tuple[str, ...] = ()  # of lengths and strides
     label: Callable[[dict], str] = lambda row: ""
@@ -59,9 +60,17 @@ def _check_text(trained: Config, request: Request) -> None:
 def evaluate_perplexity(run: Run, request: Request) -> dict:
     """Scores a whole split in blocks of the context length."""
     tokens = run.store.split(request.split).tokens
-    score = perplexity.score_split(
-        run.definition, run.parameters, run.config, tokens, run.tokenizer.token_bytes, run.mesh
-    )
+    with progress.shown(f"blocks of {run.config.context_length}", len(tokens)) as advance:
+        score = perplexity.score_split(
+            run.definition,
+            run.parameters,
+            run.config,
+            tokens,
+            run.tokenizer.token_bytes,
+            run.mesh,
+            batch_tokens=run.batch_tokens,
+            advance=advance,
+        )
     if not math.isfinite(score.nll_sum):
         raise UserError(f"{run.workdir}: the model of step {run.step} gives no finite loss; its training went wrong")
     masked = run.config.train.objective == "masked"
@@ -86,26 +95,35 @@ def _windows_asked(trained: Config, request: Request) -> tuple[tuple[int, ...], 
     if trained.data.is_task:
         raise UserError(f"--suite: extrapolation needs text; {trained.data.corpus} has none: use --suite=tasks")
     context = trained.context_length
-    lengths = extrapolation.parse_lengths("--lengths", request.lengths or extrapolation.LENGTHS, context, 2)
+    asked = extrapolation.LENGTHS if request.lengths is None else request.lengths
+    lengths = extrapolation.parse_lengths("--lengths", asked, context, 2)
     strides = (max(1, min(context, lengths[0]) // 4),)
-    if request.strides:
+    if request.strides is not None:
         strides = extrapolation.parse_lengths("--strides", request.strides, context, 1)
     extrapolation.check_strides(lengths, strides)
     return lengths, strides
 
 
+def _plan(trained: Config, request: Request, num_tokens: int) -> list[extrapolation.Windowing]:
+    return extrapolation.plan(num_tokens, request.split, *_windows_asked(trained, request))
+
+
 def evaluate_extrapolation(run: Run, request: Request) -> dict:
     """Scores the same targets at many context lengths, in blocks and with sliding windows."""
-    trained = run.trained.context_length
-    lengths, strides = _windows_asked(run.trained, request)
     tokens = run.store.split(request.split).tokens
-    windowings = extrapolation.plan(len(tokens), request.split, lengths, strides)
     rows, by_position = extrapolation.extrapolation(
-        run.definition, run.parameters, run.config, tokens, run.tokenizer.token_bytes, run.mesh, windowings
+        run.definition,
+        run.parameters,
+        run.config,
+        tokens,
+        run.tokenizer.token_bytes,
+        run.mesh,
+        _plan(run.trained, request, len(tokens)),
+        batch_tokens=run.batch_tokens,
     )
     return {
         "checkpoint_step": run.step,
-        "train_length": trained,
+        "train_length": run.trained.context_length,
         "split": request.split,
         "overrides": run.overrides,
         "rows": rows,
@@ -118,7 +136,7 @@ def _lengths_asked(trained: Config, request: Request) -> tuple[int, ...]:
     data = trained.data
     if not data.is_task:
         raise UserError(f"--suite: tasks needs a run of data.corpus=task:NAME; this one's is {data.corpus}")
-    if not request.lengths:
+    if request.lengths is None:
         return task_accuracy.default_lengths(trained)
     lengths = extrapolation.parse_lengths("--lengths", request.lengths, data.task_length, 1)
     for length in lengths:
@@ -130,7 +148,14 @@ def evaluate_tasks(run: Run, request: Request) -> dict:
     """Solves a task's problems of each length, answer by answer."""
     lengths, task = _lengths_asked(run.trained, request), run.corpus.name
     rows = task_accuracy.by_length(
-        run.definition, run.parameters, run.config, run.tokenizer, run.mesh, request.split, lengths
+        run.definition,
+        run.parameters,
+        run.config,
+        run.tokenizer,
+        run.mesh,
+        request.split,
+        lengths,
+        batch_tokens=run.batch_tokens,
     )
     return {
         "checkpoint_step": run.step,
@@ -174,6 +199,7 @@ SUITES = {
         _windows_asked,
         ("nll", "perplexity", "bits_per_byte", "sample_nll"),
         "nats a token",
+        check_split=_plan,
         takes=("lengths", "strides"),
         label=_windowing_label,
         draw=_draw_extrapolation,
@@ -203,6 +229,15 @@ def check(names: list[str], request: Request) -> None:
             raise UserError(f"--{flag}: the suite {', '.join(names)} takes none; for: {takers}")
 
 
+def check_run(run: Run, name: str, request: Request) -> None:
+    """Raises UserError where a run can't be measured so, before anything is."""
+    suite = SUITES[name]
+    suite.check(run.trained, request)
+    files.check_name(file_stem(name, request, run.checkpoint, run.overrides), "give fewer of them")
+    if suite.check_split is not None:
+        suite.check_split(run.trained, request, len(run.store.split(request.split).tokens))
+
+
 def evaluate(run: Run, name: str, request: Request) -> dict:
     """Runs a suite, prints its table, and writes its files once all is measured; gives the result.
 
@@ -210,7 +245,7 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
     they are not the plain ones, are in the name.
     """
     suite = SUITES[name]
-    suite.check(run.trained, request)
+    check_run(run, name, request)
     result = suite.measure(run, request)
     if suite.takes:
         result["request"] = asked(name, request)
@@ -264,7 +299,7 @@ def _write_tensorboard(directory: Path, name: str, suite: Suite, result: dict, f
         for label, rows in _by_label(suite.label, result["rows"]).items():
             tag = "/".join(filter(None, [name, re.sub(r"\W+", "_", label)]))
             for row in rows:
-                for value in suite.values:
+                for value in filter(lambda name: row[name] is not None, suite.values):
                     writer.add_scalar(f"{tag}/{value}", row[value], row["length"])
         for length, nll in result.get("by_position", {}).items():
             for position, value in enumerate(nll):

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt import command_line, errors, files, suites
 from mini_gpt import config as configs
-from mini_gpt.data import corpora
+from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.data.corpora import SPLITS
 from mini_gpt.errors import UserError
 from mini_gpt.insight import length_curves
@@ -107,7 +107,7 @@ def sweep(
         for values in combinations:
             number += 1
             fields = dict(zip(vary, values, strict=True)) | {"seed": str(seed)}
-            name = ",".join(f"{field}={value}" for field, value in fields.items()).replace("/", "_")
+            name = _run_name(fields)
             log.info(f"[{number} of {total}] {name}")
             try:
                 results[values].append(_result(config_path, overrides | fields, workdir / name, suite, request))
@@ -118,7 +118,7 @@ def sweep(
                 failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
             jax.clear_caches()  # programs of one combination are of no use to the next, and pile up
         if any(results.values()):  # after each seed, so that a sweep that is stopped has something to compare
-            text = write(workdir, suite, request, list(vary), results)
+            text = write(workdir, suite, request, list(vary), results, failures)
     if any(results.values()):
         print(text)
     if failures:
@@ -126,10 +126,19 @@ def sweep(
         raise UserError(f"{len(failures)} of {total} combinations failed; the same command tries them again")
 
 
+def _run_name(fields: dict[str, str]) -> str:
+    name = ",".join(f"{field}={value}" for field, value in fields.items()).replace("/", "_")
+    files.check_name(name, "vary fewer fields at once")
+    return name
+
+
 def _result(config_path: str, overrides: dict[str, str], workdir: Path, suite: str, request: Request) -> dict:
-    """Gives a combination's result: the one on disk where it is complete, else after what is missing."""
+    """Gives a combination's result: the one on disk where it is complete, else after what is missing.
+
+    Raises UserError, before any training, where the run could not be measured.
+    """
     config = configs.load(config_path, overrides)
-    SUITES[suite].check(config, request)  # before the training, not after it
+    SUITES[suite].check(config, request)
     workdirs.check_same_config(workdir, config)
     try:
         path = workdir / "eval" / f"{suites.file_stem(suite, request)}.json"
@@ -142,6 +151,11 @@ def _result(config_path: str, overrides: dict[str, str], workdir: Path, suite: s
             return result
     except (FileNotFoundError, ValueError, KeyError):
         pass
+    if (check_split := SUITES[suite].check_split) is not None:
+        corpus = corpora.open_corpus(config.data)
+        tokenizer = workdirs.find_tokenizer(workdir, config, corpus) or tokenizers.fit(corpus, config.data)
+        store = token_store.open_store(corpus, config.data, tokenizer)
+        check_split(config, request, len(store.split(request.split).tokens))
     loop.train(config, workdir, conclude=False)
     return suites.evaluate(Run(workdir), suite, request)
 
@@ -162,12 +176,18 @@ def _spread(value: str, rows: list[dict]) -> Spread:
 
 
 def write(
-    workdir: Path, suite: str, request: Request, fields: list[str], results: dict[tuple[str, ...], list[dict]]
+    workdir: Path,
+    suite: str,
+    request: Request,
+    fields: list[str],
+    results: dict[tuple[str, ...], list[dict]],
+    failures: list[str],
 ) -> str:
     """Writes the table as CSV and Markdown, and the figure; gives the Markdown and where it all is."""
     table = tabulate(suite, results)
     trained = {result.get("train_length") for runs in results.values() for result in runs}
     text = f"{suite} of the {request.split} split\n\n{_markdown(suite, fields, table)}"
+    text += "".join(f"\nfailed: {failure}\n" for failure in failures)
     stem = suites.file_stem(suite, request)
     files.write_text(workdir / f"{stem}.csv", _csv(fields, table))
     files.write_text(workdir / f"{stem}.md", text)

@@ -119,7 +119,11 @@ def test_values_typed_on_a_command_line_are_read_by_the_fields_type(typed, value
 BAD = [
     ({"model.num_layer": "3"}, r"^model\.num_layer: no such config field; did you mean model\.num_layers\?$"),
     ({"modle.num_layers": "3"}, r"did you mean model\.num_layers"),
-    ({"zzz": 1}, r"^zzz: no such config field$"),
+    ({"zzz": 1}, r"^zzz: no such config field; configs/default\.py lists them, in the sections model, data, train"),
+    ({"base": 1}, r"did you mean model\.rope\.base or model\.sinusoidal\.base\?$"),
+    ({"model": 1}, r"^model: no such config field; it is a section, of position, .* rope\.base"),
+    ({"optimiser.learning_rat": 1}, r"did you mean optimizer\.learning_rate\?$"),
+    ({"attention_windwo": 1}, r"did you mean model\.attention_window\?$"),
     ({"train.steps": "many"}, r"^train\.steps: found 'many'; must be a whole number$"),
     ({"train.steps": 1.5}, "must be a whole number"),
     ({"train.steps": True}, "must be a whole number"),
@@ -147,6 +151,7 @@ BAD = [
     ({"model.position": "learned", "model.max_positions": 9}, r"context_length: found 256; learned .* \(9\)"),
     ({"model.rope.scaling": "yarm"}, r"model\.rope\.scaling: found 'yarm'; must be one of none, linear, ntk, yarn"),
     ({"model.rope.factor": 0.5}, r"model\.rope\.factor: found 0\.5; must be at least 1"),
+    ({"model.rope.scaling": "linear"}, r"model\.rope\.factor: found 1\.0; model\.rope\.scaling=linear changes nothing"),
     (
         {"model.position": "none", "model.rope.factor": 4.0},
         r"model\.rope\.factor: found 4\.0; scales rotary positions, and model\.position is 'none'",
@@ -164,7 +169,7 @@ BAD = [
     ({"model.position": "none", "model.rope.beta_fast": 4.0}, r"model\.rope\.beta_fast: found 4\.0; scales rotary"),
     ({"model.rope.original_context": 0}, r"model\.rope\.original_context: found 0; must be at least 1"),
     (
-        {"model.rope.scaling": "ntk", "model.d_model": 8},
+        {"model.rope.scaling": "ntk", "model.rope.factor": 2.0, "model.d_model": 8},
         r"model\.rope\.scaling: found 'ntk'; needs more than one pair of dimensions",
     ),
     ({"model.attention_window": 0}, r"model\.attention_window: found 0; must be at least 1, or None"),

@@ -110,7 +110,7 @@ def test_tasks_writes_one_result_in_four_forms(monkeypatch, trained, capsys):
     result = json.loads((workdir / "eval" / "tasks.json").read_text())
     assert (result["task"], result["train_length"], result["split"]) == ("task:copy", 6, "validation")
     assert [(row["length"], row["status"]) for row in result["rows"]] == [(3, "ok"), (6, "ok"), (12, "undefined")]
-    assert [row["answer_tokens"] for row in result["rows"]] == [512 * 4, 512 * 7, 0]
+    assert [row["answer_tokens"] for row in result["rows"]] == [512 * 3, 512 * 6, 0]
     assert 0 <= result["rows"][0]["exact_match"] <= result["rows"][0]["token_accuracy"] < 1
     assert (workdir / "eval" / "tasks.png").exists() and (workdir / "eval" / "tasks.csv").exists()
     curves, _ = scalars(workdir / "tensorboard" / "tasks")
@@ -136,6 +136,21 @@ BAD = [
         r"error: model\.rope\.scaling: found 'ntk'; scales rotary positions, and model\.position is 'alibi'",
     ),
     (["--suite=extrapolation", "--override=model.ropes=1"], r"error: model\.ropes: no such config field; did you mean"),
+    (["--suite=perplexity,tasks"], r"error: --suite: tasks needs a run of data\.corpus=task:NAME"),
+    (["--suite=perplexity,extrapolation", "--lengths=1000x"], r"error: --lengths: found 32000; the validation split"),
+    (["--suite=extrapolation", "--lengths="], r"error: --lengths: found ''; must be whole tokens or multiples"),
+    (
+        ["--override=model.rope.base=500"],
+        r"error: --override: .* model\.position=alibi has no RoPE",
+    ),
+    (
+        ["--override=model.position=rope", "--override=model.rope.factor=4"],
+        r"error: --override: .* takes model\.rope\.scaling",
+    ),
+    (
+        [f"--override=data.path={'x' * 230}"],
+        r"error: the overrides make a file name of 2\d\d bytes; give fewer",
+    ),
     (["--suite=tasks", "--override=data.corpus=task:copi"], r"error: data\.tokenizer: found 'bytes'; the tasks have"),
 ]
 
@@ -159,6 +174,8 @@ def test_suites_that_a_run_has_no_answer_to(monkeypatch, trained):
         assert line == f"error: --suite: {suite} needs text; task:copy has none: use --suite=tasks"
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--override=data.corpus=task:copi")
     assert line.startswith("error: data.corpus: found 'task:copi'; the tasks are copy, reverse")
+    line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--lengths=1")
+    assert line == "error: --lengths: found 1; task:copy has problems of at least 2 (letters)"
     assert not (workdir / "eval").exists()
 
 
@@ -180,6 +197,38 @@ def test_nothing_is_written_when_a_measurement_breaks_off(trained, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x"))
     assert calls and not (workdir / "eval").exists() and not (workdir / "tensorboard" / "extrapolation").exists()
+
+
+def test_a_loss_whose_perplexity_no_float_holds_is_written_without_it(trained, monkeypatch):
+    workdir = trained(model__position="rope")
+    monkeypatch.setattr(suites.perplexity, "_nll", lambda *args: np.full(args[-1].shape, 800.0))
+    (row,) = suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x", strides="1x"))["rows"]
+    assert (row["nll"], row["perplexity"]) == (800.0, None)
+    curves, _ = scalars(workdir / "tensorboard" / "extrapolation")
+    assert "extrapolation/blocks/perplexity" not in curves
+    assert curves["extrapolation/blocks/nll"] == {32: pytest.approx(800.0)}
+
+
+def test_what_a_long_evaluation_shows_where_there_is_no_terminal(trained, monkeypatch, caplog):
+    caplog.set_level("INFO", "mini_gpt")
+    workdir = trained(model__position="rope", train__steps=2)
+    monkeypatch.setattr(suites.progress, "SECONDS_BETWEEN_LINES", 0.0)
+    suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x", strides="8"))
+    stated = re.search(r"2 windowings of [\d,]+ targets, .* last ([\d,]+): ([\d,]+) tokens go", caplog.text)
+    sample, cost = (int(number.replace(",", "")) for number in stated.groups())
+    result = json.loads((workdir / "eval" / "extrapolation.json").read_text())
+    assert sample == result["rows"][1]["tokens_scored"]
+    done = [int(n.replace(",", "")) for n in re.findall(rf"([\d,]+) of {cost:,} tokens done", caplog.text)]
+    assert len(done) > 5 and done == sorted(done) and cost <= done[-1] < cost + 2 * 8 * 32, (
+        "the last batches are filled up"
+    )
+
+
+def test_another_context_length_puts_no_more_tokens_through_the_model_at_a_time(trained):
+    workdir = trained(model__position="rope", train__steps=2)
+    assert Run(workdir).batch_tokens == 8 * 32
+    assert Run(workdir, overrides={"context_length": "128"}).batch_tokens == 8 * 32
+    assert Run(workdir, overrides={"context_length": "128", "train.batch_size": "16"}).batch_tokens == 16 * 32
 
 
 def test_a_run_trained_with_random_positions_is_scored_alike_in_any_batch(small, tmp_path):

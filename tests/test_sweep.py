@@ -97,7 +97,8 @@ def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_survives_a_fail
     vary = "--vary=model.position=learned,rope"
     trainings.clear()
     assert type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION) is None
-    assert trainings == [] and (folder / "extrapolation.md").read_text() == text
+    table_alone = text.split("\nfailed: model.position=roap,seed=3: model.position: found 'roap'")[0]
+    assert trainings == [] and (folder / "extrapolation.md").read_text() == table_alone
     assert type_in(monkeypatch, *flags, vary, "--seeds=3", *EXTRAPOLATION) is None
     assert trainings == ["model.position=learned,seed=5", "model.position=rope,seed=5"]
     before = {name: (folder / name / "checkpoints" / "4").stat().st_mtime_ns for name in expected}
@@ -119,6 +120,7 @@ def test_a_sweep_goes_on_after_a_crash_and_a_damaged_result(monkeypatch, flags, 
     assert type_in(monkeypatch, *arguments).startswith("error: 1 of 2 combinations failed")
     assert "model.d_ff=48,seed=3: RuntimeError: out of memory" in caplog.text
     folder = tmp_path / "sweep"
+    assert "\nfailed: model.d_ff=48,seed=3: RuntimeError: out of memory\n" in (folder / "perplexity.md").read_text()
     assert "| 64 | 1 |" in (folder / "perplexity.md").read_text() and (folder / "perplexity.png").exists()
     assert "±" not in (folder / "perplexity.md").read_text().split("± is")[0], "one seed has no spread"
     (folder / "model.d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
@@ -175,6 +177,12 @@ def test_seeds_on_another_text_are_not_joined_with_the_first(monkeypatch, flags,
     (tmp_path / "text" / "0.txt").write_text("another text " * 12)
     assert type_in(monkeypatch, *arguments) == "error: 1 of 1 combinations failed; the same command tries them again"
     assert "the text has changed" in caplog.text
+
+
+def test_lengths_that_the_split_has_not_are_refused_before_training(monkeypatch, flags, trainings, tmp_path, caplog):
+    arguments = [*flags, "--vary=model.position=rope,none", "--suite=extrapolation", "--lengths=1x,1000x"]
+    assert type_in(monkeypatch, *arguments).startswith("error: 2 of 2 combinations failed")
+    assert trainings == [] and "model.position=rope,seed=3: --lengths: found 32000; the validation split" in caplog.text
 
 
 def test_masked_models_and_losses_that_are_no_number_leave_a_table(monkeypatch, flags, tmp_path, caplog):

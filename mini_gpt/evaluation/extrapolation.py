@@ -1,24 +1,21 @@
 """The loss of the same target tokens at many context lengths, the trained one and beyond, under stated windowings."""
 
-import logging
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from mini_gpt.data import tokenizers
 from mini_gpt.errors import UserError
-from mini_gpt.evaluation import perplexity, scoring
+from mini_gpt.evaluation import perplexity, progress, scoring
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config, ModelConfig
 
 LENGTHS = "1x,2x,4x,8x,16x"  # of the trained context
 SLIDING_TARGETS = 16_384  # a sliding window runs the model many times over each token: a sample is enough
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,8 @@ def extrapolation(
     token_bytes: np.ndarray,
     mesh: Mesh,
     windowings: list[Windowing],
+    *,
+    batch_tokens: int | None = None,
 ) -> tuple[list[dict], dict[str, list[float]]]:
     """Scores each windowing; gives its rows, and by length the blocks' mean loss at each position of the window.
 
@@ -112,31 +111,24 @@ def extrapolation(
     no such positions or gives no finite loss, the status undefined and its reason in their place. `sample_nll` is the
     mean over the sliding windows' sample alone, in blocks too: there the two protocols have the same targets. Entry i
     of a position list is the mean over the blocks' targets that are predicted from i + 1 tokens, in nats.
+    batch_tokens: how many go through the model at a time, as in training unless given.
     """
     reasons = {w.length: _undefined(config.model, w.length) for w in windowings}
     defined = [w for w in windowings if reasons[w.length] is None]
-    cost = sum(w.cost for w in defined)
-    log.info(
-        f"{len(defined)} windowings of a split of {len(tokens):,} tokens: {cost:,} tokens go through the model "
-        f"({cost / len(tokens):.1f} times the split)"
-    )
     isolate_at = tokenizers.isolate_at(config.data, token_bytes)
-    nll_fn = perplexity.make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at)
     sample = max(w.first_target for w in windowings)  # blocks begin at the first token, the sample later
+    what = f"{len(defined)} windowings of {len(tokens) - 1:,} targets"
+    if sample > 1:
+        what += f", sliding windows of the last {len(tokens) - sample:,}"
     rows, by_position = [], {}
-    with tqdm(total=cost, unit="token", unit_scale=True, disable=None, leave=False) as bar:
-
-        def counted(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
-            nll_BL = nll_fn(inputs_BL, targets_BL)
-            bar.update(inputs_BL.size)
-            return nll_BL
-
+    with progress.shown(what, sum(w.cost for w in defined)) as advance:
+        nll_fn = perplexity.make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at, advance=advance)
         for windowing in windowings:
             reason = reasons[windowing.length]
             nll = None
             if reason is None:
-                batch_size = perplexity.rows_of_training_tokens(config, mesh, windowing.length)
-                nll = _score(counted, tokens, windowing, batch_size)
+                batch_size = perplexity.rows_at_a_time(batch_tokens or config.batch_tokens, mesh, windowing.length)
+                nll = _score(nll_fn, tokens, windowing, batch_size)
                 if not np.isfinite(nll).all():
                     reason = "the model's loss is not finite"
             if reason is None and windowing.protocol == "blocks":

@@ -10,7 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mini_gpt import losses, sharding
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.errors import UserError
-from mini_gpt.evaluation import scoring
+from mini_gpt.evaluation import progress, scoring
+from mini_gpt.evaluation.progress import Advance
 from mini_gpt.evaluation.scoring import NllFn, Score
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, text_layout
@@ -21,17 +22,25 @@ STRETCHES = 16
 
 
 def make_nll_fn(
-    definition: nnx.GraphDef, parameters: Parameters, mesh: Mesh, *, isolate_at: int | None = None, masked: bool = False
+    definition: nnx.GraphDef,
+    parameters: Parameters,
+    mesh: Mesh,
+    *,
+    isolate_at: int | None = None,
+    masked: bool = False,
+    advance: Advance = progress.silent,
 ) -> NllFn:
     """Gives nll_fn(inputs_BL, targets_BL) -> nll_BL over NumPy arrays; the batch is divided over the mesh.
 
     isolate_at: the separator at which documents are kept apart, for a model that was trained so. masked: the targets
-    are the text itself, of which the inputs show a part.
+    are the text itself, of which the inputs show a part. advance: is told how many tokens each call had.
     """
 
     def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
         batch = jax.device_put((inputs_BL, targets_BL), sharding.batch_sharding(mesh))
-        return np.asarray(_nll(definition, mesh, isolate_at, masked, parameters, *batch))
+        nll_BL = np.asarray(_nll(definition, mesh, isolate_at, masked, parameters, *batch))
+        advance(inputs_BL.size)
+        return nll_BL
 
     return nll_fn
 
@@ -53,30 +62,34 @@ def score_split(
     mesh: Mesh,
     *,
     most_tokens: int | None = None,
+    batch_tokens: int | None = None,
+    advance: Advance = progress.silent,
 ) -> Score:
     """Scores a split's joined stream in blocks of the context length, each token once.
 
-    most_tokens: score about so many, in stretches spread over the split, the same at every call. Under the masked
-    objective the masked tokens alone are scored, drawn once for all from the place of their block, and a last, partial
-    block is left out; their bytes count as 0, since no text is compressed that way. Raises UserError where there is
-    nothing to score, or the context length is past a learned table.
+    most_tokens: score about so many, in stretches spread over the split, the same at every call. batch_tokens: how many
+    go through the model at a time, as in training unless given; `advance` is told of them. Under the masked objective
+    the masked tokens alone are scored, drawn once for all from the place of their block, and a last, partial block is
+    left out; their bytes count as 0, since no text is compressed that way. Raises UserError where there is nothing to
+    score, or the context length is past a learned table.
     """
-    check_scorable(config, tokens)
+    check_scorable(config, len(tokens))
     masked = config.train.objective == "masked"
     isolate_at = tokenizers.isolate_at(config.data, token_bytes)
-    nll_fn = make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at, masked=masked)
+    nll_fn = make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at, masked=masked, advance=advance)
     score_stretch = _score_masked if masked else _score_next
+    rows = rows_at_a_time(batch_tokens or config.batch_tokens, mesh, config.context_length)
     parts = stretches(tokens, most_tokens, config.context_length)
-    scores = [score_stretch(nll_fn, part, config, token_bytes) for part in parts]
+    scores = [score_stretch(nll_fn, part, config, token_bytes, rows) for part in parts]
     return Score(sum(s.nll_sum for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
 
 
-def check_scorable(config: Config, tokens: np.ndarray) -> None:
+def check_scorable(config: Config, num_tokens: int) -> None:
     """Raises UserError where a split is too short to score any token, or the context is past a learned table."""
     check_length(config.model, config.context_length)
     least = 2 if config.train.objective == "next_token" else config.context_length
-    if len(tokens) < least:
-        raise UserError(f"data.corpus: the split has {len(tokens)} tokens; at least {least} are needed to score any")
+    if num_tokens < least:
+        raise UserError(f"data.corpus: the split has {num_tokens} tokens; at least {least} are needed to score any")
 
 
 def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[np.ndarray]:
@@ -92,29 +105,22 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
     return [tokens[start : start + length + 1] for start in starts]
 
 
-def rows_of_training_tokens(config: Config, mesh: Mesh, length: int) -> int:
-    """Gives how many windows of a length have about as many tokens as training has at a time; one a device at least."""
+def rows_at_a_time(batch_tokens: int, mesh: Mesh, length: int) -> int:
+    """Gives how many windows of a length have at most so many tokens; one a device at least."""
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    return shards * max(1, _batch_size(config) * config.context_length // length // shards)
+    return shards * max(1, batch_tokens // length // shards)
 
 
-def _score_next(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray) -> Score:
+def _score_next(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray, rows: int) -> Score:
     window = config.context_length
-    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=_batch_size(config))
+    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows)
     return scoring.score(nll, tokens[1:], token_bytes)
 
 
-def _score_masked(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray) -> Score:
+def _score_masked(nll_fn: NllFn, tokens: np.ndarray, config: Config, token_bytes: np.ndarray, rows: int) -> Score:
     nll_sum, count = 0.0, 0
-    for rows, batch in batches.masked_blocks(
-        tokens, config, vocab_size=len(token_bytes), batch_size=_batch_size(config)
-    ):
+    for filled, batch in batches.masked_blocks(tokens, config, vocab_size=len(token_bytes), batch_size=rows):
         nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
-        nll_sum += float(nll_BL[:rows].sum(dtype=np.float64))
-        count += int(batch["weights"][:rows].sum())
+        nll_sum += float(nll_BL[:filled].sum(dtype=np.float64))
+        count += int(batch["weights"][:filled].sum())
     return Score(nll_sum, count, 0)
-
-
-def _batch_size(config: Config) -> int:
-    """As many sequences at a time as training holds: more need not fit the devices."""
-    return config.train.batch_size // config.train.accumulation_steps

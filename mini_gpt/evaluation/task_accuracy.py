@@ -18,7 +18,8 @@ from mini_gpt import losses, sharding
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
-from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation import perplexity, progress
+from mini_gpt.evaluation.progress import Advance
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, text_layout
 from mini_gpt.model.parameters import Parameters
@@ -30,7 +31,11 @@ FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # of the longest trained l
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Sums over problems and the tokens of their answers, the line's end included; `answers` is what was written."""
+    """Sums over problems and their answers; `answers` is what was written.
+
+    An answer is solved with the line's end that completes it. The end is no token of the answer; its loss counts, as in
+    training.
+    """
 
     problems: int
     solved: int
@@ -38,6 +43,19 @@ class TaskScore:
     right: int
     nll_sum: float
     answers: list[np.ndarray]
+
+    @property
+    def exact_match(self) -> float:
+        return self.solved / self.problems
+
+    @property
+    def token_accuracy(self) -> float:
+        return self.right / self.tokens
+
+    @property
+    def nll(self) -> float:
+        """Nats a token, the ends included."""
+        return self.nll_sum / (self.tokens + self.problems)
 
 
 def accuracy(
@@ -48,11 +66,17 @@ def accuracy(
     mesh: Mesh,
     problems: list[tuple[str, str]],
     length: int,
+    *,
+    batch_tokens: int | None = None,
+    advance: Advance = progress.silent,
 ) -> TaskScore:
-    """Scores problems, (question, answer), in rows of `length` inputs, as many at a time as training holds tokens."""
+    """Scores problems, (question, answer), in rows of `length` inputs.
+
+    batch_tokens: how many go through the model at a time, as in training unless given; `advance` is told of them.
+    """
     isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
     masked = config.train.objective == "masked"
-    rows = perplexity.rows_of_training_tokens(config, mesh, length)
+    rows = perplexity.rows_at_a_time(batch_tokens or config.batch_tokens, mesh, length)
     solved = tokens = right = 0
     nll_sum, answers = 0.0, []
     for first in range(0, len(problems), rows):
@@ -66,10 +90,12 @@ def accuracy(
         counts_BL[len(part) :] = False
         right_BL = likeliest_BL == batch["targets"]
         solved += int((right_BL | ~counts_BL)[: len(part)].all(axis=1).sum())
-        tokens += int(counts_BL.sum())
-        right += int((right_BL & counts_BL).sum())
+        answer_BL = counts_BL & np.pad(counts_BL[:, 1:], ((0, 0), (0, 1)))  # all but the last, the end
+        tokens += int(answer_BL.sum())
+        right += int((right_BL & answer_BL).sum())
         nll_sum += float(nll_BL[counts_BL].sum(dtype=np.float64))
         answers += [likeliest_BL[row, counts_BL[row]] for row in range(len(part))]
+        advance(len(part) * length)
     return TaskScore(len(problems), solved, tokens, right, nll_sum, answers)
 
 
@@ -99,35 +125,44 @@ def by_length(
     mesh: Mesh,
     split: str,
     lengths: tuple[int, ...],
+    *,
+    batch_tokens: int | None = None,
 ) -> list[dict]:
-    """Gives a row a length: exact_match and token_accuracy (shares of 1), nll in nats a token of the answer, counts.
+    """Gives a row a length: exact_match, token_accuracy (shares of 1), nll in nats a token, counts.
+
+    The end of an answer counts in exact_match and in nll, not in token_accuracy: where an answer is a letter, half of
+    it would be right for nothing.
 
     Every length has up to PROBLEMS different problems of the split, the same whatever the model, the seed or the other
     lengths. Where the model has no positions, or gives no finite loss, the status is undefined, with the reason.
     """
     rows = []
-    for length in lengths:
-        tasks.check_length(config.data.corpus, "--lengths", length)
-    for length in lengths:
-        needed = batches.row_length(config, length)
-        row = {"length": length, "exact_match": None, "token_accuracy": None, "nll": None}
-        row |= {"problems": 0, "answer_tokens": 0, "status": "ok", "reason": None}
-        try:
-            check_length(config.model, needed)
-        except UserError as error:
-            rows.append(row | {"status": "undefined", "reason": str(error)})
-            continue
-        problems = tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
-        score = accuracy(definition, parameters, config, tokenizer, mesh, problems, needed)
-        if not math.isfinite(score.nll_sum):
-            rows.append(row | {"status": "undefined", "reason": "the model's loss is not finite"})
-            continue
-        figures = {
-            "exact_match": score.solved / score.problems,
-            "token_accuracy": score.right / score.tokens,
-            "nll": score.nll_sum / score.tokens,
-            "problems": score.problems,
-            "answer_tokens": score.tokens,
-        }
-        rows.append(row | figures)
+    needed = {length: batches.row_length(config, length) for length in lengths}
+    what = f"up to {PROBLEMS} problems of each of {len(lengths)} lengths"
+    with progress.shown(what, PROBLEMS * sum(needed.values())) as advance:
+        for length in lengths:
+            row = {"length": length, "exact_match": None, "token_accuracy": None, "nll": None}
+            row |= {"problems": 0, "answer_tokens": 0, "status": "ok", "reason": None}
+            try:
+                check_length(config.model, needed[length])
+            except UserError as error:
+                rows.append(row | {"status": "undefined", "reason": str(error)})
+                continue
+            problems = tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
+            score = accuracy(
+                definition,
+                parameters,
+                config,
+                tokenizer,
+                mesh,
+                problems,
+                needed[length],
+                batch_tokens=batch_tokens,
+                advance=advance,
+            )
+            if not math.isfinite(score.nll_sum):
+                rows.append(row | {"status": "undefined", "reason": "the model's loss is not finite"})
+                continue
+            figures = {name: getattr(score, name) for name in ("exact_match", "token_accuracy", "nll", "problems")}
+            rows.append(row | figures | {"answer_tokens": score.tokens})
     return rows

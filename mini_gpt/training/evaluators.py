@@ -64,7 +64,7 @@ class TextEvaluator(Evaluator):
         super().__init__(config, definition, tokenizer, mesh)
         self.writes = self.writes and config.model.causal
         self.split = split
-        perplexity.check_scorable(config, split.tokens)
+        perplexity.check_scorable(config, len(split.tokens))
 
     def score(self, parameters: Parameters, *, most_tokens: int | None = None) -> Score:
         """Scores the split, or about so many tokens in stretches spread over it."""
@@ -142,9 +142,9 @@ class TaskEvaluator(Evaluator):
     def scalars(self, parameters: Parameters) -> dict[str, float]:
         score = self.score(parameters, self.problems)
         values = {
-            "validation/loss": score.nll_sum / score.tokens,
-            "validation/exact_match": score.solved / score.problems,
-            "validation/token_accuracy": score.right / score.tokens,
+            "validation/loss": score.nll,
+            "validation/exact_match": score.exact_match,
+            "validation/token_accuracy": score.token_accuracy,
         }
         probe = batches.problem_batch(self.problems[:1], self.config, self.tokenizer, self.config.context_length)
         return values | self.attention(parameters, probe["inputs"])
@@ -164,7 +164,7 @@ class TaskEvaluator(Evaluator):
     def conclusion(self, parameters: Parameters) -> str:
         score = self.score(parameters, self.problems)
         return (
-            f"{score.solved:,} of {score.problems:,} validation problems solved ({score.solved / score.problems:.1%}), "
-            f"{score.right / score.tokens:.2%} of the answers' tokens right; up to {self.config.data.task_length} "
+            f"{score.solved:,} of {score.problems:,} validation problems solved ({score.exact_match:.1%}), "
+            f"{score.token_accuracy:.2%} of the answers' tokens right; up to {self.config.data.task_length} "
             f"{tasks.find(self.config.data.corpus).unit}."
         )

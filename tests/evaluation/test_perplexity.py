@@ -99,15 +99,21 @@ def test_evaluation_holds_no_more_sequences_at_a_time_than_training(model, monke
         return nll(*args)
 
     monkeypatch.setattr(perplexity, "_nll", watched)
-    perplexity.score_split(definition, drawn, config, make_tokens(300), TOKEN_BYTES, sharding.make_mesh(config.mesh))
+    mesh, seen = sharding.make_mesh(config.mesh), []
+    perplexity.score_split(definition, drawn, config, make_tokens(300), TOKEN_BYTES, mesh)
     assert shapes == {(2, 32)}
+    shapes.clear()
+    longer, _, _ = model(train__batch_size=8, train__accumulation_steps=4, context_length=64)
+    fields = {"batch_tokens": 130, "advance": seen.append}
+    perplexity.score_split(definition, drawn, longer, make_tokens(300), TOKEN_BYTES, mesh, **fields)
+    assert shapes == {(2, 64)} and sum(seen) == 6 * 64, "300 tokens have five windows, in three batches of two"
 
 
 def test_what_can_not_be_scored_is_said(model):
     config, _, _ = model(model__position="learned")
     with pytest.raises(UserError, match="the split has 1 tokens; at least 2 are needed"):
-        perplexity.check_scorable(config, make_tokens(1))
-    perplexity.check_scorable(config, make_tokens(2))
+        perplexity.check_scorable(config, 1)
+    perplexity.check_scorable(config, 2)
     masked, _, _ = model(train__objective="masked", model__causal=False)
     with pytest.raises(UserError, match="the split has 31 tokens; at least 32 are needed"):
-        perplexity.check_scorable(masked, make_tokens(31))
+        perplexity.check_scorable(masked, 31)
