@@ -18,7 +18,7 @@ def test_a_task_is_learnt_and_watched(small, tmp_path, capsys):
         "train__batch_size": 32,
         "optimizer__learning_rate": 1e-2,
     }
-    config = small(train__steps=250, eval__every=125, eval__tokens=600, train__log_every=50, **fields)
+    config = small(train__steps=150, eval__every=75, eval__tokens=600, train__log_every=50, **fields)
     loop.train(config, tmp_path / "whole")
     said = capsys.readouterr().out
     logged = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]

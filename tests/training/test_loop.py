@@ -318,12 +318,12 @@ def test_a_run_is_read_on_other_devices_than_it_was_written_on(small, tmp_path, 
 
 def test_C2_without_residuals_a_deep_model_does_not_train(small, tmp_path):
     deep = {
-        "model__num_layers": 8,
-        "train__steps": 60,
+        "model__num_layers": 6,
+        "train__steps": 40,
         "optimizer__learning_rate": 1e-2,
         "optimizer__warmup_steps": 10,
-        "eval__every": 60,
-        "checkpoint__every": 60,
+        "eval__every": 40,
+        "checkpoint__every": 40,
     }
     for residual in (True, False):
         loop.train(small(model__residual=residual, **deep), tmp_path / str(residual))
