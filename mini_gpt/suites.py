@@ -95,8 +95,8 @@ def _windows_asked(trained: Config, request: Request) -> tuple[tuple[int, ...], 
     if trained.data.is_task:
         raise UserError(f"--suite: extrapolation needs text; {trained.data.corpus} has none: use --suite=tasks")
     context = trained.context_length
-    asked = extrapolation.LENGTHS if request.lengths is None else request.lengths
-    lengths = extrapolation.parse_lengths("--lengths", asked, context, 2)
+    listed = extrapolation.LENGTHS if request.lengths is None else request.lengths
+    lengths = extrapolation.parse_lengths("--lengths", listed, context, 2)
     strides = (max(1, min(context, lengths[0]) // 4),)
     if request.strides is not None:
         strides = extrapolation.parse_lengths("--strides", request.strides, context, 1)
