@@ -179,10 +179,14 @@ def test_seeds_on_another_text_are_not_joined_with_the_first(monkeypatch, flags,
     assert "the text has changed" in caplog.text
 
 
-def test_lengths_that_the_split_has_not_are_refused_before_training(monkeypatch, flags, trainings, tmp_path, caplog):
+def test_what_the_split_is_too_short_for_is_refused_before_training(monkeypatch, flags, trainings, tmp_path, caplog):
     arguments = [*flags, "--vary=model.position=rope,none", "--suite=extrapolation", "--lengths=1x,1000x"]
     assert type_in(monkeypatch, *arguments).startswith("error: 2 of 2 combinations failed")
-    assert trainings == [] and "model.position=rope,seed=3: --lengths: found 32000; the validation split" in caplog.text
+    assert "model.position=rope,seed=3: --lengths: found 32000; the validation split" in caplog.text
+    nothing = [f"--workdir={tmp_path}/other", "--config.data.split_fractions=(0.7,0.3,0)", "--split=test"]
+    assert type_in(monkeypatch, *flags, *nothing, "--vary=model.position=rope").startswith("error: 1 of 1")
+    assert "model.position=rope,seed=3: data.split_fractions: found (0.7, 0.3, 0.0); the test split is empty" in caplog.text
+    assert trainings == []
 
 
 def test_masked_models_and_losses_that_are_no_number_leave_a_table(monkeypatch, flags, tmp_path, caplog):
