@@ -51,7 +51,7 @@ def corpus_files(tmp_path_factory) -> str:
 
 SMALL = {
     "context_length": 32,
-    "model.num_layers": 2,
+    "model.num_layers": 1,
     "model.d_model": 32,
     "model.num_heads": 4,
     "model.dtype": "float32",

@@ -80,7 +80,7 @@ def test_extrapolation_writes_one_result_in_four_forms(monkeypatch, trained, cap
 
 
 def test_scaling_is_an_override_and_stands_beside_the_plain_result(monkeypatch, trained):
-    workdir = trained(model__position="rope")
+    workdir = trained(model__position="rope", model__num_layers=2)
     asked = [f"--workdir={workdir}", "--suite=extrapolation", "--lengths=2x", "--strides=1x"]
     assert type_in(monkeypatch, "eval.py", *asked) is None
     plain = (workdir / "eval" / "extrapolation.json").read_text()

@@ -29,7 +29,6 @@ def flags(corpus_files, tmp_path):
         "data.path": corpus_files,
         "data.cache_dir": tmp_path / "cache",
         "train.steps": 4,
-        "model.num_layers": 1,
         "seed": 3,
     }
     typed = [f"--config.{name}={value}" for name, value in fields.items()]

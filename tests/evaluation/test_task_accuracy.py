@@ -10,6 +10,7 @@ from mini_gpt import generation, losses, sharding
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model.gpt import text_layout
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 
@@ -18,6 +19,7 @@ TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 def config(small):
     def make(name="copy", length=6, **overrides):
         base = {"data__corpus": f"task:{name}", "data__tokenizer": "characters", "data__task_length": length}
+        base["model__num_layers"] = 2
         return small(**(base | {"context_length": tasks.TASKS[name].size(length)} | overrides))
 
     return make
@@ -101,7 +103,7 @@ def test_each_problem_has_random_positions_of_its_own(config):
     for number, problem in enumerate(problems):
         batch = batches.problem_batch([problem], config, TOKENIZER, length)
         key = jax.random.fold_in(jax.random.key(0), number)
-        positions_BL = jnp.sort(jax.random.choice(key, 40, (length,), replace=False))[None]
+        positions_BL, _ = text_layout(config.model, jnp.array(batch["inputs"]), None, key[None])
         logits_BLV = model(jnp.array(batch["inputs"]), positions_BL)
         nll_sum += float((losses.nll(logits_BLV, jnp.array(batch["targets"])) * batch["weights"]).sum())
         np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[batch["weights"] > 0], score.answers[number])

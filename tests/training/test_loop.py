@@ -57,7 +57,7 @@ def test_more_steps_go_on_where_the_schedule_has_no_end(small, tmp_path):
 
 
 def test_what_is_watched(small, tmp_path):
-    loop.train(small(), tmp_path)
+    loop.train(small(model__num_layers=2), tmp_path)
     logged = rows(tmp_path)
     assert set(logged[0]) == {"step"} | {
         f"train/{name}" for name in ("loss", "objective", "learning_rate", "gradient_norm", "parameter_norm")
@@ -326,7 +326,7 @@ def test_C2_without_residuals_a_deep_model_does_not_train(small, tmp_path):
         "checkpoint__every": 40,
     }
     for residual in (True, False):
-        loop.train(small(model__residual=residual, **deep), tmp_path / str(residual))
+        loop.train(small(model__residual=residual, **deep), tmp_path / str(residual), conclude=False)
     losses = {residual: rows(tmp_path / residual)[-1]["validation/loss"] for residual in ("True", "False")}
     # A model that knows only the frequencies of bytes scores their entropy, 2.66 nats; with context it goes below 1.7.
     assert losses["True"] < 1.7 and losses["False"] > 2.5

@@ -47,7 +47,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_written(small, tmp_p
         ),
         (
             {"model__position": "rope", "model__num_layers": 3},
-            r"has the parameter blocks/2/\S+ of shape none; the config",
+            r"has the parameter blocks/1/\S+ of shape none; the config",
         ),
         (
             {"data__tokenizer": "characters"},
