@@ -23,22 +23,36 @@ class Curve:
 
 def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = None) -> None:
     """Draws each curve against length on a logarithmic axis, the range over seeds as a band."""
-    ticks = set()
+    lengths = set()
     for number, curve in enumerate(curves):
         colour = f"C{number}"
         axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=4, label=curve.label)
         if curve.low is not None:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-        ticks |= set(curve.x)
-    if ticks and max(ticks) > 4 * min(ticks):
+        lengths |= set(curve.x)
+    ticks = sorted(lengths)
+    logarithmic = bool(ticks) and ticks[-1] > 4 * ticks[0]
+    if logarithmic:
         axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+    axes.set_xticks(ticks, tick_labels(ticks, logarithmic))
     axes.xaxis.set_minor_locator(NullLocator())
     if trained is not None:
         axes.axvline(trained, color="grey", linestyle="--", linewidth=1, zorder=0)
         axes.annotate("trained", (trained, 0), xycoords=("data", "axes fraction"), xytext=(3, 4),
                       textcoords="offset points", color="grey", fontsize=8)  # fmt: skip
     _finish(axes)
+
+
+def tick_labels(ticks: list[float], logarithmic: bool) -> list[str]:
+    """Gives a label for each of the sorted ticks, empty where it would touch the one before."""
+    places = np.log2(ticks) if logarithmic else np.asarray(ticks)
+    labels, last = [], -np.inf
+    for tick, place in zip(ticks, places, strict=True):
+        label = f"{tick:g}"
+        fits = place - last >= 0.0225 * len(label) * (places[-1] - places[0])  # a digit's share of the axis
+        labels.append(label if fits else "")
+        last = place if fits else last
+    return labels
 
 
 def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list[float]], *, trained: int) -> Figure:
