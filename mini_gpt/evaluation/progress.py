@@ -27,6 +27,7 @@ def shown(what: str, cost: int) -> Iterator[Advance]:
 
         def advance(tokens: int) -> None:
             nonlocal done, last_line
+            tokens = min(tokens, cost - done)  # the last batch of a windowing is filled up with rows that do not count
             done += tokens
             bar.update(tokens)
             if bar.disable and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
