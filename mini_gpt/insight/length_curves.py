@@ -67,6 +67,7 @@ def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list
         x, y = _binned(np.asarray(nll))
         right.plot(x, y, label=f"blocks of {length}", linewidth=1.5)
     right.set_xscale("log", base=2)
+    right.xaxis.set_major_formatter("{x:g}")
     right.axvline(trained, color="grey", linestyle="--", linewidth=1, zorder=0)
     right.set_xlabel("tokens of context before the target")
     right.set_ylabel("loss (nats a token)")
