@@ -57,10 +57,6 @@ def _check_text(trained: Config, request: Request) -> None:
         raise UserError(f"--suite: perplexity needs text; {trained.data.corpus} has none: use --suite=tasks")
 
 
-def _check_scorable(config: Config, request: Request, num_tokens: int) -> None:
-    perplexity.check_scorable(config, num_tokens)
-
-
 def evaluate_perplexity(run: Run, request: Request) -> dict:
     """Scores a whole split in blocks of the context length."""
     tokens = run.store.split(request.split).tokens
@@ -198,7 +194,11 @@ def _draw_extrapolation(result: dict) -> Figure:
 
 SUITES = {
     "perplexity": Suite(
-        evaluate_perplexity, _check_text, ("nll", "bits_per_byte"), "nats a token", check_split=_check_scorable
+        evaluate_perplexity,
+        _check_text,
+        ("nll", "bits_per_byte"),
+        "nats a token",
+        check_split=lambda config, request, num_tokens: perplexity.check_scorable(config, num_tokens),
     ),
     "extrapolation": Suite(
         evaluate_extrapolation,
