@@ -23,7 +23,9 @@ class Reporter:
         self.path = workdir / "metrics.jsonl"
         _drop_rows_after(self.path, start)
         self.file = self.path.open("a", encoding="utf-8")
-        self.tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1)
+        # File names tell seconds only: a run cut and begun again within one would write over its own rows.
+        again = f".{start:012}"
+        self.tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1, filename_suffix=again)
         self.steps = steps
         self.step = start
         self.first: tuple[float, int] | None = None  # time and step of the first row
