@@ -10,23 +10,22 @@ import time
 from pathlib import Path
 
 import jax
-from jax.sharding import Mesh
 
 from mini_gpt import sharding
-from mini_gpt.data import batches, corpora, token_store, tokenizers
+from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
+from mini_gpt.training import assembly
 from mini_gpt.training import origin as origins
-from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
+from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
-from mini_gpt.training.optimizer import make_optimizer
+from mini_gpt.training.evaluators import Evaluator
 from mini_gpt.training.reporting import Reporter
 from mini_gpt.training.state import TrainState
-from mini_gpt.training.step import Metrics, TrainStep, make_train_step
+from mini_gpt.training.step import Metrics
 
 CONCLUDING_TOKENS = 200  # of the sample at the end
 
@@ -49,18 +48,8 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     origin = origins.find(workdir, init_from, config)
     if new:
         tokenizer = origin.tokenizer if origin else tokenizers.fit(corpus, config.data)
-    optimizer = make_optimizer(config)
-    definition, like = states.abstract(config, states.vocab_size(config, tokenizer), optimizer, mesh)
-    rows = sharding.host_rows(config.train.batch_size)
-    if config.data.is_task:
-        train_batches = batches.TaskBatches(config, tokenizer, rows=rows)
-        evaluator = TaskEvaluator(config, definition, tokenizer, mesh)
-    else:
-        store = token_store.open_store(corpus, config.data, tokenizer)
-        vocab_size = tokenizers.vocab_size(tokenizer)
-        train_batches = batches.TrainBatches(store.split("train"), config, vocab_size=vocab_size, rows=rows)
-        evaluator = TextEvaluator(config, definition, tokenizer, mesh, store.split("validation"))
-    first_parameters = origin.parameters(config, like.parameters) if origin else None
+    run = assembly.assemble(config, mesh, corpus, tokenizer)
+    first_parameters = origin.parameters(config, run.like.parameters) if origin else None
     if new:
         origins.record(workdir, origin)
         workdirs.claim(workdir, config, corpus, tokenizer)
@@ -72,44 +61,34 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         if start:
             done = start == config.train.steps
             log.info(f"{workdir} is at step {start}: " + ("nothing left to train" if done else "going on from there"))
-            state = checkpoints.restore(start, like)
+            state = checkpoints.restore(start, run.like)
         else:
-            log.info("%s\n", model_parameters.report(like.parameters))
-            state = states.create(config, states.vocab_size(config, tokenizer), optimizer, like)
+            log.info("%s\n", model_parameters.report(run.like.parameters))
+            state = run.first_state()
             if first_parameters is not None:
                 state = state._replace(parameters=first_parameters)
-        train_step = make_train_step(definition, optimizer, config, like, isolate_at=evaluator.isolate_at)
         with contextlib.closing(Reporter(workdir, start=start, steps=config.train.steps)) as reporter:
             try:
-                state = _run_steps(
-                    config, state, start, train_step, train_batches, mesh, evaluator, reporter, checkpoints
-                )
+                state = _run_steps(run, state, start, reporter, checkpoints)
             except KeyboardInterrupt:
                 last = checkpoints.latest()
                 log.info("interrupted; the same command " + (f"goes on from step {last}" if last else "begins anew"))
                 raise
     if conclude:
-        _conclude(config, workdir, evaluator, state.parameters)
+        _conclude(config, workdir, run.evaluator, state.parameters)
     return state
 
 
 def _run_steps(
-    config: Config,
-    state: TrainState,
-    start: int,
-    train_step: TrainStep,
-    train_batches: batches.TrainBatches | batches.TaskBatches,
-    mesh: Mesh,
-    evaluator: Evaluator,
-    reporter: Reporter,
-    checkpoints: Checkpoints,
+    run: Assembly, state: TrainState, start: int, reporter: Reporter, checkpoints: Checkpoints
 ) -> TrainState:
+    config, evaluator, train_step = run.config, run.evaluator, run.train_step()
     clock = _Clock(config.train.batch_size * config.context_length, start)
     best = checkpoints.best_loss()
     pending: tuple[int, Metrics] | None = None  # left on the device until the step after it is under way
     steps = range(start + 1, config.train.steps + 1)
-    for step, batch in zip(steps, batches.iterate(train_batches, start) if steps else (), strict=False):
-        state, metrics = train_step(state, sharding.put_batch(batch, mesh))
+    for step, batch in zip(steps, batches.iterate(run.train_batches, start) if steps else (), strict=False):
+        state, metrics = train_step(state, sharding.put_batch(batch, run.mesh))
         if step == start + 1:
             jax.block_until_ready(metrics)
             clock.restart(step)  # what came before was compilation

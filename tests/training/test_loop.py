@@ -16,7 +16,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model import parameters
 from mini_gpt.run import Run
-from mini_gpt.training import loop
+from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
 from tests.training.interruption import PowerCut, assert_same_bits, cut_after
 
@@ -110,9 +110,9 @@ def test_the_speed_is_that_of_the_device_however_far_the_program_runs_ahead(smal
         now += 60
         return scalars_of(evaluator, state)
 
-    make, scalars_of = loop.make_train_step, loop.TextEvaluator.scalars
-    monkeypatch.setattr(loop, "make_train_step", make_train_step)
-    monkeypatch.setattr(loop.TextEvaluator, "scalars", scalars)
+    make, scalars_of = assembly.make_train_step, assembly.TextEvaluator.scalars
+    monkeypatch.setattr(assembly, "make_train_step", make_train_step)
+    monkeypatch.setattr(assembly.TextEvaluator, "scalars", scalars)
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(loop, "jax", SimpleNamespace(device_get=wait, block_until_ready=wait))
     config = small(train__steps=40, train__log_every=8, eval__every=20, checkpoint__every=28)
@@ -145,7 +145,7 @@ def test_the_last_checkpoints_and_the_best_are_kept_and_found_again(small, tmp_p
     def scalars(self, parameters):
         return {"validation/loss": next(losses)}
 
-    monkeypatch.setattr(loop.TextEvaluator, "scalars", scalars)
+    monkeypatch.setattr(assembly.TextEvaluator, "scalars", scalars)
     loop.train(small(train__steps=6, eval__every=1, checkpoint__every=1, checkpoint__keep=2), tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert sorted(checkpoints.manager.all_steps()) == [2, 5, 6]
@@ -158,7 +158,7 @@ def test_the_last_checkpoints_and_the_best_are_kept_and_found_again(small, tmp_p
 
 def test_a_better_evaluation_is_saved_between_two_checkpoints(small, tmp_path, monkeypatch):
     losses = iter([5.0, 2.0, 3.0])
-    monkeypatch.setattr(loop.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
+    monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
     loop.train(small(train__steps=6, eval__every=2, checkpoint__every=6, checkpoint__keep=1), tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert [checkpoints.resolve(which) for which in ("last", "best")] == [6, 4]
@@ -166,7 +166,7 @@ def test_a_better_evaluation_is_saved_between_two_checkpoints(small, tmp_path, m
 
 def test_a_loss_that_is_no_number_is_never_the_best(small, tmp_path, monkeypatch):
     losses = iter([float("nan"), 2.0, 3.0, float("nan"), 4.0, float("nan")])
-    monkeypatch.setattr(loop.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
+    monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
     config = {"eval__every": 1, "checkpoint__every": 1, "checkpoint__keep": 1}
     for steps in (4, 6):  # a restart in between reads the losses from the checkpoints
         loop.train(small(train__steps=steps, **config), tmp_path)

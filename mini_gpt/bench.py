@@ -1,0 +1,233 @@
+"""Measures the training step of a config on its real batches, and prints one JSON line.
+
+python -m mini_gpt.bench --config=configs/tiny.py [--steps=200] [--config.model.dtype=float32 ...]
+python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.position=alibi [--steps=200]
+
+A comparison alternates the two in one process; its ratio is the second's time a step over the first's. Let nothing else
+run beside it: two cores are soon full.
+"""
+
+import argparse
+import itertools
+import json
+import logging
+import platform
+import re
+import resource
+import statistics
+import sys
+import tempfile
+import time
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+
+from mini_gpt import command_line, errors, sharding
+from mini_gpt import config as configs
+from mini_gpt.data import batches, corpora, tokenizers
+from mini_gpt.errors import UserError
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.schema import Config
+from mini_gpt.training import assembly
+
+WARMUP_STEPS = 20
+ROUNDS = 10  # of a comparison: each config takes its turn so often
+PEAK_PRODUCT = 4096  # rows and columns of the matrices by which a peak that is in no table is measured
+
+# FLOP/s of dense bfloat16 products on one device, from the makers' data sheets; by a part of JAX's device_kind.
+PEAKS = {
+    "A100": 312e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+}
+
+log = logging.getLogger("mini_gpt.bench")  # run as a command, the module is called __main__
+
+
+class Bench:
+    """The compiled training step of one config, its state and its batches.
+
+    compile_seconds: tracing, lowering and compiling, without and with a compilation cache that has it.
+    """
+
+    def __init__(self, config: Config):
+        mesh = sharding.make_mesh(config.mesh)
+        sharding.check_batch(config, mesh)
+        corpus = corpora.open_corpus(config.data)
+        run = assembly.assemble(config, mesh, corpus, tokenizers.fit(corpus, config.data))
+        self.config, self.mesh, self.parameters = config, mesh, run.like.parameters
+        passes = (batches.iterate(run.train_batches, 0) for _ in itertools.count())  # a run may be shorter
+        self.batches = itertools.chain.from_iterable(passes)
+        self.state = run.first_state()
+        batch = sharding.put_batch(next(self.batches), mesh)
+        self.compile_seconds = []
+        for _ in ("cold", "cached"):
+            jax.clear_caches()
+            begin = time.perf_counter()
+            self.compiled = run.train_step().lower(self.state, batch).compile()
+            self.compile_seconds.append(time.perf_counter() - begin)
+        self.state, metrics = self.compiled(self.state, batch)
+        jax.block_until_ready(metrics)
+
+    def run(self, steps: int) -> tuple[list[float], float]:
+        """Gives each step's seconds, from the end of the one before it, and the share of them spent waiting for data.
+
+        As in training, the next step is handed over before the one under way is waited for.
+        """
+        waited, ends, pending = 0.0, [], None
+        for _ in range(steps + 1):
+            begin = time.perf_counter()
+            batch = next(self.batches)
+            waited += time.perf_counter() - begin
+            self.state, metrics = self.compiled(self.state, sharding.put_batch(batch, self.mesh))
+            if pending is not None:
+                jax.block_until_ready(pending)
+                ends.append(time.perf_counter())
+            pending = metrics
+        jax.block_until_ready(pending)
+        ends.append(time.perf_counter())
+        return list(np.diff(ends)), waited / (ends[-1] - ends[0])
+
+    def report(self, seconds: list[float], waiting_share: float) -> dict:
+        """Gives the JSON object of a run."""
+        config, device = self.config, jax.devices()[0]
+        median, tokens = statistics.median(seconds), config.train.batch_size * config.context_length
+        peak, peak_source = peak_flops()
+        flops = flops_per_token(config, self.parameters)
+        return {
+            "tokens_per_second": tokens / median,
+            "milliseconds_per_step": spread([1000 * second for second in seconds]),
+            "steps": len(seconds),
+            "tokens_per_step": tokens,
+            "model_flops_utilisation": flops * tokens / median / (peak * self.mesh.size),
+            "flops_per_token": flops,
+            "peak_flops_per_device": peak,
+            "peak_source": peak_source,
+            "compile_seconds": dict(zip(("cold", "cached"), self.compile_seconds, strict=True)),
+            "temporary_bytes": self.compiled.memory_analysis().temp_size_in_bytes,
+            "peak_memory_bytes": peak_memory(),
+            "waiting_for_data_share": waiting_share,
+            "parameters": model_parameters.count(self.parameters),
+            "device": {"kind": device.device_kind, "platform": device.platform, "count": self.mesh.size},
+            "versions": {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__},
+        }
+
+
+def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> float:
+    """Gives 6N + 12·layers·heads·head width·context: forward and backward, nothing recomputed (PaLM, appendix B).
+
+    N is without what is only looked up: learned positions, and the embedding where another table gives the logits.
+    As in the paper, attention counts in full, its masked half too.
+    """
+    model, looked_up = config.model, 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
+        name = model_parameters.path_name(path)
+        if name == "positions/learned/embedding" or (name == "embedding" and not model.tie_embeddings):
+            looked_up += leaf.size
+    attention = 12 * model.num_layers * model.num_heads * model.head_width * config.context_length
+    return 6 * (model_parameters.count(parameters) - looked_up) + attention
+
+
+def peak_flops() -> tuple[float, str]:
+    """Gives the FLOP/s that one device is held to have, and where the figure is from."""
+    kind = jax.devices()[0].device_kind
+    for name in sorted(PEAKS, key=len, reverse=True):
+        if name in kind:
+            return PEAKS[name], f"data sheet of {name}, dense bfloat16"
+    n = PEAK_PRODUCT
+    product = jax.jit(lambda x: x @ x)
+    x = jnp.ones((n, n), jnp.float32)
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        jax.block_until_ready(product(x))
+        seconds.append(time.perf_counter() - begin)
+    return 2 * n**3 / min(seconds), f"measured: float32 product of {n} × {n} matrices, the best of 5"
+
+
+def peak_memory() -> int:
+    """Gives the most bytes in use at a time on the first device, or in this process where devices don't say."""
+    of_device = jax.local_devices()[0].memory_stats()
+    if of_device:
+        return of_device["peak_bytes_in_use"]
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Gives the median and the quartiles."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {"median": float(median), "quartiles": [float(low), float(high)]}
+
+
+def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
+    """Measures one config; its first step is counted from the start of the process."""
+    bench = Bench(configs.load(path, overrides))
+    first = time.time() - psutil.Process().create_time() - bench.compile_seconds[1]
+    log.info(f"{path}: first step after {first:.1f} s; now {WARMUP_STEPS} steps to warm up, and {steps} measured")
+    bench.run(WARMUP_STEPS)
+    report = bench.report(*bench.run(steps))
+    return {"config": path, "overrides": overrides, "seconds_to_first_step": first} | report
+
+
+def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
+    """Alternates two configs; a round's ratio is that of their median times a step, the second's over the first's."""
+    benches = []
+    for name in names:
+        path, own = parse_variant(name)
+        benches.append(Bench(configs.load(path, overrides | own)))
+    for bench in benches:
+        bench.run(WARMUP_STEPS)
+    seconds, ratios = ([], []), []
+    for turn in range(ROUNDS):
+        log.info(f"round {turn + 1} of {ROUNDS}")
+        medians = [0.0, 0.0]
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            taken, _ = benches[which].run(max(1, steps // ROUNDS))
+            seconds[which].extend(taken)
+            medians[which] = statistics.median(taken)
+        ratios.append(medians[1] / medians[0])
+    steps_of = [spread([1000 * second for second in each]) for each in seconds]
+    return {"compared": names, "milliseconds_per_step": steps_of, "ratio": spread(ratios), "rounds": ROUNDS}
+
+
+def parse_variant(name: str) -> tuple[str, dict[str, str]]:
+    """Reads FILE,field=value,field=value, as the name of a run directory is made."""
+    path, *fields = re.split(r",(?=[a-z_.0-9]+=)", name)
+    return path, dict(map(configs.parse_override, fields))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", help="a file such as configs/tiny.py")
+    what.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two of FILE[,field=value ...]")
+    parser.add_argument("--steps", type=int, default=100, help="measured, after the warm-up; default: 100")
+    flags, rest = parser.parse_known_args()
+    if flags.steps < 1:
+        raise UserError(f"--steps: found {flags.steps}; must be at least 1")
+    overrides = command_line.config_overrides(rest)
+    command_line.set_up()
+    with tempfile.TemporaryDirectory() as nothing_compiled_yet:
+        jax.config.update("jax_compilation_cache_dir", nothing_compiled_yet)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        if flags.config:
+            result = measure(flags.config, overrides, flags.steps)
+        else:
+            result = compare(flags.compare, overrides, flags.steps)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,56 @@
+"""What a config and a corpus are made into before the first step, for the loop and for the benchmark."""
+
+from typing import NamedTuple
+
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from mini_gpt import sharding
+from mini_gpt.data import batches, token_store, tokenizers
+from mini_gpt.data.corpora import Corpus
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.schema import Config
+from mini_gpt.training import state as states
+from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
+from mini_gpt.training.optimizer import make_optimizer
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import TrainStep, make_train_step
+
+
+class Assembly(NamedTuple):
+    """The parts of a run; `like` has the state's shapes and places, and nothing is allocated yet."""
+
+    config: Config
+    vocab_size: int
+    mesh: Mesh
+    definition: nnx.GraphDef
+    optimizer: optax.GradientTransformation
+    like: TrainState
+    train_batches: batches.TrainBatches | batches.TaskBatches
+    evaluator: Evaluator
+
+    def first_state(self) -> TrainState:
+        return states.create(self.config, self.vocab_size, self.optimizer, self.like)
+
+    def train_step(self) -> TrainStep:
+        return make_train_step(
+            self.definition, self.optimizer, self.config, self.like, isolate_at=self.evaluator.isolate_at
+        )
+
+
+def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:
+    """Tokenises what is not tokenised yet, and puts the parts together. Raises UserError for too short a corpus."""
+    vocab_size = states.vocab_size(config, tokenizer)
+    optimizer = make_optimizer(config)
+    definition, like = states.abstract(config, vocab_size, optimizer, mesh)
+    rows = sharding.host_rows(config.train.batch_size)
+    if config.data.is_task:
+        train_batches = batches.TaskBatches(config, tokenizer, rows=rows)
+        evaluator = TaskEvaluator(config, definition, tokenizer, mesh)
+    else:
+        store = token_store.open_store(corpus, config.data, tokenizer)
+        size = tokenizers.vocab_size(tokenizer)
+        train_batches = batches.TrainBatches(store.split("train"), config, vocab_size=size, rows=rows)
+        evaluator = TextEvaluator(config, definition, tokenizer, mesh, store.split("validation"))
+    return Assembly(config, vocab_size, mesh, definition, optimizer, like, train_batches, evaluator)

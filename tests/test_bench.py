@@ -1,0 +1,82 @@
+"""The bench measures the step that trains, and counts as its docstrings say."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mini_gpt import bench
+from mini_gpt import config as configs
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.training import loop
+from tests.training.interruption import assert_same_bits
+
+
+def test_the_measured_steps_are_those_that_train(small, tmp_path):
+    config = small()
+    measured = bench.Bench(config)
+    seconds, waiting_share = measured.run(6)
+    assert len(seconds) == 6 and min(seconds) > 0 and 0 < waiting_share < 1
+    trained = loop.train(config, tmp_path, conclude=False)
+    assert trained.step == 8 == measured.state.step  # one before, one under way when the first is waited for
+    assert_same_bits(measured.state, trained)
+    measured.run(3)  # past the end of the run's batches
+    report = json.loads(json.dumps(measured.report([0.3, 0.1, 0.2, 0.2, 0.2], 0.01)))
+    tokens = config.train.batch_size * config.context_length
+    assert report["milliseconds_per_step"] == {"median": 200.0, "quartiles": [200.0, 200.0]}
+    assert report["tokens_per_second"] == pytest.approx(tokens / 0.2)
+    assert report["temporary_bytes"] > 4 * tokens * config.model.d_model
+    used = report["flops_per_token"] * tokens / 0.2
+    assert report["model_flops_utilisation"] == pytest.approx(used / report["peak_flops_per_device"])
+    assert "measured" in report["peak_source"] and report["peak_memory_bytes"] > 2**26
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_are_those_of_palm(tied):
+    config = configs.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
+    parameters = model_parameters.abstract(config.model, 50_257)[1]
+    products = 12 * 12 * 768**2 + 50_257 * 768  # matrices that tokens are multiplied with
+    rest = 12 * 13 * 768 + 2 * 768  # biases and norms: 13 vectors a layer, and the final norm
+    attention = 12 * 12 * 768 * 1024  # 12 · layers · width · context
+    assert bench.flops_per_token(config, parameters) == 6 * (products + rest) + attention
+
+
+def test_the_peak_is_that_of_the_longest_name_that_fits(monkeypatch):
+    class Device:
+        device_kind = "TPU v5 lite"
+
+    monkeypatch.setattr(jax, "devices", lambda: [Device()])
+    assert bench.peak_flops() == (197e12, "data sheet of TPU v5 lite, dense bfloat16")
+
+
+def test_a_comparison_takes_turns(small, monkeypatch):
+    turns = []
+
+    class Fake:
+        def __init__(self, config):
+            self.position = config.model.position
+
+        def run(self, steps):
+            turns.append((self.position, steps))
+            return [{"rope": 0.1, "none": 0.2}[self.position]] * steps, 0.0
+
+    monkeypatch.setattr(bench, "Bench", Fake)
+    names = ["configs/tiny.py", "configs/tiny.py,model.position=none,train.steps=7"]
+    result = bench.compare(names, {}, steps=40)
+    assert result["ratio"] == {"median": 2.0, "quartiles": [2.0, 2.0]} and result["compared"] == names
+    assert [each["median"] for each in result["milliseconds_per_step"]] == pytest.approx([100, 200])
+    warm, measured = turns[:2], turns[2:]
+    assert warm == [("rope", bench.WARMUP_STEPS), ("none", bench.WARMUP_STEPS)]
+    assert measured == [("rope", 4), ("none", 4), ("none", 4), ("rope", 4)] * (bench.ROUNDS // 2)
+
+
+def test_a_variant_is_read_as_a_run_is_named():
+    path, overrides = bench.parse_variant("configs/presets.py:gpt2_small,model.position=(rope,none),train.steps=7")
+    assert path == "configs/presets.py:gpt2_small"
+    assert overrides == dict(map(configs.parse_override, ["model.position=(rope,none)", "train.steps=7"]))
+
+
+def test_spread_is_median_and_quartiles():
+    assert bench.spread([4, 1, 3, 2, 5]) == {"median": 3, "quartiles": [2, 4]}
+    assert np.isclose(bench.spread([1, 2])["median"], 1.5)
