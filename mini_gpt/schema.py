@@ -80,6 +80,7 @@ class ModelConfig:
     position: str | tuple[str, ...]
     max_positions: int
     dtype: Literal["auto", "float32", "bfloat16"]
+    attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"]
     num_layers: int
     d_model: int
     num_heads: int

@@ -11,7 +11,7 @@ from flax import nnx
 
 from mini_gpt.errors import UserError
 from mini_gpt.model import positions
-from mini_gpt.model.attention import masks
+from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Record, residual_std
 from mini_gpt.model.layers import INIT_STD, Linear, dropout, make_norm
 from mini_gpt.model.positions import Position
@@ -52,7 +52,7 @@ class Block(nnx.Module):
         x_BLD: jax.Array,
         position: Position,
         positions_BL: jax.Array,
-        visible_BLS: jax.Array,
+        mask: Mask,
         *,
         dropout_key: jax.Array | None = None,
         record: Record | None = None,
@@ -60,7 +60,7 @@ class Block(nnx.Module):
         keys = [None] * 3 if dropout_key is None else list(jax.random.split(dropout_key, 3))
 
         def attend(x_BLD: jax.Array) -> jax.Array:
-            return self.attention(x_BLD, position, positions_BL, visible_BLS, dropout_key=keys[0], record=record)
+            return self.attention(x_BLD, position, positions_BL, mask, dropout_key=keys[0], record=record)
 
         x_BLD = self._branch(x_BLD, attend, self.attention_norm, keys[1])
         return self._branch(x_BLD, self.mlp, self.mlp_norm, keys[2])
@@ -122,12 +122,10 @@ class MiniGPT(nnx.Module):
         pattern = config.position_pattern
         x_BLD = self.positions[pattern[0]].embed(x_BLD, positions_BL)
         x_BLD = dropout(x_BLD, config.embedding_dropout, keys[-1])
-        visible_BLS = masks.self_attention(
-            length, causal=config.causal, window=config.attention_window, segments_BL=segments_BL
-        )
+        mask = Mask(config.causal, config.attention_window, segments_BL)
         for layer, block in enumerate(self.blocks):
             position = self.positions[pattern[layer % len(pattern)]]
-            x_BLD = block(x_BLD, position, positions_BL, visible_BLS, dropout_key=keys[layer], record=record)
+            x_BLD = block(x_BLD, position, positions_BL, mask, dropout_key=keys[layer], record=record)
         if config.norm_placement == "pre":
             x_BLD = self.final_norm(x_BLD)
         return self._logits(x_BLD)

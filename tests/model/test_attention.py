@@ -12,6 +12,7 @@ from mini_gpt import config as configs
 from mini_gpt.insight.attention_statistics import attention_statistics
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.attention import masks
+from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
 from mini_gpt.model.attention.reference import attend
 from mini_gpt.model.positions import Position
@@ -30,8 +31,8 @@ def test_A1_the_five_steps_have_the_shapes_of_the_textbook():
     heads_BLHK = split_heads(attention.query(x_BLD), 2)
     assert heads_BLHK.swapaxes(1, 2).shape == (1, 2, 3, 4)
     np.testing.assert_array_equal(heads_BLHK[0, :, 1], attention.query(x_BLD)[0, :, 4:])
-    positions, visible = jnp.arange(3)[None], masks.self_attention(3, causal=True)
-    out = attention(x_BLD, Position(config, rngs=nnx.Rngs(0)), positions, visible, record=maps.append)
+    positions = jnp.arange(3)[None]
+    out = attention(x_BLD, Position(config, rngs=nnx.Rngs(0)), positions, Mask(True), record=maps.append)
     assert maps[0].weights_BHLS.shape == (1, 2, 3, 3)
     assert out.shape == (1, 3, 8)
 
@@ -87,24 +88,24 @@ def test_A7_a_row_without_a_visible_key_gives_zero_and_finite_gradients(dtype):
 
 def test_A7_large_logits_of_float16_do_not_overflow():
     q = jnp.full((1, 2, 1, 64), 60.0, jnp.float16)
-    out, _ = attend(q, q, draw(1, 2, 1, 64, dtype=jnp.float16), visible_BLS=masks.self_attention(2, causal=True))
+    out, _ = attend(q, q, draw(1, 2, 1, 64, dtype=jnp.float16), visible_BLS=Mask(True).visible(2))
     assert jnp.isfinite(out).all()
 
 
 def test_A6_masks_as_matrices():
     one, nil = True, False
     causal = [[one, nil, nil], [one, one, nil], [one, one, one]]
-    np.testing.assert_array_equal(masks.self_attention(3, causal=True), [causal])
-    np.testing.assert_array_equal(masks.self_attention(3, causal=False), np.ones((1, 3, 3), bool))
+    np.testing.assert_array_equal(Mask(True).visible(3), [causal])
+    np.testing.assert_array_equal(Mask(False).visible(3), np.ones((1, 3, 3), bool))
     segments = jnp.array([[1, 1, 2]])
     isolated = [[one, nil, nil], [one, one, nil], [nil, nil, one]]
-    np.testing.assert_array_equal(masks.self_attention(3, causal=True, segments_BL=segments), [isolated])
+    np.testing.assert_array_equal(Mask(True, segments_BL=segments).visible(3), [isolated])
     both_ways = [[one, one, nil], [one, one, nil], [nil, nil, one]]
-    np.testing.assert_array_equal(masks.self_attention(3, causal=False, segments_BL=segments), [both_ways])
+    np.testing.assert_array_equal(Mask(False, segments_BL=segments).visible(3), [both_ways])
     near = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    np.testing.assert_array_equal(masks.self_attention(4, causal=True, window=2), [near])
+    np.testing.assert_array_equal(Mask(True, 2).visible(4), [near])
     around = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    np.testing.assert_array_equal(masks.self_attention(4, causal=False, window=2), [around])
+    np.testing.assert_array_equal(Mask(False, 2).visible(4), [around])
     padding = jnp.array([[one, one, nil, nil]])
     np.testing.assert_array_equal(masks.cross_attention(2, padding), [[[one, one, nil, nil]] * 2])
 
@@ -112,7 +113,7 @@ def test_A6_masks_as_matrices():
 def test_A4_the_scale_keeps_the_logits_variance_at_one():
     K = 64
     q, k = draw(8, 64, 2, K), draw(8, 64, 2, K, seed=1)
-    visible = masks.self_attention(64, causal=False)
+    visible = Mask(False).visible(64)
     for scale, variance in ((1 / math.sqrt(K), 1.0), (1.0, K)):
         _, maps = attend(q, k, k, visible_BLS=visible, scale=scale)
         assert float(jnp.var(maps.logits_BHLS)) == pytest.approx(variance, rel=0.1)

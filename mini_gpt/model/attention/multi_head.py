@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention import reference
+from mini_gpt.model.attention import blockwise, choice, cudnn, reference, splash
+from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.layers import INIT_STD, Linear
 from mini_gpt.model.positions import Position
 from mini_gpt.schema import ModelConfig
@@ -19,6 +20,7 @@ class MultiHeadAttention(nnx.Module):
     """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023)."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        choice.check(config.attention)
         self.config = config
         kv_width = config.num_kv_heads * config.head_width
         self.query = Linear(config, config.d_model, config.d_model, dtype, rngs=rngs)
@@ -31,7 +33,7 @@ class MultiHeadAttention(nnx.Module):
         x_BLD: jax.Array,
         position: Position,
         positions_BL: jax.Array,
-        visible_BLS: jax.Array,
+        mask: Mask,
         *,
         dropout_key: jax.Array | None = None,
         record: Record | None = None,
@@ -45,22 +47,41 @@ class MultiHeadAttention(nnx.Module):
         k_BLGK = position.rotate(split_heads(k_BLD, config.num_kv_heads), positions_BL)
         v_BLGK = split_heads(v_BLD, config.num_kv_heads)
         # 3. Attend.
+        out_BLHK = self._attend(q_BLHK, k_BLGK, v_BLGK, position, positions_BL, mask, dropout_key, record)
+        # 4. Concatenate the heads.
+        out_BLD = out_BLHK.reshape(x_BLD.shape)
+        # 5. Project.
+        return self.out(out_BLD)
+
+    def _attend(self, q_BLHK, k_BLGK, v_BLGK, position, positions_BL, mask, dropout_key, record) -> jax.Array:
+        config = self.config
+        scale = 1 / math.sqrt(config.head_width) if config.scale_attention else 1.0
+        biased = position.bias(positions_BL[:, :1], positions_BL[:, :1]) is not None
+        dropout = dropout_key is not None and config.attention_dropout > 0
+        chosen = "reference"  # alone makes the maps
+        if record is None:
+            chosen = choice.choose(config.attention, q_BLHK, mask, biased=biased, dropout=dropout)
+        if chosen == "cudnn":
+            return cudnn.attend(q_BLHK, k_BLGK, v_BLGK, mask=mask, scale=scale)
+        if chosen == "splash":
+            return splash.attend(q_BLHK, k_BLGK, v_BLGK, mask=mask, scale=scale)
+        if chosen == "blockwise":
+            return blockwise.attend(
+                q_BLHK, k_BLGK, v_BLGK, mask=mask, position=position, positions_BL=positions_BL, scale=scale
+            )
         out_BLHK, maps = reference.attend(
             q_BLHK,
             k_BLGK,
             v_BLGK,
-            visible_BLS=visible_BLS,
+            visible_BLS=mask.visible(q_BLHK.shape[1]),
             bias_BHLS=position.bias(positions_BL, positions_BL),
-            scale=1 / math.sqrt(config.head_width) if config.scale_attention else 1.0,
+            scale=scale,
             dropout_rate=config.attention_dropout,
             dropout_key=dropout_key,
         )
         if record is not None:
             record(maps)
-        # 4. Concatenate the heads.
-        out_BLD = out_BLHK.reshape(x_BLD.shape)
-        # 5. Project.
-        return self.out(out_BLD)
+        return out_BLHK
 
 
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:

@@ -1,0 +1,143 @@
+"""Attention a block of queries and a block of keys at a time: memory grows with the length, not with its square.
+
+Blocks that the mask hides whole are never touched. The softmax is kept up online (Milakov and Gimelshein 2018; Rabe and
+Staats 2021), the backward pass makes each block's weights again from its rows' log-sum-exp (Dao et al. 2022).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mini_gpt.model.attention.masks import Mask
+from mini_gpt.model.positions import Position
+
+BLOCK = 128  # queries, and keys, of a block
+UNROLLED_BLOCK = 64  # of short texts, whose few pairs of blocks become straight code
+UNROLLED_LENGTH = 256  # docs/performance.md
+HIDDEN = float(jnp.finfo(jnp.float32).min)  # finite, so that no difference of two is NaN
+
+
+def attend(
+    q_BLHK: jax.Array,
+    k_BLGK: jax.Array,
+    v_BLGK: jax.Array,
+    *,
+    mask: Mask,
+    position: Position,
+    positions_BL: jax.Array,
+    scale: float,
+) -> jax.Array:
+    """Gives out_BLHK as the reference does, to rounding; `position` is asked for one block's bias at a time."""
+    B, L, H, K = q_BLHK.shape
+    G = k_BLGK.shape[2]
+    unrolled = L <= UNROLLED_LENGTH
+    size = UNROLLED_BLOCK if unrolled else BLOCK
+    count = -(-L // size)
+    pairs = mask.blocks(count, size)
+
+    def blocks(x: jax.Array) -> jax.Array:
+        """Gives x_N…, its axis 1 filled up and cut into N blocks."""
+        x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
+        return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
+
+    # The queries of a group stand in one column of R rows, so that each product has two batch axes and two others.
+    q_NBGRK = (
+        blocks((scale * q_BLHK).reshape(B, L, G, H // G, K)).transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
+    )
+    k_NBGSK, v_NBGSK = (blocks(x_BLGK).swapaxes(2, 3) for x_BLGK in (k_BLGK, v_BLGK))
+    layout = {"positions": blocks(positions_BL)}
+    if mask.segments_BL is not None:
+        layout["segments"] = blocks(mask.segments_BL)
+    biased = position.bias(positions_BL[:, :1], positions_BL[:, :1]) is not None
+    definition, weights = nnx.split(position if biased else Position(None, rngs=None))
+
+    def bias_BHCS(weights: nnx.State, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
+        bias = nnx.merge(definition, weights).bias(layout["positions"][i], layout["positions"][j])
+        return jnp.broadcast_to(bias, (B, H, size, size))
+
+    def visible_B1CS(i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
+        places_C = jnp.arange(size)
+        segments = (layout["segments"][i], layout["segments"][j]) if "segments" in layout else (None, None)
+        visible_BCS = mask.between(i * size + places_C, j * size + places_C, *segments)
+        return (visible_BCS & (j * size + places_C < L))[:, None]
+
+    def masked_logits(q_BGRK, k_BGSK, weights, i, j, layout) -> jax.Array:
+        logits_BGRS = jnp.einsum("bgrk,bgsk->bgrs", q_BGRK, k_BGSK, preferred_element_type=jnp.float32)
+        logits_BHCS = logits_BGRS.reshape(B, H, size, size)
+        if biased:
+            logits_BHCS = logits_BHCS + bias_BHCS(weights, i, j, layout)
+        return jnp.where(visible_B1CS(i, j, layout), logits_BHCS, HIDDEN).reshape(logits_BGRS.shape)
+
+    def over_pairs(body: Any, carry: Any) -> Any:
+        if unrolled:
+            for i, j in pairs:
+                carry = body(carry, i, j)
+            return carry
+        return jax.lax.scan(lambda carry, pair: (body(carry, *pair), None), carry, jnp.array(pairs, jnp.int32))[0]
+
+    def forward(q_NBGRK, k_NBGSK, v_NBGSK, weights, layout) -> tuple[jax.Array, jax.Array]:
+        def body(carry, i, j):
+            sum_NBGRK, max_NBGR, total_NBGR = carry
+            logits_BGRS = masked_logits(q_NBGRK[i], k_NBGSK[j], weights, i, j, layout)
+            max_BGR = jnp.maximum(max_NBGR[i], jnp.max(logits_BGRS, axis=-1))
+            weights_BGRS = jnp.exp(logits_BGRS - max_BGR[..., None])
+            decay_BGR = jnp.exp(max_NBGR[i] - max_BGR)
+            values_BGRK = _product("bgrs,bgsk->bgrk", weights_BGRS, v_NBGSK[j])
+            return (
+                sum_NBGRK.at[i].set(decay_BGR[..., None] * sum_NBGRK[i] + values_BGRK),
+                max_NBGR.at[i].set(max_BGR),
+                total_NBGR.at[i].set(decay_BGR * total_NBGR[i] + jnp.sum(weights_BGRS, axis=-1)),
+            )
+
+        rows = q_NBGRK.shape[:-1]
+        start = jnp.zeros(q_NBGRK.shape, jnp.float32), jnp.full(rows, HIDDEN), jnp.zeros(rows, jnp.float32)
+        sum_NBGRK, max_NBGR, total_NBGR = over_pairs(body, start)
+        sees_NBGR = max_NBGR > HIDDEN
+        out_NBGRK = jnp.where(sees_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
+        # A row without a visible key: every weight made from this is exp(HIDDEN - 0), zero.
+        return out_NBGRK.astype(q_NBGRK.dtype), jnp.where(sees_NBGR, max_NBGR + jnp.log(total_NBGR), 0)
+
+    def backward(saved, dout_NBGRK):
+        q_NBGRK, k_NBGSK, v_NBGSK, weights, layout, out_NBGRK, logsumexp_NBGR = saved
+        inner_NBGR = jnp.sum(dout_NBGRK.astype(jnp.float32) * out_NBGRK, axis=-1)
+
+        def body(carry, i, j):
+            dq_NBGRK, dk_NBGSK, dv_NBGSK, dweights = carry
+            q_BGRK, k_BGSK, dout_BGRK = q_NBGRK[i], k_NBGSK[j], dout_NBGRK[i]
+            logits_BGRS = masked_logits(q_BGRK, k_BGSK, weights, i, j, layout)
+            weights_BGRS = jnp.exp(logits_BGRS - logsumexp_NBGR[i][..., None])
+            dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_BGRK, v_NBGSK[j], preferred_element_type=jnp.float32)
+            dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
+            if jax.tree.leaves(weights):
+                _, pull = jax.vjp(lambda weights: bias_BHCS(weights, i, j, layout), weights)
+                dweights = jax.tree.map(jnp.add, dweights, pull(dlogits_BGRS.reshape(B, H, size, size))[0])
+            return (
+                dq_NBGRK.at[i].add(_product("bgrs,bgsk->bgrk", dlogits_BGRS, k_BGSK)),
+                dk_NBGSK.at[j].add(_product("bgrs,bgrk->bgsk", dlogits_BGRS, q_BGRK)),
+                dv_NBGSK.at[j].add(_product("bgrs,bgrk->bgsk", weights_BGRS, dout_BGRK)),
+                dweights,
+            )
+
+        primals = q_NBGRK, k_NBGSK, v_NBGSK, weights
+        sums = over_pairs(body, jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), primals))
+        return *jax.tree.map(lambda d, x: d.astype(x.dtype), sums, primals), None
+
+    @jax.custom_vjp
+    def core(*arguments) -> jax.Array:
+        return forward(*arguments)[0]
+
+    def core_forward(*arguments):
+        out_NBGRK, logsumexp_NBGR = forward(*arguments)
+        return out_NBGRK, (*arguments, out_NBGRK, logsumexp_NBGR)
+
+    core.defvjp(core_forward, backward)
+    out_NBGRK = core(q_NBGRK, k_NBGSK, v_NBGSK, weights, layout)
+    out_BLHK = out_NBGRK.reshape(count, B, G, H // G, size, K).transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, K)
+    return out_BLHK[:, :L]
+
+
+def _product(subscripts: str, x_BGRS: jax.Array, y: jax.Array) -> jax.Array:
+    """Gives a product in y's dtype, its sums in float32."""
+    return jnp.einsum(subscripts, x_BGRS.astype(y.dtype), y, preferred_element_type=jnp.float32)

@@ -1,0 +1,215 @@
+"""Every implementation of attention against the reference, its memory, and which one is chosen."""
+
+import itertools
+import logging
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax._src.cudnn import fused_attention_stablehlo
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mini_gpt import config as configs
+from mini_gpt import sharding
+from mini_gpt.errors import UserError
+from mini_gpt.model import MiniGPT, positions
+from mini_gpt.model.attention import blockwise, choice, cudnn, reference, splash
+from mini_gpt.model.attention.masks import Mask
+
+
+def draw(*shape, seed, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
+
+
+def encoding(name, heads, groups, causal=True):
+    overrides = {"model.position": name, "model.d_model": 16 * heads, "model.num_heads": heads, "model.causal": causal}
+    overrides |= {"model.num_kv_heads": groups, "train.objective": "next_token" if causal else "masked"}
+    position = positions.make(configs.load("configs/default.py", overrides).model, rngs=nnx.Rngs(0))[0]
+    if name == "t5":
+        position.bias_table[...] = draw(*position.bias_table.shape, seed=9)
+    return nnx.split(position)
+
+
+def gradients_and_outputs(attend, q, k, v, weights):
+    """Gives the gradients of a sum of the outputs, each times a number of its own, and the outputs."""
+    factors = draw(*q.shape, seed=7)
+
+    def total(*arguments):
+        out = attend(*arguments)
+        return jnp.sum(factors * out.astype(jnp.float32)), out
+
+    return jax.jit(jax.grad(total, (0, 1, 2, 3), has_aux=True))(q, k, v, weights)
+
+
+def assert_close(found, wanted, tolerance):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, atol=tolerance * max(1, np.abs(b).max()))
+
+
+CASES = {  # length, position, causal, window, segments, groups
+    "causal": (150, "rope", True, None, False, 4),
+    "t5, grouped, documents": (150, "t5", True, None, True, 2),
+    "alibi, window": (150, "alibi", True, 70, False, 1),
+    "to both sides, t5, window": (150, "t5", False, 40, True, 4),
+    "long": (300, "none", True, None, True, 2),
+    "long, t5, window": (300, "t5", True, 150, False, 4),
+    "long, to both sides, alibi": (300, "alibi", False, None, True, 4),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_blockwise_is_the_reference_forward_and_backward(case):
+    length, name, causal, window, documents, groups = CASES[case]
+    definition, weights = encoding(name, 4, groups, causal)
+    q, k, v = draw(2, length, 4, 16, seed=0), draw(2, length, groups, 16, seed=1), draw(2, length, groups, 16, seed=2)
+    segments = jnp.cumsum(jax.random.bernoulli(jax.random.key(3), 0.03, (2, length)), axis=1) if documents else None
+    mask = Mask(causal, window, segments)
+    positions_BL = jnp.arange(2 * length).reshape(2, length) * 2 % 301  # of its own in each row, and not in order
+
+    def by_blocks(q, k, v, weights):
+        position = nnx.merge(definition, weights)
+        return blockwise.attend(q, k, v, mask=mask, position=position, positions_BL=positions_BL, scale=0.3)
+
+    def at_once(q, k, v, weights):
+        bias = nnx.merge(definition, weights).bias(positions_BL, positions_BL)
+        return reference.attend(q, k, v, visible_BLS=mask.visible(length), bias_BHLS=bias, scale=0.3)[0]
+
+    found, wanted = (gradients_and_outputs(attend, q, k, v, weights) for attend in (by_blocks, at_once))
+    assert_close(found, wanted, 1e-5)
+    assert np.abs(jax.tree.leaves(wanted[0])[-1]).max() > 0.1
+
+
+def test_blockwise_in_bfloat16_is_as_near_to_float32_as_the_reference():
+    definition, weights = encoding("t5", 4, 4)
+    q, k, v = (draw(2, 300, 4, 16, seed=seed, dtype=jnp.bfloat16) for seed in range(3))
+    places = jnp.arange(300)[None]
+
+    def by_blocks(q, k, v, weights):
+        position = nnx.merge(definition, weights)
+        return blockwise.attend(q, k, v, mask=Mask(True), position=position, positions_BL=places, scale=0.3)
+
+    def at_once(q, k, v, weights):
+        bias = nnx.merge(definition, weights).bias(places, places)
+        return reference.attend(q, k, v, visible_BLS=Mask(True).visible(300), bias_BHLS=bias, scale=0.3)[0]
+
+    exact = gradients_and_outputs(at_once, *(x.astype(jnp.float32) for x in (q, k, v)), weights)
+    errors = []
+    for attend in (by_blocks, at_once):
+        found = gradients_and_outputs(attend, q, k, v, weights)
+        assert found[0][0].dtype == jnp.bfloat16
+        difference = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), found, exact)
+        errors.append(jax.tree.leaves(difference))
+    assert all(mine < 1.5 * its + 1e-2 for mine, its in zip(*errors, strict=True))
+
+
+def test_the_blocks_of_a_mask_are_those_in_which_something_is_visible():
+    for causal in (True, False):
+        for window in (None, 1, 2, 3, 4, 5, 8, 9, 10):
+            mask = Mask(causal, window)
+            visible_LS = np.asarray(mask.visible(24)[0])
+            seen = visible_LS.reshape(6, 4, 6, 4).any(axis=(1, 3))
+            assert mask.blocks(6, 4) == [tuple(pair) for pair in np.argwhere(seen)], (causal, window)
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5"])
+def test_the_memory_of_blockwise_grows_with_the_length(name):
+    overrides = {"model.position": name, "model.num_layers": 1, "model.d_model": 32, "model.num_heads": 2}
+
+    def temporary_bytes(attention, length):
+        config = configs.load("configs/default.py", overrides | {"model.attention": attention}).model
+        definition, weights = nnx.split(nnx.eval_shape(lambda: MiniGPT(config, 64, rngs=nnx.Rngs(0))))
+
+        def loss(weights, tokens):
+            return jnp.sum(nnx.merge(definition, weights)(tokens) ** 2)
+
+        tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        return jax.jit(jax.grad(loss)).lower(weights, tokens).compile().memory_analysis().temp_size_in_bytes
+
+    used = [temporary_bytes("blockwise", length) for length in (1024, 2048, 4096, 8192, 16_384)]
+    assert all(after <= 2.2 * before for before, after in itertools.pairwise(used)), used
+    assert used[0] <= temporary_bytes("reference", 1024)
+
+
+SPLASH = {"causal": (True, None, False, 2), "window": (True, 50, True, 2), "to both sides": (False, 50, False, 1)}
+
+
+@pytest.mark.parametrize("case", SPLASH)
+def test_splash_interpreted_is_the_reference(case):
+    causal, window, documents, groups = SPLASH[case]
+    q, k, v = (draw(2, 256, heads, 64, seed=seed) for seed, heads in enumerate((2, groups, groups)))
+    segments = jnp.stack([jnp.arange(256) // 100, jnp.arange(256) // 150]) if documents else None
+    mask = Mask(causal, window, segments)
+    found = gradients_and_outputs(
+        lambda q, k, v, _: splash.attend(q, k, v, mask=mask, scale=0.2, interpret=True), q, k, v, 0.0
+    )
+    wanted = gradients_and_outputs(
+        lambda q, k, v, _: reference.attend(q, k, v, visible_BLS=mask.visible(256), scale=0.2)[0], q, k, v, 0.0
+    )
+    assert_close(found, wanted, 1e-5)
+
+
+def test_splash_runs_on_each_device_for_its_rows_and_heads():
+    mesh = sharding.make_mesh(configs.load("configs/tiny.py", {"mesh.fsdp": 2, "mesh.tensor": 2}).mesh)
+    heads = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
+    arrays = [draw(4, 128, 2, 64, seed=seed) for seed in range(3)]
+    segments = jnp.arange(4 * 128).reshape(4, 128) // 50
+    attend = jax.jit(lambda q, k, v: splash.attend(q, k, v, mask=Mask(True, None, segments), scale=0.2, interpret=True))
+    out = attend(*(jax.device_put(x, heads) for x in arrays))
+    assert {shard.data.shape for shard in out.addressable_shards} == {(1, 128, 1, 64)}
+    wanted, _ = reference.attend(*arrays, visible_BLS=Mask(True, None, segments).visible(128), scale=0.2)
+    np.testing.assert_allclose(out, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "attend, platform, call",
+    [(cudnn.attend, "cuda", "__cudnn$fmhaSoftmaxBackward"), (splash.attend, "tpu", "tpu_custom_call")],
+)
+def test_the_kernels_lower_for_their_platform(attend, platform, call, monkeypatch):
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
+    x = jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)
+    gradient = jax.grad(lambda q, k, v: jnp.sum(attend(q, k, v, mask=Mask(True, 100), scale=0.1)).astype(jnp.float32))
+    assert call in jax.jit(gradient).trace(x, x, x).lower(lowering_platforms=(platform,)).as_text()
+
+
+CHOICES = [  # platform, asked, length, dtype, what else, chosen
+    ("cpu", "auto", 64, "float32", {}, "reference"),
+    ("cpu", "auto", 1024, "float32", {"biased": True}, "blockwise"),
+    ("cpu", "auto", 1024, "float32", {"dropout": True}, "reference"),
+    ("cpu", "blockwise", 64, "float32", {}, "blockwise"),
+    ("gpu", "auto", 1024, "bfloat16", {}, "cudnn"),
+    ("gpu", "auto", 1024, "float32", {}, "reference"),
+    ("gpu", "auto", 8192, "bfloat16", {"biased": True}, "blockwise"),
+    ("gpu", "cudnn", 8192, "bfloat16", {"segments": True}, "blockwise"),
+    ("gpu", "cudnn", 1024, "float32", {}, "reference"),
+    ("gpu", "cudnn", 1024, "bfloat16", {"window": 9, "causal": False}, "reference"),
+    ("tpu", "auto", 1024, "bfloat16", {"segments": True, "window": 9}, "splash"),
+    ("tpu", "auto", 1000, "bfloat16", {}, "reference"),
+    ("tpu", "splash", 1024, "bfloat16", {"dropout": True}, "reference"),
+]
+
+
+@pytest.mark.parametrize("platform, asked, length, dtype, more, chosen", CHOICES)
+def test_the_choice(platform, asked, length, dtype, more, chosen, monkeypatch, caplog):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    choice._say.cache_clear()
+    more = dict(more)
+    mask = Mask(
+        more.pop("causal", True), more.pop("window", None), jnp.zeros((1, 1)) if more.pop("segments", 0) else None
+    )
+    q = SimpleNamespace(shape=(1, length, 4, 64), dtype=jnp.dtype(dtype))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert choice.choose(asked, q, mask, **{"biased": False, "dropout": False} | more) == chosen
+    falls_back = asked not in ("auto", chosen)
+    assert len(caplog.messages) == falls_back and all(chosen in line for line in caplog.messages)
+
+
+def test_a_kernel_without_its_device_is_refused():
+    config = configs.load("configs/tiny.py", {"model.attention": "cudnn"}).model
+    with pytest.raises(UserError, match=r"model.attention: found 'cudnn', which needs a GPU; found CPU devices"):
+        MiniGPT(config, 257, rngs=nnx.Rngs(0))
