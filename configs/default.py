@@ -76,8 +76,8 @@ def get_config() -> ConfigDict:
     config.train.log_every = 10  # steps between two rows of metrics.jsonl
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"  # the only one so far
-    config.optimizer.learning_rate = 1e-3  # the peak
+    config.optimizer.name = "adamw"  # adamw, muon
+    config.optimizer.learning_rate = 1e-3  # the peak; Muon's updates are as large as AdamW's, so it serves both
     config.optimizer.schedule = "inverse_sqrt"  # inverse_sqrt, cosine, wsd, constant; each after a linear warm-up
     config.optimizer.warmup_steps = 100  # linear, from nearly 0 to the peak
     config.optimizer.decay_fraction = 0.2  # wsd: share of the steps in which it decays
@@ -86,6 +86,11 @@ def get_config() -> ConfigDict:
     config.optimizer.b1 = 0.9  # of the gradient's mean
     config.optimizer.b2 = 0.95  # of its square's
     config.optimizer.clip_norm = 1.0  # longest gradient, all parameters together
+
+    config.optimizer.muon = ConfigDict()  # of the blocks' matrices; embeddings, norms and biases are left to AdamW,
+    config.optimizer.muon.adam_learning_rate = None  # with this peak; None: optimizer.learning_rate
+    config.optimizer.muon.momentum = 0.95  # of the gradient's mean, Nesterov's
+    config.optimizer.muon.newton_schulz_steps = 5  # fewer are faster, and leave the update less orthogonal
 
     config.eval = ConfigDict()
     config.eval.every = 250  # steps

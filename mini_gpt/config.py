@@ -19,6 +19,11 @@ from typing import Any, Literal, Union
 from mini_gpt.errors import UserError
 from mini_gpt.schema import Config
 
+# What a run did that was written before the field was there, so that it is read and goes on.
+ADDED = {
+    "optimizer.muon": {"adam_learning_rate": None, "momentum": 0.95, "newton_schulz_steps": 5},
+}
+
 
 def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType({})) -> Config:
     """Reads a config file (`configs/tiny.py`, or `configs/presets.py:gpt3_175b`) and applies overrides by dotted name.
@@ -83,6 +88,10 @@ def read(path: Path) -> Config:
         raise UserError(f"{path}: not found; a run directory holds the config.json of its run") from None
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error})") from None
+    for name, value in ADDED.items():
+        section, _, field = name.partition(".")
+        if isinstance(values, Mapping) and isinstance(values.get(section), Mapping):
+            values[section].setdefault(field, value)
     try:
         return _build(Config, values, "")
     except UserError as error:

@@ -273,8 +273,21 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MuonConfig:
+    adam_learning_rate: float | None
+    momentum: float
+    newton_schulz_steps: int
+
+    def __post_init__(self):
+        rate, steps = self.adam_learning_rate, self.newton_schulz_steps
+        _require(rate is None or rate > 0, "optimizer.muon.adam_learning_rate", rate, "must be above 0, or None")
+        _require(0 <= self.momentum < 1, "optimizer.muon.momentum", self.momentum, "must be in [0, 1)")
+        _require(steps >= 1, "optimizer.muon.newton_schulz_steps", steps, "must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    name: Literal["adamw"]
+    name: Literal["adamw", "muon"]
     learning_rate: float
     schedule: Literal["inverse_sqrt", "cosine", "wsd", "constant"]
     warmup_steps: int
@@ -284,6 +297,7 @@ class OptimizerConfig:
     b1: float
     b2: float
     clip_norm: float
+    muon: MuonConfig
 
     def __post_init__(self):
         _require(self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "must be above 0")

@@ -22,6 +22,7 @@ RULES = (
     (r"norm/(scale|bias)$", PartitionSpec()),
     (r"(^|/)(un)?embedding$", PartitionSpec(None, "fsdp")),
     (r"positions/t5/bias_table$", PartitionSpec()),
+    (r"ns_coeffs$", PartitionSpec()),  # in Muon's state
 )
 
 

@@ -90,6 +90,16 @@ def test_config_json_gives_the_same_config(tmp_path):
     assert configs.differences(config, configs.override(config, {"seed": "5"})) == {"seed": (0, 5)}
 
 
+def test_a_run_from_before_a_field_is_read_as_what_it_did(tmp_path):
+    config = configs.load("configs/tiny.py")
+    values = configs.to_dict(config)
+    for name in configs.ADDED:
+        section, field = name.split(".")
+        del values[section][field]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert configs.read(tmp_path / "config.json") == config
+
+
 def test_reading_a_config_touches_no_device():
     program = "import sys, mini_gpt.config as c; c.load('configs/tiny.py'); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY).returncode == 0
@@ -194,6 +204,8 @@ BAD = [
     ),
     ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
     ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),
+    ({"optimizer.muon.adam_learning_rate": 0.0}, r"muon\.adam_learning_rate: found 0\.0; must be above 0, or None"),
+    ({"optimizer.muon.newton_schulz_steps": 0}, r"muon\.newton_schulz_steps: found 0; must be at least 1"),
     ({"mesh.data": 0}, r"mesh\.data: found 0"),
     ({"seed": -1}, "seed: found -1"),
 ]

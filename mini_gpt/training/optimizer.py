@@ -1,8 +1,12 @@
-"""The learning rate's schedule and the optimizer, from optax's parts."""
+"""The learning rate's schedule and the optimizers, from optax's parts."""
+
+import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from mini_gpt.model.parameters import Parameters, path_name
 from mini_gpt.schema import Config, OptimizerConfig
@@ -36,18 +40,51 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019) behind clipping by the global norm; matrices alone decay."""
-    o = config.optimizer
-    make = {"adamw": optax.adamw}[o.name]
-    schedule = make_schedule(o, config.train.steps)
+    """AdamW (Loshchilov and Hutter 2019) or Muon behind clipping by the global norm; matrices alone decay."""
+    make = {"adamw": _adamw, "muon": _muon}[config.optimizer.name]
     return optax.chain(
-        optax.clip_by_global_norm(o.clip_norm),
-        make(schedule, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decays),
+        optax.clip_by_global_norm(config.optimizer.clip_norm), make(config.optimizer, config.train.steps)
     )
+
+
+def _adamw(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    return optax.adamw(make_schedule(o, steps), b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decays)
+
+
+def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024) for the hidden matrices, AdamW for the rest.
+
+    An orthogonalised m × n matrix is scaled by 0.2 sqrt(max(m, n)), which gives its entries the root mean square that
+    AdamW's updates have, so that learning rate and weight decay mean the same to both (Liu et al. 2025, 2.2).
+    """
+    muon = optax.chain(
+        scale_by_muon(
+            beta=o.muon.momentum, ns_steps=o.muon.newton_schulz_steps, weight_dimension_numbers=_last_two_axes
+        ),
+        optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape[-2:]) ** 0.5 * u, updates)),
+        optax.add_decayed_weights(o.weight_decay),
+        optax.scale_by_learning_rate(make_schedule(o, steps)),
+    )
+    rate = o.learning_rate if o.muon.adam_learning_rate is None else o.muon.adam_learning_rate
+    adamw = _adamw(dataclasses.replace(o, learning_rate=rate), steps)
+    labels = lambda parameters: jax.tree.map(lambda hidden: "muon" if hidden else "adamw", is_hidden_matrix(parameters))
+    return optax.partition({"muon": muon, "adamw": adamw}, labels)
+
+
+def _last_two_axes(matrices: Parameters) -> Parameters:
+    """Tells Muon what a matrix is: any axis before the last two, such as that of stacked layers, holds several."""
+    return jax.tree.map(lambda _: MuonDimensionNumbers(-2, -1), matrices)
+
+
+def is_hidden_matrix(parameters: Parameters) -> Parameters:
+    """Marks the blocks' kernels; embeddings are no maps from activations to activations, and stay with AdamW."""
+    return _marked(parameters, r"^blocks/.*kernel$")
 
 
 def decays(parameters: Parameters) -> Parameters:
     """Marks the matrices: kernels and embeddings, and not biases, norms' scales or T5's table."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path_name(path).endswith(("kernel", "embedding")), parameters
-    )
+    return _marked(parameters, r"(kernel|embedding)$")
+
+
+def _marked(parameters: Parameters, pattern: str) -> Parameters:
+    return jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), parameters)

@@ -1,4 +1,4 @@
-"""C4: the schedules against their formulas; what decays."""
+"""C4: the schedules against their formulas; what decays; the optimizers by hand."""
 
 import math
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mini_gpt import config as configs
-from mini_gpt.training.optimizer import decays, make_optimizer, make_schedule
+from mini_gpt.training.optimizer import decays, is_hidden_matrix, make_optimizer, make_schedule
 
 PEAK, WARMUP, STEPS = 3e-3, 20, 200
 
@@ -84,22 +84,105 @@ def test_only_matrices_decay():
         np.testing.assert_allclose(update, -0.1 * 0.5 if decaying else 0.0, rtol=1e-5)
 
 
+class AdamWByHand:
+    """Loshchilov and Hutter 2019, algorithm 2, in float64."""
+
+    def __init__(self, theta, o, rate, decay):
+        self.theta, self.o, self.rate, self.decay = np.asarray(theta, np.float64), o, rate, decay
+        self.m = self.v = 0.0
+
+    def step(self, t, gradient):
+        o = self.o
+        self.m, self.v = o.b1 * self.m + (1 - o.b1) * gradient, o.b2 * self.v + (1 - o.b2) * gradient**2
+        adam = (self.m / (1 - o.b1**t)) / (np.sqrt(self.v / (1 - o.b2**t)) + 1e-8)
+        self.theta = self.theta - self.rate * (adam + self.decay * self.theta)
+
+
+class MuonByHand(AdamWByHand):
+    """Jordan et al. 2024, with the bias corrections of NAdam and the scale of Liu et al. 2025; one matrix, float64."""
+
+    def step(self, t, gradient):
+        beta = self.o.muon.momentum
+        self.m = beta * self.m + (1 - beta) * gradient
+        x = beta * self.m / (1 - beta ** (t + 1)) + (1 - beta) * gradient / (1 - beta**t)
+        x = x / np.linalg.norm(x)
+        for _ in range(self.o.muon.newton_schulz_steps):  # a polynomial of the singular values, on either side alike
+            u, s, vh = np.linalg.svd(x, full_matrices=False)
+            x = (u * (3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5)) @ vh
+        self.theta = self.theta - self.rate * (0.2 * max(x.shape) ** 0.5 * x + self.decay * self.theta)
+
+
 def test_adamw_equals_the_paper_by_hand():
-    """Loshchilov and Hutter 2019, algorithm 2, behind clipping: three steps of one matrix, in float64."""
     config = configs.load(
         "configs/default.py",
         {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0, "optimizer.learning_rate": 0.01},
     )
     o, optimizer = config.optimizer, make_optimizer(config)
     kernel = {"kernel": jnp.array([[1.0, -2.0], [0.5, 3.0]])}
-    theta, m, v = np.asarray(kernel["kernel"], np.float64), 0.0, 0.0
+    by_hand = AdamWByHand(kernel["kernel"], o, 0.01, o.weight_decay)
     state = optimizer.init(kernel)
     for t in range(1, 4):
         gradient = np.array([[0.3, -0.1], [2.0, 0.0]]) * t
         updates, state = optimizer.update({"kernel": jnp.array(gradient)}, state, kernel)
         kernel = jax.tree.map(jnp.add, kernel, updates)
-        clipped = gradient * min(1.0, o.clip_norm / np.linalg.norm(gradient))
-        m, v = o.b1 * m + (1 - o.b1) * clipped, o.b2 * v + (1 - o.b2) * clipped**2
-        adam = (m / (1 - o.b1**t)) / (np.sqrt(v / (1 - o.b2**t)) + 1e-8)
-        theta = theta - o.learning_rate * (adam + o.weight_decay * theta)
-        np.testing.assert_allclose(kernel["kernel"], theta, rtol=1e-5)
+        by_hand.step(t, gradient * min(1.0, o.clip_norm / np.linalg.norm(gradient)))
+        np.testing.assert_allclose(kernel["kernel"], by_hand.theta, rtol=1e-5)
+
+
+def test_muon_orthogonalises_the_hidden_matrices_alone_one_by_one_or_stacked_and_adamw_serves_the_rest():
+    fields = {"name": "muon", "schedule": "cosine", "warmup_steps": 2, "learning_rate": 0.02, "weight_decay": 0.3}
+    fields |= {"muon.adam_learning_rate": 0.004, "muon.newton_schulz_steps": 4, "muon.momentum": 0.9, "clip_norm": 5.0}
+    config = configs.load(
+        "configs/default.py", {f"optimizer.{name}": value for name, value in fields.items()} | {"train.steps": 9}
+    )
+    draw = np.random.default_rng(0)
+    shapes = {
+        "embedding": (5, 4),
+        "positions": {"t5": {"bias_table": (4, 2)}, "learned": {"embedding": (4, 4)}},
+        "unembedding": (5, 4),
+        "blocks": {
+            "0": {"mlp": {"up": {"kernel": (3, 6), "bias": (6,)}}, "mlp_norm": {"scale": (3,)}},
+            "attention": {"query": {"kernel": (2, 6, 4), "bias": (2, 4)}},  # of two layers
+        },
+    }
+    random = lambda: jax.tree.map(lambda shape: draw.normal(size=shape), shapes, is_leaf=lambda x: isinstance(x, tuple))
+    parameters = jax.tree.map(lambda x: jnp.array(x, jnp.float32), random())
+    hidden = jax.tree.leaves(is_hidden_matrix(parameters))
+    assert hidden == [False, True, False, False, True, False, False, False, False]
+    by_hand = []
+    for leaf, is_hidden, decaying in zip(*map(jax.tree.leaves, (parameters, hidden, decays(parameters))), strict=True):
+        matrices = leaf if is_hidden and leaf.ndim == 3 else leaf[None]
+        make, rate = (MuonByHand, 0.02) if is_hidden else (AdamWByHand, 0.004)
+        by_hand.append([make(matrix, config.optimizer, rate, 0.3 * decaying) for matrix in matrices])
+    optimizer = make_optimizer(config)
+    update, state = jax.jit(optimizer.update), optimizer.init(parameters)
+    for t in range(1, 5):
+        gradients = random()
+        updates, state = update(jax.tree.map(lambda x: jnp.array(x, jnp.float32), gradients), state, parameters)
+        parameters = jax.tree.map(jnp.add, parameters, updates)
+        length = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradients)))
+        share = t / 2 if t <= 2 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (t - 2) / 7))
+        for leaf, gradient, hands in zip(*map(jax.tree.leaves, (parameters, gradients)), by_hand, strict=True):
+            matrices = gradient if len(hands) > 1 else gradient[None]
+            for hand, matrix in zip(hands, matrices, strict=True):
+                peak, hand.rate = hand.rate, hand.rate * share
+                hand.step(t, matrix * min(1.0, 5.0 / length))
+                hand.rate = peak
+            expected = np.stack([hand.theta for hand in hands]).reshape(leaf.shape)
+            np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_an_orthogonalised_update_is_as_large_as_adamws():
+    """Liu et al. 2025, 2.2: 0.2 to 0.4 is the root mean square of AdamW's updates, whatever the shape."""
+    config = configs.load(
+        "configs/default.py", {"optimizer.name": "muon", "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
+    )
+    optimizer, draw = make_optimizer(config), np.random.default_rng(0)
+    for shape in ((32, 32), (16, 64), (64, 16)):
+        matrix = {"blocks": {"0": {"kernel": jnp.zeros(shape)}}}
+        gradient = {"blocks": {"0": {"kernel": jnp.array(draw.normal(size=shape), jnp.float32)}}}
+        updates, _ = optimizer.update(gradient, optimizer.init(matrix), matrix)
+        update = np.asarray(updates["blocks"]["0"]["kernel"]) / 1e-3
+        assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.2)
+        singular = np.linalg.svd(update / 0.2 / max(shape) ** 0.5, compute_uv=False)
+        assert singular.min() > 0.4 and singular.max() < 1.3
