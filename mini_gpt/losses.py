@@ -1,4 +1,4 @@
-"""Losses per token, in nats; every mean elsewhere is a weighted sum of these over a count."""
+"""Losses per token, in nats; every mean elsewhere is a sum of these over a count."""
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,3 @@ def smoothed_cross_entropy(logits_BLV: jax.Array, targets_BL: jax.Array, smoothi
     logits_BLV = logits_BLV.astype(jnp.float32)
     uniform_BL = jax.nn.logsumexp(logits_BLV, axis=-1) - jnp.mean(logits_BLV, axis=-1)
     return (1 - smoothing) * nll(logits_BLV, targets_BL) + smoothing * uniform_BL
-
-
-def weighted_sum(values_BL: jax.Array, weights_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Gives (sum, count), both float32 scalars: a mean is their quotient, taken once, at the end."""
-    return jnp.sum(values_BL * weights_BL), jnp.sum(weights_BL)

@@ -38,9 +38,3 @@ def test_C5_smoothing_is_least_at_the_mixture_itself():
     mixture = 0.9 * jnp.eye(5)[2] + 0.1 / 5
     gradient = jax.grad(lambda x: losses.smoothed_cross_entropy(x, targets, 0.1).sum())(jnp.log(mixture)[None, None])
     np.testing.assert_allclose(gradient, 0, atol=1e-6)
-
-
-def test_a_mean_is_a_sum_over_a_count():
-    values, weights = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 0.0], [1.0, 1.0]])
-    total, count = losses.weighted_sum(values, weights)
-    assert (float(total), float(count)) == (8.0, 3.0)

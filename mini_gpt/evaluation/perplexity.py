@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mini_gpt import losses, sharding
+from mini_gpt import output_loss, sharding
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import progress, scoring
@@ -49,7 +49,7 @@ def make_nll_fn(
 def _nll(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL):
     model = model_parameters.merge(definition, parameters)
     layout = text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at)
-    nll_BL = losses.nll(model(inputs_BL, *layout), targets_BL)
+    nll_BL = output_loss.token_nll(model.hidden(inputs_BL, *layout), model.output_table, targets_BL, mesh)
     return jax.lax.with_sharding_constraint(nll_BL, NamedSharding(mesh, PartitionSpec()))
 
 

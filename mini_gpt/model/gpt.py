@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mini_gpt import output_loss
 from mini_gpt.errors import UserError
 from mini_gpt.model import positions
 from mini_gpt.model.attention.masks import Mask
@@ -103,6 +104,29 @@ class MiniGPT(nnx.Module):
     ) -> jax.Array:
         """Gives logits_BLV in float32.
 
+        Takes what `hidden` takes, and raises what it raises.
+        """
+        x_BLD = self.hidden(tokens_BL, positions_BL, segments_BL, dropout_key=dropout_key, record=record)
+        x_TD = x_BLD.reshape(-1, x_BLD.shape[-1])
+        logits_TV = output_loss.logits(x_TD, self.output_table.astype(self.dtype))
+        return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
+
+    @property
+    def output_table(self) -> jax.Array:
+        """The table_VD, float32, whose product with the last hidden states gives the logits."""
+        return (self.embedding if self.config.tie_embeddings else self.unembedding)[...]
+
+    def hidden(
+        self,
+        tokens_BL: jax.Array,
+        positions_BL: jax.Array | None = None,
+        segments_BL: jax.Array | None = None,
+        *,
+        dropout_key: jax.Array | None = None,
+        record: Record | None = None,
+    ) -> jax.Array:
+        """Gives the last hidden states x_BLD, in `dtype`, of which the logits are made.
+
         tokens_BL: ids below `vocab_size`. positions_BL: integers, 0..L-1 unless given. segments_BL: attention stays
         inside a segment. dropout_key: without it there is no dropout. record: called with each layer's AttentionMaps,
         in order, as the model is traced. Raises UserError where the length is past a learned table.
@@ -128,16 +152,7 @@ class MiniGPT(nnx.Module):
             x_BLD = block(x_BLD, position, positions_BL, mask, dropout_key=keys[layer], record=record)
         if config.norm_placement == "pre":
             x_BLD = self.final_norm(x_BLD)
-        return self._logits(x_BLD)
-
-    def _logits(self, x_BLD: jax.Array) -> jax.Array:
-        table_VD = self.embedding if self.config.tie_embeddings else self.unembedding
-        x_TD = x_BLD.reshape(-1, x_BLD.shape[-1])
-        contract_last = (((1,), (1,)), ((), ()))
-        logits_TV = jax.lax.dot_general(
-            x_TD, table_VD[...].astype(self.dtype), contract_last, preferred_element_type=jnp.float32
-        )
-        return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
+        return x_BLD
 
 
 def text_layout(

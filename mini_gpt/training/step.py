@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from mini_gpt import losses
+from mini_gpt import output_loss
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import text_layout
 from mini_gpt.model.parameters import Parameters
@@ -36,6 +36,7 @@ def make_train_step(
     gradient_norm (before clipping) and parameter_norm (before the update).
     """
     schedule = make_schedule(config.optimizer, config.train.steps)
+    mesh = like.step.sharding.mesh
     parts = config.train.accumulation_steps
     whole = "inputs" if config.train.objective == "next_token" else "targets"  # the text as it was before any mask
 
@@ -43,11 +44,11 @@ def make_train_step(
         model = model_parameters.merge(definition, parameters)
         keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[whole]))
         layout = text_layout(model.config, batch[whole], isolate_at, keys_B)
-        logits_BLV = model(batch["inputs"], *layout, dropout_key=key)
-        objective_BL = losses.smoothed_cross_entropy(logits_BLV, batch["targets"], config.train.label_smoothing)
-        objective, count = losses.weighted_sum(objective_BL, batch["weights"])
-        loss, _ = losses.weighted_sum(losses.nll(logits_BLV, batch["targets"]), batch["weights"])
-        return objective, {"objective": objective, "loss": loss, "count": count}
+        x_BLD = model.hidden(batch["inputs"], *layout, dropout_key=key)
+        objective, loss = output_loss.loss_sums(
+            x_BLD, model.output_table, batch["targets"], batch["weights"], config.train.label_smoothing, mesh
+        )
+        return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
         gradients_of = jax.grad(sums, has_aux=True)
