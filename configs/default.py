@@ -35,6 +35,11 @@ def get_config() -> ConfigDict:
     config.model.scale_attention = True  # 1/sqrt(head width); False for ablation only
     config.model.residual = True  # False for ablation only
 
+    config.model.remat = (
+        "none"  # what is computed again for the gradient: none, dots (all but weights' products), block
+    )
+    config.model.scan_layers = False  # blocks stacked, gone through by a loop: 24 layers compile about as fast as 4
+
     config.model.attention_window = None  # keys that a query sees, itself included (Jiang et al. 2023); None: all
     config.model.random_positions = None  # draw ordered positions from so many (Ruoss et al. 2023); None: 0, 1, 2, …
 

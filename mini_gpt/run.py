@@ -48,7 +48,9 @@ class Run:
         )
         model_parameters.check_shapes(written.parameters, asked.parameters, "--override: the checkpoint")
         self.definition: nnx.GraphDef = definition
-        self.parameters: Parameters = checkpoints.restore_parameters(self.step, asked.parameters)
+        restored = checkpoints.restore_parameters(self.step, written.parameters)
+        stacked = self.config.model.scan_layers
+        self.parameters: Parameters = model_parameters.laid_out(restored, asked.parameters, stacked=stacked)
         checkpoints.close()
 
     @functools.cached_property

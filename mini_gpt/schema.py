@@ -99,6 +99,8 @@ class ModelConfig:
     scale_embeddings: bool
     scale_attention: bool
     residual: bool
+    remat: Literal["none", "dots", "block"]
+    scan_layers: bool
     attention_window: int | None
     random_positions: int | None
     rope: RopeConfig
@@ -142,6 +144,12 @@ class ModelConfig:
             "model.position",
             self.position,
             f"the pattern must not be longer than model.num_layers ({self.num_layers})",
+        )
+        _require(
+            not self.scan_layers or self.num_layers % len(pattern) == 0,
+            "model.num_layers",
+            self.num_layers,
+            f"model.scan_layers goes over whole periods of model.position: must be divisible by {len(pattern)}",
         )
         for name in ("attention_window", "random_positions"):
             value = getattr(self, name)

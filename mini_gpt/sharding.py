@@ -83,6 +83,7 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
 
     def sharding(path: tuple, leaf: Any) -> NamedSharding:
         spec = PartitionSpec() if leaf.ndim == 0 else rule(jax.tree_util.keystr(path, simple=True, separator="/"))
+        spec = (None,) * (leaf.ndim - len(spec)) + tuple(spec)  # stacked layers stay whole
         fits = [
             axis if axis and size % mesh.shape[axis] == 0 else None
             for axis, size in zip(spec, leaf.shape, strict=False)

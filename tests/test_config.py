@@ -204,6 +204,7 @@ BAD = [
     ),
     ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
     ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),
+    ({"model.position": ("rope",) * 3, "model.scan_layers": True}, r"num_layers: found 4; .* must be divisible by 3"),
     ({"optimizer.muon.adam_learning_rate": 0.0}, r"muon\.adam_learning_rate: found 0\.0; must be above 0, or None"),
     ({"optimizer.muon.newton_schulz_steps": 0}, r"muon\.newton_schulz_steps: found 0; must be at least 1"),
     ({"mesh.data": 0}, r"mesh\.data: found 0"),

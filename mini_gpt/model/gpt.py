@@ -5,6 +5,8 @@ Shape suffixes, one letter an axis, here and everywhere:
     H heads    G key-value heads       K width of one head    F feed-forward width    V vocabulary
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -18,6 +20,11 @@ from mini_gpt.model.layers import INIT_STD, Linear, dropout, make_norm
 from mini_gpt.model.positions import Position
 from mini_gpt.schema import ModelConfig
 
+# What a block keeps for its gradient; all else is computed again. Products of weights are what is dear to compute.
+SAVED = {
+    "block": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
 ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu, "swiglu": jax.nn.silu}
 
 
@@ -87,7 +94,11 @@ class MiniGPT(nnx.Module):
         # By name, each once, however many layers share it: no parameter stands in the tree twice.
         encodings = zip(config.position_pattern, positions.make(config, rngs=rngs), strict=False)
         self.positions = nnx.Dict(**dict(encodings))
-        self.blocks = nnx.List([Block(config, self.dtype, rngs=rngs) for _ in range(config.num_layers)])
+        make_block = lambda rngs: Block(config, self.dtype, rngs=rngs)
+        if config.scan_layers:
+            self.blocks = _stacked(make_block, config.num_layers, rngs)
+        else:
+            self.blocks = nnx.List([make_block(rngs) for _ in range(config.num_layers)])
         if config.norm_placement == "pre":
             self.final_norm = make_norm(config, self.dtype, rngs=rngs)
         if not config.tie_embeddings:
@@ -138,21 +149,62 @@ class MiniGPT(nnx.Module):
             positions_BL = jnp.arange(length)[None]
         keys = [None] * (config.num_layers + 1)
         if dropout_key is not None:
-            keys = list(jax.random.split(dropout_key, config.num_layers + 1))
+            keys = jax.random.split(dropout_key, config.num_layers + 1)
 
         x_BLD = self.embedding[tokens_BL].astype(self.dtype)
         if config.scale_embeddings:
             x_BLD = x_BLD * config.d_model**0.5
-        pattern = config.position_pattern
-        x_BLD = self.positions[pattern[0]].embed(x_BLD, positions_BL)
+        pattern = [self.positions[name] for name in config.position_pattern]
+        x_BLD = pattern[0].embed(x_BLD, positions_BL)
         x_BLD = dropout(x_BLD, config.embedding_dropout, keys[-1])
         mask = Mask(config.causal, config.attention_window, segments_BL)
-        for layer, block in enumerate(self.blocks):
-            position = self.positions[pattern[layer % len(pattern)]]
-            x_BLD = block(x_BLD, position, positions_BL, mask, dropout_key=keys[layer], record=record)
+
+        def apply(x_BLD: jax.Array, block: Block, position: Position, key: jax.Array | None) -> jax.Array:
+            def run(x_BLD: jax.Array) -> jax.Array:
+                return block(x_BLD, position, positions_BL, mask, dropout_key=key, record=record)
+
+            if config.remat == "none" or record is not None:  # what is recorded must not be traced a second time
+                return run(x_BLD)
+            return jax.checkpoint(run, policy=SAVED[config.remat], prevent_cse=not config.scan_layers)(x_BLD)
+
+        if config.scan_layers:
+            definition, stacked = nnx.split(self.blocks)
+            merged = lambda layers, layer: nnx.merge(definition, jax.tree.map(lambda leaf: leaf[layer], layers))
+        if config.scan_layers and record is None:  # what is recorded must not stay in the loop
+
+            def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, None]:
+                layers, keys = part
+                for place, position in enumerate(pattern):
+                    x_BLD = apply(x_BLD, merged(layers, place), position, None if keys is None else keys[place])
+                return x_BLD, None
+
+            layers = (stacked, None if dropout_key is None else keys[:-1])
+            periods = jax.tree.map(lambda leaf: leaf.reshape(-1, len(pattern), *leaf.shape[1:]), layers)
+            x_BLD, _ = jax.lax.scan(period, x_BLD, periods)
+        else:
+            for layer in range(config.num_layers):
+                block = merged(stacked, layer) if config.scan_layers else self.blocks[layer]
+                x_BLD = apply(x_BLD, block, pattern[layer % len(pattern)], keys[layer])
         if config.norm_placement == "pre":
             x_BLD = self.final_norm(x_BLD)
         return x_BLD
+
+
+def _stacked(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rngs) -> Block:
+    """Gives a block whose parameters have an axis of layers before their own, with the draws of blocks made in turn."""
+    start = rngs.params.count[...]
+    block = make_block(rngs)
+    counts_N = start + (rngs.params.count[...] - start) * jnp.arange(layers + 1, dtype=start.dtype)
+    key = rngs.params.key[...]
+
+    def draw(count: jax.Array) -> nnx.State:
+        rngs = nnx.Rngs(params=key)
+        rngs.params.count[...] = count
+        return nnx.state(make_block(rngs))
+
+    nnx.update(block, jax.vmap(draw)(counts_N[:-1]))
+    rngs.params.count[...] = counts_N[-1]
+    return block
 
 
 def text_layout(

@@ -2,11 +2,13 @@
 
 import argparse
 import collections
+import functools
 import math
 import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt import config as configs
@@ -40,15 +42,46 @@ def path_name(path: tuple) -> str:
 
 
 def check_shapes(written: Parameters, asked: Parameters, source: str) -> None:
-    """Raises UserError where the config asks for other parameters than the source has written."""
+    """Raises UserError where the config asks for other parameters than the source has written, in either layout."""
+    one_by_one = functools.partial(jax.eval_shape, functools.partial(with_layers, stacked=False))
     shapes = [
         {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)}
-        for parameters in (written, asked)
+        for parameters in map(one_by_one, (written, asked))
     ]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         have, want = (each.get(name, "none") for each in shapes)
         if have != want:
             raise UserError(f"{source} has the parameter {name} of shape {have}; the config asks for {want}")
+
+
+def with_layers(tree: Any, *, stacked: bool) -> Any:
+    """Gives parameters, or a state with such trees in it, with the blocks stacked along a first axis, or one by one.
+
+    The first is the layout of `model.scan_layers`. What has it already comes back as it is.
+    """
+
+    def convert(parameters: Any) -> Any:
+        if not _has_blocks(parameters) or ("attention" in parameters["blocks"]) == stacked:
+            return parameters
+        blocks = parameters["blocks"]
+        if stacked:
+            blocks = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(blocks[layer] for layer in range(len(blocks))))
+        else:
+            layers = len(jax.tree.leaves(blocks)[0])
+            blocks = {layer: jax.tree.map(lambda leaf, at=layer: leaf[at], blocks) for layer in range(layers)}
+        return parameters | {"blocks": blocks}
+
+    return jax.tree.map(convert, tree, is_leaf=_has_blocks)
+
+
+def _has_blocks(node: Any) -> bool:
+    return isinstance(node, dict) and "blocks" in node
+
+
+def laid_out(tree: Any, like: Any, *, stacked: bool) -> Any:
+    """Gives the tree with its layers as asked for, and where the leaves of `like` lie."""
+    places = jax.tree.map(lambda leaf: leaf.sharding, like)
+    return jax.jit(lambda tree: with_layers(tree, stacked=stacked), out_shardings=places)(tree)
 
 
 def count(parameters: Parameters) -> int:

@@ -75,6 +75,11 @@ class Checkpoints:
             raise UserError(f"{self.directory / str(step)}: found checkpoint format {found}; must be {FORMAT}")
         return self.manager.restore(step, args=ocp.args.Composite(**parts))
 
+    def losses(self) -> dict[int, float | None]:
+        """Gives the steps that there are checkpoints of, and each one's validation loss, where it has one."""
+        metrics = {step: self.manager.metrics(step) for step in sorted(self.manager.all_steps())}
+        return {step: found["validation_loss"] if found else None for step, found in metrics.items()}
+
     def latest(self) -> int | None:
         return self.manager.latest_step()
 

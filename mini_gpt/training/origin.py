@@ -5,6 +5,8 @@ import json
 import logging
 from pathlib import Path
 
+import jax
+
 from mini_gpt import config as configs
 from mini_gpt import files
 from mini_gpt.data import tokenizers
@@ -15,6 +17,7 @@ from mini_gpt.schema import Config
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.optimizer import make_optimizer
 
 FILE = "init_from.json"
 log = logging.getLogger(__name__)
@@ -46,13 +49,15 @@ class Origin:
     def parameters(self, config: Config, like: Parameters) -> Parameters:
         """Reads the weights, laid out as `like`. Raises UserError where a shape is not what the new config asks for."""
         vocab_size = states.vocab_size(self.config, self.tokenizer)
-        written = model_parameters.abstract(self.config.model, vocab_size)[1]
+        mesh = jax.tree.leaves(like)[0].sharding.mesh
+        written = states.abstract(self.config, vocab_size, make_optimizer(self.config), mesh)[1].parameters
         model_parameters.check_shapes(written, like, f"--init_from: {self.workdir}")
         changed = configs.differences(self.config, config).items()
         listed = [f"{name} {old!r} → {new!r}" for name, (old, new) in changed if name.startswith(("model.", "context"))]
         log.info(f"starting from the weights of {self.workdir}, step {self.step}" + "".join(f"\n  {x}" for x in listed))
         with contextlib.closing(self._checkpoints()) as checkpoints:
-            return checkpoints.restore_parameters(self.step, like)
+            restored = checkpoints.restore_parameters(self.step, written)
+        return model_parameters.laid_out(restored, like, stacked=config.model.scan_layers)
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True)

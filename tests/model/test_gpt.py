@@ -58,6 +58,7 @@ VARIANTS = [{"position": name} for name in ENCODINGS] + [
     {"position": "alibi", "causal": False, "norm_placement": "post"},
     {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False},
     {"norm_placement": "post", "activation": "relu"},
+    {"position": ("rope", "t5"), "num_layers": 4, "scan_layers": True, "norm": "rmsnorm"},
     {"residual": False},
     {"scale_attention": False},
 ]
@@ -66,7 +67,7 @@ VARIANTS = [{"position": name} for name in ENCODINGS] + [
 @pytest.mark.parametrize("overrides", VARIANTS, ids=str)
 def test_B1_C1_logits_equal_an_independent_forward(overrides):
     config, definition, drawn = make_model(**overrides)
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(drawn, stacked=False))
     tokens_BL = np.random.default_rng(0).integers(VOCAB, size=(2, 12))
     logits_BLV = run(definition, drawn, jnp.asarray(tokens_BL))
     assert logits_BLV.dtype == jnp.float32
@@ -203,6 +204,55 @@ def test_C3_each_rate_acts_alone(rate):
         jnp.abs(run(definition, drawn, tokens, dropout_key=jax.random.key(0)) - run(definition, drawn, tokens)).max()
         > 1e-3
     )
+
+
+def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_gives_its_numbers():
+    fields = {"position": ("rope", "t5"), "num_layers": 4, "dropout": 0.3, "tie_embeddings": False}
+    definitions, first = [], []
+    for scan in (False, True):
+        overrides = {f"model.{name}": value for name, value in (fields | {"scan_layers": scan}).items()}
+        config = configs.load("configs/default.py", {"model.d_model": 16, "context_length": 12} | overrides)
+        make = lambda model=config.model: MiniGPT(model, VOCAB, rngs=nnx.Rngs(3))
+        definitions.append(parameters.abstract(config.model, VOCAB)[0])
+        first.append(jax.jit(lambda make=make: parameters.split(make())[1])())
+    with_layers = jax.jit(parameters.with_layers, static_argnames="stacked")
+    assert first[1]["blocks"]["mlp"]["up"]["kernel"].shape == (4, 16, 64)
+    jax.tree.map(np.testing.assert_array_equal, with_layers(first[1], stacked=False), first[0])
+    jax.tree.map(np.testing.assert_array_equal, with_layers(first[0], stacked=True), first[1])
+
+    keys = iter(jax.random.split(jax.random.key(0), len(jax.tree.leaves(first[0]))))
+    drawn = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), first[0])
+    tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(2, 12)))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def watched(definition, drawn):
+        logit = lambda drawn: run(definition, drawn, tokens, dropout_key=jax.random.key(1))[1, 7, 3]
+        maps = []
+        parameters.merge(definition, drawn).hidden(tokens, record=maps.append)
+        return jax.value_and_grad(logit)(drawn), [layer.weights_BHLS for layer in maps]
+
+    (unrolled, maps), (looped, maps_of_loop) = (
+        watched(definition, with_layers(drawn, stacked=stacked))
+        for definition, stacked in zip(definitions, (False, True), strict=True)
+    )
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
+    jax.tree.map(close, with_layers(looped, stacked=False), unrolled)
+    assert len(maps) == 4
+    jax.tree.map(close, maps_of_loop, maps)
+
+
+def test_a_loop_over_the_layers_makes_the_program_no_longer():
+    """What is compiled, to draw the parameters and for a gradient, has as many lines with 24 layers as with 4."""
+    lines = []
+    for layers in (4, 24):
+        fields = {"model.num_layers": layers, "model.scan_layers": True, "model.position": ("rope", "none")}
+        config = configs.load("configs/default.py", fields)
+        definition, shapes = parameters.abstract(config.model, VOCAB)
+        draw = lambda config=config: parameters.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))[1]
+        gradient = jax.grad(lambda p, d=definition: run(d, p, jnp.zeros((1, 8), int)).sum())
+        lowered = jax.jit(draw).lower(), jax.jit(gradient).lower(shapes)
+        lines.append([len(each.as_text().splitlines()) for each in lowered])
+    assert lines[0] == lines[1]
 
 
 def test_C6_bfloat16_products_keep_float32_parameters_and_stay_near():

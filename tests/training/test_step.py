@@ -153,3 +153,38 @@ def test_a_new_state_is_drawn_from_the_seed(small):
         states_of.append(states.create(config, VOCAB, optimizer, like).parameters["embedding"])
     np.testing.assert_array_equal(states_of[0], states_of[1])
     assert (states_of[0] != states_of[2]).any()
+
+
+def test_muon_stacked_layers_and_rematerialisation_on_eight_devices_equal_plain_muon_on_one(small):
+    fields = {
+        "optimizer__name": "muon",
+        "model__num_layers": 2,
+        "model__dropout": 0.2,
+        "optimizer__learning_rate": 0.01,
+    }
+    one, history, _ = run(small(**fields), steps=2)
+    config = small(model__scan_layers=True, model__remat="block", mesh__data=2, mesh__fsdp=2, mesh__tensor=2, **fields)
+    many, many_history, _ = run(config, steps=2)
+    assert_close(one, parameters.with_layers(many, stacked=False), tolerance=2e-4)
+    assert_close(history, many_history)
+    for kernel in (
+        many.parameters["blocks"]["mlp"]["up"]["kernel"],
+        many.optimizer_state[1].inner_states["muon"].inner_state[0].mu["blocks"]["mlp"]["up"]["kernel"],
+    ):
+        assert kernel.sharding.shard_shape(kernel.shape) == (2, 16, 64)
+
+
+def test_rematerialisation_takes_less_memory_and_gives_the_same_gradients(small):
+    moments, memory = [], []
+    for remat in ("none", "dots", "block"):
+        config = small(model__remat=remat, model__scan_layers=True, model__num_layers=8, model__dropout=0.2)
+        mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+        definition, like = states.abstract(config, VOCAB, optimizer, mesh)
+        state, batch = states.create(config, VOCAB, optimizer, like), sharding.put_batch(make_batch(config), mesh)
+        step = make_train_step(definition, optimizer, config, like).lower(state, batch).compile()
+        moments.append(jax.tree.leaves(step(state, batch)[0].optimizer_state[1][0].mu))
+        memory.append(step.memory_analysis().temp_size_in_bytes)
+    for other in moments[1:]:
+        for left, right in zip(moments[0], other, strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-7)
+    assert memory[0] > 1.5 * memory[1] > 1.5 * memory[2]
