@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -67,6 +68,18 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Puts this host's rows where they belong; the result is the global batch."""
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
+
+
+def put_ahead(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[dict[str, jax.Array]]:
+    """Yields each batch by put_batch, the one after it put already, so that a copy goes on beside the step before."""
+    ahead = None
+    for batch in batches:
+        put = put_batch(batch, mesh)
+        if ahead is not None:
+            yield ahead
+        ahead = put
+    if ahead is not None:
+        yield ahead
 
 
 def host_rows(batch_size: int) -> slice:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import grain
 import numpy as np
 import pytest
 
@@ -64,6 +65,16 @@ def test_an_epoch_visits_each_window_once_in_its_own_order_and_from_its_own_offs
     assert len(set(orders)) == 6
     other = batches.TrainBatches(numbered(310), small(context_length=10, train__batch_size=3, seed=1), vocab_size=VOCAB)
     assert tuple(rows_of(other, range(10))[:, 0]) != tuple(rows_of(train_batches, range(10))[:, 0])
+
+
+def test_the_order_and_the_offsets_are_those_that_runs_have_been_trained_with(small):
+    """Window by window, as it was first written: what a run draws when it goes on must not change."""
+    config = small(context_length=10, train__batch_size=3, seed=7)
+    train_batches = batches.TrainBatches(numbered(205), config, vocab_size=VOCAB)
+    order = grain.MapDataset.range(19).shuffle(7).repeat()
+    first = [np.random.default_rng((7, place // 19)).integers(15) + order[place] * 10 for place in range(60)]
+    np.testing.assert_array_equal(rows_of(train_batches, range(20)), np.array(first)[:, None] + np.arange(10))
+    assert (first[:6], first[57:]) == ([54, 144, 44, 84, 34, 104], [190, 130, 20])
 
 
 @pytest.mark.parametrize("count", [11, 12, 19, 20, 21, 29, 30, 31, 57])
