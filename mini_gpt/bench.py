@@ -35,6 +35,7 @@ from mini_gpt.training import assembly
 
 WARMUP_STEPS = 20
 ROUNDS = 10  # of a comparison: each config takes its turn so often
+LOADED_TOKENS = 1_000_000  # about so many measure how fast batches are made, before the device is at work
 PEAK_PRODUCT = 4096  # rows and columns of the matrices by which a peak that is in no table is measured
 
 # FLOP/s of dense bfloat16 products on one device, from the makers' data sheets; by a part of JAX's device_kind.
@@ -65,10 +66,12 @@ class Bench:
         corpus = corpora.open_corpus(config.data)
         run = assembly.assemble(config, mesh, corpus, tokenizers.fit(corpus, config.data))
         self.config, self.mesh, self.parameters = config, mesh, run.like.parameters
-        passes = (batches.iterate(run.train_batches, 0) for _ in itertools.count())  # a run may be shorter
-        self.batches = itertools.chain.from_iterable(passes)
+        passes = lambda: (batches.iterate(run.train_batches, 0) for _ in itertools.count())  # a run may be shorter
+        loaded = 1 + LOADED_TOKENS // (config.train.batch_size * config.context_length)
+        self.loader_speed = batches.tokens_per_second(itertools.chain.from_iterable(passes()), loaded)
+        self.batches = sharding.put_ahead(itertools.chain.from_iterable(passes()), mesh)
         self.state = run.first_state()
-        batch = sharding.put_batch(next(self.batches), mesh)
+        batch = next(self.batches)
         self.compile_seconds = []
         for _ in ("cold", "cached"):
             jax.clear_caches()
@@ -88,7 +91,7 @@ class Bench:
             begin = time.perf_counter()
             batch = next(self.batches)
             waited += time.perf_counter() - begin
-            self.state, metrics = self.compiled(self.state, sharding.put_batch(batch, self.mesh))
+            self.state, metrics = self.compiled(self.state, batch)
             if pending is not None:
                 jax.block_until_ready(pending)
                 ends.append(time.perf_counter())
@@ -116,6 +119,7 @@ class Bench:
             "temporary_bytes": self.compiled.memory_analysis().temp_size_in_bytes,
             "peak_memory_bytes": peak_memory(),
             "waiting_for_data_share": waiting_share,
+            "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(self.parameters),
             "device": {"kind": device.device_kind, "platform": device.platform, "count": self.mesh.size},
             "versions": {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__},

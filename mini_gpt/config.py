@@ -21,6 +21,7 @@ from mini_gpt.schema import Config
 
 # What a run did that was written before the field was there, so that it is read and goes on.
 ADDED = {
+    "model.attention": "auto",
     "model.remat": "none",
     "model.scan_layers": False,
     "optimizer.muon": {"adam_learning_rate": None, "momentum": 0.95, "newton_schulz_steps": 5},

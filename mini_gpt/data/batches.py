@@ -128,9 +128,8 @@ def iterate(batches: TrainBatches | TaskBatches, start: int) -> Iterator[Batch]:
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
 
 
-def tokens_per_second(batches: TrainBatches | TaskBatches, count: int) -> float:
+def tokens_per_second(prepared: Iterator[Batch], count: int) -> float:
     """Gives the speed at which `count` batches come from `iterate`, past the first few, with nobody else at work."""
-    prepared = iterate(batches, 0)
     for _ in itertools.islice(prepared, 8):  # as many as stand ready at once, and more
         pass
     begun = time.perf_counter()

@@ -87,8 +87,9 @@ def _run_steps(
     best = checkpoints.best_loss()
     pending: tuple[int, Metrics] | None = None  # left on the device until the step after it is under way
     steps = range(start + 1, config.train.steps + 1)
-    for step, batch in zip(steps, batches.iterate(run.train_batches, start) if steps else (), strict=False):
-        state, metrics = train_step(state, sharding.put_batch(batch, run.mesh))
+    prepared = sharding.put_ahead(batches.iterate(run.train_batches, start) if steps else (), run.mesh)
+    for step, batch in zip(steps, prepared, strict=False):
+        state, metrics = train_step(state, batch)
         if step == start + 1:
             jax.block_until_ready(metrics)
             clock.restart(step)  # what came before was compilation

@@ -121,3 +121,14 @@ def test_masked_evaluation_blocks_are_the_same_whatever_the_batch(small):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
     np.testing.assert_array_equal(by_size[0]["targets"], np.arange(90).reshape(9, 10))
+
+
+def test_the_loader_is_measured_past_its_first_batches(small, monkeypatch):
+    """On a made-up clock, a batch that is made costs a second; those that stand ready at the start are left out."""
+    made = []
+    monkeypatch.setattr(batches.time, "perf_counter", lambda: float(len(made)))
+    config = small(context_length=10, train__batch_size=3)
+    train_batches = batches.TrainBatches(numbered(205), config, vocab_size=VOCAB)
+    prepared = (made.append(step) or train_batches[step] for step in range(100))
+    assert batches.tokens_per_second(prepared, 5) == 30
+    assert len(made) == 13
