@@ -32,15 +32,17 @@ class Mlp(nnx.Module):
     """The feed-forward sublayer: two products around an activation, or SwiGLU with three (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
-        self.activation = config.activation
+        self.config = config
         self.up = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
         if config.activation == "swiglu":
             self.gate = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
         self.down = Linear(config, config.d_ff, config.d_model, dtype, std=residual_std(config), rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        activate = ACTIVATIONS[self.activation]
-        if self.activation == "swiglu":
+        activate = ACTIVATIONS[self.config.activation]
+        if self.config.scan_layers:  # a loop writes out all that a gradient needs: five arrays of gelu, or its input
+            activate = jax.checkpoint(activate, prevent_cse=False)
+        if self.config.activation == "swiglu":
             return self.down(activate(self.gate(x_BLD)) * self.up(x_BLD))
         return self.down(activate(self.up(x_BLD)))
 
