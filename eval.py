@@ -15,11 +15,12 @@ def main() -> None:
     parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
     parser.add_argument("--override", action="append", default=[], metavar="FIELD=VALUE", help="a config field")
     command_line.add_suite_flags(parser)
+    command_line.add_process_flags(parser)
     flags = parser.parse_args()
     names, request = flags.suite.split(","), suites.Request(flags.split, flags.lengths, flags.strides)
     suites.check(names, request)
     overrides = dict(map(config.parse_override, flags.override))
-    command_line.set_up(overrides.get("data.cache_dir"))
+    command_line.set_up(overrides.get("data.cache_dir"), flags)
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
     for name in names:  # all, before the first is measured
         suites.check_run(run, name, request)

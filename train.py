@@ -13,10 +13,11 @@ def main() -> None:
         "--workdir", type=command_line.directory, help="the run directory; default: runs/ and the config's name"
     )
     parser.add_argument("--init_from", type=command_line.directory, help="a run whose weights a new one starts with")
+    command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
     loaded = config.load(flags.config, overrides)
-    command_line.set_up(loaded.data.cache_dir)
+    command_line.set_up(loaded.data.cache_dir, flags)
     workdir = flags.workdir or command_line.default_workdir(flags.config, overrides)
     loop.train(loaded, workdir, init_from=flags.init_from)
 

@@ -107,7 +107,7 @@ def get_config() -> ConfigDict:
     config.checkpoint.keep = 2  # the last ones; the best by validation loss is kept too
 
     config.mesh = ConfigDict()
-    config.mesh.data = -1  # devices that split the batch; -1: all that are left
-    config.mesh.fsdp = 1  # devices that split the batch, the parameters and the optimiser state
-    config.mesh.tensor = 1  # devices that split heads and feed-forward units
+    config.mesh.data = -1  # devices that split the batch; -1: all that are left; the product is their number
+    config.mesh.fsdp = 1  # devices that split the batch, the parameters and the optimiser state; divides the width
+    config.mesh.tensor = 1  # devices that split heads and feed-forward units; divides num_kv_heads and d_ff
     return config

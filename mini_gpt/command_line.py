@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import jax
 from tqdm import tqdm
 
 from mini_gpt import config as configs
-from mini_gpt import files
+from mini_gpt import files, processes
 from mini_gpt.errors import UserError
 
 
@@ -21,14 +22,33 @@ class _AboveTheBar(logging.Handler):
         tqdm.write(self.format(record), file=sys.stderr)
 
 
-def set_up(cache_dir: str | None = None) -> None:
-    """Shows our own log lines and no library's, and keeps compiled programs for the next start."""
+def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
+    """Shows our own log lines and no library's, and keeps compiled programs for the next start.
+
+    flags: with those of `add_process_flags`, joins the other processes of the job, of which the first alone speaks.
+    Must come before anything that touches a device. Raises UserError where the others do not come.
+    """
     logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_AboveTheBar()], force=True)
     logging.getLogger("absl").setLevel(logging.ERROR)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
     sys.stdout.reconfigure(errors="replace")  # what a model writes need not fit the terminal's encoding
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if flags is not None:
+        job = processes.Job(flags.coordinator, flags.num_processes, flags.process_id)
+        if processes.start(job, flags.start_timeout) > 0:
+            logging.getLogger("mini_gpt").setLevel(logging.ERROR)
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it lives as long as the process
+
+
+def add_process_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what tells a process of the others; without it SLURM, Open MPI or the TPU pod does, where there is one."""
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens: its host, any free port")
+    parser.add_argument("--num_processes", type=int, help="how many there are; 1: this one runs alone")
+    parser.add_argument("--process_id", type=int, help="which of them this one is, from 0")
+    parser.add_argument(
+        "--start_timeout", type=float, default=processes.START_TIMEOUT, help="seconds to wait for the others"
+    )
 
 
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:

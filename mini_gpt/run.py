@@ -7,7 +7,7 @@ from pathlib import Path
 from flax import nnx
 
 from mini_gpt import config as configs
-from mini_gpt import sharding
+from mini_gpt import devices, sharding
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
@@ -40,6 +40,7 @@ class Run:
         self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config)
+        devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])
         checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
         self.step = checkpoints.resolve(checkpoint)
         (_, written), (definition, asked) = (

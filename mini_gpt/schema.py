@@ -16,6 +16,17 @@ def _require(condition: bool, field: str, found: Any, right: str) -> None:
         raise UserError(f"{field}: found {found!r}; {right}")
 
 
+def batch_problem(train: "TrainConfig", data: int, fsdp: int) -> str | None:
+    """Says what is wrong where the devices that split the batch, and the parts of a step, do not divide it evenly."""
+    shares = data * fsdp * train.accumulation_steps
+    if train.batch_size % shares == 0:
+        return None
+    return (
+        f"train.batch_size: found {train.batch_size}; must be divisible by {shares}: {data * fsdp} devices "
+        f"(mesh.data × mesh.fsdp) × {train.accumulation_steps} train.accumulation_steps"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
     base: float
@@ -408,6 +419,23 @@ class Config:
             objective,
             "masked prediction needs both sides of the text: set model.causal=False",
         )
+        self._check_mesh()
+
+    def _check_mesh(self) -> None:
+        """Names all sizes that the mesh does not divide, in one line; how many devices there are is asked later."""
+        problems = [
+            f"{name}: found {size}; must be divisible by mesh.{axis} ({getattr(self.mesh, axis)})"
+            for name, size, axis in (
+                ("model.num_heads", self.model.num_heads, "tensor"),
+                ("model.num_kv_heads", self.model.num_kv_heads, "tensor"),
+                ("model.d_ff", self.model.d_ff, "tensor"),
+                ("model.d_model", self.model.d_model, "fsdp"),
+            )
+            if size % getattr(self.mesh, axis)
+        ]
+        batch = None if self.mesh.data == -1 else batch_problem(self.train, self.mesh.data, self.mesh.fsdp)
+        if problems or batch:
+            raise UserError("; ".join([*problems, batch] if batch else problems))
 
     @property
     def batch_tokens(self) -> int:

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from mini_gpt import devices
 from mini_gpt.errors import UserError
-from mini_gpt.schema import Config, MeshConfig
+from mini_gpt.schema import Config, MeshConfig, batch_problem
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -28,36 +29,32 @@ RULES = (
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """Makes the data × fsdp × tensor mesh over this job's devices. Raises UserError where they do not fit."""
-    devices = jax.devices()
+    """Makes the data × fsdp × tensor mesh over this job's devices. Raises UserError where it has not as many."""
+    here = devices.visible()
     inner = config.fsdp * config.tensor
-    data = len(devices) // inner if config.data == -1 else config.data
-    if not 1 <= data * inner <= len(devices) or (config.data == -1 and data * inner != len(devices)):
+    data = len(here) // inner if config.data == -1 else config.data
+    if data * inner != len(here):
         raise UserError(
-            f"mesh: found data={config.data}, fsdp={config.fsdp}, tensor={config.tensor}; their product must fit the "
-            f"{len(devices)} devices here (data=-1 takes what is left)"
+            f"mesh: found data × fsdp × tensor = {config.data} × {config.fsdp} × {config.tensor}, and the devices here "
+            f"are {len(here)}; the product must be that number (data=-1 takes what is left); CUDA_VISIBLE_DEVICES=0,1 "
+            "shows a run fewer GPUs"
         )
     shape = (data, config.fsdp, config.tensor)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[: math.prod(shape)])
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=here)
 
 
 def make_reading_mesh(config: Config) -> Mesh:
-    """Makes a mesh for reading a run on whatever devices are here: its inner axes where they fit, then the batch's."""
-    inner, count = config.mesh.fsdp * config.mesh.tensor, len(jax.devices())
-    fsdp, tensor = (config.mesh.fsdp, config.mesh.tensor) if inner <= count else (1, 1)
-    data = math.gcd(count // (fsdp * tensor), config.train.batch_size // config.train.accumulation_steps // fsdp)
-    return make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
+    """Makes a mesh for reading a run on whatever devices are here: its inner axes as far as they divide them."""
+    count = len(devices.visible())
+    fsdp = math.gcd(config.mesh.fsdp, count)
+    tensor = math.gcd(config.mesh.tensor, count // fsdp)
+    return make_mesh(MeshConfig(data=count // (fsdp * tensor), fsdp=fsdp, tensor=tensor))
 
 
 def check_batch(config: Config, mesh: Mesh) -> None:
-    """Raises UserError where the batch is not divided evenly by the devices that split it."""
-    shares = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulation_steps
-    if config.train.batch_size % shares:
-        raise UserError(
-            f"train.batch_size: found {config.train.batch_size}; must be divisible by {shares}: "
-            f"{shares // config.train.accumulation_steps} devices (mesh.data × mesh.fsdp) × "
-            f"{config.train.accumulation_steps} train.accumulation_steps"
-        )
+    """Raises UserError where the devices that `mesh.data=-1` takes do not divide the batch evenly."""
+    if problem := batch_problem(config.train, mesh.shape["data"], mesh.shape["fsdp"]):
+        raise UserError(problem)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -82,26 +79,31 @@ def put_ahead(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[
         yield ahead
 
 
-def host_rows(batch_size: int) -> slice:
-    """Gives this host's consecutive rows of the global batch."""
-    rows = batch_size // jax.process_count()
-    return slice(jax.process_index() * rows, (jax.process_index() + 1) * rows)
+def put_whole(tree: Any, mesh: Mesh) -> Any:
+    """Puts a global batch that every host has: each takes its rows of it."""
+    place = batch_sharding(mesh)
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda index: x[index]), tree)
+
+
+def host_rows(batch_size: int, mesh: Mesh) -> list[int]:
+    """Gives the rows of the global batch that this host's devices work on, in order.
+
+    Hosts whose devices differ along `tensor` alone have the same rows, and a torus may give a host rows apart.
+    """
+    indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    return sorted({row for (index,) in indices for row in range(batch_size)[index]})
 
 
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:
     """Gives a sharding for each leaf of a state by the rules; scalars are on every device.
 
-    An axis that the devices do not divide evenly stays whole. Raises KeyError for a path that no rule fits.
+    Raises KeyError for a path that no rule fits.
     """
 
     def sharding(path: tuple, leaf: Any) -> NamedSharding:
         spec = PartitionSpec() if leaf.ndim == 0 else rule(jax.tree_util.keystr(path, simple=True, separator="/"))
         spec = (None,) * (leaf.ndim - len(spec)) + tuple(spec)  # stacked layers stay whole
-        fits = [
-            axis if axis and size % mesh.shape[axis] == 0 else None
-            for axis, size in zip(spec, leaf.shape, strict=False)
-        ]
-        return NamedSharding(mesh, PartitionSpec(*fits))
+        return NamedSharding(mesh, PartitionSpec(*spec))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from matplotlib.figure import Figure
 from tensorboardX import SummaryWriter
 
-from mini_gpt import files
+from mini_gpt import files, processes
 from mini_gpt.data import tasks
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import extrapolation, perplexity, progress, task_accuracy
@@ -255,6 +255,8 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
     result = suite.measure(run, request)
     if suite.takes:
         result["request"] = asked(name, request)
+    if not processes.is_first():
+        return result
     figure = suite.draw(result) if suite.draw else None
     stem = file_stem(name, request, run.checkpoint, run.overrides)
     directory = run.workdir / "eval"

@@ -9,6 +9,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
 
+import functools
 import random
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import jax
 import pytest
 
 from mini_gpt import config as configs
+from mini_gpt import sharding
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -31,6 +33,22 @@ def _shared_compilation_cache():
 @pytest.fixture(autouse=True)
 def _in_repository(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.fixture(autouse=True)
+def _as_many_devices_as_are_asked_for(monkeypatch):
+    """Shows a run as many of the eight fake devices as its mesh has, as CUDA_VISIBLE_DEVICES would show GPUs."""
+    strict, everything = sharding.make_mesh, jax.devices
+
+    @functools.wraps(strict)
+    def make_mesh(config):
+        count = config.data * config.fsdp * config.tensor
+        with monkeypatch.context() as patch:
+            if 0 < count < len(jax.devices()):
+                patch.setattr(jax, "devices", lambda: everything()[:count])
+            return strict(config)
+
+    monkeypatch.setattr(sharding, "make_mesh", make_mesh)
 
 
 def make_text(seed: int, words: int) -> str:

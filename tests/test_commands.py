@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY, SMALL
 def type_in(monkeypatch, command, *arguments):
     """Runs a command in this process; gives None, or what it would print to stderr with exit status 1."""
     monkeypatch.setattr(sys, "argv", [command, *arguments])
-    monkeypatch.setattr("mini_gpt.command_line.set_up", lambda cache_dir=None: None)
+    monkeypatch.setattr("mini_gpt.command_line.set_up", lambda *_: None)
     try:
         errors.run(importlib.import_module(command.removesuffix(".py")).main)
     except SystemExit as stop:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grain
 import numpy as np
@@ -25,13 +25,13 @@ class TrainBatches:
     what counts in the loss).
 
     vocab_size: the tokenizer's; the id after its last is the mask. rows: which rows of the
-    global batch this host takes. Raises UserError where the split is too short.
+    global batch this host takes, all unless given. Raises UserError where the split is too short.
     """
 
-    def __init__(self, split: TokenSplit, config: Config, *, vocab_size: int, rows: slice = slice(None)):
+    def __init__(self, split: TokenSplit, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
         self.config = config
         self.vocab_size = vocab_size
-        self.rows = rows
+        self.rows = range(config.train.batch_size) if rows is None else rows
         length = config.context_length
         targets = len(split.tokens) - 1
         if targets < length:
@@ -51,7 +51,7 @@ class TrainBatches:
 
     def __getitem__(self, step: int) -> Batch:
         config = self.config
-        places = range(step * config.train.batch_size, (step + 1) * config.train.batch_size)[self.rows]
+        places = [step * config.train.batch_size + row for row in self.rows]
         starts_B = np.array([self._start(place) for place in places])
         windows = self.tokens[starts_B[:, None] + np.arange(config.context_length + 1)].astype(np.int32)
         if config.train.objective == "next_token":
@@ -76,7 +76,7 @@ class TaskBatches:
     objective the answer's places are masked, all of them. Raises UserError where the context is too short.
     """
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: slice = slice(None)):
+    def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: Sequence[int] | None = None):
         data = config.data
         tasks.check_length(data.corpus, "data.task_length", data.task_length)
         needed = row_length(config, data.task_length)
@@ -88,14 +88,14 @@ class TaskBatches:
         tokenizer.encode(tasks.ALPHABET)  # another run's tokenizer need not have it
         self.config = config
         self.tokenizer = tokenizer
-        self.rows = rows
+        self.rows = range(config.train.batch_size) if rows is None else rows
 
     def __len__(self) -> int:
         return self.config.train.steps
 
     def __getitem__(self, step: int) -> Batch:
         config = self.config
-        places = range(step * config.train.batch_size, (step + 1) * config.train.batch_size)[self.rows]
+        places = [step * config.train.batch_size + row for row in self.rows]
         lengths = {"shortest": tasks.find(config.data.corpus).shortest, "longest": config.data.task_length}
         problems = [tasks.problem(config.data.corpus, "train", config.seed, place, **lengths) for place in places]
         return problem_batch(problems, config, self.tokenizer, config.context_length)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from mini_gpt import files
+from mini_gpt import files, processes
 from mini_gpt.data import tasks
 from mini_gpt.data.builders.python_stdlib import PythonStdlib
 from mini_gpt.data.builders.tiny_shakespeare import TinyShakespeare
@@ -45,6 +45,7 @@ class Corpus:
                     yield part, text
 
 
+@processes.first_goes_ahead()
 def open_corpus(data: DataConfig) -> Corpus:
     """Opens `data.corpus`, preparing it where it must be. Raises UserError."""
     tfds.disable_progress_bar()
@@ -174,7 +175,8 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
         except ModuleNotFoundError as error:
             raise _needs_tensorflow(name, error) from None
         except Exception as error:
-            raise UserError(f"data.corpus: TFDS can't prepare {name}: {_first_line(error)}") from error
+            if not builder.is_prepared():  # another process may have been faster
+                raise UserError(f"data.corpus: TFDS can't prepare {name}: {_first_line(error)}") from error
     try:
         sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}
     except NotImplementedError as error:

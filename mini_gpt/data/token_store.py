@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mini_gpt import files
+from mini_gpt import files, processes
 from mini_gpt.data import corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.schema import DataConfig
@@ -47,6 +47,7 @@ class TokenStore:
         return TokenSplit(name, tokens)
 
 
+@processes.first_goes_ahead()
 def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
     """Opens the store of this corpus, split and tokenizer; builds it first where it is missing. Raises UserError."""
     kind = corpora.split_kind(corpus, data)

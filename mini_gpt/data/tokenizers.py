@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 
-from mini_gpt import files
+from mini_gpt import files, processes
 from mini_gpt.data import corpora, tasks
 from mini_gpt.errors import UserError
 from mini_gpt.schema import DataConfig
@@ -131,6 +131,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(tokenizer.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
+@processes.first_goes_ahead()
 def fit(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
     """Makes the tokenizer that the config names: BPE from the training split, characters from the whole corpus."""
     if data.is_task:

@@ -37,7 +37,7 @@ def make_nll_fn(
     """
 
     def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
-        batch = jax.device_put((inputs_BL, targets_BL), sharding.batch_sharding(mesh))
+        batch = sharding.put_whole((inputs_BL, targets_BL), mesh)
         nll_BL = np.asarray(_nll(definition, mesh, isolate_at, masked, parameters, *batch))
         advance(inputs_BL.size)
         return nll_BL

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
+from mini_gpt import processes
+
 SECONDS_BETWEEN_LINES = 30.0
 log = logging.getLogger(__name__)
 
@@ -23,7 +25,8 @@ def shown(what: str, cost: int) -> Iterator[Advance]:
     """States the cost in tokens, and gives what is told of those done: a bar, or lines where there is no terminal."""
     log.info(f"{what}: {cost:,} tokens go through the model")
     done, last_line = 0, time.monotonic()
-    with tqdm(total=cost, unit="token", unit_scale=True, disable=None, leave=False) as bar:
+    disable = None if processes.is_first() else True  # None: where there is no terminal
+    with tqdm(total=cost, unit="token", unit_scale=True, disable=disable, leave=False) as bar:
 
         def advance(tokens: int) -> None:
             nonlocal done, last_line

@@ -84,7 +84,7 @@ def accuracy(
         filled = part + part[:1] * (rows - len(part))  # the last batch has the others' shape
         batch = batches.problem_batch(filled, config, tokenizer, length)
         numbers_B = np.arange(first, first + rows, dtype=np.int32)
-        put = jax.device_put((batch["inputs"], batch["targets"], numbers_B), sharding.batch_sharding(mesh))
+        put = sharding.put_whole((batch["inputs"], batch["targets"], numbers_B), mesh)
         nll_BL, likeliest_BL = map(np.asarray, _predict(definition, mesh, isolate_at, masked, parameters, *put))
         counts_BL = batch["weights"] > 0
         counts_BL[len(part) :] = False

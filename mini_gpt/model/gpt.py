@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt import output_loss
+from mini_gpt import devices, output_loss
 from mini_gpt.errors import UserError
 from mini_gpt.model import positions
 from mini_gpt.model.attention.masks import Mask
@@ -258,5 +258,5 @@ def check_length(config: ModelConfig, length: int) -> None:
 def compute_dtype(name: str) -> jnp.dtype:
     """Resolves `model.dtype`: auto is bfloat16 where the accelerator has it in hardware, and float32 on CPUs."""
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        name = "bfloat16" if devices.has_bfloat16(jax.devices()[0]) else "float32"
     return jnp.dtype(name)

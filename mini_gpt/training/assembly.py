@@ -44,7 +44,7 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     vocab_size = states.vocab_size(config, tokenizer)
     optimizer = make_optimizer(config)
     definition, like = states.abstract(config, vocab_size, optimizer, mesh)
-    rows = sharding.host_rows(config.train.batch_size)
+    rows = sharding.host_rows(config.train.batch_size, mesh)
     if config.data.is_task:
         train_batches = batches.TaskBatches(config, tokenizer, rows=rows)
         evaluator = TaskEvaluator(config, definition, tokenizer, mesh)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from mini_gpt import sharding
+from mini_gpt import devices, processes, sharding
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
@@ -23,7 +23,7 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.evaluators import Evaluator
-from mini_gpt.training.reporting import Reporter
+from mini_gpt.training.reporting import Reporter, Silent
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import Metrics
 
@@ -41,6 +41,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     Gives the last state. Raises UserError, with nothing overwritten, for what the user can put right.
     """
     mesh = sharding.make_mesh(config.mesh)
+    devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
     sharding.check_batch(config, mesh)
     corpus = corpora.open_corpus(config.data)
     tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
@@ -50,7 +51,8 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         tokenizer = origin.tokenizer if origin else tokenizers.fit(corpus, config.data)
     run = assembly.assemble(config, mesh, corpus, tokenizer)
     first_parameters = origin.parameters(config, run.like.parameters) if origin else None
-    if new:
+    processes.wait_for_all("have looked")  # who comes late must not take what is written now for an older run
+    if new and processes.is_first():
         origins.record(workdir, origin)
         workdirs.claim(workdir, config, corpus, tokenizer)
 
@@ -67,7 +69,8 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
             state = run.first_state()
             if first_parameters is not None:
                 state = state._replace(parameters=first_parameters)
-        with contextlib.closing(Reporter(workdir, start=start, steps=config.train.steps)) as reporter:
+        report = Reporter if processes.is_first() else Silent
+        with contextlib.closing(report(workdir, start=start, steps=config.train.steps)) as reporter:
             try:
                 state = _run_steps(run, state, start, reporter, checkpoints)
             except KeyboardInterrupt:
@@ -80,7 +83,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
 
 
 def _run_steps(
-    run: Assembly, state: TrainState, start: int, reporter: Reporter, checkpoints: Checkpoints
+    run: Assembly, state: TrainState, start: int, reporter: Reporter | Silent, checkpoints: Checkpoints
 ) -> TrainState:
     config, evaluator, train_step = run.config, run.evaluator, run.train_step()
     clock = _Clock(config.train.batch_size * config.context_length, start)

@@ -80,6 +80,18 @@ class Reporter:
         self.step = step
 
 
+class Silent:
+    """What any process but the first says of a run: nothing."""
+
+    def __init__(self, workdir: Path, *, start: int, steps: int):
+        del workdir, start, steps
+
+    def scalars(self, step: int, values: dict[str, float]) -> None: ...
+    def text(self, step: int, name: str, text: str) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
 def _drop_rows_after(path: Path, step: int) -> None:
     """Keeps the rows up to a step, and drops a last one that was cut off while it was written."""
     if not path.exists():

@@ -42,7 +42,7 @@ def test_hosts_take_consecutive_rows_of_one_global_batch(small, hosts):
     config = small(train__batch_size=8)
     whole = batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB)
     shares = [
-        batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB, rows=slice(h * 8 // hosts, (h + 1) * 8 // hosts))
+        batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB, rows=range(h * 8 // hosts, (h + 1) * 8 // hosts))
         for h in range(hosts)
     ]
     for step in range(5):

@@ -162,7 +162,7 @@ def test_a_batch_asks_for_the_answer_and_nothing_else(config):
             asked = TOKENIZER.decode(batch["targets"][row][batch["weights"][row] == 1])
             assert asked == answer == question + "\n"
             assert tasks.split_of(question) == "train" and 2 <= len(question) <= 6
-    again = batches.TaskBatches(config(), TOKENIZER, rows=slice(4, 8))[5]
+    again = batches.TaskBatches(config(), TOKENIZER, rows=range(4, 8))[5]
     np.testing.assert_array_equal(again["inputs"], batch["inputs"][4:])
     assert len({tuple(row) for step in range(4) for row in train_batches[step]["inputs"].tolist()}) == 32
 

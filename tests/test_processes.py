@@ -1,0 +1,194 @@
+"""Several processes on one machine: they find each other, or say who is missing, and train as one."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from mini_gpt import processes
+from mini_gpt.errors import UserError
+from mini_gpt.processes import Job
+from mini_gpt.run import Run
+from mini_gpt.training import loop
+from tests.conftest import REPOSITORY, SMALL
+
+ONE_DEVICE = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def rows(workdir):
+    logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "train/tokens_per_second"} for row in logged]
+
+
+def assert_close(a, b):
+    """Within rounding: Adam turns the last bits of a gradient near zero into up to a step's length."""
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(left, right, atol=2e-5, rtol=1e-3)
+
+
+def test_two_processes_train_as_one_and_read_each_others_checkpoints(small, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    divided = {"mesh.data": 1, "mesh.fsdp": 2}
+    paths = {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "data.tokenizer": "bpe"}
+    paths["data.vocab_size"] = 300
+    bpe = {name.replace(".", "__"): value for name, value in paths.items()}
+    loop.train(small(train__steps=4, **bpe), one)
+    (tmp_path / "apart").mkdir()  # their corpus and tokenizer are prepared anew
+    paths["data.cache_dir"] = str(tmp_path / "apart")
+
+    fields = SMALL | paths | divided
+    train = ["train.py", "--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
+    job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
+    commands = [[*train, f"--workdir={two}", "--config.train.steps=4"], [*train, f"--workdir={one}"]]
+    commands.append(["eval.py", f"--workdir={one}", f"--override=data.cache_dir={tmp_path}/apart"])
+    both = []
+    for number in range(2):
+        numbered = [[*command, *job, f"--process_id={number}"] for command in commands]
+        (tmp_path / f"{number}.json").write_text(json.dumps(numbered))
+        call = [sys.executable, "-m", "tests.two_processes", str(tmp_path / f"{number}.json")]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        both.append(subprocess.Popen(call, cwd=REPOSITORY, env=ONE_DEVICE, **pipes))
+    said = [process.communicate(timeout=150) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert "Validation loss" in said[0][0] and said[1] == ("", ""), "the first alone speaks"
+
+    # Four steps by two processes are those by one, and so is what they go on to from another's checkpoint.
+    assert [row["step"] for row in rows(two)] == [1, 2, 3, 4]
+    assert_close(rows(two), rows(one)[:4])
+    assert_close(Run(two).parameters, Run(one, checkpoint="4").parameters)
+    again = loop.train(small(**bpe), two)
+    assert_close(rows(two), rows(one))
+    assert_close(again.parameters, Run(one).parameters)
+    alone = Run(one)
+    sharding = json.loads((one / "checkpoints" / "8" / "parameters" / "_sharding").read_text())
+    assert any("fsdp" in str(place) for place in sharding.values()) and alone.step == 8
+    result = json.loads((one / "eval" / "perplexity.json").read_text())
+    assert result["nll"] == pytest.approx(rows(one)[-1]["validation/loss"], rel=0.2)
+
+
+def start_all(jobs, timeout):
+    """Lets the processes of a job meet, as threads, and gives what each of them raises."""
+    raised = {}
+
+    def meet(index, job):
+        try:
+            processes.start(job, timeout)
+        except UserError as error:
+            raised[index] = str(error)
+
+    threads = [threading.Thread(target=meet, args=item) for item in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Gives the arguments that JAX is started with, instead of starting it."""
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **_: calls.append(arguments))
+    return calls
+
+
+def test_processes_meet_before_jax_is_started(joined):
+    address = f"localhost:{free_port()}"
+    assert start_all([Job(address, 3, number) for number in (2, 0, 1)], timeout=20) == {}
+    assert sorted(joined) == [(address, 3, number, None) for number in range(3)]
+
+
+def test_who_is_missing_is_named_by_all_who_are_there(joined):
+    address = f"127.0.0.1:{free_port()}"
+    raised = start_all([Job(address, 4, 0), Job(address, 4, 2)], timeout=1)
+    expected = f"--coordinator={address}: of 4 processes, numbers 1, 3 did not come up within 1 s; start them, or"
+    assert raised[0].startswith(expected) and (raised[1].startswith(expected) or "waits for others still" in raised[1])
+    nobody = start_all([Job(address, 4, 2)], timeout=0.5)[0]
+    assert nobody.startswith(f"--coordinator: process 0 at {address} does not answer after 0.5 s (this is process 2 of")
+    assert not joined
+
+
+def test_strangers_and_double_numbers_at_the_port(joined):
+    port = free_port()
+    first = threading.Thread(target=start_all, args=([Job(f"localhost:{port}", 2, 0)], 20))
+    first.start()
+    for _ in range(100):
+        try:
+            with socket.create_connection(("localhost", port)) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            break
+        except OSError:
+            first.join(0.05)
+    assert start_all([Job(f"localhost:{port}", 2, 1)], 20) == {}
+    first.join()
+    assert len(joined) == 2
+    address = f"localhost:{free_port()}"
+    raised = start_all([Job(address, 3, 0), Job(address, 3, 1), Job(address, 3, 1)], timeout=5)
+    assert raised[0] == "--process_id: found 1 twice; each process has its own"
+    address = f"localhost:{free_port()}"
+    raised = start_all([Job(address, 3, 0), Job(address, 2, 1)], timeout=5)
+    assert set(raised.values()) == {"--num_processes: process 1 found 2, process 0 3"}
+
+
+def test_a_port_that_is_taken_is_named(joined):
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=rf"--coordinator: process 0 can't listen on port {port} \(Address already"):
+            processes.start(Job(f"localhost:{port}", 2, 0), 1)
+
+
+@pytest.mark.parametrize(
+    "job, message",
+    [
+        (Job("node1:1234", 2, None), "found some of them; must be all, or none"),
+        (Job(None, 2, 0), "found some of them"),
+        (Job("node1", 2, 0), "--coordinator: found node1; must be HOST:PORT"),
+        (Job("node1:x", 2, 0), "must be HOST:PORT"),
+        (Job("node1:1", 0, 0), "--num_processes: found 0; must be at least 1"),
+        (Job("node1:1", 2, 2), r"--process_id: found 2; must be in 0\.\.1"),
+    ],
+)
+def test_flags_that_can_not_be(joined, job, message):
+    with pytest.raises(UserError, match=message):
+        processes.start(job, 1)
+    assert not joined
+
+
+def test_a_process_alone_starts_nothing(joined, monkeypatch):
+    assert [processes.start(job) for job in (Job(), Job(num_processes=1), Job("localhost:1", 1, 0))] == [0, 0, 0]
+    slurm = {"JOB_ID": "7", "STEP_NODELIST": "localhost", "NTASKS": "1", "PROCID": "0", "LOCALID": "0"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert processes.start(Job()) == 0 and not joined
+
+
+def test_slurm_says_who_is_who(joined, monkeypatch):
+    slurm = {"JOB_ID": "7", "STEP_NODELIST": "node[03-04],x", "NTASKS": "16", "PROCID": "9", "LOCALID": "1"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(processes, "_report_to_first", lambda *_: None)
+    assert processes.start(Job()) == 9
+    ((address, *rest),) = joined
+    assert re.fullmatch(r"node03:\d+", address) and rest == [16, 9, [1]]
+    assert processes.start(Job(num_processes=1)) == 0 and len(joined) == 1, "the flag is stronger"
+
+
+def test_a_host_that_does_not_come_up_ends_the_command_in_one_line(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "train.py", "--config=configs/tiny.py", f"--workdir={tmp_path}/run"]
+    command += [f"--coordinator={address}", "--num_processes=2", "--process_id=0", "--start_timeout=1"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "run").exists()
+    assert re.fullmatch(rf"error: --coordinator={address}: of 2 processes, number 1 did not come up .*\n", done.stderr)

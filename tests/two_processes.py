@@ -1,0 +1,16 @@
+"""What each of two processes does in tests/test_processes.py: several commands, one after the other.
+
+python -m tests.two_processes COMMANDS.json   [["train.py", "--config=...", ...], ["eval.py", ...]]
+"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from mini_gpt import errors
+
+if __name__ == "__main__":
+    for command, *arguments in json.loads(Path(sys.argv[1]).read_text()):
+        sys.argv = [command, *arguments]
+        errors.run(importlib.import_module(command.removesuffix(".py")).main)
