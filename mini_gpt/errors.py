@@ -1,7 +1,11 @@
 """Errors that are for the person at the keyboard: one line, and an exit status."""
 
+import os
 import sys
+import traceback
 from collections.abc import Callable
+
+waits_for_others = False  # a process of several, which would wait at its end for those that have not failed
 
 
 class UserError(Exception):
@@ -10,6 +14,19 @@ class UserError(Exception):
 
 def run(main: Callable[[], None]) -> None:
     """Runs a command; what the user can put right becomes one line on stderr and exit status 1."""
+    try:
+        _run(main)
+    except BaseException as stop:
+        if not waits_for_others:
+            raise
+        code = stop.code if isinstance(stop, SystemExit) else "".join(traceback.format_exception(stop))
+        if isinstance(code, str):
+            print(code, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1 if isinstance(code, str) else code or 0)
+
+
+def _run(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:

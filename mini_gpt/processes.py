@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import jax
 
+from mini_gpt import errors
 from mini_gpt.errors import UserError
 
 START_TIMEOUT = 300  # seconds
@@ -64,6 +65,7 @@ def start(asked: Job, timeout: float = START_TIMEOUT) -> int:
         cluster_detection_method="deactivate",
         initialization_timeout=max(60, int(timeout)),
     )
+    errors.waits_for_others = True
     return job.process_id
 
 
@@ -73,12 +75,16 @@ def is_first() -> bool:
 
 
 def wait_for_all(what: str) -> None:
-    """Waits until every process is here; does nothing where there is one alone."""
+    """Waits until every process is here; does nothing where there is one alone. Raises UserError where one has gone."""
     if jax.distributed.is_initialized():
         from orbax.checkpoint import multihost  # slow to import
 
         # A barrier of the coordinator, not of the devices: theirs give up while a long corpus is prepared.
-        multihost.get_barrier_sync_fn()(key=f"mini_gpt {what}", timeout_ms=LONGEST_PREPARATION * 1000)
+        try:
+            multihost.get_barrier_sync_fn()(key=f"mini_gpt {what}", timeout_ms=LONGEST_PREPARATION * 1000)
+        except jax.errors.JaxRuntimeError as error:
+            reason = str(error).splitlines()[0].split(" [type.")[0]
+            raise UserError(f"another process of this job has failed; see what it said ({reason})") from None
 
 
 @contextlib.contextmanager

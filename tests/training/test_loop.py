@@ -235,11 +235,10 @@ def test_nothing_is_written_where_the_run_can_not_start(small, tmp_path):
     [
         ({"mesh__data": 8}, 12, r"train\.batch_size: found 12; must be divisible by 8"),
         ({"mesh__data": 2, "mesh__fsdp": 2, "train__accumulation_steps": 3}, 6, "must be divisible by 12"),
-        ({"mesh__data": -1, "mesh__tensor": 3}, 8, "mesh: found data=-1, fsdp=1, tensor=3.* 8 devices"),
-        ({"mesh__data": 16}, 16, "must fit the 8 devices"),
+        ({"mesh__data": -1, "mesh__fsdp": 4}, 6, r"train\.batch_size: found 6; must be divisible by 8: 8 devices"),
     ],
 )
-def test_a_batch_or_a_mesh_that_does_not_fit_the_devices_is_refused(small, tmp_path, mesh, batch, message):
+def test_a_batch_that_the_devices_do_not_divide_is_refused(small, tmp_path, mesh, batch, message):
     with pytest.raises(UserError, match=message):
         loop.train(small(train__batch_size=batch, **mesh), tmp_path / "run")
 

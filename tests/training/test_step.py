@@ -47,23 +47,6 @@ def test_accumulation_changes_nothing_but_rounding(small, parts):
     assert_close(history, cut_history)
 
 
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (-1, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 4)])
-def test_eight_devices_equal_one(small, mesh):
-    one, history, _ = run(small(model__dropout=0.2, train__accumulation_steps=1))
-    data, fsdp, tensor = mesh
-    config = small(model__dropout=0.2, mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
-    many, many_history, _ = run(config)
-    assert_close(one.parameters, many.parameters)
-    assert_close(history, many_history)
-    devices = jax.tree.leaves(many.parameters)[0].sharding.device_set
-    assert len(devices) == (8 if data == -1 else data * fsdp * tensor)
-    kernel = many.parameters["blocks"][0]["mlp"]["up"]["kernel"]
-    shard = kernel.sharding.shard_shape(kernel.shape)
-    assert shard == (kernel.shape[0] // fsdp, kernel.shape[1] // tensor), "parameters are really divided"
-    moment = many.optimizer_state[1][0].mu["blocks"][0]["mlp"]["up"]["kernel"]
-    assert moment.sharding.shard_shape(moment.shape) == shard
-
-
 def test_accumulation_over_devices(small):
     whole, _, _ = run(small())
     cut, _, _ = run(small(mesh__data=4, train__accumulation_steps=2))
@@ -129,19 +112,6 @@ def test_C3_dropout_differs_from_step_to_step_and_repeats_for_the_same_step(smal
         state = states.create(config, VOCAB, optimizer, like)._replace(step=jnp.int32(start))
         seen.append(float(train_step(state, sharding.put_batch(make_batch(config), mesh))[1]["loss"]))
     assert seen[0] == seen[1] != seen[2]
-
-
-def test_every_parameter_has_a_rule(small):
-    for position in ("none", "learned", "sinusoidal", "rope", "alibi", "t5"):
-        for extra in (
-            {},
-            {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},
-        ):
-            _, shapes = parameters.abstract(small(model__position=position, **extra).model, VOCAB)
-            for path, _ in jax.tree_util.tree_leaves_with_path(shapes):
-                sharding.rule(parameters.path_name(path))
-    with pytest.raises(KeyError, match="blocks/0/mystery"):
-        sharding.rule("blocks/0/mystery")
 
 
 def test_a_new_state_is_drawn_from_the_seed(small):
