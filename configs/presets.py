@@ -2,29 +2,23 @@
 
 For a look at the parameters without making any:
     python -m mini_gpt.model.parameters --config=configs/presets.py:gpt3_175b --vocab_size=50257
-Heads × width: 12 × 64 gpt2_small (Radford et al. 2019), 96 × 128 gpt3_175b (Brown et al. 2020), 64 × 128 llama2_70b
-(Touvron et al. 2023), 8 × 64 transformer_base (Vaswani et al. 2017, as a decoder). None was trained here.
+Heads × width: 12 × 64 gpt2_small (Radford et al. 2019), 16 × 128 gpt3_xl and 96 × 128 gpt3_175b (Brown et al. 2020;
+their table 2.1 gives the former 24 heads of 128 at a width of 2,048, which is not the product), 32 × 128 llama2_7b and
+64 × 128 llama2_70b (Touvron et al. 2023), 8 × 64 transformer_base (Vaswani et al. 2017, as a decoder). None was trained
+here.
 """
 
 from ml_collections import ConfigDict
 
 from configs import default
 
+LLAMA2 = dict(activation="swiglu", norm="rmsnorm", use_bias=False, tie_embeddings=False, position="rope")
 SHAPES = {
     "gpt2_small": dict(num_layers=12, d_model=768, num_heads=12, position="learned"),
+    "gpt3_xl": dict(num_layers=24, d_model=2_048, num_heads=16, position="learned"),
     "gpt3_175b": dict(num_layers=96, d_model=12_288, num_heads=96, position="learned"),
-    "llama2_70b": dict(
-        num_layers=80,
-        d_model=8_192,
-        num_heads=64,
-        num_kv_heads=8,
-        d_ff=28_672,
-        activation="swiglu",
-        norm="rmsnorm",
-        use_bias=False,
-        tie_embeddings=False,
-        position="rope",
-    ),
+    "llama2_7b": LLAMA2 | dict(num_layers=32, d_model=4_096, num_heads=32, d_ff=11_008),
+    "llama2_70b": LLAMA2 | dict(num_layers=80, d_model=8_192, num_heads=64, num_kv_heads=8, d_ff=28_672),
     "transformer_base": dict(
         num_layers=6,
         d_model=512,
@@ -35,7 +29,14 @@ SHAPES = {
         position="sinusoidal",
     ),
 }
-CONTEXT_LENGTHS = {"gpt2_small": 1024, "gpt3_175b": 2048, "llama2_70b": 4096, "transformer_base": 512}
+CONTEXT_LENGTHS = {
+    "gpt2_small": 1024,
+    "gpt3_xl": 2048,
+    "gpt3_175b": 2048,
+    "llama2_7b": 4096,
+    "llama2_70b": 4096,
+    "transformer_base": 512,
+}
 
 
 def get_config(name: str = "gpt2_small") -> ConfigDict:
@@ -45,5 +46,5 @@ def get_config(name: str = "gpt2_small") -> ConfigDict:
     config.context_length = CONTEXT_LENGTHS[name]
     config.model.update(SHAPES[name])
     config.data.tokenizer = "bpe"
-    config.data.vocab_size = 50_257
+    config.data.vocab_size = 32_000 if name.startswith("llama2") else 50_257
     return config
