@@ -1,5 +1,7 @@
 """The device mesh, and where each parameter and batch lies on it."""
 
+import contextlib
+import contextvars
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -14,6 +16,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.schema import Config, MeshConfig, batch_problem
 
 AXES = ("data", "fsdp", "tensor")
+_traced_over: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 
 # The ending of a parameter's path, and how its axes are divided. The first that fits counts; none fitting is an error.
 RULES = (
@@ -60,6 +63,35 @@ def check_batch(config: Config, mesh: Mesh) -> None:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows over data and fsdp; nothing else is divided."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+@contextlib.contextmanager
+def over(mesh: Mesh) -> Iterator[None]:
+    """Makes `constrain` work while a function is traced; also a decorator of the function."""
+    token = _traced_over.set(mesh)
+    try:
+        yield
+    finally:
+        _traced_over.reset(token)
+
+
+def constrain(x_BLD: jax.Array) -> jax.Array:
+    """Keeps activations divided by rows and nothing else; does nothing without a mesh, or where it divides no rows.
+
+    Left alone, XLA divides their width as the embedding's, and sends activations about where parameters are smaller.
+    """
+    mesh = _traced_over.get()
+    if mesh is None or mesh.size == 1 or x_BLD.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
+        return x_BLD
+    return jax.lax.with_sharding_constraint(x_BLD, batch_sharding(mesh))
+
+
+def gather(table_VD: jax.Array) -> jax.Array:
+    """Brings a divided table together on every device, where it is looked up by rows; does nothing without a mesh."""
+    mesh = _traced_over.get()
+    if mesh is None or mesh.shape["fsdp"] == 1:
+        return table_VD
+    return jax.lax.with_sharding_constraint(table_VD, NamedSharding(mesh, PartitionSpec()))
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

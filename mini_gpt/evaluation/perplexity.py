@@ -49,7 +49,8 @@ def make_nll_fn(
 def _nll(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL):
     model = model_parameters.merge(definition, parameters)
     layout = text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at)
-    nll_BL = output_loss.token_nll(model.hidden(inputs_BL, *layout), model.output_table, targets_BL, mesh)
+    with sharding.over(mesh):
+        nll_BL = output_loss.token_nll(model.hidden(inputs_BL, *layout), model.output_table, targets_BL, mesh)
     return jax.lax.with_sharding_constraint(nll_BL, NamedSharding(mesh, PartitionSpec()))
 
 

@@ -105,7 +105,8 @@ def _predict(definition, mesh, isolate_at, masked, parameters, inputs_BL, target
     # Random positions by the problem's number: by the first token, as a text's, they would be a few draws for them all.
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
     layout = text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at, keys_B)
-    logits_BLV = model(inputs_BL, *layout)
+    with sharding.over(mesh):
+        logits_BLV = model(inputs_BL, *layout)
     predicted = losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
     return jax.lax.with_sharding_constraint(predicted, NamedSharding(mesh, PartitionSpec()))
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt import devices, output_loss
+from mini_gpt import devices, output_loss, sharding
 from mini_gpt.errors import UserError
 from mini_gpt.model import positions
 from mini_gpt.model.attention.masks import Mask
@@ -153,7 +153,7 @@ class MiniGPT(nnx.Module):
         if dropout_key is not None:
             keys = jax.random.split(dropout_key, config.num_layers + 1)
 
-        x_BLD = self.embedding[tokens_BL].astype(self.dtype)
+        x_BLD = sharding.gather(self.embedding[...])[tokens_BL].astype(self.dtype)
         if config.scale_embeddings:
             x_BLD = x_BLD * config.d_model**0.5
         pattern = [self.positions[name] for name in config.position_pattern]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from mini_gpt import output_loss
+from mini_gpt import output_loss, sharding
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import text_layout
 from mini_gpt.model.parameters import Parameters
@@ -78,4 +78,4 @@ def make_train_step(
 
     # Stated, not inferred: a state that came back laid out in another way would compile the step a second time.
     places = jax.tree.map(lambda leaf: leaf.sharding, like)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(places, None))
+    return jax.jit(sharding.over(mesh)(train_step), donate_argnums=0, out_shardings=(places, None))
