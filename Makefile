@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 
-.PHONY: train test test-newest test-oldest lint clean
+.PHONY: train test test-newest test-oldest lint sharding-tables clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -30,6 +30,12 @@ test-oldest:
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+# How each preset's parameters are divided, and what that costs; after a change of sharding.RULES or a preset.
+sharding-tables: $(VENV)/installed
+	for file in docs/sharding/*.md; do \
+	  $(VENV)/bin/python -m mini_gpt.scaling --config=configs/presets.py:$$(basename $$file .md) > $$file || exit 1; \
+	done
 
 clean:
 	rm -rf .venv .venv-newest .venv-oldest

@@ -8,15 +8,17 @@ axis: an all-gather or a reduce-scatter sends (n-1)/n of the whole array from ea
 """
 
 import argparse
+import collections
 import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from mini_gpt import config as configs
 from mini_gpt import errors, sharding
@@ -62,12 +64,20 @@ def meshes(config: Config, devices: int) -> list[MeshConfig]:
 
 
 def cost(config: Config, like: TrainState, mesh: MeshConfig) -> Cost:
-    """Gives what a mesh costs a device; `like` has the shapes of `abstract_state`."""
-    like = _placed(like, mesh)
+    """Gives what a mesh costs a device; `like` is `abstract_state`, on whatever mesh."""
+    place = _mesh(mesh)
+
+    def held(tree: object) -> Iterator[tuple[PartitionSpec, int]]:
+        """Yields the spec, and the bytes a device of all arrays of one shape: layers are alike."""
+        alike = collections.Counter((x.shape, x.dtype, x.sharding.spec) for x in jax.tree.leaves(tree))
+        for (shape, dtype, spec), copies in alike.items():
+            part = NamedSharding(place, spec).shard_shape(shape)
+            yield spec, copies * math.prod(part) * np.dtype(dtype).itemsize
+
+    parameters = sum(part for _, part in held(like.parameters))
     sent_gradients = sent_parameters = 0.0
-    for leaf in jax.tree.leaves(like.parameters):
-        part = _shard_bytes(leaf)
-        if "fsdp" in leaf.sharding.spec:
+    for spec, part in held(like.parameters):
+        if "fsdp" in spec:
             # Gathered for the forward and again for the backward pass; the gradient comes back as a reduce-scatter.
             sent_parameters += 3 * (mesh.fsdp - 1) * part
             sent_gradients += _all_reduce(part, mesh.data)
@@ -76,9 +86,9 @@ def cost(config: Config, like: TrainState, mesh: MeshConfig) -> Cost:
     m, tokens = config.model, config.context_length
     stream = tokens * m.d_model * ACTIVATION_BYTES
     return Cost(
-        parameters=_bytes(like.parameters),
-        gradients=_bytes(like.parameters),
-        optimizer_state=_bytes(like.optimizer_state),
+        parameters=parameters,
+        gradients=parameters,
+        optimizer_state=sum(part for _, part in held(like.optimizer_state)),
         activations=tokens * _activations(config, mesh.tensor),
         maps=m.num_layers * m.num_heads // mesh.tensor * tokens**2 * (8 + ACTIVATION_BYTES),
         sent_gradients=sent_gradients,
@@ -154,21 +164,8 @@ def _divides(config: Config, mesh: MeshConfig) -> bool:
     return True
 
 
-def _placed(like: TrainState, mesh: MeshConfig) -> TrainState:
-    places = sharding.tree_shardings(like, _mesh(mesh))
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), like, places)
-
-
 def _mesh(mesh: MeshConfig) -> AbstractMesh:
     return AbstractMesh((mesh.data, mesh.fsdp, mesh.tensor), sharding.AXES, axis_types=(AxisType.Auto,) * 3)
-
-
-def _shard_bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
-
-
-def _bytes(tree: object) -> int:
-    return sum(map(_shard_bytes, jax.tree.leaves(tree)))
 
 
 def _all_reduce(size: float, devices: int) -> float:
