@@ -67,7 +67,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 @contextlib.contextmanager
 def over(mesh: Mesh) -> Iterator[None]:
-    """Makes `constrain` work while a function is traced; also a decorator of the function."""
+    """Makes `gather` work while a function is traced; also a decorator of the function."""
     token = _traced_over.set(mesh)
     try:
         yield
@@ -75,19 +75,11 @@ def over(mesh: Mesh) -> Iterator[None]:
         _traced_over.reset(token)
 
 
-def constrain(x_BLD: jax.Array) -> jax.Array:
-    """Keeps activations divided by rows and nothing else; does nothing without a mesh, or where it divides no rows.
-
-    Left alone, XLA divides their width as the embedding's, and sends activations about where parameters are smaller.
-    """
-    mesh = _traced_over.get()
-    if mesh is None or mesh.size == 1 or x_BLD.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
-        return x_BLD
-    return jax.lax.with_sharding_constraint(x_BLD, batch_sharding(mesh))
-
-
 def gather(table_VD: jax.Array) -> jax.Array:
-    """Brings a divided table together on every device, where it is looked up by rows; does nothing without a mesh."""
+    """Brings a table of embeddings together on every device; does nothing without a mesh that divides it.
+
+    Else XLA divides the activations' width as the table's, all the way up, and sends them where parameters are smaller.
+    """
     mesh = _traced_over.get()
     if mesh is None or mesh.shape["fsdp"] == 1:
         return table_VD
