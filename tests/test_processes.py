@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt import processes
+from mini_gpt import errors, processes
 from mini_gpt.errors import UserError
 from mini_gpt.processes import Job
 from mini_gpt.run import Run
@@ -104,6 +104,7 @@ def start_all(jobs, timeout):
 def joined(monkeypatch):
     """Gives the arguments that JAX is started with, instead of starting it."""
     calls = []
+    monkeypatch.setattr(errors, "waits_for_others", False)  # which a start changes: put back after the test
     monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **_: calls.append(arguments))
     return calls
 
