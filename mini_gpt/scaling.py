@@ -98,12 +98,11 @@ def cost(config: Config, like: TrainState, mesh: MeshConfig) -> Cost:
 
 
 def _activations(config: Config, tensor: int) -> float:
-    """Gives the bytes a token that the backward pass needs, without the attention maps."""
+    """Gives the bytes a token that the backward pass needs, without attention maps and the logits' chunk."""
     m = config.model
     divided = 2 * m.d_model + 2 * m.num_kv_heads * m.head_width + HIDDEN[m.activation] * m.d_ff
     layer = 4 * m.d_model + divided / tensor  # what norms take and give is whole
-    logits = 2 * config.data.vocab_size * 4  # and their gradient, float32
-    return (m.num_layers * layer + 2 * m.d_model) * ACTIVATION_BYTES + logits
+    return (m.num_layers * layer + 2 * m.d_model) * ACTIVATION_BYTES
 
 
 def parameter_table(like: TrainState) -> str:
@@ -115,7 +114,7 @@ def parameter_table(like: TrainState) -> str:
         assert rows.setdefault(folded, row) == row, f"the layers differ in {folded}"
     lines = ["| parameter | shape | PartitionSpec |", "|---|---|---|"]
     for name, (shape, spec) in rows.items():
-        placed = ", ".join(str(axis) for axis in spec) or "whole"
+        placed = ", ".join(map(str, spec)) if any(spec) else "whole"
         lines.append(f"| `{name}` | {' × '.join(f'{size:,}' for size in shape)} | {placed} |")
     return "\n".join(lines)
 
