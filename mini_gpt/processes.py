@@ -146,8 +146,8 @@ def _await_others(job: Job, port: int, timeout: float) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(server)
 
-        def refuse(reason: str) -> None:
-            for caller in callers.values():
+        def refuse(reason: str, *more: socket.socket) -> None:
+            for caller in (*callers.values(), *more):
                 with contextlib.suppress(OSError):
                     caller.sendall(f"{ERROR}{reason}\n".encode())
             raise UserError(reason)
@@ -166,11 +166,11 @@ def _await_others(job: Job, port: int, timeout: float) -> None:
             caller.settimeout(5)
             with contextlib.suppress(OSError, ValueError):  # whoever else knocks at the port
                 number, count = map(int, _line(caller).split())
-                callers_so_far, callers[number] = set(callers), caller
                 if count != job.num_processes:
-                    refuse(f"--num_processes: process {number} found {count}, process 0 {job.num_processes}")
-                if number in callers_so_far:
-                    refuse(f"--process_id: found {number} twice; each process has its own")
+                    refuse(f"--num_processes: process {number} found {count}, process 0 {job.num_processes}", caller)
+                if number in callers:
+                    refuse(f"--process_id: found {number} twice; each process has its own", caller)
+                callers[number] = caller
         for caller in callers.values():
             caller.sendall(f"{GO}\n".encode())
 
