@@ -1,6 +1,7 @@
 """What the commands share: how overrides become fields and a directory's name, and what is set before JAX starts."""
 
 import argparse
+import ctypes
 import logging
 import os
 import sys
@@ -13,6 +14,8 @@ from tqdm import tqdm
 from mini_gpt import config as configs
 from mini_gpt import files, processes
 from mini_gpt.errors import UserError
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class _AboveTheBar(logging.Handler):
@@ -34,6 +37,7 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
     sys.stdout.reconfigure(errors="replace")  # what a model writes need not fit the terminal's encoding
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    _keep_freed_memory()
     if flags is not None:
         job = processes.Job(flags.coordinator, flags.num_processes, flags.process_id)
         if processes.start(job, flags.start_timeout) > 0:
@@ -49,6 +53,15 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--start_timeout", type=float, default=processes.START_TIMEOUT, help="seconds to wait for the others"
     )
+
+
+def _keep_freed_memory() -> None:
+    """Has glibc keep what is freed: XLA allocates a step's temporary memory anew each time, and on a CPU a third of a
+    small step went into page faults (docs/performance.md)."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 2**30)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:

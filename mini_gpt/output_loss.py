@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from mini_gpt import losses, sharding
 
-LIMIT = 2**29  # bytes of float32 logits that a device makes at a time; where all are fewer, there is one chunk
+LIMIT = 2**27  # bytes of float32 logits that a device makes at a time; where all are fewer, there is one chunk
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
