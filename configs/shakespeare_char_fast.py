@@ -1,7 +1,7 @@
 """The loss of nanoGPT's CPU recipe (configs/shakespeare_char_cpu.py), on the same text, in a third of its time.
 
-    python train.py --config=configs/shakespeare_char_fast.py
-    python train.py --config=configs/shakespeare_char_fast.py --config.data.path=FILE    (where there is no network)
+python train.py --config=configs/shakespeare_char_fast.py
+python train.py --config=configs/shakespeare_char_fast.py --config.data.path=FILE    (where there is no network)
 """
 
 from ml_collections import ConfigDict
@@ -13,14 +13,17 @@ def get_config() -> ConfigDict:
     config = shakespeare_char_cpu.get_config()
     config.model.position = "rope"
     config.model.norm = "rmsnorm"
-    config.train.steps = 500
+    config.train.steps = 300
     config.optimizer.name = "muon"
-    config.optimizer.learning_rate = 1e-2
+    config.optimizer.learning_rate = 2e-2
     config.optimizer.schedule = "wsd"
     config.optimizer.decay_fraction = 0.8
     config.optimizer.final_fraction = 0.0
     config.optimizer.warmup_steps = 20
-    config.eval.every = 10_000
+    config.optimizer.b2 = 0.95
+    config.optimizer.muon.adam_learning_rate = 5e-3
+    config.optimizer.muon.momentum = 0.9
+    config.optimizer.muon.newton_schulz_steps = 4
+    config.eval.every = 1000  # at the end alone
     config.eval.sample_tokens = 0
-    config.checkpoint.every = 10_000
     return config

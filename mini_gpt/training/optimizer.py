@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from mini_gpt.model.parameters import Parameters, path_name
+from mini_gpt.model.parameters import Parameters, path_name, with_layers
 from mini_gpt.schema import Config, OptimizerConfig
 
 
@@ -57,10 +57,11 @@ def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     An orthogonalised m × n matrix is scaled by 0.2 sqrt(max(m, n)), which gives its entries the root mean square that
     AdamW's updates have, so that learning rate and weight decay mean the same to both (Liu et al. 2025, 2.2).
     """
+    orthogonalised = scale_by_muon(
+        beta=o.muon.momentum, ns_steps=o.muon.newton_schulz_steps, weight_dimension_numbers=_last_two_axes
+    )
     muon = optax.chain(
-        scale_by_muon(
-            beta=o.muon.momentum, ns_steps=o.muon.newton_schulz_steps, weight_dimension_numbers=_last_two_axes
-        ),
+        _layers_together(orthogonalised),
         optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape[-2:]) ** 0.5 * u, updates)),
         optax.add_decayed_weights(o.weight_decay),
         optax.scale_by_learning_rate(make_schedule(o, steps)),
@@ -69,6 +70,17 @@ def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     adamw = _adamw(dataclasses.replace(o, learning_rate=rate), steps)
     labels = lambda parameters: jax.tree.map(lambda hidden: "muon" if hidden else "adamw", is_hidden_matrix(parameters))
     return optax.partition({"muon": muon, "adamw": adamw}, labels)
+
+
+def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Updates the matrices of one name in all layers as one stack: a few large products instead of many small ones."""
+
+    def update(updates: Parameters, state: optax.OptState, parameters: Parameters | None = None):
+        del parameters
+        together = inner.update(*with_layers((updates, state), stacked=True))
+        return with_layers(together, stacked="attention" in updates["blocks"])
+
+    return optax.GradientTransformation(inner.init, update)
 
 
 def _last_two_axes(matrices: Parameters) -> Parameters:

@@ -179,10 +179,10 @@ def test_an_orthogonalised_update_is_as_large_as_adamws():
     )
     optimizer, draw = make_optimizer(config), np.random.default_rng(0)
     for shape in ((32, 32), (16, 64), (64, 16)):
-        matrix = {"blocks": {"0": {"kernel": jnp.zeros(shape)}}}
-        gradient = {"blocks": {"0": {"kernel": jnp.array(draw.normal(size=shape), jnp.float32)}}}
+        matrix = {"blocks": {0: {"attention": {"kernel": jnp.zeros(shape)}}}}
+        gradient = jax.tree.map(lambda _: jnp.array(draw.normal(size=shape), jnp.float32), matrix)  # noqa: B023
         updates, _ = optimizer.update(gradient, optimizer.init(matrix), matrix)
-        update = np.asarray(updates["blocks"]["0"]["kernel"]) / 1e-3
+        update = np.asarray(updates["blocks"][0]["attention"]["kernel"]) / 1e-3
         assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.2)
         singular = np.linalg.svd(update / 0.2 / max(shape) ** 0.5, compute_uv=False)
         assert singular.min() > 0.4 and singular.max() < 1.3
