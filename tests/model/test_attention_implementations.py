@@ -124,7 +124,7 @@ def test_the_memory_of_blockwise_grows_with_the_length(name):
         definition, weights = nnx.split(nnx.eval_shape(lambda: MiniGPT(config, 64, rngs=nnx.Rngs(0))))
 
         def loss(weights, tokens):
-            return jnp.sum(nnx.merge(definition, weights)(tokens) ** 2)
+            return jnp.sum(nnx.merge(definition, weights).hidden(tokens) ** 2)
 
         tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
         return jax.jit(jax.grad(loss)).lower(weights, tokens).compile().memory_analysis().temp_size_in_bytes
