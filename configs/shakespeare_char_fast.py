@@ -3,8 +3,9 @@
 python train.py --config=configs/shakespeare_char_fast.py
 python train.py --config=configs/shakespeare_char_fast.py --config.data.path=FILE    (where there is no network)
 
-Two CPU cores (AMD EPYC with AVX-512), Python 3.11, nothing compiled before: 26 to 27 s from start to end, three seeds, and 1.864
-± 0.013 nats a character on the whole validation split in blocks of 64; nanoGPT, 95 s and 1.897 (docs/performance.md).
+Two CPU cores (AMD EPYC with AVX-512), Python 3.11, nothing compiled before, three seeds: 26 to 27 s from start to end,
+and 1.864 ± 0.013 nats a character on the whole validation split in blocks of 64; nanoGPT, 95 s and 1.897
+(docs/performance.md).
 """
 
 from ml_collections import ConfigDict
