@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from mini_gpt import command_line, errors, sharding
+from mini_gpt import command_line, devices, errors, sharding
 from mini_gpt import config as configs
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.errors import UserError
@@ -35,7 +35,7 @@ from mini_gpt.training import assembly
 
 WARMUP_STEPS = 20
 ROUNDS = 10  # of a comparison: each config takes its turn so often
-LOADED_TOKENS = 1_000_000  # about so many measure how fast batches are made, before the device is at work
+LOADED_TOKENS = 1_000_000  # about so many measure how fast batches are made, while no step runs
 PEAK_PRODUCT = 4096  # rows and columns of the matrices by which a peak that is in no table is measured
 
 # FLOP/s of dense bfloat16 products on one device, from the makers' data sheets; by a part of JAX's device_kind.
@@ -62,13 +62,12 @@ class Bench:
 
     def __init__(self, config: Config):
         mesh = sharding.make_mesh(config.mesh)
+        devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
         sharding.check_batch(config, mesh)
         corpus = corpora.open_corpus(config.data)
         run = assembly.assemble(config, mesh, corpus, tokenizers.fit(corpus, config.data))
         self.config, self.mesh, self.parameters = config, mesh, run.like.parameters
         passes = lambda: (batches.iterate(run.train_batches, 0) for _ in itertools.count())  # a run may be shorter
-        loaded = 1 + LOADED_TOKENS // (config.train.batch_size * config.context_length)
-        self.loader_speed = batches.tokens_per_second(itertools.chain.from_iterable(passes()), loaded)
         self.batches = sharding.put_ahead(itertools.chain.from_iterable(passes()), mesh)
         self.state = run.first_state()
         batch = next(self.batches)
@@ -80,6 +79,9 @@ class Bench:
             self.compile_seconds.append(time.perf_counter() - begin)
         self.state, metrics = self.compiled(self.state, batch)
         jax.block_until_ready(metrics)
+        self.first_step_done = time.time()
+        loaded = 1 + LOADED_TOKENS // (config.train.batch_size * config.context_length)
+        self.loader_speed = batches.tokens_per_second(itertools.chain.from_iterable(passes()), loaded)
 
     def run(self, steps: int) -> tuple[list[float], float]:
         """Gives each step's seconds, from the end of the one before it, and the share of them that data was waited for.
@@ -177,7 +179,7 @@ def spread(values: list[float]) -> dict[str, float]:
 def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
     """Measures one config; its first step is counted from the start of the process."""
     bench = Bench(configs.load(path, overrides))
-    first = time.time() - psutil.Process().create_time() - bench.compile_seconds[1]
+    first = bench.first_step_done - psutil.Process().create_time() - bench.compile_seconds[1]
     log.info(f"{path}: first step after {first:.1f} s; now {WARMUP_STEPS} steps to warm up, and {steps} measured")
     bench.run(WARMUP_STEPS)
     report = bench.report(*bench.run(steps))
