@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
     config.model = ConfigDict()
     config.model.position = FieldReference("rope", field_type=object)
     config.model.max_positions = None  # rows of the learned table; None: context_length
-    config.model.dtype = "auto"  # of the matrix products: float32, bfloat16, or auto (bfloat16 but on CPUs)
+    config.model.dtype = "auto"  # of products: float32, bfloat16, or auto, which is bfloat16 where the hardware has it
     config.model.attention = "auto"  # reference, blockwise, cudnn (NVIDIA GPUs), splash (TPUs), or auto: the fastest
     config.model.num_layers = 4  # blocks
     config.model.d_model = 128  # width of the residual stream

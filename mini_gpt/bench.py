@@ -8,6 +8,7 @@ run beside it: two cores are soon full.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import logging
@@ -30,6 +31,7 @@ from mini_gpt import config as configs
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.gpt import compute_dtype
 from mini_gpt.schema import Config
 from mini_gpt.training import assembly
 
@@ -107,7 +109,7 @@ class Bench:
         """Gives the JSON object of a run."""
         config, device = self.config, jax.devices()[0]
         median, tokens = statistics.median(seconds), config.train.batch_size * config.context_length
-        peak, peak_source = peak_flops()
+        peak, peak_source = peak_flops(compute_dtype(config.model.dtype))
         flops = flops_per_token(config, self.parameters)
         return {
             "tokens_per_second": tokens / median,
@@ -144,21 +146,21 @@ def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> 
     return 6 * (model_parameters.count(parameters) - looked_up) + attention
 
 
-def peak_flops() -> tuple[float, str]:
-    """Gives the FLOP/s that one device is held to have, and where the figure is from."""
+def peak_flops(dtype: jnp.dtype) -> tuple[float, str]:
+    """Gives the FLOP/s that a device is held to have, and where the figure is from; what is measured is in `dtype`."""
     kind = jax.devices()[0].device_kind
     for name in sorted(PEAKS, key=len, reverse=True):
         if name in kind:
             return PEAKS[name], f"data sheet of {name}, dense bfloat16"
     n = PEAK_PRODUCT
-    product = jax.jit(lambda x: x @ x)
-    x = jnp.ones((n, n), jnp.float32)
+    product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=jnp.float32))
+    x = jnp.ones((n, n), dtype)
     seconds = []
     for _ in range(5):
         begin = time.perf_counter()
-        jax.block_until_ready(product(x))
+        jax.block_until_ready(product(x, x))
         seconds.append(time.perf_counter() - begin)
-    return 2 * n**3 / min(seconds), f"measured: float32 product of {n} × {n} matrices, the best of 5"
+    return 2 * n**3 / min(seconds), f"measured: {dtype.name} product of {n} × {n} matrices, the best of 5"
 
 
 def peak_memory() -> int:

@@ -15,7 +15,7 @@ from mini_gpt import config as configs
 from mini_gpt import files, processes
 from mini_gpt.errors import UserError
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of malloc.h
 
 
 class _AboveTheBar(logging.Handler):
@@ -56,11 +56,12 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Has glibc keep what is freed: XLA allocates a step's temporary memory anew each time, and on a CPU a third of a
-    small step went into page faults (docs/performance.md)."""
+    """Has glibc keep what is freed: XLA allocates a step's temporary memory anew each time, and on CPUs a tenth to a
+    third of a step went into page faults (docs/performance.md)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 2**30)
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_ARENA_MAX, 1)  # of further arenas no setting keeps more than 64 MB together
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ from mini_gpt.errors import UserError
 # Packages that bring a platform to JAX, which says nothing where they find no device.
 PLUGINS = {"jax_cuda12_plugin": "GPU", "jax_cuda13_plugin": "GPU", "jax_rocm7_plugin": "GPU", "libtpu": "TPU"}
 FIRST_WITH_BFLOAT16 = (8, 0)  # compute capability, NVIDIA's Ampere
+CPU_INFO = Path("/proc/cpuinfo")  # Linux's; elsewhere nothing is known of a CPU
+CPU_FLAGS_OF_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 log = logging.getLogger(__name__)
 
 
@@ -37,10 +40,12 @@ def visible() -> list[jax.Device]:
 
 
 def has_bfloat16(device: Any) -> bool:
-    """Says whether a device multiplies bfloat16 in hardware; older NVIDIA GPUs emulate it, slower than float32."""
+    """Says whether a device multiplies bfloat16 in hardware; older CPUs and GPUs emulate it, slower than float32."""
+    if device.platform == "cpu":
+        return CPU_INFO.exists() and not CPU_FLAGS_OF_BFLOAT16.isdisjoint(CPU_INFO.read_text().split())
     capability = getattr(device, "compute_capability", None)
     if device.platform != "gpu" or capability is None:
-        return device.platform != "cpu"
+        return True
     try:
         major, minor = (int(part) for part in str(capability).split("."))
     except ValueError:  # AMD's are names, such as gfx90a

@@ -17,7 +17,7 @@ import jax
 import pytest
 
 from mini_gpt import config as configs
-from mini_gpt import sharding
+from mini_gpt import devices, sharding
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -33,6 +33,12 @@ def _shared_compilation_cache():
 @pytest.fixture(autouse=True)
 def _in_repository(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.fixture(autouse=True)
+def _same_dtype_on_any_machine(monkeypatch):
+    """Has `model.dtype=auto` be float32, as on a CPU of which nothing is known."""
+    monkeypatch.setattr(devices, "CPU_INFO", Path(os.devnull))
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -49,7 +50,7 @@ def test_the_peak_is_that_of_the_longest_name_that_fits(monkeypatch):
         device_kind = "TPU v5 lite"
 
     monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert bench.peak_flops() == (197e12, "data sheet of TPU v5 lite, dense bfloat16")
+    assert bench.peak_flops(jnp.dtype("bfloat16")) == (197e12, "data sheet of TPU v5 lite, dense bfloat16")
 
 
 def test_a_comparison_takes_turns(small, monkeypatch):

@@ -4,7 +4,9 @@ import importlib
 import json
 import math
 import os
+import platform
 import re
+import statistics
 import subprocess
 import sys
 
@@ -177,6 +179,31 @@ def test_a_process_ends_with_one_line_and_status_1():
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: model.d_model: found 130; must be divisible by model.num_heads (4)\n"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what keeps the memory is glibc's")
+def test_the_memory_of_a_step_is_kept_for_the_next(tmp_path):
+    """An array of 64 MB, which a step makes and frees, does not touch its pages anew in each step."""
+    script = """
+import resource
+import sys
+import jax
+import jax.numpy as jnp
+from mini_gpt import command_line
+
+command_line.set_up(sys.argv[1])
+x = jnp.ones((4096, 64))
+step = jax.jit(lambda x: jnp.tanh(x @ x.T) @ x)
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+counts = [faults()]
+for _ in range(20):
+    step(x).block_until_ready()
+    counts.append(faults())
+print(*[after - before for before, after in zip(counts, counts[1:])])
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=REPOSITORY, capture_output=True, text=True)
+    first, *others = map(int, done.stdout.split())
+    assert first > 3000 and statistics.median(others) < 100
 
 
 def test_sample_refuses_what_is_no_text_and_writes_to_any_terminal(trained):

@@ -23,7 +23,12 @@ V100, A100, H200 = device("gpu", "7.0", "Tesla V100"), device("gpu", "8.0"), dev
 MI250, TPU, CPU = device("gpu", "gfx90a"), SimpleNamespace(platform="tpu"), SimpleNamespace(platform="cpu")
 
 
-def test_who_has_bfloat16(monkeypatch):
+def test_who_has_bfloat16(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "cpuinfo")
+    assert not devices.has_bfloat16(CPU), "of a CPU that says nothing"
+    for flags, has in (("fpu avx512_bf16 avx512_fp16", True), ("fpu amx_bf16", True), ("fpu avx512f bf16", False)):
+        devices.CPU_INFO.write_text(f"model name: a CPU\nflags\t: {flags}\n")
+        assert devices.has_bfloat16(CPU) is has
     for here, has in ((V100, False), (A100, True), (H200, True), (device("gpu", "10.0"), True), (MI250, True)):
         assert devices.has_bfloat16(here) is has
     assert devices.has_bfloat16(TPU) and not devices.has_bfloat16(CPU)

@@ -16,14 +16,14 @@ from mini_gpt.errors import UserError
 from mini_gpt.model import positions
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Record, residual_std
-from mini_gpt.model.layers import INIT_STD, Linear, dropout, make_norm
+from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
 from mini_gpt.model.positions import Position
 from mini_gpt.schema import ModelConfig
 
 # What a block keeps for its gradient; all else is computed again. Products of weights are what is dear to compute.
 SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
 ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu, "swiglu": jax.nn.silu}
 
@@ -256,7 +256,7 @@ def check_length(config: ModelConfig, length: int) -> None:
 
 
 def compute_dtype(name: str) -> jnp.dtype:
-    """Resolves `model.dtype`: auto is bfloat16 where the accelerator has it in hardware, and float32 on CPUs."""
+    """Resolves `model.dtype`: auto is bfloat16 where the first device has it in hardware, else float32."""
     if name == "auto":
         name = "bfloat16" if devices.has_bfloat16(jax.devices()[0]) else "float32"
     return jnp.dtype(name)

@@ -144,10 +144,12 @@ def test_muon_stacked_layers_and_rematerialisation_on_eight_devices_equal_plain_
         assert kernel.sharding.shard_shape(kernel.shape) == (2, 16, 64)
 
 
-def test_rematerialisation_takes_less_memory_and_gives_the_same_gradients(small):
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_rematerialisation_takes_less_memory_and_gives_the_same_gradients(small, dtype, tolerance):
+    fields = {"model__scan_layers": True, "model__num_layers": 8, "model__dropout": 0.2, "model__dtype": dtype}
     moments, memory = [], []
     for remat in ("none", "dots", "block"):
-        config = small(model__remat=remat, model__scan_layers=True, model__num_layers=8, model__dropout=0.2)
+        config = small(model__remat=remat, **fields)
         mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
         definition, like = states.abstract(config, VOCAB, optimizer, mesh)
         state, batch = states.create(config, VOCAB, optimizer, like), sharding.put_batch(make_batch(config), mesh)
@@ -156,5 +158,5 @@ def test_rematerialisation_takes_less_memory_and_gives_the_same_gradients(small)
         memory.append(step.memory_analysis().temp_size_in_bytes)
     for other in moments[1:]:
         for left, right in zip(moments[0], other, strict=True):
-            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-7)
+            np.testing.assert_allclose(left, right, atol=tolerance * np.abs(left).max())
     assert memory[0] > 1.5 * memory[1] > 1.5 * memory[2]

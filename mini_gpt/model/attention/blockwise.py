@@ -13,9 +13,8 @@ from flax import nnx
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.positions import Position
 
-BLOCK = 128  # queries, and keys, of a block
-UNROLLED_BLOCK = 64  # of short texts, whose few pairs of blocks become straight code
-UNROLLED_LENGTH = 256  # docs/performance.md
+BLOCK = 256  # queries, and keys, of a block; these sizes are measured: docs/performance.md
+UNROLLED = {256: 64, 512: 128}  # up to a length: the blocks of short texts, whose few pairs become straight code
 HIDDEN = float(jnp.finfo(jnp.float32).min)  # finite, so that no difference of two is NaN
 
 
@@ -32,8 +31,8 @@ def attend(
     """Gives out_BLHK as the reference does, to rounding; `position` is asked for one block's bias at a time."""
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
-    unrolled = L <= UNROLLED_LENGTH
-    size = UNROLLED_BLOCK if unrolled else BLOCK
+    unrolled = next((size for longest, size in UNROLLED.items() if longest >= L), None)
+    size = unrolled or BLOCK
     count = -(-L // size)
     pairs = mask.blocks(count, size)
 
@@ -103,26 +102,31 @@ def attend(
         q_NBGRK, k_NBGSK, v_NBGSK, weights, layout, out_NBGRK, logsumexp_NBGR = saved
         inner_NBGR = jnp.sum(dout_NBGRK.astype(jnp.float32) * out_NBGRK, axis=-1)
 
+        # Blocks that are to stand on the left of a product, transposed once: of big blocks it would be slow on CPUs.
+        q_NBGKR, dout_NBGKR = q_NBGRK.swapaxes(-1, -2), dout_NBGRK.swapaxes(-1, -2)
+
         def body(carry, i, j):
-            dq_NBGRK, dk_NBGSK, dv_NBGSK, dweights = carry
-            q_BGRK, k_BGSK, dout_BGRK = q_NBGRK[i], k_NBGSK[j], dout_NBGRK[i]
-            logits_BGRS = masked_logits(q_BGRK, k_BGSK, weights, i, j, layout)
+            dq_NBGRK, dk_NBGKS, dv_NBGKS, dweights = carry
+            logits_BGRS = masked_logits(q_NBGRK[i], k_NBGSK[j], weights, i, j, layout)
             weights_BGRS = jnp.exp(logits_BGRS - logsumexp_NBGR[i][..., None])
-            dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_BGRK, v_NBGSK[j], preferred_element_type=jnp.float32)
+            dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j], preferred_element_type=jnp.float32)
             dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
             if jax.tree.leaves(weights):
                 _, pull = jax.vjp(lambda weights: bias_BHCS(weights, i, j, layout), weights)
                 dweights = jax.tree.map(jnp.add, dweights, pull(dlogits_BGRS.reshape(B, H, size, size))[0])
             return (
-                dq_NBGRK.at[i].add(_product("bgrs,bgsk->bgrk", dlogits_BGRS, k_BGSK)),
-                dk_NBGSK.at[j].add(_product("bgrs,bgrk->bgsk", dlogits_BGRS, q_BGRK)),
-                dv_NBGSK.at[j].add(_product("bgrs,bgrk->bgsk", weights_BGRS, dout_BGRK)),
+                dq_NBGRK.at[i].add(_product("bgrs,bgsk->bgrk", dlogits_BGRS, k_NBGSK[j])),
+                dk_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", q_NBGKR[i], dlogits_BGRS)),
+                dv_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", dout_NBGKR[i], weights_BGRS)),
                 dweights,
             )
 
-        primals = q_NBGRK, k_NBGSK, v_NBGSK, weights
-        sums = over_pairs(body, jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), primals))
-        return *jax.tree.map(lambda d, x: d.astype(x.dtype), sums, primals), None
+        zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
+        kept = k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2)
+        sums = over_pairs(body, jax.tree.map(zeros, (q_NBGRK, *kept, weights)))
+        dq_NBGRK, dk_NBGKS, dv_NBGKS, dweights = sums
+        sums = dq_NBGRK, dk_NBGKS.swapaxes(-1, -2), dv_NBGKS.swapaxes(-1, -2), dweights
+        return *jax.tree.map(lambda d, x: d.astype(x.dtype), sums, (q_NBGRK, k_NBGSK, v_NBGSK, weights)), None
 
     @jax.custom_vjp
     def core(*arguments) -> jax.Array:
@@ -138,6 +142,7 @@ def attend(
     return out_BLHK[:, :L]
 
 
-def _product(subscripts: str, x_BGRS: jax.Array, y: jax.Array) -> jax.Array:
-    """Gives a product in y's dtype, its sums in float32."""
-    return jnp.einsum(subscripts, x_BGRS.astype(y.dtype), y, preferred_element_type=jnp.float32)
+def _product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Gives a product in the lesser dtype of the two, its sums in float32."""
+    dtype = min(x.dtype, y.dtype, key=lambda dtype: dtype.itemsize)
+    return jnp.einsum(subscripts, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)

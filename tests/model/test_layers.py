@@ -1,0 +1,36 @@
+"""The products of the model, in the form that is fast on a CPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt import config as configs
+from mini_gpt.model.layers import Linear
+
+
+@pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
+def test_a_bfloat16_product_and_its_gradients_are_those_of_exact_sums(tokens, d_in, d_out):
+    """Operands are bfloat16, sums float32; only what goes on as an activation is rounded to bfloat16."""
+    config = configs.load("configs/default.py").model
+    linear = Linear(config, d_in, d_out, jnp.dtype("bfloat16"), std=1.0, rngs=nnx.Rngs(0))
+    definition, weights = nnx.split(linear)
+    x, dy = (jax.random.normal(jax.random.key(i), (tokens, d), jnp.bfloat16) for i, d in enumerate((d_in, d_out)))
+
+    @jax.jit
+    def apply(weights, x):
+        y, pull = jax.vjp(lambda weights, x: nnx.merge(definition, weights)(x), weights, x)
+        return y, *pull(dy)
+
+    y, d_weights, dx = apply(weights, x)
+    exact_x, exact_dy = (np.asarray(array, np.float64) for array in (x, dy))
+    kernel = np.asarray(weights["kernel"][...].astype(jnp.bfloat16), np.float64)
+    assert y.dtype == dx.dtype == jnp.bfloat16 and d_weights["kernel"][...].dtype == jnp.float32
+    near = lambda found, wanted, tolerance: np.testing.assert_allclose(
+        np.asarray(found, np.float64), wanted, atol=tolerance * np.abs(wanted).max()
+    )
+    near(y, exact_x @ kernel, 2**-8)
+    near(dx, exact_dy @ kernel.T, 2**-8)
+    near(d_weights["kernel"][...], exact_x.T @ exact_dy, 1e-5)
+    near(d_weights["bias"][...], exact_dy.sum(0), 1e-5)
