@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 
-.PHONY: train test test-newest test-oldest lint sharding-tables clean
+.PHONY: train test test-slow test-newest test-oldest lint sharding-tables clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -10,17 +10,20 @@ train: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/python -m pytest -q -n 2 tests
+	$(VENV)/bin/python -m pytest -q -n 2 -m "not slow" tests
 
-# The newest Python of the supported range, where this machine has it, on the PATH or in pyenv.
+test-slow: $(VENV)/installed-dev
+	$(VENV)/bin/python -m pytest -q -n 2 -m slow tests
+
+# All tests with the newest Python of the supported range, where this machine has it, on the PATH or in pyenv.
 NEWER = python3.13 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.13*/bin/python3 \
         python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3
 test-newest:
 	@for python in $(NEWER); do \
-	  if "$$python" -c '' 2>/dev/null; then exec $(MAKE) test PYTHON="$$python" VENV=.venv-newest; fi; \
+	  if "$$python" -c '' 2>/dev/null; then exec $(MAKE) test test-slow PYTHON="$$python" VENV=.venv-newest; fi; \
 	done; echo "no Python newer than 3.11 here: nothing to do"
 
-# The oldest versions that requirements.txt admits.
+# All tests with the oldest versions that requirements.txt admits.
 test-oldest:
 	$(MAKE) .venv-oldest/installed-dev VENV=.venv-oldest
 	sed -n 's/^\([A-Za-z_-]*\)>=\([0-9.]*\).*/\1==\2/p' requirements.txt > .venv-oldest/oldest.txt

@@ -39,6 +39,7 @@ def assert_close(a, b):
         np.testing.assert_allclose(left, right, atol=2e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_read_each_others_checkpoints(small, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     divided = {"mesh.data": 1, "mesh.fsdp": 2}

@@ -229,6 +229,7 @@ def test_the_default_directory_is_named_by_what_was_typed(monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_tasks_from_the_shell(tmp_path):
     fields = {"train.steps": 3, "train.batch_size": 4, "optimizer.warmup_steps": 2, "model.num_layers": 1}
     fields |= {

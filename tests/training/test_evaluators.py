@@ -10,6 +10,7 @@ from tests.training.interruption import PowerCut, assert_same_bits, cut_after
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 6, "context_length": 14}
 
 
+@pytest.mark.slow
 def test_a_task_is_learnt_and_watched(small, tmp_path, capsys):
     # Copying two letters of a context of six tokens: small enough to be learnt here.
     fields = TASK | {

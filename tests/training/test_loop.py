@@ -243,6 +243,7 @@ def test_a_batch_that_the_devices_do_not_divide_is_refused(small, tmp_path, mesh
         loop.train(small(train__batch_size=batch, **mesh), tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["none", "learned", "sinusoidal", "rope", "alibi", "t5"])
 def test_C9_every_encoding_learns(small, tmp_path, position):
     config = small(
@@ -318,6 +319,7 @@ def test_a_run_is_read_on_other_devices_than_it_was_written_on(small, tmp_path, 
     assert scores[0].nll_sum == pytest.approx(scores[1].nll_sum, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_C2_without_residuals_a_deep_model_does_not_train(small, tmp_path):
     deep = {
         "model__num_layers": 6,
