@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import pytest
 
 from mini_gpt import sharding
 from mini_gpt.model import parameters
@@ -17,6 +18,7 @@ from tests.test_commands import type_in
 FIELDS = {"model__num_layers": 2, "optimizer__name": "muon", "eval__every": 2, "checkpoint__every": 2}
 
 
+@pytest.mark.slow
 def test_a_run_is_read_in_either_layout_and_goes_on_in_the_other(small, tmp_path, monkeypatch):
     plain, looped = tmp_path / "plain", tmp_path / "looped"
     loop.train(small(train__steps=4, **FIELDS), plain, conclude=False)

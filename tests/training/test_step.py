@@ -144,6 +144,7 @@ def test_muon_stacked_layers_and_rematerialisation_on_eight_devices_equal_plain_
         assert kernel.sharding.shard_shape(kernel.shape) == (2, 16, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.05)])
 def test_rematerialisation_takes_less_memory_and_gives_the_same_gradients(small, dtype, tolerance):
     fields = {"model__scan_layers": True, "model__num_layers": 8, "model__dropout": 0.2, "model__dtype": dtype}
