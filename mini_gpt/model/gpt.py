@@ -52,9 +52,10 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
         self.config = config
-        self.attention_norm = make_norm(config, dtype, rngs=rngs)
+        norm_dtype = dtype if config.norm_placement == "pre" else jnp.float32  # of a product's operand, or of the sum
+        self.attention_norm = make_norm(config, norm_dtype, rngs=rngs)
         self.attention = MultiHeadAttention(config, dtype, rngs=rngs)
-        self.mlp_norm = make_norm(config, dtype, rngs=rngs)
+        self.mlp_norm = make_norm(config, norm_dtype, rngs=rngs)
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
     def __call__(
@@ -153,7 +154,7 @@ class MiniGPT(nnx.Module):
         if dropout_key is not None:
             keys = jax.random.split(dropout_key, config.num_layers + 1)
 
-        x_BLD = sharding.gather(self.embedding[...])[tokens_BL].astype(self.dtype)
+        x_BLD = sharding.gather(self.embedding[...])[tokens_BL]  # float32, and so is what the blocks add up
         if config.scale_embeddings:
             x_BLD = x_BLD * config.d_model**0.5
         pattern = [self.positions[name] for name in config.position_pattern]
