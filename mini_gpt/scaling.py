@@ -30,6 +30,7 @@ from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.state import TrainState
 
 ACTIVATION_BYTES = 2  # bfloat16, in which an accelerator multiplies
+STREAM_BYTES = 4  # the residual stream is float32
 HIDDEN = {"gelu": 4, "relu": 2, "swiglu": 6}  # arrays of a feed-forward's width that XLA keeps for the backward pass
 GIGA = 1e9
 
@@ -101,8 +102,8 @@ def _activations(config: Config, tensor: int) -> float:
     """Gives the bytes a token that the backward pass needs, without attention maps and the logits' chunk."""
     m = config.model
     divided = 2 * m.d_model + 2 * m.num_kv_heads * m.head_width + HIDDEN[m.activation] * m.d_ff
-    layer = 4 * m.d_model + divided / tensor  # what norms take and give is whole
-    return (m.num_layers * layer + 2 * m.d_model) * ACTIVATION_BYTES
+    norm = m.d_model * (STREAM_BYTES + ACTIVATION_BYTES)  # what one takes and gives is whole
+    return m.num_layers * (2 * norm + divided / tensor * ACTIVATION_BYTES) + norm
 
 
 def parameter_table(like: TrainState) -> str:

@@ -60,8 +60,8 @@ def test_the_sums_of_a_model_small_enough_to_do_them_by_hand():
     assert alone.parameters == alone.gradients == kernels + embedding + scales
     assert alone.optimizer_state == pytest.approx(2 * alone.parameters, abs=8)
     assert alone.sent_gradients == alone.sent_parameters == alone.sent_activations == 0
-    # A token: four arrays of the width around the norms; q, k, v, attended; four of the hidden width; the final norm.
-    assert alone.activations == 8 * 2 * (4 * 4 + 4 * 4 + 4 * 8 + 2 * 4)
+    # A token, in halves of float32: six of the width at the norms; q, k, v, attended; four hidden; the final norm.
+    assert alone.activations == 8 * 2 * (6 * 4 + 4 * 4 + 4 * 8 + 3 * 4)
     assert alone.maps == 2 * 8 * 8 * (4 + 4 + 2)
     four = scaling.cost(config, like, MeshConfig(4, 1, 1))
     assert four.parameters == alone.parameters and four.sent_gradients == 2 * 3 / 4 * alone.parameters
