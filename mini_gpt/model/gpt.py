@@ -190,7 +190,7 @@ class MiniGPT(nnx.Module):
                 x_BLD = apply(x_BLD, block, pattern[layer % len(pattern)], keys[layer])
         if config.norm_placement == "pre":
             x_BLD = self.final_norm(x_BLD)
-        return x_BLD
+        return x_BLD.astype(self.dtype)
 
 
 def _stacked(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rngs) -> Block:

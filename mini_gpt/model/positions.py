@@ -43,7 +43,7 @@ class Learned(Position):
         self.embedding = nnx.Param(nnx.initializers.normal(embedding_std(config))(rngs.params(), shape, jnp.float32))
 
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        return (x_BLD + self.embedding[positions_BL]).astype(x_BLD.dtype)  # its gradient is summed in float32
+        return x_BLD + self.embedding[positions_BL]
 
 
 class Sinusoidal(Position):

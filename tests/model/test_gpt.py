@@ -255,6 +255,14 @@ def test_a_loop_over_the_layers_makes_the_program_no_longer():
     assert lines[0] == lines[1]
 
 
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_what_is_handed_to_the_logits_is_of_the_products_dtype(placement):
+    _, definition, drawn = make_model(dtype="bfloat16", norm_placement=placement)
+    tokens = jnp.arange(6)[None]
+    model = parameters.merge(definition, drawn)
+    assert model.hidden(tokens).dtype == jnp.bfloat16 and model(tokens).dtype == jnp.float32
+
+
 def test_C6_bfloat16_products_keep_float32_parameters_and_stay_near():
     _, definition, drawn = make_model(dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(drawn)} == {jnp.dtype("float32")}
