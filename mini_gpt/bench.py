@@ -91,10 +91,10 @@ class Bench:
         As in training, the next step is handed over before the one under way is waited for.
         """
         waited, ends, pending = 0.0, [], None
-        for _ in range(steps + 1):
+        for _ in range(steps + 2):  # each end has a step after it, whether that one waits to run or ran before it
             begin = time.perf_counter()
             batch = next(self.batches)
-            if pending is None or pending["loss"].is_ready():  # a batch that came while a step ran was not waited for
+            if ends and pending["loss"].is_ready():  # a batch that came while a step ran was not waited for
                 waited += time.perf_counter() - begin
             self.state, metrics = self.compiled(self.state, batch)
             if pending is not None:
@@ -102,7 +102,6 @@ class Bench:
                 ends.append(time.perf_counter())
             pending = metrics
         jax.block_until_ready(pending)
-        ends.append(time.perf_counter())
         return list(np.diff(ends)), waited / (ends[-1] - ends[0])
 
     def report(self, seconds: list[float], waiting_share: float) -> dict:

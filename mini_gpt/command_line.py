@@ -15,7 +15,7 @@ from mini_gpt import config as configs
 from mini_gpt import files, processes
 from mini_gpt.errors import UserError
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 class _AboveTheBar(logging.Handler):
@@ -61,8 +61,9 @@ def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
-        mallopt(M_ARENA_MAX, 1)  # of further arenas no setting keeps more than 64 MB together
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        # Steps in the main thread, whose arena is the only one that keeps more than 64 MB together.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:

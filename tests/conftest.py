@@ -28,6 +28,7 @@ def _shared_compilation_cache():
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_gpt" / "compiled-by-tests"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the commands have it
 
 
 @pytest.fixture(autouse=True)

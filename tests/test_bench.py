@@ -17,12 +17,12 @@ from tests.training.interruption import assert_same_bits
 def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "LOADED_TOKENS", 10_000)
     monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
-    config = small()
+    config = small(train__steps=9)
     measured = bench.Bench(config)
     seconds, waiting_share = measured.run(6)
     assert len(seconds) == 6 and min(seconds) > 0 and 0 < waiting_share < 1
     trained = loop.train(config, tmp_path, conclude=False)
-    assert trained.step == 8 == measured.state.step  # one before, one under way when the first is waited for
+    assert trained.step == 9 == measured.state.step  # one before; six intervals have seven ends, and a step after each
     assert_same_bits(measured.state, trained)
     measured.run(3)  # past the end of the run's batches
     report = json.loads(json.dumps(measured.report([0.3, 0.1, 0.2, 0.2, 0.2], 0.01)))

@@ -104,7 +104,10 @@ def _run_steps(
         saves = last or step % config.checkpoint.every == 0
         if not (evaluates or saves):
             if step == 1 or step % config.train.log_every == 0:
-                pending = (step, metrics)
+                if metrics["loss"].is_ready():  # on CPUs a step is done when it comes back
+                    reporter.scalars(step, clock.row(step, metrics))
+                else:
+                    pending = (step, metrics)
             continue
         row, validation_loss = clock.row(step, metrics), None
         if evaluates:
