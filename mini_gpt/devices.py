@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +40,27 @@ def visible() -> list[jax.Device]:
     return found
 
 
+def platform(device: Any) -> str:
+    """Gives cpu, tpu, cuda or rocm; JAX calls the last two gpu."""
+    return device.platform if device.platform != "gpu" else "cuda" if _compute_capability(device) else "rocm"
+
+
 def has_bfloat16(device: Any) -> bool:
     """Says whether a device multiplies bfloat16 in hardware; older CPUs and GPUs emulate it, slower than float32."""
     if device.platform == "cpu":
         return CPU_INFO.exists() and not CPU_FLAGS_OF_BFLOAT16.isdisjoint(CPU_INFO.read_text().split())
-    capability = getattr(device, "compute_capability", None)
-    if device.platform != "gpu" or capability is None:
-        return True
-    try:
-        major, minor = (int(part) for part in str(capability).split("."))
-    except ValueError:  # AMD's are names, such as gfx90a
-        return True
-    return (major, minor) >= FIRST_WITH_BFLOAT16
+    return platform(device) != "cuda" or _compute_capability(device) >= FIRST_WITH_BFLOAT16
+
+
+def _compute_capability(gpu: Any) -> tuple[int, int] | None:
+    """Gives an NVIDIA GPU's; AMD's are names, such as gfx90a."""
+    numbers = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(gpu, "compute_capability", "")))
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
 
 
 def check_dtype(dtype: str, device: Any) -> None:
     """Raises UserError where `model.dtype` is one that a GPU only emulates; on CPUs bfloat16 serves to try it out."""
-    if dtype == "bfloat16" and device.platform == "gpu" and not has_bfloat16(device):
+    if dtype == "bfloat16" and device.platform != "cpu" and not has_bfloat16(device):
         raise UserError(
             f"model.dtype: found bfloat16, which the {device.device_kind} here (compute capability "
             f"{device.compute_capability}, below {'.'.join(map(str, FIRST_WITH_BFLOAT16))}) only emulates; must be "

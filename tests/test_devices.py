@@ -32,6 +32,7 @@ def test_who_has_bfloat16(monkeypatch, tmp_path):
     for here, has in ((V100, False), (A100, True), (H200, True), (device("gpu", "10.0"), True), (MI250, True)):
         assert devices.has_bfloat16(here) is has
     assert devices.has_bfloat16(TPU) and not devices.has_bfloat16(CPU)
+    assert [devices.platform(here) for here in (V100, H200, MI250, TPU, CPU)] == ["cuda", "cuda", "rocm", "tpu", "cpu"]
     for here, name in ((V100, "float32"), (H200, "bfloat16"), (TPU, "bfloat16"), (CPU, "float32")):
         monkeypatch.setattr(jax, "devices", lambda here=here: [here])
         assert gpt.compute_dtype("auto").name == name

@@ -52,10 +52,9 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
         self.config = config
-        norm_dtype = dtype if config.norm_placement == "pre" else jnp.float32  # of a product's operand, or of the sum
-        self.attention_norm = make_norm(config, norm_dtype, rngs=rngs)
+        self.attention_norm = make_norm(config, rngs=rngs)
         self.attention = MultiHeadAttention(config, dtype, rngs=rngs)
-        self.mlp_norm = make_norm(config, norm_dtype, rngs=rngs)
+        self.mlp_norm = make_norm(config, rngs=rngs)
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
     def __call__(
@@ -103,7 +102,7 @@ class MiniGPT(nnx.Module):
         else:
             self.blocks = nnx.List([make_block(rngs) for _ in range(config.num_layers)])
         if config.norm_placement == "pre":
-            self.final_norm = make_norm(config, self.dtype, rngs=rngs)
+            self.final_norm = make_norm(config, rngs=rngs)
         if not config.tie_embeddings:
             self.unembedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
 

@@ -58,12 +58,17 @@ def _rows_product(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
     return jax.lax.dot_general(a, b, (((1,), (contracted,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def make_norm(config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Makes LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), with statistics in float32."""
+def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
+    """Makes LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), in float32 throughout."""
     if config.norm == "rmsnorm":
-        return nnx.RMSNorm(config.d_model, epsilon=1e-5, dtype=dtype, rngs=rngs)
+        return nnx.RMSNorm(config.d_model, epsilon=1e-5, dtype=jnp.float32, rngs=rngs)
     return nnx.LayerNorm(
-        config.d_model, epsilon=1e-5, use_bias=config.use_bias, use_fast_variance=False, dtype=dtype, rngs=rngs
+        config.d_model,
+        epsilon=1e-5,
+        use_bias=config.use_bias,
+        use_fast_variance=False,
+        dtype=jnp.float32,
+        rngs=rngs,
     )
 
 

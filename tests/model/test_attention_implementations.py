@@ -13,7 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt import config as configs
-from mini_gpt import sharding
+from mini_gpt import devices, sharding
 from mini_gpt.errors import UserError
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.attention import blockwise, choice, cudnn, reference, splash
@@ -177,17 +177,29 @@ def test_the_kernels_lower_for_their_platform(attend, platform, call, monkeypatc
     assert call in jax.jit(gradient).trace(x, x, x).lower(lowering_platforms=(platform,)).as_text()
 
 
+def test_the_choice_leaves_out_the_lengths_that_cudnn_cannot_differentiate(monkeypatch):
+    """JAX lowers an odd length forward and refuses it backward; should that end, the exception may too."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
+    gradient = jax.grad(lambda x: jnp.sum(cudnn.attend(x, x, x, mask=Mask(True), scale=0.1)).astype(jnp.float32))
+    with pytest.raises(NotImplementedError, match="Unsupported sequence length"):
+        jax.jit(gradient).trace(jax.ShapeDtypeStruct((2, 255, 4, 64), jnp.bfloat16))
+
+
 CHOICES = [  # platform, asked, length, dtype, what else, chosen
     ("cpu", "auto", 64, "float32", {}, "reference"),
     ("cpu", "auto", 1024, "float32", {"biased": True}, "blockwise"),
     ("cpu", "auto", 1024, "float32", {"dropout": True}, "reference"),
     ("cpu", "blockwise", 64, "float32", {}, "blockwise"),
-    ("gpu", "auto", 1024, "bfloat16", {}, "cudnn"),
-    ("gpu", "auto", 1024, "float32", {}, "reference"),
-    ("gpu", "auto", 8192, "bfloat16", {"biased": True}, "blockwise"),
-    ("gpu", "cudnn", 8192, "bfloat16", {"segments": True}, "blockwise"),
-    ("gpu", "cudnn", 1024, "float32", {}, "reference"),
-    ("gpu", "cudnn", 1024, "bfloat16", {"window": 9, "causal": False}, "reference"),
+    ("cuda", "auto", 1024, "bfloat16", {}, "cudnn"),
+    ("cuda", "auto", 1024, "float32", {}, "reference"),
+    ("cuda", "auto", 8192, "bfloat16", {"biased": True}, "blockwise"),
+    ("cuda", "cudnn", 8192, "bfloat16", {"segments": True}, "blockwise"),
+    ("cuda", "cudnn", 1024, "float32", {}, "reference"),
+    ("cuda", "cudnn", 1024, "bfloat16", {"window": 9, "causal": False}, "reference"),
+    ("cuda", "auto", 255, "bfloat16", {}, "reference"),
+    ("rocm", "auto", 1024, "bfloat16", {}, "reference"),
+    ("rocm", "auto", 8192, "bfloat16", {}, "blockwise"),
     ("tpu", "auto", 1024, "bfloat16", {"segments": True, "window": 9}, "splash"),
     ("tpu", "auto", 1000, "bfloat16", {}, "reference"),
     ("tpu", "splash", 1024, "bfloat16", {"dropout": True}, "reference"),
@@ -196,7 +208,7 @@ CHOICES = [  # platform, asked, length, dtype, what else, chosen
 
 @pytest.mark.parametrize("platform, asked, length, dtype, more, chosen", CHOICES)
 def test_the_choice(platform, asked, length, dtype, more, chosen, monkeypatch, caplog):
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(devices, "platform", lambda _: platform)
     choice._say.cache_clear()
     more = dict(more)
     mask = Mask(
@@ -210,7 +222,16 @@ def test_the_choice(platform, asked, length, dtype, more, chosen, monkeypatch, c
     assert len(caplog.messages) == falls_back and all(chosen in line for line in caplog.messages)
 
 
-def test_a_kernel_without_its_device_is_refused():
-    config = configs.load("configs/tiny.py", {"model.attention": "cudnn"}).model
-    with pytest.raises(UserError, match=r"model.attention: found 'cudnn', which needs a GPU; found CPU devices"):
+@pytest.mark.parametrize(
+    "asked, here, message",
+    [
+        ("cudnn", "cpu", "needs NVIDIA GPUs; the devices here are CPUs: must be reference, blockwise or auto"),
+        ("cudnn", "rocm", "needs NVIDIA GPUs; the devices here are AMD GPUs: must be reference, blockwise or auto"),
+        ("splash", "cuda", "needs TPUs; the devices here are NVIDIA GPUs: must be reference, blockwise, cudnn or auto"),
+    ],
+)
+def test_a_kernel_without_its_device_is_refused(asked, here, message, monkeypatch):
+    monkeypatch.setattr(devices, "platform", lambda _: here)
+    config = configs.load("configs/tiny.py", {"model.attention": asked}).model
+    with pytest.raises(UserError, match=rf"^model.attention: found '{asked}', which {message}$"):
         MiniGPT(config, 257, rngs=nnx.Rngs(0))

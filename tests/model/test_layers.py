@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt import config as configs
-from mini_gpt.model.layers import Linear
+from mini_gpt.model.layers import Linear, make_norm
 
 
 @pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
@@ -34,3 +34,15 @@ def test_a_bfloat16_product_and_its_gradients_are_those_of_exact_sums(tokens, d_
     near(dx, exact_dy @ kernel.T, 2**-8)
     near(d_weights["kernel"][...], exact_x.T @ exact_dy, 1e-5)
     near(d_weights["bias"][...], exact_dy.sum(0), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_norms_read_the_stream_unrounded_under_bfloat16(name):
+    """Around 300 bfloat16 has steps of 2, more than what LayerNorm is to tell apart."""
+    config = configs.load("configs/default.py", {"model.norm": name, "model.dtype": "bfloat16"}).model
+    x = np.random.default_rng(0).normal(300, 1, (8, config.d_model)).astype(np.float32)
+    exact = np.asarray(x, np.float64)
+    if name == "layernorm":
+        exact = exact - exact.mean(-1, keepdims=True)
+    wanted = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(make_norm(config, rngs=nnx.Rngs(0))(x), wanted, atol=2e-4)

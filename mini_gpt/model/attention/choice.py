@@ -5,31 +5,37 @@ import logging
 
 import jax
 
+from mini_gpt import devices
 from mini_gpt.errors import UserError
 from mini_gpt.model.attention.masks import Mask
 
-PLATFORMS = {"cudnn": "gpu", "splash": "tpu"}  # the others run on any
-BLOCKWISE_FROM = {"cpu": 128, "gpu": 4096, "tpu": 4096}  # tokens; that of CPUs is measured: docs/performance.md
+FUSED = {"cuda": "cudnn", "tpu": "splash"}  # the other implementations run on any device
+DEVICES = {"cuda": "NVIDIA GPUs", "rocm": "AMD GPUs", "tpu": "TPUs", "cpu": "CPUs"}
+BLOCKWISE_FROM = {"cpu": 128}  # tokens, measured: docs/performance.md
+BLOCKWISE_FROM_ELSEWHERE = 4096  # not measured
 
 log = logging.getLogger(__name__)
 
 
 def check(asked: str) -> None:
     """Raises UserError where the implementation that is asked for needs another kind of device."""
-    here, needed = jax.default_backend(), PLATFORMS.get(asked)
-    if needed not in (None, here):
+    here = devices.platform(jax.devices()[0])
+    needed = next((platform for platform, name in FUSED.items() if name == asked), here)
+    if needed != here:
+        possible = [name for name in ("reference", "blockwise", FUSED.get(here)) if name]
         raise UserError(
-            f"model.attention: found {asked!r}, which needs a {needed.upper()}; found {here.upper()} devices: "
-            "must be reference, blockwise or auto"
+            f"model.attention: found {asked!r}, which needs {DEVICES[needed]}; the devices here are {DEVICES[here]}: "
+            f"must be {', '.join(possible)} or auto"
         )
 
 
 def choose(asked: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout: bool) -> str:
     """Gives the name of an implementation; logs, once, why it is not the one asked for."""
-    platform, length = jax.default_backend(), q_BLHK.shape[1]
-    general = "blockwise" if length >= BLOCKWISE_FROM[platform] and not dropout else "reference"
+    platform, length = devices.platform(jax.devices()[0]), q_BLHK.shape[1]
+    long = length >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
+    general = "blockwise" if long and not dropout else "reference"
     if asked == "auto":
-        fused = next((name for name, needed in PLATFORMS.items() if needed == platform), None)
+        fused = FUSED.get(platform)
         return fused if fused and not obstacle(fused, q_BLHK, mask, biased=biased, dropout=dropout) else general
     reason = obstacle(asked, q_BLHK, mask, biased=biased, dropout=dropout)
     if reason:
@@ -56,6 +62,8 @@ def obstacle(name: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout:
             return "isolated documents"
         if mask.window is not None and not mask.causal:
             return "windows to both sides"
+        if length % 2:
+            return f"length {length}, only even ones"
         if width % 8 or width > 128:
             return f"heads {width} wide, only multiples of 8 up to 128"
     if name == "splash":
