@@ -44,8 +44,11 @@ PEAK_PRODUCT = 4096  # rows and columns of the matrices by which a peak that is 
 PEAKS = {
     "A100": 312e12,
     "H100": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H200": 989e12,
     "B200": 2250e12,
+    "GB200": 2500e12,
     "L40S": 362e12,
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
@@ -107,6 +110,7 @@ class Bench:
     def report(self, seconds: list[float], waiting_share: float) -> dict:
         """Gives the JSON object of a run."""
         config, device = self.config, jax.devices()[0]
+        memory = peak_memory()  # before a peak is measured, which takes some
         median, tokens = statistics.median(seconds), config.train.batch_size * config.context_length
         peak, peak_source = peak_flops(compute_dtype(config.model.dtype))
         flops = flops_per_token(config, self.parameters)
@@ -121,7 +125,7 @@ class Bench:
             "peak_source": peak_source,
             "compile_seconds": dict(zip(("cold", "cached"), self.compile_seconds, strict=True)),
             "temporary_bytes": self.compiled.memory_analysis().temp_size_in_bytes,
-            "peak_memory_bytes": peak_memory(),
+            "peak_memory_bytes": memory,
             "waiting_for_data_share": waiting_share,
             "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(self.parameters),
@@ -149,7 +153,7 @@ def peak_flops(dtype: jnp.dtype) -> tuple[float, str]:
     """Gives the FLOP/s that a device is held to have, and where the figure is from; what is measured is in `dtype`."""
     kind = jax.devices()[0].device_kind
     for name in sorted(PEAKS, key=len, reverse=True):
-        if name in kind:
+        if re.search(rf"\b{name}\b", kind):
             return PEAKS[name], f"data sheet of {name}, dense bfloat16"
     n = PEAK_PRODUCT
     product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=jnp.float32))

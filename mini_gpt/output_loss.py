@@ -55,8 +55,8 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)
             return jax.tree.map(jnp.add, carry, sums), _product(d_logits_TV, table_VD, (1, 0)).astype(x_TD.dtype)
 
         zero = jnp.float32(0), jnp.float32(0), jnp.zeros(table_VD.shape, jnp.float32)
-        sums, d_x_CTD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(classes_V))
-        return jax.lax.psum(sums, rows[0]), d_x_CTD.reshape(x_BLD.shape)
+        sums, d_x_TD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(classes_V))
+        return jax.lax.psum(sums, rows[0]), d_x_TD.reshape(x_BLD.shape)
 
     rows, whole = sharding.batch_sharding(mesh).spec, PartitionSpec()
     local = jax.shard_map(
@@ -98,9 +98,15 @@ def _product(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Arr
 
 
 def _scan(function, carry, arrays_BL, classes: int):
-    """Scans over as few equal chunks of the B·L tokens as LIMIT allows; without a loop where one will do."""
+    """Scans over as few equal chunks of the B·L tokens as LIMIT allows, filled up with zeros, which have no weight;
+    without a loop where one will do."""
     tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
-    least = -(-4 * tokens * classes // LIMIT)
-    chunks = next(count for count in range(least, tokens + 1) if tokens % count == 0)
-    chunks_CT = jax.tree.map(lambda array: array.reshape(chunks, -1, *array.shape[2:]), arrays_BL)
-    return jax.lax.scan(function, carry, chunks_CT, unroll=chunks == 1)
+    size = -(-tokens // -(-4 * tokens * classes // LIMIT))
+
+    def cut(array_BL: jax.Array) -> jax.Array:
+        rest = array_BL.shape[2:]
+        padding = [(0, -tokens % size)] + [(0, 0)] * len(rest)
+        return jnp.pad(array_BL.reshape(tokens, *rest), padding).reshape(-1, size, *rest)
+
+    carry, outputs_CT = jax.lax.scan(function, carry, tuple(map(cut, arrays_BL)), unroll=size == tokens)
+    return carry, outputs_CT.reshape(-1, *outputs_CT.shape[2:])[:tokens]

@@ -33,6 +33,8 @@ def relayout(workdir: Path, to: Path) -> None:
     like, changed_like = (states.abstract(c, vocab_size, make_optimizer(c), mesh)[1] for c in (config, changed))
     with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)) as source:
         losses = source.losses()
+        if not losses:
+            raise UserError(f"--workdir: {workdir} has no checkpoint yet; train it first")
         shutil.copytree(workdir, to, ignore=shutil.ignore_patterns(workdirs.CHECKPOINTS, workdirs.CONFIG))
         with contextlib.closing(Checkpoints(to / workdirs.CHECKPOINTS, keep=len(losses))) as target:
             for step, loss in losses.items():

@@ -1,6 +1,7 @@
 """The bench measures the step that trains, and counts as its docstrings say."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,9 @@ def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
     assert trained.step == 9 == measured.state.step  # one before; six intervals have seven ends, and a step after each
     assert_same_bits(measured.state, trained)
     measured.run(3)  # past the end of the run's batches
+    took_memory = []
+    monkeypatch.setattr(bench, "peak_flops", lambda *args, real=bench.peak_flops: took_memory.append(1) or real(*args))
+    monkeypatch.setattr(bench, "peak_memory", lambda real=bench.peak_memory: 0 if took_memory else real())
     report = json.loads(json.dumps(measured.report([0.3, 0.1, 0.2, 0.2, 0.2], 0.01)))
     tokens = config.train.batch_size * config.context_length
     assert report["milliseconds_per_step"] == {"median": 200.0, "quartiles": [200.0, 200.0]}
@@ -45,12 +49,26 @@ def test_flops_are_those_of_palm(tied):
     assert bench.flops_per_token(config, parameters) == 6 * (products + rest) + attention
 
 
-def test_the_peak_is_that_of_the_longest_name_that_fits(monkeypatch):
-    class Device:
-        device_kind = "TPU v5 lite"
+@pytest.mark.parametrize(
+    "kind, name, peak",
+    [
+        ("TPU v5 lite", "TPU v5 lite", 197e12),
+        ("NVIDIA H100 80GB HBM3", "H100", 989e12),
+        ("NVIDIA H100 PCIe", "H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "A100", 312e12),
+    ],
+)
+def test_the_peak_is_that_of_the_longest_name_that_fits(kind, name, peak, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+    assert bench.peak_flops(jnp.dtype("bfloat16")) == (peak, f"data sheet of {name}, dense bfloat16")
 
-    monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert bench.peak_flops(jnp.dtype("bfloat16")) == (197e12, "data sheet of TPU v5 lite, dense bfloat16")
+
+@pytest.mark.parametrize("kind", ["NVIDIA RTX A1000", "cpu"])
+def test_the_peak_of_a_device_that_is_in_no_table_is_measured(kind, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+    monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
+    peak, source = bench.peak_flops(jnp.dtype("float32"))
+    assert 0 < peak < 1e15 and source == "measured: float32 product of 256 × 256 matrices, the best of 5"
 
 
 def test_a_comparison_takes_turns(small, monkeypatch):

@@ -48,7 +48,7 @@ def test_the_loss_in_chunks_and_its_gradient_are_the_plain_ones(arrays, monkeypa
 
 
 def test_every_token_counts_whatever_the_length(arrays, monkeypatch):
-    """47 tokens are divided by 1 and 47 alone: where 5 chunks would do, there are 47."""
+    """47 tokens are divided by 1 and 47 alone; 5 chunks of 10 do, the last filled up."""
     x_BLD, table_VD, targets_BL, weights_BL = arrays
     cut = (
         x_BLD.reshape(1, -1, D)[:, :47],
@@ -57,8 +57,15 @@ def test_every_token_counts_whatever_the_length(arrays, monkeypatch):
         weights_BL.reshape(1, -1)[:, :47],
     )
     monkeypatch.setattr(output_loss, "LIMIT", 4 * 10 * V)
-    found = output_loss.loss_sums(*cut, 0.0, sharding.make_mesh(MeshConfig(1, 1, 1)))
-    np.testing.assert_allclose(found, plain(*cut, 0.0), rtol=2e-5)
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1))
+    chunked = lambda *arrays: output_loss.loss_sums(*arrays, 0.1, mesh)
+    assert "f32[10,11]" in str(jax.make_jaxpr(chunked)(*cut)) and "length=5" in str(jax.make_jaxpr(chunked)(*cut))
+    for function in (lambda f: f, lambda f: jax.grad(lambda *arrays: f(*arrays)[0], (0, 1))):
+        found, wanted = function(chunked)(*cut), function(lambda *arrays: plain(*arrays, 0.1))(*cut)
+        for left, right in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-6)
+    nll_BL = output_loss.token_nll(*cut[:3], mesh)
+    np.testing.assert_allclose(nll_BL, losses.nll(jnp.einsum("bld,vd->blv", cut[0], table_VD), cut[2]), rtol=2e-5)
 
 
 def test_products_in_bfloat16_give_gradients_near_those_of_float32(arrays):

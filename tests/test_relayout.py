@@ -14,6 +14,7 @@ from mini_gpt.training import state as states
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.origin import Origin
 from tests.test_commands import type_in
+from tests.training.interruption import PowerCut, cut_after
 
 FIELDS = {"model__num_layers": 2, "optimizer__name": "muon", "eval__every": 2, "checkpoint__every": 2}
 
@@ -46,3 +47,11 @@ def test_a_run_is_read_in_either_layout_and_goes_on_in_the_other(small, tmp_path
         np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
     steps = [[json.loads(row)["step"] for row in (d / "metrics.jsonl").open()] for d in (plain, looped)]
     assert steps[0] == steps[1] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_without_a_checkpoint_is_refused(small, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        cut_after(patch, 1)
+        loop.train(small(**FIELDS), tmp_path / "begun", conclude=False)
+    said = type_in(monkeypatch, "mini_gpt.relayout", f"--workdir={tmp_path / 'begun'}", f"--to={tmp_path / 'to'}")
+    assert "has no checkpoint yet" in said and not (tmp_path / "to").exists()
