@@ -37,7 +37,7 @@ GIGA = 1e9
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes a device. Of these, `held_*` lie in its memory, `sent_*` leave it in one optimiser step.
+    """Bytes a device. Of these, `held_*` lie in its memory, `sent_*` leave it in a step of one part.
 
     activations, maps and sent_activations are of one sequence for each of the data × fsdp devices.
     """
@@ -103,7 +103,8 @@ def _activations(config: Config, tensor: int) -> float:
     m = config.model
     divided = 2 * m.d_model + 2 * m.num_kv_heads * m.head_width + HIDDEN[m.activation] * m.d_ff
     norm = m.d_model * (STREAM_BYTES + ACTIVATION_BYTES)  # what one takes and gives is whole
-    return m.num_layers * (2 * norm + divided / tensor * ACTIVATION_BYTES) + norm
+    last = norm if m.norm_placement == "pre" else 0
+    return m.num_layers * (2 * norm + divided / tensor * ACTIVATION_BYTES) + last
 
 
 def parameter_table(like: TrainState) -> str:

@@ -63,6 +63,11 @@ def test_the_sums_of_a_model_small_enough_to_do_them_by_hand():
     # A token, in halves of float32: six of the width at the norms; q, k, v, attended; four hidden; the final norm.
     assert alone.activations == 8 * 2 * (6 * 4 + 4 * 4 + 4 * 8 + 3 * 4)
     assert alone.maps == 2 * 8 * 8 * (4 + 4 + 2)
+    after = configs.override(config, {"model.norm_placement": "post"})
+    assert (
+        scaling.cost(after, scaling.abstract_state(after), MeshConfig(1, 1, 1)).activations
+        == alone.activations - 8 * 2 * 3 * 4
+    )
     four = scaling.cost(config, like, MeshConfig(4, 1, 1))
     assert four.parameters == alone.parameters and four.sent_gradients == 2 * 3 / 4 * alone.parameters
     four = scaling.cost(config, like, MeshConfig(1, 4, 1))
