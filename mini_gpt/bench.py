@@ -75,14 +75,13 @@ class Bench:
         passes = lambda: (batches.iterate(run.train_batches, 0) for _ in itertools.count())  # a run may be shorter
         self.batches = sharding.put_ahead(itertools.chain.from_iterable(passes()), mesh)
         self.state = run.first_state()
-        batch = next(self.batches)
         self.compile_seconds = []
         for _ in ("cold", "cached"):
             jax.clear_caches()
             begin = time.perf_counter()
-            self.compiled = run.train_step().lower(self.state, batch).compile()
+            self.compiled = run.compiled_step()
             self.compile_seconds.append(time.perf_counter() - begin)
-        self.state, metrics = self.compiled(self.state, batch)
+        self.state, metrics = self.compiled(self.state, next(self.batches))
         jax.block_until_ready(metrics)
         self.first_step_done = time.time()
         loaded = 1 + LOADED_TOKENS // (config.train.batch_size * config.context_length)

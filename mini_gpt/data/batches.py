@@ -15,6 +15,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.schema import Config
 
 Batch = dict[str, np.ndarray]
+DTYPES = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}  # of a batch
 
 
 class TrainBatches:

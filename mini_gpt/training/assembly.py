@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import optax
 from flax import nnx
 from jax.sharding import Mesh
@@ -33,10 +34,14 @@ class Assembly(NamedTuple):
     def first_state(self) -> TrainState:
         return states.create(self.config, self.vocab_size, self.optimizer, self.like)
 
-    def train_step(self) -> TrainStep:
-        return make_train_step(
+    def compiled_step(self) -> TrainStep:
+        """Compiles the training step; no state is needed, so that one may be drawn or read meanwhile."""
+        train_step = make_train_step(
             self.definition, self.optimizer, self.config, self.like, isolate_at=self.evaluator.isolate_at
         )
+        shape, place = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
+        batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=place) for name, dtype in batches.DTYPES.items()}
+        return train_step.lower(self.like, batch).compile()
 
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -25,7 +26,7 @@ from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.evaluators import Evaluator
 from mini_gpt.training.reporting import Reporter, Silent
 from mini_gpt.training.state import TrainState
-from mini_gpt.training.step import Metrics
+from mini_gpt.training.step import Metrics, TrainStep
 
 CONCLUDING_TOKENS = 200  # of the sample at the end
 
@@ -56,12 +57,16 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         origins.record(workdir, origin)
         workdirs.claim(workdir, config, corpus, tokenizer)
 
-    with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints:
+    with (
+        contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
+        ThreadPoolExecutor(1) as beside,
+    ):
         start = checkpoints.latest() or 0
         if start > config.train.steps:
             raise UserError(f"train.steps: found {config.train.steps}; the run in {workdir} is at step {start} already")
+        done = start == config.train.steps
+        train_step = None if done else beside.submit(run.compiled_step)
         if start:
-            done = start == config.train.steps
             log.info(f"{workdir} is at step {start}: " + ("nothing left to train" if done else "going on from there"))
             state = checkpoints.restore(start, run.like)
         else:
@@ -72,7 +77,8 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         report = Reporter if processes.is_first() else Silent
         with contextlib.closing(report(workdir, start=start, steps=config.train.steps)) as reporter:
             try:
-                state = _run_steps(run, state, start, reporter, checkpoints)
+                if not done:
+                    state = _run_steps(run, train_step.result(), state, start, reporter, checkpoints)
             except KeyboardInterrupt:
                 last = checkpoints.latest()
                 log.info("interrupted; the same command " + (f"goes on from step {last}" if last else "begins anew"))
@@ -83,19 +89,24 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
 
 
 def _run_steps(
-    run: Assembly, state: TrainState, start: int, reporter: Reporter | Silent, checkpoints: Checkpoints
+    run: Assembly,
+    train_step: TrainStep,
+    state: TrainState,
+    start: int,
+    reporter: Reporter | Silent,
+    checkpoints: Checkpoints,
 ) -> TrainState:
-    config, evaluator, train_step = run.config, run.evaluator, run.train_step()
+    config, evaluator = run.config, run.evaluator
     clock = _Clock(config.train.batch_size * config.context_length, start)
     best = checkpoints.best_loss()
     pending: tuple[int, Metrics] | None = None  # left on the device until the step after it is under way
     steps = range(start + 1, config.train.steps + 1)
-    prepared = sharding.put_ahead(batches.iterate(run.train_batches, start) if steps else (), run.mesh)
+    prepared = sharding.put_ahead(batches.iterate(run.train_batches, start), run.mesh)
     for step, batch in zip(steps, prepared, strict=False):
         state, metrics = train_step(state, batch)
         if step == start + 1:
             jax.block_until_ready(metrics)
-            clock.restart(step)  # what came before was compilation
+            clock.restart(step)  # the first takes longer
         if pending is not None:
             reporter.scalars(pending[0], clock.row(*pending))
             pending = None

@@ -88,8 +88,8 @@ def test_the_speed_is_that_of_the_device_however_far_the_program_runs_ahead(smal
         def __getitem__(self, name):
             return SimpleNamespace(is_ready=lambda: now >= done[self.step])
 
-    def make_train_step(*args, **options):
-        step = make(*args, **options)
+    def compiled_step(run):
+        step = make(run)
 
         def started(state, batch):
             nonlocal now
@@ -113,8 +113,8 @@ def test_the_speed_is_that_of_the_device_however_far_the_program_runs_ahead(smal
         now += 60
         return scalars_of(evaluator, state)
 
-    make, scalars_of = assembly.make_train_step, assembly.TextEvaluator.scalars
-    monkeypatch.setattr(assembly, "make_train_step", make_train_step)
+    make, scalars_of = assembly.Assembly.compiled_step, assembly.TextEvaluator.scalars
+    monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
     monkeypatch.setattr(assembly.TextEvaluator, "scalars", scalars)
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(loop, "jax", SimpleNamespace(device_get=wait, block_until_ready=wait))
