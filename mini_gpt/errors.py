@@ -4,12 +4,19 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 waits_for_others = False  # a process of several, which would wait at its end for those that have not failed
 
 
 class UserError(Exception):
     """What the user can put right; the message names the field or file, what was found, and what would be right."""
+
+
+def require(condition: bool, field: str, found: Any, right: str) -> None:
+    """Raises UserError, "FIELD: found FOUND; RIGHT", unless the condition holds."""
+    if not condition:
+        raise UserError(f"{field}: found {found!r}; {right}")
 
 
 def run(main: Callable[[], None]) -> None:

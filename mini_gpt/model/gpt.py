@@ -18,7 +18,7 @@ from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Record, residual_std
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
 from mini_gpt.model.positions import Position
-from mini_gpt.schema import ModelConfig
+from mini_gpt.model_schema import ModelConfig
 
 # What a block keeps for its gradient; all else is computed again. Products of weights are what is dear to compute.
 SAVED = {

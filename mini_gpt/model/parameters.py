@@ -15,7 +15,7 @@ from mini_gpt import config as configs
 from mini_gpt import errors
 from mini_gpt.errors import UserError
 from mini_gpt.model.gpt import MiniGPT
-from mini_gpt.schema import ModelConfig
+from mini_gpt.model_schema import ModelConfig
 
 Parameters = dict[str, Any]
 

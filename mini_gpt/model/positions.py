@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.model.layers import INIT_STD
-from mini_gpt.schema import ModelConfig, RopeConfig
+from mini_gpt.model_schema import ModelConfig, RopeConfig
 
 
 class Position(nnx.Module):

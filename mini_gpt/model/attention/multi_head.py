@@ -11,7 +11,7 @@ from mini_gpt.model.attention import blockwise, choice, cudnn, reference, splash
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.layers import INIT_STD, Linear
 from mini_gpt.model.positions import Position
-from mini_gpt.schema import ModelConfig
+from mini_gpt.model_schema import ModelConfig
 
 Record = Callable[[reference.AttentionMaps], None]
 
