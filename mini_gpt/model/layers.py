@@ -38,11 +38,12 @@ def _cpu_product(x_TD: jax.Array, kernel_DF: jax.Array) -> jax.Array:
 
 
 def _cpu_product_forward(x_TD, kernel_DF):
-    return _cpu_product(x_TD, kernel_DF), (x_TD, kernel_DF)
+    # As bits: what a loop over layers keeps in bfloat16, XLA turns into float32 and back on CPUs.
+    return _cpu_product(x_TD, kernel_DF), (jax.lax.bitcast_convert_type(x_TD, jnp.uint16), kernel_DF)
 
 
 def _cpu_product_backward(saved, dy_TF):
-    x_TD, kernel_DF = saved
+    x_TD, kernel_DF = jax.lax.bitcast_convert_type(saved[0], jnp.bfloat16), saved[1]
     dy_TF = dy_TF.astype(x_TD.dtype)
     # A loop of one pass, which XLA cannot know: a transposition that it sees it makes a slow product's own business.
     passes = 1 + (x_TD[0, 0] > jnp.inf).astype(jnp.int32)
