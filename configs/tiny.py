@@ -2,8 +2,9 @@
 
     python train.py --config=configs/tiny.py
 
-Two CPU cores (AMD EPYC with AVX-512), Python 3.11: 165 s, of which 25 s are start, evaluations and samples; 0.9 GB of
-memory; 2.037 bits a byte on the whole validation split (312,915 tokens in blocks of 128). One seed.
+Two CPU cores (AMD EPYC with AVX-512 and its bfloat16), Python 3.11: two to three minutes with the installation, 0.9 GB of
+memory; 2.043 bits a byte on the whole validation split (312,915 tokens in blocks of 128), 2.037 with
+--config.model.dtype=float32. One seed.
 """
 
 from ml_collections import ConfigDict
