@@ -3,9 +3,9 @@
     python train.py --config=configs/shakespeare_char_cpu.py
     python train.py --config=configs/shakespeare_char_cpu.py --config.data.path=FILE    (where there is no network)
 
-Two CPU cores (AMD EPYC with AVX-512), Python 3.11: one to two minutes. On the whole validation split (111,538 characters
-in blocks of 64), three seeds, --config.model.dtype=float32: 1.902 ± 0.001 nats a character; 1.777 ± 0.012 with
---config.model.position=rope. The checkpoint of nanoGPT itself scores 1.898.
+Two CPU cores (AMD EPYC with AVX-512), Python 3.11: one to two minutes. On the whole validation split (111,538
+characters in blocks of 64), three seeds, --config.model.dtype=float32: 1.902 ± 0.001 nats a character; 1.777 ± 0.012
+with --config.model.position=rope. The checkpoint of nanoGPT itself scores 1.898.
 """
 
 from ml_collections import ConfigDict

@@ -3,9 +3,9 @@
 python train.py --config=configs/shakespeare_char_fast.py
 python train.py --config=configs/shakespeare_char_fast.py --config.data.path=FILE    (where there is no network)
 
-Two CPU cores (AMD EPYC with AVX-512 and its bfloat16), Python 3.11, nothing compiled before, three seeds: 23.4 to 23.8 s
-from start to end, and 1.860, 1.860, 1.875 nats a character on the whole validation split in blocks of 64; nanoGPT, 74
-to 95 s and 1.897 (docs/performance.md).
+Two CPU cores (AMD EPYC with AVX-512 and its bfloat16), Python 3.11, nothing compiled before, three seeds: 23.4 to
+23.8 s from start to end, and 1.860, 1.860, 1.875 nats a character on the whole validation split in blocks of 64;
+nanoGPT, 80 to 100 s with its import, and 1.897 (docs/performance.md).
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
     python train.py --config=configs/tiny.py
 
-Two CPU cores (AMD EPYC with AVX-512 and its bfloat16), Python 3.11: two to three minutes with the installation, 0.9 GB of
-memory; 2.043 bits a byte on the whole validation split (312,915 tokens in blocks of 128), 2.037 with
+Two CPU cores (AMD EPYC with AVX-512 and its bfloat16), Python 3.11: two to three minutes with the installation, 0.9 GB
+of memory; 2.043 bits a byte on the whole validation split (312,915 tokens in blocks of 128), 2.037 with
 --config.model.dtype=float32. One seed.
 """
 

@@ -95,6 +95,20 @@ def test_eight_devices_equal_one_on_every_mesh(small, mesh, alone):
     assert seen >= set(parts)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-4), ("bfloat16", 2e-2)])
+def test_blockwise_attention_and_bfloat16_products_equal_one_device(small, dtype, tolerance):
+    fields = {"model__attention": "blockwise", "model__position": "t5", "model__dtype": dtype, "model__dropout": 0.0}
+    histories = []
+    for mesh in ((1, 1, 1), (2, 2, 2)):
+        config = small(
+            **SMALL_MODEL | fields, **dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
+        )
+        histories.append(train(config, first_state(config))[1])
+    for alone, together in zip(*histories, strict=True):
+        assert together == pytest.approx(alone, rel=tolerance)
+
+
 def test_a_batch_is_divided_by_rows(small):
     for mesh in ((2, 2, 2), (1, 4, 2)):
         config = on(small, mesh)
