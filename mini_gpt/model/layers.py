@@ -64,12 +64,7 @@ def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMS
     if config.norm == "rmsnorm":
         return nnx.RMSNorm(config.d_model, epsilon=1e-5, dtype=jnp.float32, rngs=rngs)
     return nnx.LayerNorm(
-        config.d_model,
-        epsilon=1e-5,
-        use_bias=config.use_bias,
-        use_fast_variance=False,
-        dtype=jnp.float32,
-        rngs=rngs,
+        config.d_model, epsilon=1e-5, use_bias=config.use_bias, use_fast_variance=False, dtype=jnp.float32, rngs=rngs
     )
 
 
