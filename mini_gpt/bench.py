@@ -237,7 +237,7 @@ def main() -> None:
             result = measure(flags.config, overrides, flags.steps)
         else:
             result = compare(flags.compare, overrides, flags.steps)
-    print(json.dumps(result))
+    print(json.dumps(result, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def make_mesh(config: MeshConfig) -> Mesh:
     if data * inner != len(here):
         raise UserError(
             f"mesh: found data × fsdp × tensor = {config.data} × {config.fsdp} × {config.tensor}, and the devices here "
-            f"are {len(here)}; the product must be that number (data=-1 takes what is left); CUDA_VISIBLE_DEVICES=0,1 "
-            "shows a run fewer GPUs"
+            f"are {len(here)}; the product must be that number (data=-1 takes what is left)"
+            + ("; CUDA_VISIBLE_DEVICES=0,1 shows a run fewer GPUs" if devices.platform(here[0]) == "cuda" else "")
         )
     shape = (data, config.fsdp, config.tensor)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=here)

@@ -142,6 +142,8 @@ def _text(pattern: str) -> Corpus:
 
 
 def _catalogue(name: str, data_dir: str | None) -> Corpus:
+    if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):
+        raise UserError(f"data.path: {data_dir} not found; give the directory of TFDS data sets, or None for its own")
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")

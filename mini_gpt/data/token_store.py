@@ -52,7 +52,7 @@ def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.T
     """Opens the store of this corpus, split and tokenizer; builds it first where it is missing. Raises UserError."""
     kind = corpora.split_kind(corpus, data)
     if kind != data.split:
-        few = f"{corpus.num_documents} documents, fewer than {corpora.FEWEST_DOCUMENTS}"
+        few = f"fewer than {corpora.FEWEST_DOCUMENTS} documents ({corpus.num_documents})"
         log.info("%s has %s: split by place (contiguous), not by document", corpus.name, few)
     key = (FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer))
     target = files.cache_directory(data.cache_dir) / "tokens" / hashlib.sha256(repr(key).encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.model import positions
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Record, residual_std
-from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
+from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, computed_again, dropout, make_norm
 from mini_gpt.model.positions import Position
 from mini_gpt.model_schema import ModelConfig
 
@@ -25,7 +25,7 @@ SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
-ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu, "swiglu": jax.nn.silu}
+ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu, "swiglu": lambda gate, up: jax.nn.silu(gate) * up}
 
 
 class Mlp(nnx.Module):
@@ -41,10 +41,9 @@ class Mlp(nnx.Module):
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         activate = ACTIVATIONS[self.config.activation]
         if self.config.scan_layers:  # a loop writes out all that a gradient needs: five arrays of gelu, or its input
-            activate = jax.checkpoint(activate, prevent_cse=False)
-        if self.config.activation == "swiglu":
-            return self.down(activate(self.gate(x_BLD)) * self.up(x_BLD))
-        return self.down(activate(self.up(x_BLD)))
+            activate = computed_again(activate)
+        gate = [self.gate(x_BLD)] if self.config.activation == "swiglu" else []
+        return self.down(activate(*gate, self.up(x_BLD)))
 
 
 class Block(nnx.Module):

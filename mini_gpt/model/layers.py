@@ -1,5 +1,7 @@
 """The few layers that attention and the blocks share."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -38,12 +40,11 @@ def _cpu_product(x_TD: jax.Array, kernel_DF: jax.Array) -> jax.Array:
 
 
 def _cpu_product_forward(x_TD, kernel_DF):
-    # As bits: what a loop over layers keeps in bfloat16, XLA turns into float32 and back on CPUs.
-    return _cpu_product(x_TD, kernel_DF), (jax.lax.bitcast_convert_type(x_TD, jnp.uint16), kernel_DF)
+    return _cpu_product(x_TD, kernel_DF), (_as_bits(x_TD), kernel_DF)
 
 
 def _cpu_product_backward(saved, dy_TF):
-    x_TD, kernel_DF = jax.lax.bitcast_convert_type(saved[0], jnp.bfloat16), saved[1]
+    x_TD, kernel_DF = _from_bits(saved[0]), saved[1]
     dy_TF = dy_TF.astype(x_TD.dtype)
     # A loop of one pass, which XLA cannot know: a transposition that it sees it makes a slow product's own business.
     passes = 1 + (x_TD[0, 0] > jnp.inf).astype(jnp.int32)
@@ -57,6 +58,29 @@ _cpu_product.defvjp(_cpu_product_forward, _cpu_product_backward)
 
 def _rows_product(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
     return jax.lax.dot_general(a, b, (((1,), (contracted,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def computed_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Gives `function` of arrays, of which a gradient keeps what it is given alone, and computes it again."""
+    again = jax.custom_vjp(lambda *arrays: function(*arrays))
+
+    def forward(*arrays):
+        return function(*arrays), tuple(map(_as_bits, arrays))
+
+    def backward(saved, d_result):
+        return jax.vjp(function, *map(_from_bits, saved))[1](d_result)
+
+    again.defvjp(forward, backward)
+    return again
+
+
+def _as_bits(x: jax.Array) -> jax.Array:
+    """Gives bfloat16 as uint16: what a loop over layers keeps in bfloat16, XLA turns to float32 and back on CPUs."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _from_bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
 def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:

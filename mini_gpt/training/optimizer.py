@@ -28,8 +28,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         "inverse_sqrt": lambda: lambda count: peak * jnp.sqrt(warmup / (count + warmup)),
         "cosine": lambda: optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction),
         "wsd": lambda: optax.join_schedules(
-            [optax.constant_schedule(peak), optax.linear_schedule(peak, last, max(1, steps - warmup - stable))],
-            [stable],
+            [optax.constant_schedule(peak), _down(peak, last, max(1, steps - warmup - stable))], [stable]
         ),
         "constant": lambda: optax.constant_schedule(peak),
     }[config.schedule]()
@@ -37,6 +36,12 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         return lambda count: after_warmup(count + 1)
     joined = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after_warmup], [warmup])
     return lambda count: joined(count + 1)
+
+
+def _down(peak: float, last: float, steps: int) -> optax.Schedule:
+    """Gives a line from `peak` to `last`, which rounding takes no lower."""
+    line = optax.linear_schedule(peak, last, steps)
+    return lambda count: jnp.maximum(line(count), last)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:

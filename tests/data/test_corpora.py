@@ -74,7 +74,7 @@ def test_few_documents_are_split_by_place_and_it_is_said(small, tmp_path, caplog
     assert corpora.split_kind(corpus, data) == "contiguous"
     with caplog.at_level("INFO", logger="mini_gpt"):
         token_store.open_store(corpus, data, tokenizers.ByteTokenizer())
-    assert caplog.text.count("1 documents, fewer than 100: split by place") == 1
+    assert caplog.text.count("fewer than 100 documents (1): split by place") == 1
 
 
 def make_library(root):
@@ -154,6 +154,11 @@ def test_no_network_where_a_download_is_needed_ends_in_one_line(small, corpus, m
     with pytest.raises(UserError, match=r"must be downloaded from \S+, which can't be reached.*data\.path") as raised:
         corpora.open_corpus(small(data__corpus=corpus, data__path=path).data)
     assert "\n" not in str(raised.value)
+
+
+def test_a_directory_of_data_sets_that_is_not_there_is_named(small, tmp_path):
+    with pytest.raises(UserError, match=r"^data\.path: \S+/absent not found; give the directory of TFDS data sets"):
+        corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=str(tmp_path / "absent")).data)
 
 
 @pytest.fixture

@@ -206,8 +206,12 @@ def test_C3_each_rate_acts_alone(rate):
     )
 
 
-def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_gives_its_numbers():
+@pytest.mark.parametrize("activation, dtype, tolerance", [("gelu", "float32", 1e-4), ("swiglu", "bfloat16", 0.02)])
+def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_gives_its_numbers(
+    activation, dtype, tolerance
+):
     fields = {"position": ("rope", "t5"), "num_layers": 4, "dropout": 0.3, "tie_embeddings": False}
+    fields |= {"activation": activation, "dtype": dtype}
     definitions, first = [], []
     for scan in (False, True):
         overrides = {f"model.{name}": value for name, value in (fields | {"scan_layers": scan}).items()}
@@ -216,7 +220,7 @@ def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_g
         definitions.append(parameters.abstract(config.model, VOCAB)[0])
         first.append(jax.jit(lambda make=make: parameters.split(make())[1])())
     with_layers = jax.jit(parameters.with_layers, static_argnames="stacked")
-    assert first[1]["blocks"]["mlp"]["up"]["kernel"].shape == (4, 16, 64)
+    assert first[1]["blocks"]["mlp"]["up"]["kernel"].shape[:2] == (4, 16)
     jax.tree.map(np.testing.assert_array_equal, with_layers(first[1], stacked=False), first[0])
     jax.tree.map(np.testing.assert_array_equal, with_layers(first[0], stacked=True), first[1])
 
@@ -235,7 +239,7 @@ def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_g
         watched(definition, with_layers(drawn, stacked=stacked))
         for definition, stacked in zip(definitions, (False, True), strict=True)
     )
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max())
     jax.tree.map(close, with_layers(looped, stacked=False), unrolled)
     assert len(maps) == 4
     jax.tree.map(close, maps_of_loop, maps)
