@@ -57,14 +57,6 @@ def test_C4_without_warm_up_the_first_step_is_at_the_peak(schedule):
     assert rates(schedule, warmup_steps=0)[0] == pytest.approx(PEAK, rel=1e-3)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
-@pytest.mark.parametrize("steps", [30, 50, 77])
-def test_C4_a_rate_that_falls_to_nothing_falls_no_further(schedule, steps):
-    fields = {"optimizer.schedule": schedule, "optimizer.final_fraction": 0.0, "optimizer.warmup_steps": 5}
-    schedule = jax.jit(make_schedule(configs.load("configs/default.py", fields).optimizer, steps))
-    assert 0 <= float(schedule(steps - 1)) < 1e-9
-
-
 @pytest.mark.parametrize("schedule", FORMULAS)
 @pytest.mark.parametrize("warmup", [STEPS, STEPS + 1, 3 * STEPS])
 def test_C4_a_run_shorter_than_its_warm_up_ends_in_it(schedule, warmup):
