@@ -8,7 +8,6 @@ import ast
 import dataclasses
 import difflib
 import importlib.util
-import json
 import math
 import types
 import typing
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from mini_gpt import files
 from mini_gpt.errors import UserError
 from mini_gpt.schema import Config
 
@@ -24,6 +24,8 @@ ADDED = {
     "model.attention": "auto",
     "model.remat": "none",
     "model.scan_layers": False,
+    "train.nonfinite": "stop",
+    "train.nonfinite_limit": 10,
     "optimizer.muon": {"adam_learning_rate": None, "momentum": 0.95, "newton_schulz_steps": 5},
 }
 
@@ -86,11 +88,11 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 def read(path: Path) -> Config:
     """Reads a run's config.json, as data. Raises UserError naming the file."""
     try:
-        values = json.loads(path.read_text())
+        values = files.read_sealed(path)
     except FileNotFoundError:
         raise UserError(f"{path}: not found; a run directory holds the config.json of its run") from None
     except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
+        raise UserError(f"{path}: not a run's config ({error})") from None
     for name, value in ADDED.items():
         section, _, field = name.partition(".")
         if isinstance(values, Mapping) and isinstance(values.get(section), Mapping):

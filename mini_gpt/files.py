@@ -1,14 +1,24 @@
 """Where derived files lie, and how a file or a directory gets there whole or not at all."""
 
 import contextlib
+import errno
+import hashlib
+import itertools
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from mini_gpt.errors import UserError
 
+CANT_WRITE = [
+    os.strerror(number)
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+]
+SEAL = "sha256"  # the key under which a JSON object has its own checksum
 LONGEST_NAME = 240  # bytes; file systems take 255, and the programs that write there add to it
 
 
@@ -25,18 +35,19 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
 
     Where another process was faster, its result stands: both made it from the same inputs.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".draft", dir=target.parent))
-    try:
-        yield draft
-        draft.chmod(0o755)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".draft", dir=target.parent))
         try:
-            draft.rename(target)
-        except OSError:
-            if not target.exists():
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+            yield draft
+            draft.chmod(0o755)
+            try:
+                draft.rename(target)
+            except OSError:
+                if not target.exists():
+                    raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def check_name(name: str, way_out: str) -> None:
@@ -48,5 +59,74 @@ def check_name(name: str, way_out: str) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replaces a file's content in one move."""
     draft = path.with_name(path.name + ".draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    with writing(path):
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives a JSON object with a checksum of itself in it."""
+    return dict(body) | {SEAL: _digest(body)}
+
+
+def read_sealed(path: Path, *, must: bool = False) -> dict[str, Any]:
+    """Gives the JSON object that was sealed in a file.
+
+    Raises ValueError where it is another one or none, or, if it must have one, it has no checksum.
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(body, dict):
+        raise ValueError(f"found {str(body)[:40]!r}; must be an object of fields")
+    found = body.pop(SEAL, None)
+    if found != _digest(body) and (found is not None or must):
+        raise ValueError(f"its {SEAL} is another: damaged, or changed by hand, in which case take out that line")
+    return body
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def unused(path: Path) -> Path:
+    """Gives a path that nothing has: the one asked for, or it with the first number that is free."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(free for free in itertools.chain([path], numbered) if not free.exists())
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what a full disk, a read-only one or a missing permission raises in any library into a UserError.
+
+    What has been written whole before stands.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = _cant_write(error)
+        if reason is None:
+            raise
+        raise UserError(
+            f"{path}: can't be written ({reason}); what was saved before is whole: make room, or allow writing, and "
+            "the same command goes on from there"
+        ) from error
+
+
+def _cant_write(error: BaseException | None) -> str | None:
+    while error is not None:
+        for reason in CANT_WRITE:
+            if reason.lower() in str(error).lower():
+                return reason
+        error = error.__cause__ or error.__context__
+    return None

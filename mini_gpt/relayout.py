@@ -32,17 +32,17 @@ def relayout(workdir: Path, to: Path) -> None:
     mesh = sharding.make_reading_mesh(config)
     like, changed_like = (states.abstract(c, vocab_size, make_optimizer(c), mesh)[1] for c in (config, changed))
     with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)) as source:
-        losses = source.losses()
-        if not losses:
+        steps = source.steps()
+        if not steps:
             raise UserError(f"--workdir: {workdir} has no checkpoint yet; train it first")
         shutil.copytree(workdir, to, ignore=shutil.ignore_patterns(workdirs.CHECKPOINTS, workdirs.CONFIG))
-        with contextlib.closing(Checkpoints(to / workdirs.CHECKPOINTS, keep=len(losses))) as target:
-            for step, loss in losses.items():
+        with contextlib.closing(Checkpoints(to / workdirs.CHECKPOINTS, keep=len(steps))) as target:
+            for step in steps:
                 state = parameters.laid_out(source.restore(step, like), changed_like, stacked=stacked)
-                target.save(step, state, loss)
-    settled = json.dumps(configs.to_dict(changed), indent=2) + "\n"
+                target.save(step, state, source.record(step))
+    settled = json.dumps(files.sealed(configs.to_dict(changed)), indent=2) + "\n"
     files.write_text(to / workdirs.CONFIG, settled)  # last: with it the directory is a run's
-    print(f"{to}/ has the run with model.scan_layers={stacked}, steps {', '.join(map(str, losses))}")
+    print(f"{to}/ has the run with model.scan_layers={stacked}, steps {', '.join(map(str, steps))}")
 
 
 def main() -> None:

@@ -171,6 +171,11 @@ def test_another_text_than_the_run_was_trained_on_is_refused(monkeypatch, traine
         (tmp_path / "other" / f"{number}.txt").write_text(f"other text {number} " * 10)
     config["data"]["path"] = f"{tmp_path}/other/*"
     (trained / "config.json").write_text(json.dumps(config))
+    assert "config.json: not a run's config (its sha256 is another: damaged, or changed by hand" in type_in(
+        monkeypatch, "eval.py", f"--workdir={trained}"
+    )
+    del config["sha256"]
+    (trained / "config.json").write_text(json.dumps(config))
     assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
     assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", f"--override=data.path={tmp_path}/other/*") is None
 

@@ -248,13 +248,13 @@ def test_files_that_are_not_there_or_not_json(tmp_path):
     with pytest.raises(UserError, match=r"config\.json: not found"):
         configs.read(tmp_path / "config.json")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config\.json: not JSON"):
+    with pytest.raises(UserError, match=r"config\.json: not a run's config"):
         configs.read(tmp_path / "config.json")
     (tmp_path / "config.json").write_text('{"seed": 3}')
     with pytest.raises(UserError, match=r"config\.json: .*missing"):
         configs.read(tmp_path / "config.json")
     (tmp_path / "config.json").write_text("3")
-    with pytest.raises(UserError, match=r"config\.json: config: found 3; must be a section"):
+    with pytest.raises(UserError, match=r"config\.json: not a run's config .found '3'; must be an object"):
         configs.read(tmp_path / "config.json")
     with pytest.raises(UserError, match=r"found README\.md; must be a Python file"):
         configs.load("README.md")

@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import json
 import logging
+import shutil
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from mini_gpt.data import corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.schema import DataConfig
 
-FORMAT = 1
+FORMAT = 2
+META = "meta.json"
 log = logging.getLogger(__name__)
 
 
@@ -56,11 +59,37 @@ def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.T
         log.info("%s has %s: split by place (contiguous), not by document", corpus.name, few)
     key = (FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer))
     target = files.cache_directory(data.cache_dir) / "tokens" / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    if not (target / "meta.json").exists():
+    if target.exists() and (reason := _damage(target)) is not None:
+        log.warning(f"{target} is damaged ({reason}): it is built again")
+        shutil.rmtree(target)
+    if not target.exists():
         log.info("tokenising %s into %s", corpus.name, target)
         with files.directory_written_whole(target) as draft:
             _build(draft, corpus, data, tokenizer)
-    return TokenStore(target, json.loads((target / "meta.json").read_text()))
+    return TokenStore(target, json.loads((target / META).read_text()))
+
+
+def _damage(directory: Path) -> str | None:
+    """Says what is not as it was built, or None; reads all of it."""
+    try:
+        meta = files.read_sealed(directory / META, must=True)
+        for name, counts in meta["splits"].items():
+            path = directory / f"{name}.tokens"
+            if path.stat().st_size != counts["tokens"] * np.dtype(meta["dtype"]).itemsize:
+                return f"{path.name} has not the size that was written"
+            if _crc32(path) != counts["crc32"]:
+                return f"{path.name} has another checksum than when it was written"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{META} or a split can't be read: {type(error).__name__}"
+    return None
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 24):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> None:
@@ -68,19 +97,21 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
     separator = np.array([tokenizers.separator(tokenizer)], dtype)
     counts = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in corpora.SPLITS}
     with contextlib.ExitStack() as stack:
-        files = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in corpora.SPLITS}
+        parts = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in corpora.SPLITS}
         for split, text in corpora.split_documents(corpus, data):
             count = counts[split]
             if count["documents"]:
-                files[split].write(separator)
+                parts[split].write(separator)
                 count["tokens"] += 1
             tokens = tokenizer.encode(text).astype(dtype)
-            files[split].write(tokens)
+            parts[split].write(tokens)
             count["tokens"] += len(tokens)
             count["documents"] += 1
             count["bytes"] += len(text.encode())
     if not sum(count["tokens"] for count in counts.values()):
         raise UserError(f"data.corpus: {corpus.name} holds no text; give a corpus with documents in it")
+    for name, count in counts.items():
+        count["crc32"] = _crc32(directory / f"{name}.tokens")
     meta = {
         "format": FORMAT,
         "corpus": corpus.name,
@@ -90,4 +121,4 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
         "split_fractions": data.split_fractions,
         "splits": counts,
     }
-    (directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    (directory / META).write_text(json.dumps(files.sealed(meta), indent=2) + "\n")

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -142,32 +143,37 @@ def fit(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
     key = (corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     target = files.cache_directory(data.cache_dir) / "tokenizers" / name
-    if not (target / FILE).exists():
-        documents = corpora.split_documents(corpus, data)
-        if data.tokenizer == "bpe":
-            made = BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
-            if vocab_size(made) < data.vocab_size:
-                log.info("bpe found %d tokens in this text, not data.vocab_size=%d", vocab_size(made), data.vocab_size)
-        else:
-            characters: set[str] = set()
-            for _, text in documents:
-                characters.update(text)
-            made = CharacterTokenizer("".join(sorted(characters)))
-        with files.directory_written_whole(target) as draft:
-            save(made, draft)
+    if target.exists():
+        try:
+            return load(target)
+        except UserError as reason:
+            log.warning(f"{reason}: it is made again")
+            shutil.rmtree(target)
+    documents = corpora.split_documents(corpus, data)
+    if data.tokenizer == "bpe":
+        made = BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
+        if vocab_size(made) < data.vocab_size:
+            log.info("bpe found %d tokens in this text, not data.vocab_size=%d", vocab_size(made), data.vocab_size)
+    else:
+        characters: set[str] = set()
+        for _, text in documents:
+            characters.update(text)
+        made = CharacterTokenizer("".join(sorted(characters)))
+    with files.directory_written_whole(target) as draft:
+        save(made, draft)
     return load(target)
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / FILE).write_text(json.dumps(tokenizer.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8")
+    files.write_text(directory / FILE, json.dumps(files.sealed(tokenizer.to_dict()), ensure_ascii=False) + "\n")
 
 
 def load(directory: Path) -> Tokenizer:
     """Reads a tokenizer as data. Raises UserError naming the file."""
     path = directory / FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = files.read_sealed(path)
         makers = {
             "bytes": lambda: ByteTokenizer(),
             "characters": lambda: CharacterTokenizer(values["characters"]),

@@ -70,7 +70,7 @@ def record(workdir: Path, origin: Origin | None) -> None:
         return
     workdir.mkdir(parents=True, exist_ok=True)
     said = {"workdir": str(origin.workdir.resolve()), "checkpoint_step": origin.step}
-    files.write_text(workdir / FILE, json.dumps(said, indent=2) + "\n")
+    files.write_text(workdir / FILE, json.dumps(files.sealed(said), indent=2) + "\n")
 
 
 def find(workdir: Path, init_from: Path | None, config: Config) -> Origin | None:
@@ -92,7 +92,7 @@ def find(workdir: Path, init_from: Path | None, config: Config) -> Origin | None
 
 def _recorded(path: Path) -> dict:
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = files.read_sealed(path)
         return {"workdir": said["workdir"], "checkpoint_step": said["checkpoint_step"]}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a record of an origin ({type(error).__name__}: {error})") from None

@@ -1,6 +1,9 @@
 """The files of a run directory, and who may go on in it."""
 
+import contextlib
+import fcntl
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from mini_gpt import config as configs
@@ -12,9 +15,16 @@ from mini_gpt.errors import UserError
 from mini_gpt.schema import Config
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
+LOCK = "lock"  # a file of no content, which the process that trains holds
 
 FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")
-FREE_FIELDS = ("data.path", "data.cache_dir", "train.log_every")  # of these the corpus's fingerprint speaks, or nothing
+FREE_FIELDS = (
+    "data.path",
+    "data.cache_dir",
+    "train.log_every",
+    "train.nonfinite",
+    "train.nonfinite_limit",
+)  # of these the corpus's fingerprint speaks, or nothing
 SCHEDULES_WITHOUT_END = ("inverse_sqrt", "constant")
 
 
@@ -32,6 +42,23 @@ def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer |
     return None
 
 
+@contextlib.contextmanager
+def locked(workdir: Path, *, new: bool) -> Iterator[None]:
+    """Keeps other processes' runs out of the directory; the lock goes with its process, however that ends.
+
+    new: the caller has found no run in it. Raises UserError where another run is in it, or has begun since.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--workdir: another run is at work in {workdir}; wait for it, or name a new one") from None
+        if new and (workdir / CONFIG).exists():
+            raise UserError(f"--workdir: another run has begun in {workdir}; the same command goes on from it")
+        yield
+
+
 def has_checkpoint(workdir: Path) -> bool:
     return any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*"))
 
@@ -40,15 +67,15 @@ def claim(workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer) -
     """Makes the directory this run's."""
     tokenizers.save(tokenizer, workdir / TOKENIZER)
     record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
-    files.write_text(workdir / CORPUS, json.dumps(record, indent=2) + "\n")
-    settled = json.dumps(configs.to_dict(config), indent=2) + "\n"
+    files.write_text(workdir / CORPUS, json.dumps(files.sealed(record), indent=2) + "\n")
+    settled = json.dumps(files.sealed(configs.to_dict(config)), indent=2) + "\n"
     files.write_text(workdir / CONFIG, settled)  # last: with it the directory is a run's
 
 
 def check_corpus(workdir: Path, corpus: Corpus) -> None:
     """Raises UserError where the corpus is not the text that the run was trained on."""
     try:
-        trained_on = json.loads((workdir / CORPUS).read_text(encoding="utf-8"))
+        trained_on = files.read_sealed(workdir / CORPUS)
         name, fingerprint = trained_on["name"], trained_on["fingerprint"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{workdir / CORPUS}: not a record of a corpus ({type(error).__name__}: {error})") from None
