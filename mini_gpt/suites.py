@@ -13,12 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from matplotlib.figure import Figure
-from tensorboardX import SummaryWriter
 
 from mini_gpt import files, processes
 from mini_gpt.data import tasks
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import extrapolation, perplexity, progress, task_accuracy
+from mini_gpt.event_file import EventFile
 from mini_gpt.insight import length_curves
 from mini_gpt.insight.length_curves import Curve
 from mini_gpt.run import Run
@@ -303,17 +303,17 @@ def _by_label(label: Callable[[dict], str], rows: list[dict]) -> dict[str, list[
 def _write_tensorboard(directory: Path, name: str, suite: Suite, result: dict, figure: Figure | None) -> None:
     """Writes curves whose step is the length, and the figure, as a run of its own beside the training's."""
     shutil.rmtree(directory, ignore_errors=True)  # of an earlier evaluation
-    with SummaryWriter(str(directory)) as writer:
+    with EventFile(directory) as events:
         for label, rows in _by_label(suite.label, result["rows"]).items():
             tag = "/".join(filter(None, [name, re.sub(r"\W+", "_", label)]))
             for row in rows:
                 for value in filter(lambda name: row[name] is not None, suite.values):
-                    writer.add_scalar(f"{tag}/{value}", row[value], row["length"])
+                    events.scalar(f"{tag}/{value}", row[value], row["length"])
         for length, nll in result.get("by_position", {}).items():
             for position, value in enumerate(nll):
-                writer.add_scalar(f"{name}/by_position/blocks_of_{length}", value, position + 1)
+                events.scalar(f"{name}/by_position/blocks_of_{length}", value, position + 1)
         if figure is not None:
-            writer.add_figure(name, figure, result["checkpoint_step"], close=False)
+            events.figure(name, figure, result["checkpoint_step"])
 
 
 def _csv(rows: list[dict]) -> str:

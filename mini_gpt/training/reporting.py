@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from mini_gpt import files
+from mini_gpt.event_file import EventFile
 
 SECONDS_BETWEEN_LINES = 5.0
 log = logging.getLogger(__name__)
@@ -21,39 +21,55 @@ class Reporter:
 
     def __init__(self, workdir: Path, *, start: int, steps: int):
         self.path = workdir / "metrics.jsonl"
-        _drop_rows_after(self.path, start)
-        self.file = self.path.open("a", encoding="utf-8")
-        # File names tell seconds only: a run cut and begun again within one would write over its own rows.
-        again = f".{start:012}"
-        self.tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1, filename_suffix=again)
+        self._open(start)
         self.steps = steps
-        self.step = start
         self.first: tuple[float, int] | None = None  # time and step of the first row
         self.last_line = 0.0
         visible = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
         self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if visible else None
 
+    def _open(self, start: int) -> None:
+        with files.writing(self.path):
+            _drop_rows_after(self.path, start)
+            self.file = self.path.open("a", encoding="utf-8")
+            self.events = EventFile(self.path.with_name("tensorboard"), first_step=start + 1)
+        self.step = start
+
+    def drop_after(self, step: int) -> None:
+        """Drops what was logged past a step, to which the run goes back."""
+        self._close_files()
+        self._open(step)
+        if self.bar is not None:
+            self.bar.reset(self.steps)
+            self.bar.update(step)
+
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Logs one row. Names are those of metrics.jsonl and of the curves."""
-        self.file.write(json.dumps({"step": step} | values) + "\n")
-        for name, value in values.items():
-            self.tensorboard.add_scalar(name, value, step)
+        with files.writing(self.path):
+            self.file.write(json.dumps({"step": step} | values) + "\n")
+            for name, value in values.items():
+                self.events.scalar(name, value, step)
         self._show(step, values)
 
     def text(self, step: int, name: str, text: str) -> None:
         """Logs text, shown as written."""
-        self.tensorboard.add_text(name, "    " + text.replace("\n", "\n    "), step)
+        with files.writing(self.path):
+            self.events.text(name, text, step)
 
     def flush(self) -> None:
         """Puts all rows on disk, as a checkpoint of their step is about to be."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.tensorboard.flush()
+        with files.writing(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.events.flush()
+
+    def _close_files(self) -> None:
+        with files.writing(self.path):
+            self.file.close()
+            self.events.close()
 
     def close(self) -> None:
-        self.flush()
-        self.file.close()
-        self.tensorboard.close()
+        self._close_files()
         if self.bar is not None:
             self.bar.close()
 
@@ -89,6 +105,7 @@ class Silent:
     def scalars(self, step: int, values: dict[str, float]) -> None: ...
     def text(self, step: int, name: str, text: str) -> None: ...
     def flush(self) -> None: ...
+    def drop_after(self, step: int) -> None: ...
     def close(self) -> None: ...
 
 
