@@ -1,22 +1,49 @@
-"""A run's checkpoints, by Orbax: written in the background, whole or not at all; the last few kept, and the best."""
+"""A run's checkpoints, by Orbax: written in the background, whole or not at all; the last few kept, and the best.
 
+Beside the state stands a record: format, validation loss, what the data loader passed over, and the checksums of all
+arrays. What does not agree with it when it is read is damaged; training then sets it aside and takes the one before.
+"""
+
+import dataclasses
+import json
+import logging
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers
+from jax.experimental import multihost_utils
 
+from mini_gpt import files, processes
 from mini_gpt.errors import UserError
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.training.checksums import checksums
 from mini_gpt.training.state import TrainState
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # 1: without checksums, its validation loss in a file of Orbax's
+DAMAGED = "damaged"  # the directory, beside that of checkpoints, of those that are not what was written
+NOT_DAMAGE = (UserError, PermissionError, MemoryError)  # these say nothing of what was read
+
+log = logging.getLogger(__name__)
 
 
-def _loss(metrics: dict[str, float]) -> float:
-    loss = metrics["validation_loss"]
-    return loss if math.isfinite(loss) else math.inf  # NaN sorts anywhere
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What stands beside a state: its validation loss in nats a token, where it was measured; batches that the data has
+    moved on by; steps with bad numbers so far."""
+
+    validation_loss: float | None = None
+    data_offset: int = 0
+    bad_steps: int = 0
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what was written; the message says in what."""
 
 
 class Checkpoints:
@@ -25,90 +52,198 @@ class Checkpoints:
     def __init__(self, directory: Path, *, keep: int = 1, read_only: bool = False):
         if read_only and not directory.is_dir():
             raise UserError(f"{directory}: not found; train first, this workdir has no checkpoint")
-        policy = checkpoint_managers.AnyPreservationPolicy(
-            [
-                checkpoint_managers.LatestN(keep),
-                checkpoint_managers.BestN(
-                    get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False
-                ),
-            ]
-        )
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policy,
-            best_fn=_loss,
-            best_mode="min",
+            preservation_policy=_LastAndBest(self, keep),
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,
             save_interval_steps=0 if read_only else 1,
         )
         self.directory = directory
-        self.manager = ocp.CheckpointManager(directory.absolute(), options=options)
+        self.records: dict[int, Record] = {}
+        with files.writing(directory):
+            self.manager = ocp.CheckpointManager(directory.absolute(), options=options)
 
-    def save(self, step: int, state: TrainState, validation_loss: float | None) -> None:
-        """Starts to write a checkpoint; it counts once all of it is on disk."""
-        items = ocp.args.Composite(
-            parameters=ocp.args.StandardSave(state.parameters),
-            training=ocp.args.StandardSave(_training_part(state)),
-            format=ocp.args.JsonSave({"format": FORMAT}),
-        )
-        metrics = None if validation_loss is None else {"validation_loss": validation_loss}
-        self.manager.save(step, args=items, metrics=metrics, force=True)
+    def steps(self) -> list[int]:
+        return sorted(self.manager.all_steps())
+
+    def save(self, step: int, state: TrainState, record: Record) -> None:
+        """Starts to write a checkpoint; it counts once all of it is on disk.
+
+        Raises UserError where this one, or the one before it, can't be written.
+        """
+        body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
+        items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
+        items["format"] = ocp.args.JsonSave(files.sealed(body))
+        self.records[step] = record
+        with files.writing(self.directory):
+            self.manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def restore(self, step: int, like: TrainState) -> TrainState:
-        """Reads a whole state, laid out as `like`, whose leaves are ShapeDtypeStructs with shardings."""
-        parts = {
-            "parameters": ocp.args.StandardRestore(like.parameters),
-            "training": ocp.args.StandardRestore(_training_part(like)),
-        }
-        restored = self._restore(step, parts)
+        """Reads a whole state, laid out as `like`, whose leaves are ShapeDtypeStructs with shardings.
+
+        Raises Damaged, or UserError for an unknown format.
+        """
+        restored = self._restore(step, _parts(like))
         training = restored["training"]
-        return TrainState(training["step"], restored["parameters"], training["optimizer_state"])
+        halted = jax.jit(lambda: jnp.bool(False), out_shardings=like.halted.sharding)()
+        return TrainState(training["step"], restored["parameters"], training["optimizer_state"], halted)
 
     def restore_parameters(self, step: int, like: Parameters) -> Parameters:
-        """Reads the parameters alone."""
-        return self._restore(step, {"parameters": ocp.args.StandardRestore(like)})["parameters"]
+        """Reads the parameters alone. Raises UserError where they are damaged."""
+        try:
+            return self._restore(step, {"parameters": like})["parameters"]
+        except Damaged as reason:
+            others = ", ".join(str(other) for other in self.steps() if other != step)
+            way_out = f"--checkpoint={others} is there too" if others else "there is no other one"
+            raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {way_out}") from None
 
-    def _restore(self, step: int, parts: dict[str, ocp.args.CheckpointArgs]) -> Any:
-        found = self.manager.restore(step, args=ocp.args.Composite(format=ocp.args.JsonRestore()))["format"]["format"]
-        if found != FORMAT:
-            raise UserError(f"{self.directory / str(step)}: found checkpoint format {found}; must be {FORMAT}")
-        return self.manager.restore(step, args=ocp.args.Composite(**parts))
+    def restore_last(self, like: TrainState) -> tuple[int, TrainState, Record] | None:
+        """Reads the last checkpoint that is whole, and sets those after it aside; None where there is no checkpoint.
 
-    def losses(self) -> dict[int, float | None]:
-        """Gives the steps that there are checkpoints of, and each one's validation loss, where it has one."""
-        metrics = {step: self.manager.metrics(step) for step in sorted(self.manager.all_steps())}
-        return {step: found["validation_loss"] if found else None for step, found in metrics.items()}
+        Raises UserError, with nothing moved, where none is whole.
+        """
+        damaged: dict[int, Damaged] = {}
+        for step in reversed(self.steps()):
+            try:
+                state, reason = self.restore(step, like), None
+            except Damaged as found:
+                state, reason = None, found
+            if _for_all(reason is None):
+                for later, why in damaged.items():
+                    self._set_aside(later, why)
+                return step, state, self.record(step)
+            damaged[step] = reason or Damaged("as another process finds")
+        if damaged:
+            step, reason = next(iter(damaged.items()))
+            raise UserError(
+                f"{self.directory / str(step)}: damaged ({reason}), and so is every checkpoint before it; bring one "
+                f"back, or delete {self.directory} to begin anew"
+            )
+        return None
 
-    def latest(self) -> int | None:
-        return self.manager.latest_step()
+    def record(self, step: int) -> Record:
+        """Gives what stands beside a state. Raises Damaged, or UserError for an unknown format."""
+        if step not in self.records:
+            self.records[step] = _record(self._body(step), self.directory / str(step))
+        return self.records[step]
 
     def best_loss(self) -> float | None:
         """Gives the lowest validation loss among the checkpoints, or None."""
-        step = self.manager.best_step()
-        metrics = None if step is None else self.manager.metrics(step)
-        return None if metrics is None else _loss(metrics)
+        lowest = min(map(self.rank, self.steps()), default=math.inf)
+        return lowest if math.isfinite(lowest) else None
+
+    def rank(self, step: int) -> float:
+        """Gives the validation loss, of which the best has least; infinity where there is none that is a number."""
+        loss = self._loss(step)
+        return loss if loss is not None and math.isfinite(loss) else math.inf
 
     def resolve(self, which: str) -> int:
         """Gives the step of 'last', 'best' or a number. Raises UserError where there is none such."""
-        steps = self.manager.all_steps()
+        steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: no checkpoint; train first")
         if which == "last":
-            return max(steps)
+            return steps[-1]
         if which == "best":
-            return self.manager.best_step() if self.best_loss() is not None else max(steps)
+            return min(reversed(steps), key=self.rank)
         if which.isdecimal() and int(which) in steps:
             return int(which)
-        raise UserError(
-            f"--checkpoint: found {which!r}; must be last, best or one of {', '.join(map(str, sorted(steps)))}"
-        )
+        raise UserError(f"--checkpoint: found {which!r}; must be last, best or one of {', '.join(map(str, steps))}")
+
+    def wait(self) -> None:
+        """Waits for what is being written. Raises UserError where it can't be."""
+        with files.writing(self.directory):
+            self.manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits for what is being written."""
-        self.manager.wait_until_finished()
+        self.wait()
         self.manager.close()
 
+    def _loss(self, step: int) -> float | None:
+        try:
+            return self.record(step).validation_loss
+        except Damaged:
+            return None
 
-def _training_part(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "optimizer_state": state.optimizer_state}
+    def _body(self, step: int) -> dict[str, Any]:
+        directory = self.directory / str(step)
+        path = directory / "format" / "metadata"
+        body = _read(lambda: files.read_sealed(path))
+        if not isinstance(body.get("format"), int):
+            raise Damaged(f"{path} names no format")
+        if body["format"] not in READABLE:
+            found = f"found checkpoint format {body['format']}"
+            raise UserError(f"{directory}: {found}; must be one of {', '.join(map(str, READABLE))}")
+        return body
+
+    def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
+        body = self._body(step)
+        args = ocp.args.Composite(**{name: ocp.args.StandardRestore(part) for name, part in like.items()})
+        restored = _read(lambda: self.manager.restore(step, args=args))
+        if body["format"] > 1:
+            parts = {name: restored[name] for name in like}
+            for name, found in checksums(parts).items():
+                if found != body["checksums"].get(name):
+                    raise Damaged(f"{name} has another checksum than when it was written")
+        return restored
+
+    def _set_aside(self, step: int, reason: Damaged) -> None:
+        aside = self.directory.parent / DAMAGED / f"{self.directory.name}-{step}"
+        if processes.is_first():
+            aside = files.unused(aside)
+            log.warning(f"{self.directory / str(step)} is damaged ({reason}): set aside as {aside}")
+            aside.parent.mkdir(exist_ok=True)
+            (self.directory / str(step)).rename(aside)
+        processes.wait_for_all(f"set {step} aside")
+        self.records.pop(step, None)
+        self.manager.reload()
+
+
+class _LastAndBest:
+    """Orbax's question which checkpoints to keep, answered by their records."""
+
+    def __init__(self, checkpoints: Checkpoints, keep: int):
+        self.checkpoints = checkpoints
+        self.keep = keep
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        del context
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        best = min(reversed(steps), key=self.checkpoints.rank, default=None)
+        has_loss = best is not None and math.isfinite(self.checkpoints.rank(best))
+        return [step in steps[-self.keep :] or (has_loss and step == best) for step in steps]
+
+
+def _record(body: dict[str, Any], directory: Path) -> Record:
+    if body["format"] == 1:
+        path = directory / "metrics" / "metrics"
+        metrics = _read(lambda: json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        return Record(validation_loss=metrics.get("validation_loss"))
+    return _read(lambda: Record(**{field.name: body[field.name] for field in dataclasses.fields(Record)}))
+
+
+def _read(reading: Callable[[], Any]) -> Any:
+    """Gives what `reading` gives; whatever else it raises than NOT_DAMAGE shows a damaged checkpoint."""
+    try:
+        return reading()
+    except NOT_DAMAGE:
+        raise
+    except Exception as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise
+        raise Damaged((str(error).strip().splitlines() or [type(error).__name__])[0][:200]) from error
+
+
+def _for_all(verdict: bool) -> bool:
+    """Says whether all processes came to a verdict."""
+    if not jax.distributed.is_initialized():
+        return verdict
+    return bool(np.all(multihost_utils.process_allgather(np.array(verdict))))
+
+
+def _parts(state: TrainState) -> dict[str, Any]:
+    """Gives the items of a checkpoint: the parameters can be read alone."""
+    training = {"step": state.step, "optimizer_state": state.optimizer_state}
+    return {"parameters": state.parameters, "training": training}

@@ -1,0 +1,174 @@
+"""Checkpoints are what was written, or are found damaged; those of every format are read."""
+
+import contextlib
+import random
+import shutil
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mini_gpt import config as configs
+from mini_gpt import sharding
+from mini_gpt.data import corpora, tokenizers
+from mini_gpt.errors import UserError
+from mini_gpt.run import Run
+from mini_gpt.training import assembly, loop
+from mini_gpt.training.checkpoint import Checkpoints, Damaged
+from mini_gpt.training.checksums import checksums
+from tests.training.interruption import assert_same_bits
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def written(small, tmp_path):
+    """Gives (directory of checkpoints 4 and 8, the state's shapes, {step: state})."""
+    config = small(train__steps=8, train__log_every=8, eval__sample_tokens=0)
+    loop.train(config, tmp_path / "run", conclude=False)
+    corpus = corpora.open_corpus(config.data)
+    mesh = sharding.make_mesh(config.mesh)
+    like = assembly.assemble(config, mesh, corpus, tokenizers.fit(corpus, config.data)).like
+    directory = tmp_path / "run" / "checkpoints"
+    with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
+        return directory, like, {step: checkpoints.restore(step, like) for step in (4, 8)}
+
+
+def restore_last(directory, like):
+    with contextlib.closing(Checkpoints(directory)) as checkpoints:
+        return checkpoints.restore_last(like)
+
+
+def flip(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def truncate(path: Path, draw: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
+
+
+def remove(path: Path, draw: random.Random) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, remove])
+def test_whatever_file_is_damaged_the_state_is_one_that_was_written(written, tmp_path, damage, caplog):
+    """Each file of the last checkpoint in turn: its state comes back bit for bit, or it is set aside whole."""
+    directory, like, states = written
+    draw, aside = random.Random(0), []
+    paths = [path.relative_to(directory) for path in (directory / "8").rglob("*") if path.is_file()]
+    assert len(paths) > 15
+    for number, path in enumerate(sorted(p for p in paths if (directory / p).stat().st_size)):
+        copy = tmp_path / str(number) / "checkpoints"
+        shutil.copytree(directory, copy)
+        damage(copy / path, draw)
+        caplog.clear()
+        step, state, _ = restore_last(copy, like)
+        assert_same_bits(state, states[step])
+        moved = copy.parent / "damaged" / "checkpoints-8"
+        assert (step == 4) == moved.exists() == (not (copy / "8").exists())
+        if step == 4:
+            aside.append(str(path))
+            assert f"{copy / '8'} is damaged" in caplog.text and str(moved) in caplog.text
+        shutil.rmtree(copy.parent)
+    assert any("parameters/d/" in path for path in aside) and any("training/d/" in path for path in aside)
+    assert "8/format/metadata" in aside
+
+
+def test_the_last_that_is_whole_is_taken_and_none_is_moved_where_none_is(written, tmp_path):
+    directory, like, _ = written
+    for step in (8, 4):
+        (directory / str(step) / "format" / "metadata").write_text("{")
+    with pytest.raises(UserError, match=r"checkpoints/8: damaged \(.*and so is every checkpoint before it; bring one"):
+        restore_last(directory, like)
+    assert (directory / "8").exists() and (directory / "4").exists()
+    with pytest.raises(UserError, match=r"checkpoints/8: damaged .*; --checkpoint=4 is there too"):
+        Run(directory.parent)
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_bits_of_one_that_was_not(small, tmp_path):
+    config = small(train__steps=12)
+    whole = loop.train(config, tmp_path / "whole", conclude=False)
+    loop.train(small(train__steps=8), tmp_path / "run", conclude=False)
+    data = next((tmp_path / "run" / "checkpoints" / "8" / "parameters" / "d").iterdir())
+    flip(data, random.Random(1))
+    assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), whole)
+    assert (tmp_path / "run" / "damaged" / "checkpoints-8").exists()
+    rows = [(tmp_path / name / "metrics.jsonl").read_text().count("\n") for name in ("whole", "run")]
+    assert rows == [12, 12]
+
+
+def test_a_swapped_array_is_found_even_where_orbax_finds_nothing(written, monkeypatch):
+    directory, like, _ = written
+
+    def exchanged(self, step, args):
+        restored = original(self, step, args=args)
+        mlp = restored["parameters"]["blocks"][0]["mlp"]
+        mlp["up"]["kernel"] = mlp["up"]["kernel"].at[3].set(mlp["up"]["kernel"][5]).at[5].set(mlp["up"]["kernel"][3])
+        return restored
+
+    original = ocp.CheckpointManager.restore
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", exchanged)
+    with (
+        contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints,
+        pytest.raises(Damaged, match=r"parameters/blocks/0/mlp/up/kernel has another checksum"),
+    ):
+        checkpoints.restore(8, like)
+
+
+def independent_sums(array: np.ndarray) -> str:
+    """Computes the checksum as its docstring says, one entry at a time."""
+    words = array.reshape(-1).view(f"uint{8 * array.dtype.itemsize}").tolist()
+    sums = []
+    for seed in (0x9E3779B9, 0x7F4A7C15):
+        total = 0
+        for place, word in enumerate(words):
+            x = place ^ seed
+            x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
+            x = (x ^ (x >> 13)) * 0xC2B2AE35 % 2**32
+            total += word * ((x ^ (x >> 16)) | 1)
+        sums.append(f"{total % 2**32:08x}")
+    return "".join(sums)
+
+
+@pytest.mark.parametrize(
+    "shape, dtype", [((), "int32"), ((5,), "float32"), ((8, 16), "float32"), ((4, 3, 8), "bfloat16")]
+)
+def test_checksums_are_the_same_on_any_mesh_and_equal_an_independent_sum(shape, dtype):
+    array = jnp.asarray(np.random.default_rng(0).normal(size=shape) * 100).astype(dtype)
+    expected = {"x": independent_sums(np.asarray(array))}
+    assert checksums({"x": array}) == expected
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    if shape and shape[-1] % 8 == 0:
+        divided = jax.device_put(array, NamedSharding(mesh, PartitionSpec(*[None] * (len(shape) - 1), "d")))
+        assert checksums({"x": divided}) == expected
+
+
+def test_any_flipped_bit_changes_both_sums():
+    array = np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32)
+    before = checksums({"x": array})["x"]
+    for bit in range(32 * array.size):
+        words = array.copy().view(np.uint32).reshape(-1)
+        words[bit // 32] ^= np.uint32(1 << bit % 32)
+        after = checksums({"x": words.view(np.float32).reshape(array.shape)})["x"]
+        assert before[:8] != after[:8] and before[8:] != after[8:]
+
+
+def test_a_run_of_format_1_is_read_and_goes_on(tmp_path):
+    zipfile.ZipFile(HERE / "format_1.zip").extractall(tmp_path)
+    workdir = tmp_path / "run"
+    overrides = {"data.path": str(tmp_path / "text.txt"), "data.cache_dir": str(tmp_path / "cache")}
+    assert Run(workdir, checkpoint="2", overrides=overrides).step == 2
+    with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
+        losses = {step: checkpoints.record(step).validation_loss for step in checkpoints.steps()}
+        best = checkpoints.resolve("best")
+    assert losses.keys() == {2, 4} and losses[best] == min(losses.values())
+    config = configs.override(configs.read(workdir / "config.json"), overrides | {"train.steps": "6"})
+    assert int(loop.train(config, workdir, conclude=False).step) == 6
