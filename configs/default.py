@@ -79,6 +79,9 @@ def get_config() -> ConfigDict:
     config.train.accumulation_steps = 1  # a step's batch is worked off in this many parts
     config.train.label_smoothing = 0.0  # in the objective only; reported losses are unsmoothed
     config.train.log_every = 10  # steps between two rows of metrics.jsonl
+    config.train.nonfinite = "stop"  # at a loss or gradient that is no number: stop; skip the step; or rewind, to the
+    #                                  last checkpoint, with the data moved on past that step
+    config.train.nonfinite_limit = 10  # skip, rewind: how many such steps a run may have
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # adamw, muon

@@ -72,7 +72,9 @@ class Bench:
         corpus = corpora.open_corpus(config.data)
         run = assembly.assemble(config, mesh, corpus, tokenizers.fit(corpus, config.data))
         self.config, self.mesh, self.parameters = config, mesh, run.like.parameters
-        passes = lambda: (batches.iterate(run.train_batches, 0) for _ in itertools.count())  # a run may be shorter
+        passes = lambda: (
+            batches.iterate(run.train_batches, 0, config.train.steps) for _ in itertools.count()
+        )  # a run may be shorter
         self.batches = sharding.put_ahead(itertools.chain.from_iterable(passes()), mesh)
         self.state = run.first_state()
         self.compile_seconds = []

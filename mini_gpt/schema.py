@@ -73,9 +73,11 @@ class TrainConfig:
     accumulation_steps: int
     label_smoothing: float
     log_every: int
+    nonfinite: Literal["stop", "skip", "rewind"]
+    nonfinite_limit: int
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "accumulation_steps", "log_every"):
+        for name in ("steps", "batch_size", "accumulation_steps", "log_every", "nonfinite_limit"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
         require(0 <= self.label_smoothing < 1, "train.label_smoothing", self.label_smoothing, "must be in [0, 1)")
         require(0 < self.mask_rate < 1, "train.mask_rate", self.mask_rate, "must be in (0, 1)")

@@ -47,9 +47,6 @@ class TrainBatches:
         self.tokens = np.asarray(split.tokens)  # still the mapped file, without the cost of memmap's own indexing
         self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # to draw one costs more than to cut a window
 
-    def __len__(self) -> int:
-        return self.config.train.steps
-
     def __getitem__(self, step: int) -> Batch:
         config = self.config
         places = [step * config.train.batch_size + row for row in self.rows]
@@ -91,9 +88,6 @@ class TaskBatches:
         self.tokenizer = tokenizer
         self.rows = range(config.train.batch_size) if rows is None else rows
 
-    def __len__(self) -> int:
-        return self.config.train.steps
-
     def __getitem__(self, step: int) -> Batch:
         config = self.config
         places = [step * config.train.batch_size + row for row in self.rows]
@@ -123,9 +117,9 @@ def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: To
     return {"inputs": np.where(answer > 0, mask, rows).astype(np.int32), "targets": rows, "weights": answer}
 
 
-def iterate(batches: TrainBatches | TaskBatches, start: int) -> Iterator[Batch]:
-    """Yields the batches from a step on, prepared ahead by Grain's threads."""
-    dataset = grain.MapDataset.source(batches)[start:]
+def iterate(batches: TrainBatches | TaskBatches, start: int, count: int) -> Iterator[Batch]:
+    """Yields so many batches from a step on, prepared ahead by Grain's threads."""
+    dataset = grain.MapDataset.range(start, start + count).map(batches.__getitem__)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
 
 

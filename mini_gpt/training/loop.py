@@ -1,12 +1,14 @@
 """The training loop: batches in, checkpoints and curves out; stopped and started again, it ends with the same bits."""
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,15 +20,17 @@ from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
-from mini_gpt.training import assembly
+from mini_gpt.training import assembly, stopping
 from mini_gpt.training import origin as origins
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
-from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.evaluators import Evaluator
 from mini_gpt.training.reporting import Reporter, Silent
+from mini_gpt.training.spikes import Spikes
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import Metrics, TrainStep
+from mini_gpt.training.stopping import StopRequest
 
 CONCLUDING_TOKENS = 200  # of the sample at the end
 
@@ -53,87 +57,178 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     run = assembly.assemble(config, mesh, corpus, tokenizer)
     first_parameters = origin.parameters(config, run.like.parameters) if origin else None
     processes.wait_for_all("have looked")  # who comes late must not take what is written now for an older run
-    if new and processes.is_first():
-        origins.record(workdir, origin)
-        workdirs.claim(workdir, config, corpus, tokenizer)
-
-    with (
-        contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
-        ThreadPoolExecutor(1) as beside,
-    ):
-        start = checkpoints.latest() or 0
-        if start > config.train.steps:
-            raise UserError(f"train.steps: found {config.train.steps}; the run in {workdir} is at step {start} already")
-        done = start == config.train.steps
-        train_step = None if done else beside.submit(run.compiled_step)
-        if start:
-            log.info(f"{workdir} is at step {start}: " + ("nothing left to train" if done else "going on from there"))
-            state = checkpoints.restore(start, run.like)
-        else:
-            log.info("%s\n", model_parameters.report(run.like.parameters))
-            state = run.first_state()
-            if first_parameters is not None:
-                state = state._replace(parameters=first_parameters)
-        report = Reporter if processes.is_first() else Silent
-        with contextlib.closing(report(workdir, start=start, steps=config.train.steps)) as reporter:
-            try:
-                if not done:
-                    state = _run_steps(run, train_step.result(), state, start, reporter, checkpoints)
-            except KeyboardInterrupt:
-                last = checkpoints.latest()
-                log.info("interrupted; the same command " + (f"goes on from step {last}" if last else "begins anew"))
-                raise
+    with workdirs.locked(workdir, new=new) if processes.is_first() else contextlib.nullcontext():
+        if new and processes.is_first():
+            origins.record(workdir, origin)
+            workdirs.claim(workdir, config, corpus, tokenizer)
+        state, stop = _train(run, workdir, first_parameters)
+    if stop.signal is not None:
+        log.info(f"stopped at step {int(state.step)}, which is saved; the same command goes on from there")
+        sys.exit(stop.exit_status)
     if conclude:
         _conclude(config, workdir, run.evaluator, state.parameters)
     return state
 
 
-def _run_steps(
-    run: Assembly,
-    train_step: TrainStep,
-    state: TrainState,
-    start: int,
-    reporter: Reporter | Silent,
-    checkpoints: Checkpoints,
-) -> TrainState:
-    config, evaluator = run.config, run.evaluator
-    clock = _Clock(config.train.batch_size * config.context_length, start)
-    best = checkpoints.best_loss()
-    pending: tuple[int, Metrics] | None = None  # left on the device until the step after it is under way
-    steps = range(start + 1, config.train.steps + 1)
-    prepared = sharding.put_ahead(batches.iterate(run.train_batches, start), run.mesh)
-    for step, batch in zip(steps, prepared, strict=False):
-        state, metrics = train_step(state, batch)
-        if step == start + 1:
-            jax.block_until_ready(metrics)
-            clock.restart(step)  # the first takes longer
-        if pending is not None:
-            reporter.scalars(pending[0], clock.row(*pending))
-            pending = None
-        last = step == config.train.steps
-        evaluates = last or step % config.eval.every == 0
-        saves = last or step % config.checkpoint.every == 0
-        if not (evaluates or saves):
+def _train(run: Assembly, workdir: Path, first_parameters: Parameters | None) -> tuple[TrainState, StopRequest]:
+    """Goes on from the last checkpoint that is whole, or begins, and trains to the end or until asked to stop."""
+    last = run.config.train.steps
+
+    def first() -> TrainState:
+        state = run.first_state()
+        return state if first_parameters is None else state._replace(parameters=first_parameters)
+
+    with (
+        contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=run.config.checkpoint.keep)) as checkpoints,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        compiled = beside.submit(run.compiled_step) if last not in checkpoints.steps() else None
+        start, state, record = checkpoints.restore_last(run.like) or (0, None, Record())
+        if start > last:
+            raise UserError(f"train.steps: found {last}; the run in {workdir} is at step {start} already")
+        if start:
+            log.info(
+                f"{workdir} is at step {start}: {'going on from there' if start < last else 'nothing left to train'}"
+            )
+        else:
+            log.info("%s\n", model_parameters.report(run.like.parameters))
+            state = first()
+        make_reporter = Reporter if processes.is_first() else Silent
+        with contextlib.closing(make_reporter(workdir, start=start, steps=last)) as reporter:
+            if start == last:
+                return state, StopRequest()
+            train_step = compiled.result() if compiled else run.compiled_step()
+            with stopping.listening() as stop:
+                return _Steps(run, train_step, first, reporter, checkpoints, stop).go_on(start, state, record), stop
+
+
+class _Steps:
+    """Works through the steps of a run, whatever numbers they give."""
+
+    def __init__(
+        self,
+        run: Assembly,
+        train_step: TrainStep,
+        first: Callable[[], TrainState],
+        reporter: Reporter | Silent,
+        checkpoints: Checkpoints,
+        stop: StopRequest,
+    ):
+        self.run = run
+        self.config = run.config
+        self.train_step = train_step
+        self.first = first
+        self.reporter = reporter
+        self.checkpoints = checkpoints
+        self.stop = stop
+        self.clock = _Clock(run.config.train.batch_size * run.config.context_length)
+        self.spikes = Spikes()
+
+    def go_on(self, start: int, state: TrainState, record: Record) -> TrainState:
+        """Gives the state after the last step, or after that at which the run was asked to stop; it is being saved.
+
+        Raises UserError where a loss or a gradient is no number, and `train.nonfinite` has no way on.
+        """
+        while True:
+            try:
+                return self._until_bad_numbers(start, state, record)
+            except _BadNumbers as bad:
+                if self.config.train.nonfinite != "rewind" or bad.count > self.config.train.nonfinite_limit:
+                    raise UserError(f"{bad}; {self._kept(bad)}") from None
+                self.checkpoints.wait()
+                start, state, _ = self.checkpoints.restore_last(self.run.like) or (0, self.first(), None)
+                record = Record(data_offset=bad.record.data_offset + bad.step - start, bad_steps=bad.count)
+                log.warning(f"{bad}: back to step {start}, with the data moved on by {record.data_offset} batches")
+                self.reporter.drop_after(start)
+
+    def _until_bad_numbers(self, start: int, state: TrainState, record: Record) -> TrainState:
+        config, evaluator, reporter = self.config, self.run.evaluator, self.reporter
+        best = self.checkpoints.best_loss()
+        behind: tuple[int, Metrics] | None = None  # left on the device until the step after it is under way
+        self.clock.restart(start)
+
+        def settle(step: int, metrics: Metrics) -> None:
+            nonlocal record
+            record = self._checked(step, metrics, state, record)
             if step == 1 or step % config.train.log_every == 0:
+                self._report(step, self.clock.row(step, metrics))
+
+        steps = range(start + 1, config.train.steps + 1)
+        prepared = batches.iterate(self.run.train_batches, start + record.data_offset, len(steps))
+        for step, batch in zip(steps, sharding.put_ahead(prepared, self.run.mesh), strict=False):
+            state, metrics = self.train_step(state, batch)
+            if step == start + 1:
+                jax.block_until_ready(metrics)
+                self.clock.restart(step)  # the first takes longer
+            if behind is not None:
+                settle(*behind)
+                behind = None
+            last = step == config.train.steps
+            evaluates = last or step % config.eval.every == 0
+            saves = last or step % config.checkpoint.every == 0
+            stops = self.stop.reached(step)
+            if not (evaluates or saves or stops):
                 if metrics["loss"].is_ready():  # on CPUs a step is done when it comes back
-                    reporter.scalars(step, clock.row(step, metrics))
+                    settle(step, metrics)
                 else:
-                    pending = (step, metrics)
-            continue
-        row, validation_loss = clock.row(step, metrics), None
-        if evaluates:
-            row |= evaluator.scalars(state.parameters)
-            validation_loss = row["validation/loss"]
-            if math.isfinite(validation_loss) and (best is None or validation_loss < best):
-                best, saves = validation_loss, True
-            if evaluator.writes:
-                reporter.text(step, "sample", evaluator.sample(state.parameters, config.eval.sample_tokens))
-        reporter.scalars(step, row)
-        if saves:
-            reporter.flush()
-            checkpoints.save(step, state, validation_loss)
-        clock.restart(step)
-    return state
+                    behind = (step, metrics)
+                continue
+            record = self._checked(step, metrics, state, record)
+            row, validation_loss = self.clock.row(step, metrics), None
+            if evaluates:
+                row |= evaluator.scalars(state.parameters)
+                validation_loss = row["validation/loss"]
+                if math.isfinite(validation_loss) and (best is None or validation_loss < best):
+                    best, saves = validation_loss, True
+                if evaluator.writes:
+                    reporter.text(step, "sample", evaluator.sample(state.parameters, config.eval.sample_tokens))
+            if evaluates or saves or step == 1 or step % config.train.log_every == 0:
+                self._report(step, row)
+            if saves or stops:
+                reporter.flush()
+                self.checkpoints.save(step, state, dataclasses.replace(record, validation_loss=validation_loss))
+            if stops:
+                break
+            self.clock.restart(step)
+        return state
+
+    def _report(self, step: int, row: dict[str, float]) -> None:
+        if (spike := self.spikes.found(row["train/loss"])) is not None:
+            log.warning(f"step {step}: {spike}")
+        self.reporter.scalars(step, row)
+
+    def _checked(self, step: int, metrics: Metrics, state: TrainState, record: Record) -> Record:
+        """Gives the record, with the step counted where it is one to skip. Raises _BadNumbers for other bad ones."""
+        if metrics["finite"]:
+            return record
+        bad = _BadNumbers(step, metrics, state, record)
+        if self.config.train.nonfinite != "skip" or bad.count > self.config.train.nonfinite_limit:
+            raise bad
+        log.warning(f"{bad}: skipped, {bad.count} of at most {self.config.train.nonfinite_limit}")
+        return dataclasses.replace(record, bad_steps=bad.count)
+
+    def _kept(self, bad: "_BadNumbers") -> str:
+        """Saves the state before the bad step, where it is there and not saved yet, and says what can be done."""
+        before, train = bad.step - 1, self.config.train
+        self.reporter.flush()
+        if before > 0 and train.nonfinite != "skip" and before not in self.checkpoints.steps():
+            self.checkpoints.save(before, bad.state, bad.record)
+        self.checkpoints.wait()
+        saved = max(self.checkpoints.steps(), default=0)
+        kept = f"step {saved} is saved" if saved else "no step is saved yet"
+        if train.nonfinite == "stop":
+            return f"{kept}; go on with train.nonfinite=skip or rewind, or anew with a lower optimizer.learning_rate"
+        return f"{kept}; train.nonfinite_limit={train.nonfinite_limit} such steps were to be at most"
+
+
+class _BadNumbers(Exception):
+    """A step whose loss or gradient is no number, and by which nothing has changed; state and record are those before
+    it, unless it was one to skip. count: how many there are, with it."""
+
+    def __init__(self, step: int, metrics: Metrics, state: TrainState, record: Record):
+        loss, norm, rate = (float(metrics[name]) for name in ("loss", "gradient_norm", "learning_rate"))
+        super().__init__(f"step {step}: found loss {loss:.4g}, gradient norm {norm:.4g} at learning rate {rate:.4g}")
+        self.step, self.state, self.record, self.count = step, state, record, record.bad_steps + 1
 
 
 class _Clock:
@@ -142,15 +237,14 @@ class _Clock:
     Metrics come when their step is done; asked for while the step after it is under way, they tell the device's speed.
     """
 
-    def __init__(self, tokens_per_step: int, step: int):
+    def __init__(self, tokens_per_step: int):
         self.tokens_per_step = tokens_per_step
-        self.restart(step)
 
     def restart(self, step: int) -> None:
         self.step, self.time = step, time.perf_counter()
 
     def row(self, step: int, metrics: Metrics) -> dict[str, float]:
-        row = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items()}
+        row = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items() if name != "finite"}
         seconds = time.perf_counter() - self.time
         if step > self.step:
             row["train/tokens_per_second"] = (step - self.step) * self.tokens_per_step / seconds

@@ -17,11 +17,13 @@ from mini_gpt.schema import Config
 
 
 class TrainState(NamedTuple):
-    """step: optimiser steps done, int32 scalar; parameters: nested dicts of float32; optimizer_state: optax's."""
+    """step: optimiser steps done, int32 scalar; parameters: nested dicts of float32; optimizer_state: optax's; halted:
+    that a step met bad numbers and nothing changes any more, a bool scalar that is in no checkpoint."""
 
     step: jax.Array
     parameters: Parameters
     optimizer_state: Any
+    halted: jax.Array
 
 
 def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
@@ -34,7 +36,9 @@ def abstract(
 ) -> tuple[nnx.GraphDef, TrainState]:
     """Gives the model's definition and the state's shapes, dtypes and shardings; allocates nothing."""
     definition, shapes = parameters.abstract(config.model, vocab_size)
-    state = jax.eval_shape(lambda p: TrainState(jnp.zeros((), jnp.int32), p, optimizer.init(p)), shapes)
+    state = jax.eval_shape(
+        lambda p: TrainState(jnp.zeros((), jnp.int32), p, optimizer.init(p), jnp.bool(False)), shapes
+    )
     places = sharding.tree_shardings(state, mesh)
     state = jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places
@@ -48,6 +52,6 @@ def create(config: Config, vocab_size: int, optimizer: optax.GradientTransformat
     def init() -> TrainState:
         model = MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed))
         _, drawn = parameters.split(model)
-        return TrainState(jnp.zeros((), jnp.int32), drawn, optimizer.init(drawn))
+        return TrainState(jnp.zeros((), jnp.int32), drawn, optimizer.init(drawn), jnp.bool(False))
 
     return jax.jit(init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()

@@ -33,7 +33,9 @@ def make_train_step(
     isolate_at: the separator at which documents are kept apart, if they are.
 
     metrics, float32 scalars: loss (unsmoothed NLL, nats a token), objective (what is minimised), learning_rate,
-    gradient_norm (before clipping) and parameter_norm (before the update).
+    gradient_norm (before clipping) and parameter_norm (before the update); and finite, a bool: whether loss, objective
+    and gradient are numbers. Where they are not, the step changes nothing; unless `train.nonfinite` is skip, neither
+    does any after it, so that the state before it is there still when a program that runs ahead comes to know.
     """
     schedule = make_schedule(config.optimizer, config.train.steps)
     mesh = like.step.sharding.mesh
@@ -67,6 +69,7 @@ def make_train_step(
         count = jnp.maximum(totals["count"], 1.0)
         gradients = jax.tree.map(lambda gradient: gradient / count, gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.parameters)
+        updated = optax.apply_updates(state.parameters, updates), optimizer_state
         metrics = {
             "loss": totals["loss"] / count,
             "objective": totals["objective"] / count,
@@ -74,7 +77,11 @@ def make_train_step(
             "gradient_norm": optax.tree.norm(gradients),
             "parameter_norm": optax.tree.norm(state.parameters),
         }
-        return TrainState(state.step + 1, optax.apply_updates(state.parameters, updates), optimizer_state), metrics
+        finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in ("loss", "objective", "gradient_norm")])))
+        halted = state.halted | (~finite & (config.train.nonfinite != "skip"))
+        unchanged = state.parameters, state.optimizer_state
+        kept = jax.tree.map(lambda new, old: jnp.where(finite & ~halted, new, old), updated, unchanged)
+        return TrainState(state.step + ~halted, *kept, halted), metrics | {"finite": finite}
 
     # Stated, not inferred: a state that came back laid out in another way would compile the step a second time.
     places = jax.tree.map(lambda leaf: leaf.sharding, like)

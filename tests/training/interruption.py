@@ -16,8 +16,8 @@ def cut_after(monkeypatch, steps):
     """Lets the next run prepare so many batches, and no more."""
     iterate = loop.batches.iterate
 
-    def cut(train_batches, start):
-        yield from itertools.islice(iterate(train_batches, start), steps + 1)  # one more, which is put ahead
+    def cut(train_batches, start, count):
+        yield from itertools.islice(iterate(train_batches, start, count), steps + 1)  # one more, which is put ahead
         raise PowerCut
 
     monkeypatch.setattr(loop.batches, "iterate", cut)

@@ -182,10 +182,12 @@ def test_fewer_steps_than_are_done_are_refused(small, tmp_path):
 
 
 def test_a_checkpoint_of_another_format_is_refused_by_name(small, tmp_path, monkeypatch):
-    loop.train(small(train__steps=2), tmp_path)
-    monkeypatch.setattr("mini_gpt.training.checkpoint.FORMAT", 2)
-    with pytest.raises(UserError, match="checkpoints/2: found checkpoint format 1; must be 2"):
-        Run(tmp_path)
+    monkeypatch.setattr("mini_gpt.training.checkpoint.FORMAT", 3)
+    loop.train(small(train__steps=2), tmp_path, conclude=False)
+    for use in (lambda: Run(tmp_path), lambda: loop.train(small(train__steps=4), tmp_path)):
+        with pytest.raises(UserError, match="checkpoints/2: found checkpoint format 3; must be one of 1, 2"):
+            use()
+    assert (tmp_path / "checkpoints" / "2").exists()
 
 
 def test_the_same_configuration_gives_the_same_bits_in_another_directory(small, tmp_path):

@@ -1,0 +1,87 @@
+"""Runs train.py and writes a line whenever it enters or leaves a phase in which it may be killed: data, step, save,
+evaluation; and one that tells which step it goes on from. MARKS is the number of an open pipe."""
+
+import functools
+import os
+import sys
+
+import jax
+from orbax.checkpoint import CheckpointManager
+
+import train
+from mini_gpt import command_line
+from mini_gpt.data import token_store
+from mini_gpt.training import assembly, checkpoint, evaluators, loop
+
+PIPE = int(os.environ["MARKS"])
+
+
+def mark(line: str) -> None:
+    os.write(PIPE, f"{line}\n".encode())
+
+
+def marking(phase: str, owner, name: str, *, enters: bool = True, leaves: bool = True) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def marked(*args, **kwargs):
+        if enters:
+            mark(f"enter {phase}")
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if leaves:
+                mark(f"leave {phase}")
+
+    setattr(owner, name, marked)
+
+
+def tell_restored() -> None:
+    restore_last = checkpoint.Checkpoints.restore_last
+
+    def telling(self, like):
+        found = restore_last(self, like)
+        mark(f"from {found[0] if found else 0}")
+        return found
+
+    checkpoint.Checkpoints.restore_last = telling
+
+
+def mark_steps() -> None:
+    compiled_step = assembly.Assembly.compiled_step
+
+    def marked_step(self):
+        step = compiled_step(self)
+
+        def marked(state, batch):
+            mark("enter step")
+            result = jax.block_until_ready(step(state, batch))
+            mark("leave step")
+            return result
+
+        return marked
+
+    assembly.Assembly.compiled_step = marked_step
+
+
+def keep_all_programs() -> None:
+    set_up = command_line.set_up
+
+    def setting_up(*args, **kwargs):
+        set_up(*args, **kwargs)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_compilation_cache_dir", os.environ["PROGRAMS"])
+
+    command_line.set_up = setting_up
+
+
+if __name__ == "__main__":
+    marking("data", token_store, "_build")
+    marking("save", loop.Checkpoints, "save", leaves=False)  # the rest is written in the background
+    marking("save", CheckpointManager, "_finalize", enters=False)
+    marking("evaluation", evaluators.TextEvaluator, "scalars")
+    tell_restored()
+    mark_steps()
+    keep_all_programs()
+    sys.argv[0] = "train.py"
+    train.errors.run(train.main)
