@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 
-.PHONY: train test test-slow test-newest test-oldest lint sharding-tables clean
+.PHONY: train test test-slow test-newest test-oldest faults lint sharding-tables clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -14,6 +14,10 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(VENV)/bin/python -m pytest -q -n 2 -m slow tests
+
+# Training processes killed at random moments, compared with one that nobody killed; a quarter of an hour.
+faults: $(VENV)/installed-dev
+	$(VENV)/bin/python -m tests.faults.kills --kills=200
 
 # All tests with the newest Python of the supported range, where this machine has it, on the PATH or in pyenv.
 NEWER = python3.13 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.13*/bin/python3 \

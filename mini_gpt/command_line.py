@@ -5,6 +5,7 @@ import ctypes
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mini_gpt import config as configs
 from mini_gpt import files, processes
 from mini_gpt.errors import UserError
 
+log = logging.getLogger(__name__)
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
@@ -32,8 +34,11 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
     Must come before anything that touches a device. Raises UserError where the others do not come.
     """
     logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_AboveTheBar()], force=True)
-    logging.getLogger("absl").setLevel(logging.ERROR)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
+    # A full disk ends a save in several of Orbax's threads; what it raises where it is waited for is said once, by us.
+    for library in ("absl", "asyncio"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    sys.unraisablehook = threading.excepthook = lambda raised: log.debug("in the background: %s", raised)
     sys.stdout.reconfigure(errors="replace")  # what a model writes need not fit the terminal's encoding
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

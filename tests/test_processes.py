@@ -4,10 +4,12 @@ import base64
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import numpy as np
@@ -81,6 +83,47 @@ def test_two_processes_train_as_one_and_read_each_others_checkpoints(small, tmp_
         assert {path.name for path in (written / "parameters").glob("ocdbt.process_*/d/*")}, "both wrote"
     result = json.loads((one / "eval" / "perplexity.json").read_text())
     assert result["nll"] == pytest.approx(rows(one)[-1]["validation/loss"], rel=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told, number", [(1, signal.SIGTERM), (0, signal.SIGINT)])
+def test_a_signal_to_one_process_stops_both_at_one_step_and_another_number_of_them_goes_on(
+    small, tmp_path, told, number
+):
+    fields = SMALL | {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "mesh.data": 1}
+    fields |= {"mesh.fsdp": 2, "train.steps": 1000, "eval.every": 1000, "checkpoint.every": 4, "model.dropout": 0.2}
+    arguments = [f"--config.{name}={value}" for name, value in fields.items()]
+    job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
+    workdir = tmp_path / "run"
+    both = [
+        subprocess.Popen(
+            [sys.executable, "train.py", "--config=configs/default.py", *arguments, f"--workdir={workdir}", *job, flag],
+            cwd=REPOSITORY,
+            env=ONE_DEVICE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for flag in ("--process_id=0", "--process_id=1")
+    ]
+    metrics = workdir / "metrics.jsonl"
+    deadline = time.monotonic() + 100
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 8):
+        assert time.monotonic() < deadline and all(process.poll() is None for process in both)
+        time.sleep(0.02)
+    both[told].send_signal(number)
+    said = [process.communicate(timeout=100) for process in both]
+    assert {process.returncode for process in both} <= {143, 130}, said
+    stopped = int(re.search(r"stopped at step (\d+), which is saved", said[0][1])[1])
+    assert Run(workdir).step == stopped == len(rows(workdir)) < 1000, said
+    fields = {"train__steps": stopped + 4, "eval__every": 1000, "model__dropout": 0.2, "data__path": small().data.path}
+    loop.train(small(**fields), tmp_path / "alone", conclude=False)
+    loop.train(small(**fields), workdir, conclude=False)  # one process goes on
+    assert_close(losses_of(workdir), losses_of(tmp_path / "alone"))
+
+
+def losses_of(workdir):
+    return [{"loss": row["train/loss"]} for row in rows(workdir)]
 
 
 def start_all(jobs, timeout):

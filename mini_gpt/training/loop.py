@@ -193,7 +193,7 @@ class _Steps:
         return state
 
     def _report(self, step: int, row: dict[str, float]) -> None:
-        if (spike := self.spikes.found(row["train/loss"])) is not None:
+        if "train/loss" in row and (spike := self.spikes.found(row["train/loss"])) is not None:
             log.warning(f"step {step}: {spike}")
         self.reporter.scalars(step, row)
 
@@ -244,7 +244,8 @@ class _Clock:
         self.step, self.time = step, time.perf_counter()
 
     def row(self, step: int, metrics: Metrics) -> dict[str, float]:
-        row = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items() if name != "finite"}
+        values = {name: float(value) for name, value in jax.device_get(metrics).items() if name != "finite"}
+        row = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}  # NaN is no JSON
         seconds = time.perf_counter() - self.time
         if step > self.step:
             row["train/tokens_per_second"] = (step - self.step) * self.tokens_per_step / seconds

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -74,7 +75,7 @@ class Reporter:
             self.bar.close()
 
     def _show(self, step: int, values: dict[str, float]) -> None:
-        loss, rate = values["train/loss"], values.get("train/tokens_per_second")
+        loss, rate = values.get("train/loss", math.nan), values.get("train/tokens_per_second")
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         if self.bar is not None:
             self.bar.update(step - self.step)

@@ -1,9 +1,11 @@
 """Losses that stand out from those before them."""
 
 import collections
+import itertools
+import math
 import statistics
 
-WINDOW, FEWEST, DEVIATIONS = 100, 20, 10.0  # losses looked back at; of which at least; how far is far
+WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # losses looked back at for their noise, and for their level; how far is far
 
 
 class Spikes:
@@ -13,14 +15,16 @@ class Spikes:
         self.before: collections.deque[float] = collections.deque(maxlen=WINDOW)
 
     def found(self, loss: float) -> str | None:
-        """Takes the next loss, and describes it where it is a spike: far above the median, in median deviations."""
+        """Takes the next loss, and describes it where it is a spike: deviations above the median of the last few.
+
+        The deviation is that of the noise, from differences of neighbours, so that falling losses do not widen it.
+        """
         before, text = list(self.before), None
         self.before.append(loss)
-        if len(before) >= FEWEST:
-            middle = statistics.median(before)
-            deviation = 1.4826 * statistics.median(abs(each - middle) for each in before)  # the normal law's sigma
-            if loss > middle + DEVIATIONS * deviation:
-                text = (
-                    f"loss {loss:.4f} is a spike: the median of the {len(before)} losses logged before is {middle:.4f}"
-                )
+        if len(before) >= 2 * NEAR:
+            level = statistics.median(before[-NEAR:])
+            steps = [abs(b - a) for a, b in itertools.pairwise(before)]
+            deviation = 1.4826 * statistics.median(steps) / math.sqrt(2)  # of the normal law
+            if loss > level + DEVIATIONS * deviation:
+                text = f"loss {loss:.4f} is a spike: the median of the {NEAR} losses logged before is {level:.4f}"
         return text

@@ -29,7 +29,7 @@ for noisy in ("absl", "tensorboard"):
     logging.getLogger(noisy).setLevel(logging.ERROR)
 
 REPOSITORY = Path(__file__).parents[2]
-PHASES = {"data": 0.02, "step": 0.02, "save": 0.15, "evaluation": 0.1}  # and how long after its start to kill, at most
+PHASES = {"data": 0.01, "step": 0.02, "save": 0.15, "evaluation": 0.1}  # and how long after its start to kill, at most
 FIELDS = {
     "context_length": 32,
     "model.num_layers": 2,
@@ -66,10 +66,11 @@ class Tally:
 class Trainer:
     """Starts training processes of one run under `root`."""
 
-    def __init__(self, root: Path, name: str):
+    def __init__(self, root: Path, name: str, *, cache: str | None = None):
         self.root = root
         self.workdir = root / name
-        self.cache = root / f"{name}-cache"
+        self.cache = root / (cache or f"{name}-cache")
+        self.before: list[str] = []  # a command, and its arguments, that is to start the other
         texts = root / "texts"
         if not texts.exists():
             texts.mkdir(parents=True)
@@ -90,7 +91,7 @@ class Trainer:
             "PYTHONPATH": str(REPOSITORY),
         }
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("marked.py")), *self.command, *more],
+            [*self.before, sys.executable, str(Path(__file__).with_name("marked.py")), *self.command, *more],
             cwd=REPOSITORY,
             env=environment,
             pass_fds=[writing],
@@ -131,7 +132,8 @@ class Marks:
         return bool(got)
 
 
-def run_to_the_end(trainer: Trainer) -> None:
+def run_to_the_end(trainer: Trainer, status: int = 0) -> str:
+    """Gives what the process said; it must end with that status."""
     process, pipe = trainer.start()
     os.set_blocking(pipe, True)
     marks = Marks(pipe)
@@ -139,8 +141,9 @@ def run_to_the_end(trainer: Trainer) -> None:
         pass
     said = process.communicate()[0]
     os.close(pipe)
-    if process.returncode:
+    if process.returncode != status:
         raise AssertionError(f"exit status {process.returncode}\n{said}")
+    return said
 
 
 def kill_at_random(trainer: Trainer, draw: random.Random, tally: Tally, phase: str) -> bool:

@@ -1,0 +1,172 @@
+"""Losses and gradients that are no numbers: nothing changes by them, and the run stops, skips or goes back."""
+
+import json
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from mini_gpt import sharding
+from mini_gpt.data import batches, corpora, tokenizers
+from mini_gpt.errors import UserError
+from mini_gpt.training import assembly, loop
+from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.spikes import Spikes
+from tests.training.interruption import PowerCut, assert_same_bits, cut_after
+
+FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__dropout": 0.2}
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Gives a function that makes the numbers of some batches bad, counted from 0 as the data has them."""
+    original = batches.TrainBatches.__getitem__
+
+    def make(*places):
+        def poisoned(self, place):
+            batch = original(self, place)
+            if place in places:
+                batch["weights"] = batch["weights"] * np.float32(math.inf)
+            return batch
+
+        monkeypatch.setattr(batches.TrainBatches, "__getitem__", poisoned)
+
+    return make
+
+
+def trained_on(config, places):
+    """Takes the step by hand, on the batches of those places in turn; None is a step that changes nothing."""
+    corpus = corpora.open_corpus(config.data)
+    run = assembly.assemble(config, sharding.make_mesh(config.mesh), corpus, tokenizers.fit(corpus, config.data))
+    state, step = run.first_state(), run.compiled_step()
+    for place in places:
+        if place is None:
+            state = state._replace(step=state.step + 1)
+        else:
+            state, _ = step(state, sharding.put_batch(run.train_batches[place], run.mesh))
+    return state
+
+
+def logged(workdir):
+    return [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+class Late:
+    """A metric that is not there yet when the step after it is started."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def is_ready(self):
+        return False
+
+    def __bool__(self):
+        return bool(self.value)
+
+    def __float__(self):
+        return float(self.value)
+
+
+@pytest.fixture(params=["at once", "a step later"])
+def told(request, monkeypatch):
+    """Has the loop learn of a step's numbers at once, or while the step after it is under way."""
+    if request.param == "at once":
+        return
+    make = assembly.Assembly.compiled_step
+
+    def compiled_step(run):
+        step = make(run)
+
+        def late(state, batch):
+            state, metrics = step(state, batch)
+            return state, {name: Late(value) for name, value in metrics.items()}
+
+        return late
+
+    monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_stopping_names_the_step_and_keeps_the_state_before_it(small, tmp_path, poison, told, accumulation, capsys):
+    config = small(train__accumulation_steps=accumulation, **FIELDS)
+    before = trained_on(config, range(5))
+    poison(5)
+    with pytest.raises(UserError) as raised:
+        loop.train(config, tmp_path, conclude=False)
+    found = re.fullmatch(
+        r"step 6: found loss (nan|inf), gradient norm nan at learning rate (\S+); step 5 is saved; go on with "
+        r"train\.nonfinite=skip or rewind, or anew with a lower optimizer\.learning_rate",
+        str(raised.value),
+    )
+    rate = config.optimizer.learning_rate * math.sqrt(config.optimizer.warmup_steps / 6)
+    assert float(found[2]) == pytest.approx(rate, rel=1e-3)
+    assert logged(tmp_path) == [1, 2, 3, 4, 5]
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), before)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
+    assert checkpoints.steps() == [4, 5]
+    assert_same_bits(checkpoints.restore(5, like), before)
+    with pytest.raises(UserError, match="step 6: found loss"):  # the same command comes to the same step
+        loop.train(config, tmp_path, conclude=False)
+    skipping = small(train__accumulation_steps=accumulation, train__nonfinite="skip", **FIELDS)
+    assert_same_bits(loop.train(skipping, tmp_path, conclude=False), trained_on(config, [0, 1, 2, 3, 4, None, 6, 7]))
+    assert logged(tmp_path) == list(range(1, 9))
+
+
+def test_bad_numbers_before_the_first_checkpoint(small, tmp_path, poison):
+    poison(0)
+    with pytest.raises(UserError, match=r"step 1: found loss .*; no step is saved yet; go on with"):
+        loop.train(small(**FIELDS), tmp_path, conclude=False)
+    config = small(train__nonfinite="rewind", **FIELDS)
+    assert_same_bits(loop.train(config, tmp_path, conclude=False), trained_on(config, range(1, 9)))
+
+
+def test_skipping_changes_nothing_but_the_count_up_to_a_limit(small, tmp_path, poison, told, caplog):
+    config = small(train__nonfinite="skip", train__nonfinite_limit=2, **FIELDS)
+    expected = trained_on(config, [0, None, 2, 3, 4, None, 6, 7])
+    poison(1, 5)
+    caplog.set_level("WARNING", "mini_gpt")
+    assert_same_bits(loop.train(config, tmp_path / "two", conclude=False), expected)
+    assert "step 2: found loss" in caplog.text and "skipped, 2 of at most 2" in caplog.text
+    rows = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert [row["step"] for row in rows if "train/loss" not in row] == [2, 6]
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    poison(1, 5, 6)
+    with pytest.raises(UserError, match=r"step 7: .*; step 4 is saved; train\.nonfinite_limit=2 such steps were to be"):
+        loop.train(config, tmp_path / "three", conclude=False)
+    with pytest.raises(UserError, match="step 7"):  # the count is in the checkpoint
+        loop.train(config, tmp_path / "three", conclude=False)
+
+
+def test_going_back_moves_the_data_on_and_is_resumed_exactly(small, tmp_path, poison, told, monkeypatch):
+    config = small(train__nonfinite="rewind", **FIELDS | {"train__steps": 14})
+    # Steps 1 to 6 take batches 0 to 5, the last of them bad; from 4 on then those from 6 on, of which 9, in step 8, is.
+    expected = trained_on(config, [0, 1, 2, 3, *range(10, 20)])
+    poison(5, 9)
+    assert_same_bits(loop.train(config, tmp_path / "whole", conclude=False), expected)
+    for steps in (7, 9):
+        with monkeypatch.context() as patch, pytest.raises(PowerCut):
+            cut_after(patch, steps)
+            loop.train(config, tmp_path / "cut", conclude=False)
+    assert_same_bits(loop.train(config, tmp_path / "cut", conclude=False), expected)
+    for name in ("whole", "cut"):
+        assert logged(tmp_path / name) == list(range(1, 15))
+        record = Checkpoints(tmp_path / name / "checkpoints", read_only=True).record(14)
+        assert (record.data_offset, record.bad_steps) == (6, 2)
+
+
+def test_going_back_ends_at_its_limit(small, tmp_path, poison):
+    poison(*range(5, 100))
+    config = small(train__nonfinite="rewind", train__nonfinite_limit=3, **FIELDS)
+    with pytest.raises(UserError, match=r"step 5: .*; step 4 is saved; train\.nonfinite_limit=3 such steps were to be"):
+        loop.train(config, tmp_path, conclude=False)
+
+
+def test_spikes_are_found_and_noise_is_not():
+    spikes, draw = Spikes(), np.random.default_rng(0)
+    assert all(spikes.found(x) is None for x in 4 + np.exp(-np.arange(1000) / 50) + 0.05 * draw.normal(size=1000))
+    said = spikes.found(5.0)
+    assert re.fullmatch(r"loss 5\.0000 is a spike: the median of the 10 losses logged before is (3\.9|4\.0)\d+", said)
+    assert spikes.found(3.9) is None

@@ -1,0 +1,94 @@
+"""SIGTERM and SIGINT save at the step under way; the same command then ends with the bits of a run left alone."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from mini_gpt.errors import UserError
+from mini_gpt.training import assembly, loop, stopping
+from mini_gpt.training import workdir as workdirs
+from tests.training.interruption import assert_same_bits
+from tests.training.test_loop import HARD, rows, without_rates
+
+
+def signal_in_step(monkeypatch, number, step_number):
+    """Sends this process a signal while a step is under way."""
+    make = assembly.Assembly.compiled_step
+
+    def compiled_step(run):
+        step, taken = make(run), []
+
+        def signalled(state, batch):
+            taken.append(None)
+            if len(taken) == step_number:
+                os.kill(os.getpid(), number)
+            return step(state, batch)
+
+        return signalled
+
+    monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_the_step_under_way_and_ends_with_its_status(
+    small, tmp_path, monkeypatch, number, status, capfd, caplog
+):
+    config = small(train__steps=9, train__log_every=4, checkpoint__every=4, eval__every=9, **HARD)
+    whole = loop.train(config, tmp_path / "whole", conclude=False)
+    caplog.set_level("INFO", "mini_gpt")
+    handler = signal.getsignal(number)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as left:
+        signal_in_step(patch, number, 6)
+        loop.train(config, tmp_path / "run", conclude=False)
+    assert left.value.code == status and signal.getsignal(number) is handler
+    assert "saving after this step; the same signal again leaves at once" in capfd.readouterr().err
+    assert "stopped at step 6, which is saved; the same command goes on from there" in caplog.text
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 4]  # no row that the other run has not
+    assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), whole)
+    one, other = ([without_rates(row) for row in rows(tmp_path / name)] for name in ("whole", "run"))
+    assert one == other
+
+
+def heed_and_wait(reading, ready):
+    with stopping.listening() as request:
+        ready.set()
+        reading.wait(30)
+        os._exit(request.signal or 0)
+
+
+def test_a_second_signal_leaves_at_once():
+    context = multiprocessing.get_context("spawn")
+    never, ready = context.Event(), context.Event()
+    process = context.Process(target=heed_and_wait, args=(never, ready))
+    process.start()
+    assert ready.wait(60)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(1)
+    assert process.exitcode is None
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(10)
+    assert process.exitcode == 143
+
+
+def hold(workdir, held, release):
+    with workdirs.locked(workdir, new=True):
+        held.set()
+        release.wait(60)
+
+
+def test_a_second_run_in_a_directory_is_refused_until_the_first_is_gone_however_that_ends(small, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(tmp_path, held, release))
+    process.start()
+    assert held.wait(60)
+    with pytest.raises(UserError, match=r"--workdir: another run is at work in \S+; wait for it, or name a new one"):
+        loop.train(small(), tmp_path)
+    assert not (tmp_path / "config.json").exists() and not (tmp_path / "checkpoints").exists()
+    process.kill()
+    process.join()
+    loop.train(small(train__steps=1), tmp_path, conclude=False)
+    with pytest.raises(UserError, match="another run has begun in"), workdirs.locked(tmp_path, new=True):
+        pass
