@@ -12,6 +12,7 @@ from tensorboardX import event_file_writer
 
 from mini_gpt import config as configs
 from mini_gpt import sharding
+from mini_gpt.data import corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model import parameters
@@ -44,6 +45,30 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(small, tm
     expected = list(map(without_rates, rows(tmp_path / "whole")))
     assert list(map(without_rates, rows(tmp_path / "cut"))) == expected
     assert [row["step"] for row in expected] == [1, 2, 3, 4, 6, 8, 9], "those that are due, each once"
+
+
+@pytest.mark.parametrize("before, after", [((1, 1, 1), (2, 2, 2)), ((2, 2, 2), (1, 1, 1))])
+def test_a_run_goes_on_on_another_number_of_devices(small, tmp_path, monkeypatch, before, after):
+    axes = ("mesh__data", "mesh__fsdp", "mesh__tensor")
+    here, there = ({**HARD, **dict(zip(axes, mesh, strict=True))} for mesh in (before, after))
+    loop.train(small(**here), tmp_path / "whole", conclude=False)
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        cut_after(patch, 6)
+        loop.train(small(**here), tmp_path / "moved", conclude=False)
+    seen, original = [], sharding.put_batch
+    monkeypatch.setattr(sharding, "put_batch", lambda batch, mesh: seen.append(batch) or original(batch, mesh))
+    moved = loop.train(small(**there), tmp_path / "moved", conclude=False)
+    kernel = moved.parameters["blocks"][0]["mlp"]["up"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape) == (32 // after[1], 128 // after[2])
+    np.testing.assert_array_equal(seen[0]["inputs"], batch_of(small(**there), 4)["inputs"])
+    losses = [[row["train/loss"] for row in rows(tmp_path / name)] for name in ("whole", "moved")]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def batch_of(config, place):
+    corpus = corpora.open_corpus(config.data)
+    run = assembly.assemble(config, sharding.make_mesh(config.mesh), corpus, tokenizers.fit(corpus, config.data))
+    return run.train_batches[place]
 
 
 def test_more_steps_go_on_where_the_schedule_has_no_end(small, tmp_path):
