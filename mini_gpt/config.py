@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from mini_gpt import files
-from mini_gpt.errors import UserError
+from mini_gpt.errors import UserError, shown
 from mini_gpt.schema import Config
 
 # What a run did that was written before the field was there, so that it is read and goes on.
@@ -50,7 +50,7 @@ def parse_override(text: str) -> tuple[str, str]:
     """Splits FIELD=VALUE. Raises UserError where there is no '='."""
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise UserError(f"override: found {text!r}; must be FIELD=VALUE, such as model.position=rope")
+        raise UserError(f"override: found {shown(text)}; must be FIELD=VALUE, such as model.position=rope")
     return name, value
 
 
@@ -171,7 +171,10 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(width, int):
         # SwiGLU has three matrices instead of two: 8/3 of the width keeps the count (Shazeer 2020), in multiples of 8.
         fill("d_ff", 8 * round(width / 3) if model.get("activation") == "swiglu" else 4 * width)
-    fill("max_positions", model.get("random_positions") or values.get("context_length"))
+    positions = [n for n in (model.get("random_positions"), values.get("context_length")) if isinstance(n, int)]
+    fill(
+        "max_positions", min(max(1, positions[0]), 2**31 - 1) if positions else None
+    )  # what these may not be, they say themselves
     fill("num_kv_heads", model.get("num_heads"))
     for name in ("embedding_dropout", "sublayer_dropout", "attention_dropout"):
         fill(name, model.get("dropout"))
@@ -206,7 +209,7 @@ def _leaf_types(cls: type, prefix: str = "") -> dict[str, Any]:
 
 def _build(cls: type, values: Any, prefix: str) -> Any:
     if not isinstance(values, Mapping):
-        raise UserError(f"{prefix.rstrip('.') or 'config'}: found {values!r}; must be a section of fields")
+        raise UserError(f"{prefix.rstrip('.') or 'config'}: found {shown(values)}; must be a section of fields")
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
@@ -249,9 +252,9 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
     elif hint is bool or hint is str:
         if isinstance(value, hint):
             return value
-    elif isinstance(value, int) and not isinstance(value, bool):
+    elif isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31:
         return value
-    raise UserError(f"{name}: found {value!r}; must be {_describe(hint)}")
+    raise UserError(f"{name}: found {shown(value)}; must be {_describe(hint)}")
 
 
 def _parse(text: str, hint: Any, name: str) -> Any:
@@ -267,7 +270,7 @@ def _parse(text: str, hint: Any, name: str) -> Any:
         return text
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
 
 
@@ -280,5 +283,11 @@ def _describe(hint: Any) -> str:
     if origin is tuple:
         count = "" if arguments[-1] is ... else f"{len(arguments)} of "
         return f"a tuple of {count}{_describe(arguments[0])}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "None"}
+    names = {
+        int: "a whole number below 2**31",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        types.NoneType: "None",
+    }
     return names[hint]

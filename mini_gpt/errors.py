@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+LONGEST_SHOWN = 200  # characters
 waits_for_others = False  # a process of several, which would wait at its end for those that have not failed
 
 
@@ -16,7 +17,13 @@ class UserError(Exception):
 def require(condition: bool, field: str, found: Any, right: str) -> None:
     """Raises UserError, "FIELD: found FOUND; RIGHT", unless the condition holds."""
     if not condition:
-        raise UserError(f"{field}: found {found!r}; {right}")
+        raise UserError(f"{field}: found {shown(found)}; {right}")
+
+
+def shown(found: Any) -> str:
+    """Gives a value as a message shows it: in one line, no longer than is read."""
+    text = repr(found)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def run(main: Callable[[], None]) -> None:

@@ -61,7 +61,8 @@ def write_text(path: Path, text: str) -> None:
     draft = path.with_name(path.name + ".draft")
     with writing(path):
         try:
-            with draft.open("w", encoding="utf-8") as file:
+            draft.unlink(missing_ok=True)  # a link that lies there must not be written through
+            with draft.open("x", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -95,6 +96,15 @@ def read_sealed(path: Path, *, must: bool = False) -> dict[str, Any]:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def check_links(directory: Path) -> None:
+    """Raises UserError where a link in a directory, however deep, leads out of it, as what is written would."""
+    root = directory.resolve()
+    for parent, directories, names in os.walk(root):
+        for path in (Path(parent, name) for name in (*directories, *names)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise UserError(f"{path}: found a link to {path.resolve()}; put what it leads to in its place")
 
 
 def unused(path: Path) -> Path:

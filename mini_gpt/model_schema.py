@@ -4,10 +4,11 @@ import dataclasses
 import difflib
 from typing import Literal
 
-from mini_gpt.errors import UserError, require
+from mini_gpt.errors import UserError, require, shown
 
 POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
 INPUT_POSITIONS = ("learned", "sinusoidal")  # these act once, at the input, so never per layer
+MOST_LAYERS, LARGEST = 4096, 2**24  # what no model has, so that a config from elsewhere can't ask for any memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,8 @@ class ModelConfig:
 
     def __post_init__(self):
         for name in ("max_positions", "num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff"):
-            require(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "must be at least 1")
+            most = {"num_layers": MOST_LAYERS, "max_positions": 2**31 - 1}.get(name, LARGEST)
+            require(1 <= getattr(self, name) <= most, f"model.{name}", getattr(self, name), f"must be in 1..{most}")
         for name in ("dropout", "embedding_dropout", "sublayer_dropout", "attention_dropout"):
             require(0 <= getattr(self, name) < 1, f"model.{name}", getattr(self, name), "must be in [0, 1)")
         require(
@@ -125,7 +127,8 @@ class ModelConfig:
                 near = difflib.get_close_matches(name, POSITIONS, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise UserError(
-                    f"model.position: found {name!r}; must be one of {', '.join(POSITIONS)}, or a tuple of them{hint}"
+                    f"model.position: found {shown(name)}; must be one of {', '.join(POSITIONS)}, or a tuple of "
+                    f"them{hint}"
                 )
             require(
                 len(pattern) == 1 or name not in INPUT_POSITIONS,
@@ -147,7 +150,7 @@ class ModelConfig:
         )
         for name in ("attention_window", "random_positions"):
             value = getattr(self, name)
-            require(value is None or value >= 1, f"model.{name}", value, "must be at least 1, or None")
+            require(value is None or 1 <= value <= LARGEST, f"model.{name}", value, f"must be in 1..{LARGEST}, or None")
         if "learned" in pattern and self.random_positions is not None:
             require(
                 self.random_positions <= self.max_positions,

@@ -1,5 +1,6 @@
 """A run directory, trained or in training, as one object: its config, tokenizer, corpus and parameters."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from flax import nnx
 
 from mini_gpt import config as configs
-from mini_gpt import devices, sharding
+from mini_gpt import devices, files, sharding
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
@@ -31,7 +32,8 @@ class Run:
         self.workdir = workdir
         self.checkpoint = checkpoint
         self.overrides = dict(overrides or {})
-        self.trained: Config = configs.read(workdir / workdirs.CONFIG)
+        files.check_links(workdir)
+        self.trained: Config = _with_a_cache_of_ours(configs.read(workdir / workdirs.CONFIG))
         self.config: Config = configs.override(self.trained, self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
         self.isolate_at = tokenizers.isolate_at(self.config.data, self.tokenizer.token_bytes)
@@ -79,3 +81,11 @@ class Run:
                 raise UserError(f"--override: found {name}; model.position={self.config.model.position} has no RoPE")
         if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
             raise UserError("--override: found model.rope.factor; it takes model.rope.scaling=linear, ntk or yarn too")
+
+
+def _with_a_cache_of_ours(config: Config) -> Config:
+    """Takes the run's cache directory only where it is one: the run may be from elsewhere, and name any directory."""
+    named = config.data.cache_dir
+    if named is None or any((Path(named).expanduser() / kind).is_dir() for kind in ("tokens", "tokenizers")):
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=None))

@@ -6,6 +6,7 @@ from typing import Literal
 from mini_gpt.errors import UserError, require
 from mini_gpt.model_schema import ModelConfig
 
+MOST_BATCH_TOKENS = 2**28  # at a time
 TASK = "task:"  # what the name of a corpus of task examples begins with
 
 
@@ -216,6 +217,12 @@ class Config:
             "train.objective",
             objective,
             "masked prediction needs both sides of the text: set model.causal=False",
+        )
+        require(
+            self.batch_tokens <= MOST_BATCH_TOKENS,
+            "train.batch_size",
+            self.train.batch_size,
+            f"batch_size × context_length / accumulation_steps must be at most {MOST_BATCH_TOKENS} tokens",
         )
         self._check_mesh()
 

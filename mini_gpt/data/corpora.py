@@ -5,6 +5,7 @@ import difflib
 import glob
 import hashlib
 import io
+import itertools
 import logging
 import os
 import socket
@@ -134,6 +135,12 @@ def _text(pattern: str) -> Corpus:
             found = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
             raise UserError(f"{path}: found {found}, which is not UTF-8; convert the file to UTF-8") from None
 
+    if glob.has_magic(pattern):  # a file that is named by itself may be a link
+        fixed = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).expanduser().parts)
+        root = Path(*fixed).resolve()
+        for path in paths:
+            if not (leads_to := Path(path).resolve()).is_relative_to(root):
+                raise UserError(f"data.path: {path} is a link to {leads_to}, out of {root}; put the file in its place")
     digest = hashlib.sha256()
     for path in paths:
         text = read(path).encode()

@@ -27,6 +27,7 @@ from mini_gpt.training.state import TrainState
 FORMAT = 2
 READABLE = (1, 2)  # 1: without checksums, its validation loss in a file of Orbax's
 DAMAGED = "damaged"  # the directory, beside that of checkpoints, of those that are not what was written
+MOST_COMPRESSED = 100  # times; of weights, which are nearly random, no tenth can be spared
 NOT_DAMAGE = (UserError, PermissionError, MemoryError)  # these say nothing of what was read
 
 log = logging.getLogger(__name__)
@@ -180,6 +181,10 @@ class Checkpoints:
 
     def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
         body = self._body(step)
+        declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+        held = sum(path.stat().st_size for path in (self.directory / str(step)).rglob("*") if path.is_file())
+        if declared > MOST_COMPRESSED * held:
+            raise Damaged(f"{held:,} bytes can't hold the {declared:,} of its arrays")
         args = ocp.args.Composite(**{name: ocp.args.StandardRestore(part) for name, part in like.items()})
         restored = _read(lambda: self.manager.restore(step, args=args))
         if body["format"] > 1:

@@ -33,6 +33,7 @@ def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer |
 
     Raises UserError where the directory holds another run, with the fields that differ; writes nothing in it.
     """
+    files.check_links(workdir)
     if (workdir / CONFIG).exists():
         check_same_config(workdir, config)
         check_corpus(workdir, corpus)
