@@ -111,15 +111,14 @@ class Silent:
 
 
 def _drop_rows_after(path: Path, step: int) -> None:
-    """Keeps the rows up to a step, and drops a last one that was cut off while it was written."""
+    """Keeps the rows up to a step, and drops what is none, as a last one that was cut off while it was written."""
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        if row["step"] <= step:
-            kept.append(line + "\n")
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
     files.write_text(path, "".join(kept))

@@ -1,6 +1,7 @@
 """Checkpoints are what was written, or are found damaged; those of every format are read."""
 
 import contextlib
+import json
 import random
 import shutil
 import zipfile
@@ -19,7 +20,7 @@ from mini_gpt.data import corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.run import Run
 from mini_gpt.training import assembly, loop
-from mini_gpt.training.checkpoint import Checkpoints, Damaged
+from mini_gpt.training.checkpoint import READABLE, Checkpoints, Damaged
 from mini_gpt.training.checksums import checksums
 from tests.training.interruption import assert_same_bits
 
@@ -161,8 +162,9 @@ def test_any_flipped_bit_changes_both_sums():
         assert before[:8] != after[:8] and before[8:] != after[8:]
 
 
-def test_a_run_of_format_1_is_read_and_goes_on(tmp_path):
-    zipfile.ZipFile(HERE / "format_1.zip").extractall(tmp_path)
+@pytest.mark.parametrize("version", READABLE)
+def test_a_run_of_each_format_is_read_and_goes_on(tmp_path, version):
+    zipfile.ZipFile(HERE / f"format_{version}.zip").extractall(tmp_path)
     workdir = tmp_path / "run"
     overrides = {"data.path": str(tmp_path / "text.txt"), "data.cache_dir": str(tmp_path / "cache")}
     assert Run(workdir, checkpoint="2", overrides=overrides).step == 2
@@ -172,3 +174,5 @@ def test_a_run_of_format_1_is_read_and_goes_on(tmp_path):
     assert losses.keys() == {2, 4} and losses[best] == min(losses.values())
     config = configs.override(configs.read(workdir / "config.json"), overrides | {"train.steps": "6"})
     assert int(loop.train(config, workdir, conclude=False).step) == 6
+    steps = [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]

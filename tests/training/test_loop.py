@@ -166,6 +166,17 @@ def test_a_continued_run_shows_each_step_once_even_within_a_second(small, tmp_pa
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
 
 
+def test_what_is_no_row_is_dropped_and_nothing_else(small, tmp_path):
+    loop.train(small(train__steps=4), tmp_path, conclude=False)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(
+        b"".join([lines[0], lines[1].replace(b"{", b"\xff"), lines[2], b"3\n[]\n", lines[3], lines[3][:9]])
+    )
+    loop.train(small(train__steps=6), tmp_path, conclude=False)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 3, 4, 5, 6]
+
+
 def test_the_last_checkpoints_and_the_best_are_kept_and_found_again(small, tmp_path, monkeypatch):
     losses = iter([5.0, 2.0, 3.0, 4.0, 6.0, 7.0])
 
