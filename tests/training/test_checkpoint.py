@@ -25,6 +25,7 @@ from mini_gpt.training.checksums import checksums
 from tests.training.interruption import assert_same_bits
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of readers that gave up
 
 
 @pytest.fixture
