@@ -79,6 +79,7 @@ def test_extrapolation_writes_one_result_in_four_forms(monkeypatch, trained, cap
     assert said.count("undefined: model.max_positions: the learned table has 32 positions") == 1
 
 
+@pytest.mark.slow
 def test_scaling_is_an_override_and_stands_beside_the_plain_result(monkeypatch, trained):
     workdir = trained(model__position="rope", model__num_layers=2)
     asked = [f"--workdir={workdir}", "--suite=extrapolation", "--lengths=2x", "--strides=1x"]

@@ -188,6 +188,7 @@ def test_what_the_split_is_too_short_for_is_refused_before_training(monkeypatch,
     assert trainings == []
 
 
+@pytest.mark.slow
 def test_masked_models_and_losses_that_are_no_number_leave_a_table(monkeypatch, flags, tmp_path, caplog):
     caplog.set_level("INFO", "mini_gpt")
     masked = [*flags, "--config.model.causal=False", "--config.train.objective=masked", "--config.train.steps=2"]
@@ -204,6 +205,7 @@ def test_masked_models_and_losses_that_are_no_number_leave_a_table(monkeypatch, 
     assert "| 1e-3 | 2 |" in (tmp_path / "broken" / "perplexity.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_field_may_be_right_in_the_combinations_alone(monkeypatch, flags, tmp_path):
     arguments = [*flags, "--config.model.num_heads=3", "--vary=model.d_model=33,48", "--config.model.position=alibi"]
     arguments = [a for a in arguments if a not in ("--config.model.num_heads=4", "--config.model.d_model=32")]

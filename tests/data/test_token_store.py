@@ -80,3 +80,36 @@ def test_nothing_to_train_on_ends_in_one_line(small, tmp_path, texts, overrides,
         (tmp_path / f"{number}.txt").write_text(text)
     with pytest.raises(UserError, match=message):
         open_store(small(data__path=str(tmp_path / "*.txt"), **overrides)).split("validation")
+
+
+@pytest.mark.parametrize("name", ["train.tokens", "test.tokens", "meta.json"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_store_is_built_again(small, name, damage, caplog):
+    store = open_store(small())
+    whole = {path.name: path.read_bytes() for path in store.directory.iterdir()}
+    path, content = store.directory / name, bytearray(whole[name])
+    content[len(content) // 2] ^= 4
+    if damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(content if damage == "flip" else content[:-1] if name != "meta.json" else content[:-9])
+    again = open_store(small())
+    assert {path.name: path.read_bytes() for path in again.directory.iterdir()} == whole
+    assert f"{store.directory} is damaged (" in caplog.text and "it is built again" in caplog.text
+    caplog.clear()
+    open_store(small())
+    assert "damaged" not in caplog.text
+
+
+def test_a_damaged_tokenizer_of_the_cache_is_made_again_and_one_of_a_run_is_refused(small, tmp_path, caplog):
+    config = small(data__tokenizer="bpe", data__vocab_size=300)
+    corpus = corpora.open_corpus(config.data)
+    whole = tokenizers.fit(corpus, config.data)
+    (path,) = (tmp_path / "cache" / "tokenizers").glob("*/*")
+    right = path.read_text()
+    path.write_text(right.replace('"the"', '"teh"', 1).replace('"a"', '"b"', 1))
+    assert path.read_text() != right
+    with pytest.raises(UserError, match=r"tokenizer\.json: .*its sha256 is another: damaged, or changed by hand"):
+        tokenizers.load(path.parent)
+    assert tokenizers.fit(corpus, config.data).to_dict() == whole.to_dict() and path.read_text() == right
+    assert "it is made again" in caplog.text

@@ -69,7 +69,7 @@ class Late:
         return float(self.value)
 
 
-@pytest.fixture(params=["at once", "a step later"])
+@pytest.fixture(params=["at once", pytest.param("a step later", marks=pytest.mark.slow)])
 def told(request, monkeypatch):
     """Has the loop learn of a step's numbers at once, or while the step after it is under way."""
     if request.param == "at once":
@@ -88,7 +88,7 @@ def told(request, monkeypatch):
     monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_stopping_names_the_step_and_keeps_the_state_before_it(small, tmp_path, poison, told, accumulation, capsys):
     config = small(train__accumulation_steps=accumulation, **FIELDS)
     before = trained_on(config, range(5))

@@ -60,7 +60,9 @@ def remove(path: Path, draw: random.Random) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, remove])
+@pytest.mark.parametrize(
+    "damage", [flip, *(pytest.param(other, marks=pytest.mark.slow) for other in (truncate, remove))]
+)
 def test_whatever_file_is_damaged_the_state_is_one_that_was_written(written, tmp_path, damage, caplog):
     """Each file of the last checkpoint in turn: its state comes back bit for bit, or it is set aside whole."""
     directory, like, states = written

@@ -32,7 +32,7 @@ def without_rates(row):
     return {name: value for name, value in row.items() if name != "train/tokens_per_second"}
 
 
-@pytest.mark.parametrize("mesh", [1, 4])
+@pytest.mark.parametrize("mesh", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(small, tmp_path, monkeypatch, mesh):
     config = small(train__steps=9, checkpoint__every=2, eval__every=3, train__log_every=4, mesh__data=mesh, **HARD)
     whole = loop.train(config, tmp_path / "whole")
@@ -47,7 +47,9 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(small, tm
     assert [row["step"] for row in expected] == [1, 2, 3, 4, 6, 8, 9], "those that are due, each once"
 
 
-@pytest.mark.parametrize("before, after", [((1, 1, 1), (2, 2, 2)), ((2, 2, 2), (1, 1, 1))])
+@pytest.mark.parametrize(
+    "before, after", [((1, 1, 1), (2, 2, 2)), pytest.param((2, 2, 2), (1, 1, 1), marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_on_another_number_of_devices(small, tmp_path, monkeypatch, before, after):
     axes = ("mesh__data", "mesh__fsdp", "mesh__tensor")
     here, there = ({**HARD, **dict(zip(axes, mesh, strict=True))} for mesh in (before, after))
