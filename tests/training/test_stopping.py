@@ -9,6 +9,7 @@ import pytest
 from mini_gpt.errors import UserError
 from mini_gpt.training import assembly, loop, stopping
 from mini_gpt.training import workdir as workdirs
+from mini_gpt.training.checkpoint import Checkpoints
 from tests.training.interruption import assert_same_bits
 from tests.training.test_loop import HARD, rows, without_rates
 
@@ -45,6 +46,7 @@ def test_a_signal_saves_the_step_under_way_and_ends_with_its_status(
     assert left.value.code == status and signal.getsignal(number) is handler
     assert "saving after this step; the same signal again leaves at once" in capfd.readouterr().err
     assert "stopped at step 6, which is saved; the same command goes on from there" in caplog.text
+    assert Checkpoints(tmp_path / "run" / "checkpoints", read_only=True).steps() == [4, 6]
     assert [row["step"] for row in rows(tmp_path / "run")] == [1, 4]  # no row that the other run has not
     assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), whole)
     one, other = ([without_rates(row) for row in rows(tmp_path / name)] for name in ("whole", "run"))
