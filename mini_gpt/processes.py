@@ -69,9 +69,13 @@ def start(asked: Job, timeout: float = START_TIMEOUT) -> int:
     return job.process_id
 
 
+def are_several() -> bool:
+    return jax.distributed.is_initialized()
+
+
 def is_first() -> bool:
     """Says whether this process is the one that writes files and speaks."""
-    return not jax.distributed.is_initialized() or jax.process_index() == 0
+    return not are_several() or jax.process_index() == 0
 
 
 def wait_for_all(what: str) -> None:

@@ -17,7 +17,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.model import parameters
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
-from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.checkpoint import DAMAGED, Checkpoints, Damaged
 from mini_gpt.training.optimizer import make_optimizer
 
 
@@ -36,13 +36,18 @@ def relayout(workdir: Path, to: Path) -> None:
         steps = source.steps()
         if not steps:
             raise UserError(f"--workdir: {workdir} has no checkpoint yet; train it first")
-        shutil.copytree(workdir, to, ignore=shutil.ignore_patterns(workdirs.CHECKPOINTS, workdirs.CONFIG))
-        with contextlib.closing(Checkpoints(to / workdirs.CHECKPOINTS, keep=len(steps))) as target:
-            for step in steps:
-                state = parameters.laid_out(source.restore(step, like), changed_like, stacked=stacked)
-                target.save(step, state, source.record(step))
-    settled = json.dumps(files.sealed(configs.to_dict(changed)), indent=2) + "\n"
-    files.write_text(to / workdirs.CONFIG, settled)  # last: with it the directory is a run's
+        with files.directory_written_whole(to) as draft:
+            left = (workdirs.CHECKPOINTS, workdirs.CONFIG, workdirs.LOCK, DAMAGED)
+            shutil.copytree(workdir, draft, ignore=shutil.ignore_patterns(*left), dirs_exist_ok=True)
+            with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS, keep=len(steps))) as target:
+                for step in steps:
+                    try:
+                        state = parameters.laid_out(source.restore(step, like), changed_like, stacked=stacked)
+                        target.save(step, state, source.record(step))
+                    except Damaged as reason:
+                        raise UserError(f"{workdir}: checkpoint {step} is damaged ({reason}); move it away") from None
+            settled = json.dumps(files.sealed(configs.to_dict(changed)), indent=2) + "\n"
+            files.write_text(draft / workdirs.CONFIG, settled)
     print(f"{to}/ has the run with model.scan_layers={stacked}, steps {', '.join(map(str, steps))}")
 
 

@@ -5,9 +5,11 @@ arrays. What does not agree with it when it is read is damaged; training then se
 """
 
 import dataclasses
+import errno
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ FORMAT = 2
 READABLE = (1, 2)  # 1: without checksums, its validation loss in a file of Orbax's
 DAMAGED = "damaged"  # the directory, beside that of checkpoints, of those that are not what was written
 MOST_COMPRESSED = 100  # times; of weights, which are nearly random, no tenth can be spared
-NOT_DAMAGE = (UserError, PermissionError, MemoryError)  # these say nothing of what was read
+NOT_DAMAGE = (UserError, PermissionError, MemoryError)  # these say nothing of what was read, nor do these numbers
+NO_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ESTALE)
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ class Record:
     validation_loss: float | None = None
     data_offset: int = 0
     bad_steps: int = 0
+    scheduled: bool = True  # False: saved because the run was stopped, which another run of the same config was not
 
 
 class Damaged(Exception):
@@ -59,6 +63,7 @@ class Checkpoints:
             create=not read_only,
             cleanup_tmp_directories=not read_only,
             save_interval_steps=0 if read_only else 1,
+            lightweight_initialize=True,  # it would read, and stumble over, what stands in old metrics files
         )
         self.directory = directory
         self.records: dict[int, Record] = {}
@@ -99,22 +104,29 @@ class Checkpoints:
             way_out = f"--checkpoint={others} is there too" if others else "there is no other one"
             raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {way_out}") from None
 
-    def restore_last(self, like: TrainState) -> tuple[int, TrainState, Record] | None:
-        """Reads the last checkpoint that is whole, and sets those after it aside; None where there is no checkpoint.
+    def restore_last(self, like: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
+        """Reads the last checkpoint that is whole, or the last such that was scheduled; sets all damaged ones aside.
+
+        Gives None where there is no checkpoint.
 
         Raises UserError, with nothing moved, where none is whole.
         """
         damaged: dict[int, Damaged] = {}
+        found = None
         for step in reversed(self.steps()):
             try:
-                state, reason = self.restore(step, like), None
-            except Damaged as found:
-                state, reason = None, found
-            if _for_all(reason is None):
-                for later, why in damaged.items():
-                    self._set_aside(later, why)
-                return step, state, self.record(step)
-            damaged[step] = reason or Damaged("as another process finds")
+                record, reason = self.record(step), None
+                if found is None and (record.scheduled or not scheduled):
+                    found = step, self.restore(step, like), record
+            except Damaged as what:
+                reason = what
+            if not _for_all(reason is None):
+                damaged[step] = reason or Damaged("as another process finds")
+                found = found if found and found[0] > step else None
+        if found:
+            for step, reason in damaged.items():
+                self._set_aside(step, reason)
+            return found
         if damaged:
             step, reason = next(iter(damaged.items()))
             raise UserError(
@@ -122,6 +134,12 @@ class Checkpoints:
                 f"back, or delete {self.directory} to begin anew"
             )
         return None
+
+    def delete_after(self, step: int) -> None:
+        """Deletes the checkpoints past a step, to which a run goes back."""
+        for later in [other for other in self.steps() if other > step]:
+            self.manager.delete(later)
+            self.records.pop(later, None)
 
     def record(self, step: int) -> Record:
         """Gives what stands beside a state. Raises Damaged, or UserError for an unknown format."""
@@ -162,6 +180,12 @@ class Checkpoints:
         self.wait()
         self.manager.close()
 
+    def is_scheduled(self, step: int) -> bool:
+        try:
+            return self.record(step).scheduled
+        except Damaged:
+            return False
+
     def _loss(self, step: int) -> float | None:
         try:
             return self.record(step).validation_loss
@@ -190,7 +214,7 @@ class Checkpoints:
         if body["format"] > 1:
             parts = {name: restored[name] for name in like}
             for name, found in checksums(parts).items():
-                if found != body["checksums"].get(name):
+                if found != body.get("checksums", {}).get(name):
                     raise Damaged(f"{name} has another checksum than when it was written")
         return restored
 
@@ -218,7 +242,9 @@ class _LastAndBest:
         steps = [checkpoint.step for checkpoint in checkpoints]
         best = min(reversed(steps), key=self.checkpoints.rank, default=None)
         has_loss = best is not None and math.isfinite(self.checkpoints.rank(best))
-        return [step in steps[-self.keep :] or (has_loss and step == best) for step in steps]
+        # To the last scheduled one a run may go back.
+        scheduled = max((step for step in steps if self.checkpoints.is_scheduled(step)), default=None)
+        return [step in (*steps[-self.keep :], scheduled) or (has_loss and step == best) for step in steps]
 
 
 def _record(body: dict[str, Any], directory: Path) -> Record:
@@ -226,7 +252,7 @@ def _record(body: dict[str, Any], directory: Path) -> Record:
         path = directory / "metrics" / "metrics"
         metrics = _read(lambda: json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
         return Record(validation_loss=metrics.get("validation_loss"))
-    return _read(lambda: Record(**{field.name: body[field.name] for field in dataclasses.fields(Record)}))
+    return Record(**{field.name: body[field.name] for field in dataclasses.fields(Record) if field.name in body})
 
 
 def _read(reading: Callable[[], Any]) -> Any:
@@ -236,7 +262,7 @@ def _read(reading: Callable[[], Any]) -> Any:
     except NOT_DAMAGE:
         raise
     except Exception as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
+        if getattr(error, "errno", None) in NO_DAMAGE or re.search("RESOURCE_EXHAUSTED|PERMISSION_DENIED", str(error)):
             raise
         raise Damaged((str(error).strip().splitlines() or [type(error).__name__])[0][:200]) from error
 

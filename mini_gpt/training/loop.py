@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from mini_gpt import devices, processes, sharding
 from mini_gpt.data import batches, corpora, tokenizers
@@ -61,6 +62,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         if new and processes.is_first():
             origins.record(workdir, origin)
             workdirs.claim(workdir, config, corpus, tokenizer)
+        processes.wait_for_all("have the directory")
         state, stop = _train(run, workdir, first_parameters)
     if stop.signal is not None:
         log.info(f"stopped at step {int(state.step)}, which is saved; the same command goes on from there")
@@ -76,7 +78,9 @@ def _train(run: Assembly, workdir: Path, first_parameters: Parameters | None) ->
 
     def first() -> TrainState:
         state = run.first_state()
-        return state if first_parameters is None else state._replace(parameters=first_parameters)
+        if first_parameters is None:
+            return state
+        return state._replace(parameters=jax.tree.map(jnp.copy, first_parameters))  # a step takes what it is given
 
     with (
         contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=run.config.checkpoint.keep)) as checkpoints,
@@ -135,11 +139,14 @@ class _Steps:
             except _BadNumbers as bad:
                 if self.config.train.nonfinite != "rewind" or bad.count > self.config.train.nonfinite_limit:
                     raise UserError(f"{bad}; {self._kept(bad)}") from None
-                self.checkpoints.wait()
-                start, state, _ = self.checkpoints.restore_last(self.run.like) or (0, self.first(), None)
-                record = Record(data_offset=bad.record.data_offset + bad.step - start, bad_steps=bad.count)
-                log.warning(f"{bad}: back to step {start}, with the data moved on by {record.data_offset} batches")
-                self.reporter.drop_after(start)
+                said, step, count, offset = str(bad), bad.step, bad.count, bad.record.data_offset
+            # Out of the handler, which holds the state: two of them need not fit.
+            self.checkpoints.wait()
+            start, state, _ = self.checkpoints.restore_last(self.run.like, scheduled=True) or (0, self.first(), None)
+            record = Record(data_offset=offset + step - start, bad_steps=count)
+            log.warning(f"{said}: back to step {start}, with the data moved on by {record.data_offset} batches")
+            self.checkpoints.delete_after(start)
+            self.reporter.drop_after(start)
 
     def _until_bad_numbers(self, start: int, state: TrainState, record: Record) -> TrainState:
         config, evaluator, reporter = self.config, self.run.evaluator, self.reporter
@@ -168,7 +175,8 @@ class _Steps:
             saves = last or step % config.checkpoint.every == 0
             stops = self.stop.reached(step)
             if not (evaluates or saves or stops):
-                if metrics["loss"].is_ready():  # on CPUs a step is done when it comes back
+                # On CPUs a step is done when it comes back. Several processes must not differ in what they found ready.
+                if not processes.are_several() and metrics["loss"].is_ready():
                     settle(step, metrics)
                 else:
                     behind = (step, metrics)
@@ -186,7 +194,8 @@ class _Steps:
                 self._report(step, row)
             if saves or stops:
                 reporter.flush()
-                self.checkpoints.save(step, state, dataclasses.replace(record, validation_loss=validation_loss))
+                record = dataclasses.replace(record, validation_loss=validation_loss, scheduled=saves)
+                self.checkpoints.save(step, state, record)
             if stops:
                 break
             self.clock.restart(step)
@@ -212,7 +221,8 @@ class _Steps:
         before, train = bad.step - 1, self.config.train
         self.reporter.flush()
         if before > 0 and train.nonfinite != "skip" and before not in self.checkpoints.steps():
-            self.checkpoints.save(before, bad.state, bad.record)
+            unplanned = dataclasses.replace(bad.record, validation_loss=None, scheduled=False)
+            self.checkpoints.save(before, bad.state, unplanned)
         self.checkpoints.wait()
         saved = max(self.checkpoints.steps(), default=0)
         kept = f"step {saved} is saved" if saved else "no step is saved yet"

@@ -5,24 +5,27 @@ import os
 import signal
 from collections.abc import Iterator
 
-import jax
 from jax.experimental import multihost_utils
+
+from mini_gpt import processes
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Whether, and by which signal, this run was asked to stop."""
+    """heard: the signal that came to this process. signal: that by which the run ends, in all processes alike."""
 
     def __init__(self):
+        self.heard: int | None = None
         self.signal: int | None = None
 
     def reached(self, step: int) -> bool:
         """Says whether the run ends with this step; must be asked after every step, by all processes."""
-        if jax.distributed.is_initialized() and multihost_utils.reached_preemption_sync_point(step):
-            self.signal = self.signal or signal.SIGTERM  # which may have come to another process
-            return True
-        return self.signal is not None and not jax.distributed.is_initialized()
+        if not processes.are_several():
+            self.signal = self.heard
+        elif multihost_utils.reached_preemption_sync_point(step):
+            self.signal = self.heard or signal.SIGTERM  # which may have come to another process
+        return self.signal is not None
 
     @property
     def exit_status(self) -> int:
@@ -37,18 +40,17 @@ def listening() -> Iterator[StopRequest]:
     Of several processes, JAX's own handler takes SIGTERM and tells the others; SIGINT is passed on to it.
     """
     request = StopRequest()
-    several = jax.distributed.is_initialized()
 
     def hear(number: int, _) -> None:
-        if request.signal is not None:
+        if request.heard is not None:
             os._exit(128 + number)
-        request.signal = number
-        if several:
+        request.heard = number
+        if processes.are_several():
             os.kill(os.getpid(), signal.SIGTERM)
         # Not by the logger, or print: the signal may have come in the midst of either.
         os.write(2, b"\nsaving after this step; the same signal again leaves at once\n")
 
-    heard = [signal.SIGINT] if several else SIGNALS
+    heard = [signal.SIGINT] if processes.are_several() else SIGNALS
     before = {number: signal.signal(number, hear) for number in heard}
     try:
         yield request

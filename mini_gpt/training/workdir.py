@@ -1,8 +1,10 @@
 """The files of a run directory, and who may go on in it."""
 
 import contextlib
+import errno
 import fcntl
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.schema import Config
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
+log = logging.getLogger(__name__)
 LOCK = "lock"  # a file of no content, which the process that trains holds
 
 FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")
@@ -55,6 +58,10 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"--workdir: another run is at work in {workdir}; wait for it, or name a new one") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
+                raise
+            log.warning(f"{workdir}: this file system has no locks ({error.strerror}); start no second run here")
         if new and (workdir / CONFIG).exists():
             raise UserError(f"--workdir: another run has begun in {workdir}; the same command goes on from it")
         yield

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import signal
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.spikes import Spikes
 from tests.training.interruption import PowerCut, assert_same_bits, cut_after
+from tests.training.test_stopping import signal_in_step
 
 FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__dropout": 0.2}
 
@@ -155,6 +157,43 @@ def test_going_back_moves_the_data_on_and_is_resumed_exactly(small, tmp_path, po
         assert logged(tmp_path / name) == list(range(1, 15))
         record = Checkpoints(tmp_path / name / "checkpoints", read_only=True).record(14)
         assert (record.data_offset, record.bad_steps) == (6, 2)
+
+
+def test_stopping_after_a_resume_leaves_the_best_checkpoint_the_best(small, tmp_path, poison):
+    fields = FIELDS | {"eval__every": 4, "checkpoint__keep": 1}
+    loop.train(small(**fields | {"train__steps": 4}), tmp_path, conclude=False)
+    poison(6)
+    with pytest.raises(UserError, match=r"step 7: found loss .*; step 6 is saved"):
+        loop.train(small(**fields), tmp_path, conclude=False)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
+    assert checkpoints.steps() == [4, 6] and checkpoints.resolve("best") == 4
+    assert checkpoints.record(6).validation_loss is None
+
+
+def test_a_run_from_other_weights_goes_back_to_them(small, tmp_path, poison):
+    loop.train(small(**FIELDS), tmp_path / "origin", conclude=False)
+    config = small(train__nonfinite="rewind", **FIELDS)
+    plain = loop.train(config, tmp_path / "plain", init_from=tmp_path / "origin", conclude=False)
+    poison(2)
+    state = loop.train(config, tmp_path / "run", init_from=tmp_path / "origin", conclude=False)
+    first, second = (
+        [json.loads(row) for row in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("plain", "run")
+    )
+    assert first[0]["train/parameter_norm"] == second[0]["train/parameter_norm"] and len(second) == 8
+    assert int(state.step) == int(plain.step) == 8
+
+
+def test_a_stop_does_not_change_where_a_run_goes_back_to(small, tmp_path, poison, monkeypatch):
+    config = small(train__nonfinite="rewind", **FIELDS | {"checkpoint__keep": 1})
+    poison(6)
+    whole = loop.train(config, tmp_path / "whole", conclude=False)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        signal_in_step(patch, signal.SIGTERM, 5)
+        loop.train(config, tmp_path / "stopped", conclude=False)
+    assert Checkpoints(tmp_path / "stopped" / "checkpoints", read_only=True).steps() == [4, 5]
+    assert_same_bits(loop.train(config, tmp_path / "stopped", conclude=False), whole)
+    assert logged(tmp_path / "stopped") == logged(tmp_path / "whole") == list(range(1, 9))
 
 
 def test_going_back_ends_at_its_limit(small, tmp_path, poison):

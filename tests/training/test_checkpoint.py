@@ -109,6 +109,19 @@ def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_bits_of_one_that_w
     assert rows == [12, 12]
 
 
+def test_an_old_format_with_damaged_metrics_and_a_damaged_one_that_is_not_the_last(written, tmp_path, caplog):
+    directory, like, states = written
+    (directory / "4" / "format" / "metadata").write_text("{")
+    step, state, _ = restore_last(directory, like)
+    assert step == 8 and (directory.parent / "damaged" / "checkpoints-4").exists()
+    assert_same_bits(state, states[8])
+    zipfile.ZipFile(HERE / "format_1.zip").extractall(tmp_path / "old")
+    old = tmp_path / "old" / "run" / "checkpoints"
+    (old / "4" / "metrics" / "metrics").write_text('{"validation_')
+    with contextlib.closing(Checkpoints(old, read_only=True)) as checkpoints:
+        assert checkpoints.steps() == [2, 4] and checkpoints.resolve("best") == 2
+
+
 def test_a_swapped_array_is_found_even_where_orbax_finds_nothing(written, monkeypatch):
     directory, like, _ = written
 

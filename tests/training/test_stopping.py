@@ -57,7 +57,7 @@ def heed_and_wait(reading, ready):
     with stopping.listening() as request:
         ready.set()
         reading.wait(30)
-        os._exit(request.signal or 0)
+        os._exit(request.heard or 0)
 
 
 def test_a_second_signal_leaves_at_once():
