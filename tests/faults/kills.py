@@ -3,6 +3,7 @@ a run that nobody killed: python -m tests.faults.kills --kills=200 --seed=0"""
 
 import argparse
 import collections
+import itertools
 import json
 import logging
 import os
@@ -178,8 +179,9 @@ def kill_at_random(trainer: Trainer, draw: random.Random, tally: Tally, phase: s
 def torture(trainer: Trainer, kills: int, draw: random.Random) -> Tally:
     """Kills a run so many times, then lets it end; one that ends before is begun anew."""
     tally = Tally()
-    for number in range(kills):
-        phase = list(PHASES)[number % len(PHASES)]
+    for phase in itertools.cycle(PHASES):
+        if tally.kills == kills:
+            break
         if phase == "data":
             shutil.rmtree(trainer.cache, ignore_errors=True)  # what is derived may go at any time
         if not kill_at_random(trainer, draw, tally, phase):
