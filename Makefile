@@ -1,6 +1,7 @@
 # make train and make test do all the set-up; nothing but Python 3.11 or newer, with venv and pip, is needed.
 PYTHON ?= python3
 VENV ?= .venv
+SLOW ?= tests
 
 .PHONY: train test test-slow test-newest test-oldest faults lint sharding-tables clean
 
@@ -13,7 +14,7 @@ test: $(VENV)/installed-dev
 	$(VENV)/bin/python -m pytest -q -n 2 -m "not slow" tests
 
 test-slow: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest -q -n 2 -m slow tests
+	$(VENV)/bin/python -m pytest -q -n 2 -m slow $(SLOW)
 
 # Training processes killed at random moments, compared with one that nobody killed; a quarter of an hour.
 faults: $(VENV)/installed-dev
