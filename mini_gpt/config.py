@@ -172,9 +172,8 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
         # SwiGLU has three matrices instead of two: 8/3 of the width keeps the count (Shazeer 2020), in multiples of 8.
         fill("d_ff", 8 * round(width / 3) if model.get("activation") == "swiglu" else 4 * width)
     positions = [n for n in (model.get("random_positions"), values.get("context_length")) if isinstance(n, int)]
-    fill(
-        "max_positions", min(max(1, positions[0]), 2**31 - 1) if positions else None
-    )  # what these may not be, they say themselves
+    # Within bounds: what is wrong with the field that it follows, that field says.
+    fill("max_positions", min(max(1, positions[0]), 2**31 - 1) if positions else None)
     fill("num_kv_heads", model.get("num_heads"))
     for name in ("embedding_dropout", "sublayer_dropout", "attention_dropout"):
         fill(name, model.get("dropout"))

@@ -269,7 +269,7 @@ def _read(reading: Callable[[], Any]) -> Any:
 
 def _for_all(verdict: bool) -> bool:
     """Says whether all processes came to a verdict."""
-    if not jax.distributed.is_initialized():
+    if not processes.are_several():
         return verdict
     return bool(np.all(multihost_utils.process_allgather(np.array(verdict))))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import os
@@ -13,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 from mini_gpt import devices, processes, sharding
 from mini_gpt.data import batches, corpora, tokenizers
@@ -56,14 +56,21 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     if new:
         tokenizer = origin.tokenizer if origin else tokenizers.fit(corpus, config.data)
     run = assembly.assemble(config, mesh, corpus, tokenizer)
-    first_parameters = origin.parameters(config, run.like.parameters) if origin else None
+    read = functools.partial(origin.parameters, config, run.like.parameters) if origin else None
+    given = [read()] if read else []  # here, since what is wrong with them must be found before anything is written
+
+    def first() -> TrainState:
+        state = run.first_state()
+        # A step takes what it is given; a run that goes back to its beginning reads it again.
+        return state._replace(parameters=given.pop() if given else read()) if read else state
+
     processes.wait_for_all("have looked")  # who comes late must not take what is written now for an older run
     with workdirs.locked(workdir, new=new) if processes.is_first() else contextlib.nullcontext():
         if new and processes.is_first():
             origins.record(workdir, origin)
             workdirs.claim(workdir, config, corpus, tokenizer)
         processes.wait_for_all("have the directory")
-        state, stop = _train(run, workdir, first_parameters)
+        state, stop = _train(run, workdir, first)
     if stop.signal is not None:
         log.info(f"stopped at step {int(state.step)}, which is saved; the same command goes on from there")
         sys.exit(stop.exit_status)
@@ -72,16 +79,9 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     return state
 
 
-def _train(run: Assembly, workdir: Path, first_parameters: Parameters | None) -> tuple[TrainState, StopRequest]:
+def _train(run: Assembly, workdir: Path, first: Callable[[], TrainState]) -> tuple[TrainState, StopRequest]:
     """Goes on from the last checkpoint that is whole, or begins, and trains to the end or until asked to stop."""
     last = run.config.train.steps
-
-    def first() -> TrainState:
-        state = run.first_state()
-        if first_parameters is None:
-            return state
-        return state._replace(parameters=jax.tree.map(jnp.copy, first_parameters))  # a step takes what it is given
-
     with (
         contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=run.config.checkpoint.keep)) as checkpoints,
         ThreadPoolExecutor(1) as beside,

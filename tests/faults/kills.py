@@ -230,7 +230,7 @@ def curves(workdir: Path) -> dict[str, list]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=200, help="20 or more: fewer need not hit every phase")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     flags = parser.parse_args()
     print(f"seed {flags.seed}: python -m tests.faults.kills --kills={flags.kills} --seed={flags.seed}", flush=True)
