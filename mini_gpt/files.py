@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import fcntl
+import glob
 import hashlib
 import itertools
 import json
@@ -18,6 +20,7 @@ CANT_WRITE = [
     os.strerror(number)
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 ]
+DRAFT = ".draft"  # how the names of what is not written yet end
 SEAL = "sha256"  # the key under which a JSON object has its own checksum
 LONGEST_NAME = 240  # bytes; file systems take 255, and the programs that write there add to it
 
@@ -37,8 +40,8 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
     """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".draft", dir=target.parent))
-        try:
+        _delete_left_drafts(target)
+        with _draft(target) as draft:
             yield draft
             draft.chmod(0o755)
             try:
@@ -46,8 +49,33 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
             except OSError:
                 if not target.exists():
                     raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """Gives a new directory beside `target`, locked as long as this process writes in it."""
+    draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=DRAFT, dir=target.parent))
+    handle = os.open(draft, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # where there are no locks, nobody can delete it either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        draft.mkdir(exist_ok=True)  # before the lock was there it may have been taken for one that was left
+        yield draft
+    finally:
+        os.close(handle)
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _delete_left_drafts(target: Path) -> None:
+    """Deletes the drafts of processes that were killed: those that nobody has locked."""
+    for left in target.parent.glob(f"{glob.escape(target.name)}.*{DRAFT}"):
+        with contextlib.suppress(OSError):
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            finally:
+                os.close(handle)
 
 
 def check_name(name: str, way_out: str) -> None:
@@ -58,7 +86,7 @@ def check_name(name: str, way_out: str) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replaces a file's content in one move."""
-    draft = path.with_name(path.name + ".draft")
+    draft = path.with_name(path.name + DRAFT)
     with writing(path):
         try:
             draft.unlink(missing_ok=True)  # a link that lies there must not be written through

@@ -30,6 +30,14 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def start_two(command, apart=()):
+    """Starts the two processes of a job; `apart` are the arguments that differ."""
+    job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    calls = [[*command, *job, f"--process_id={number}", *(apart[number] if apart else ())] for number in range(2)]
+    return [subprocess.Popen([sys.executable, *call], cwd=REPOSITORY, env=ONE_DEVICE, **pipes) for call in calls]
+
+
 def rows(workdir):
     logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k != "train/tokens_per_second"} for row in logged]
@@ -93,19 +101,8 @@ def test_a_signal_to_one_process_stops_both_at_one_step_and_another_number_of_th
     fields = SMALL | {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "mesh.data": 1}
     fields |= {"mesh.fsdp": 2, "train.steps": 1000, "eval.every": 1000, "checkpoint.every": 4, "model.dropout": 0.2}
     arguments = [f"--config.{name}={value}" for name, value in fields.items()]
-    job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
     workdir = tmp_path / "run"
-    both = [
-        subprocess.Popen(
-            [sys.executable, "train.py", "--config=configs/default.py", *arguments, f"--workdir={workdir}", *job, flag],
-            cwd=REPOSITORY,
-            env=ONE_DEVICE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for flag in ("--process_id=0", "--process_id=1")
-    ]
+    both = start_two(["train.py", "--config=configs/default.py", *arguments, f"--workdir={workdir}"])
     metrics = workdir / "metrics.jsonl"
     deadline = time.monotonic() + 100
     while not (metrics.exists() and metrics.read_text().count("\n") >= 8):
@@ -120,6 +117,36 @@ def test_a_signal_to_one_process_stops_both_at_one_step_and_another_number_of_th
     loop.train(small(**fields), tmp_path / "alone", conclude=False)
     loop.train(small(**fields), workdir, conclude=False)  # one process goes on
     assert_close(losses_of(workdir), losses_of(tmp_path / "alone"))
+
+
+@pytest.mark.slow
+def test_what_one_process_alone_finds_damaged_is_damaged_for_both(small, tmp_path):
+    fields = SMALL | {"data.path": small().data.path, "mesh.data": 1, "mesh.fsdp": 2, "train.steps": 4}
+    fields |= {"checkpoint.every": 2, "checkpoint.keep": 2, "model.dropout": 0.2}
+    arguments = [f"--config.{name}={value}" for name, value in fields.items()]
+    workdir = tmp_path / "run"
+    command = ["train.py", "--config=configs/default.py", *arguments, f"--workdir={workdir}"]
+    caches = [[f"--config.data.cache_dir={tmp_path}/cache{number}"] for number in range(2)]
+
+    def train():
+        both = start_two(command, caches)
+        said = [process.communicate(timeout=100) for process in both]
+        assert [process.returncode for process in both] == [0, 0], said
+        return said
+
+    train()
+    whole = Run(workdir).parameters, rows(workdir)
+    for part in (workdir / "checkpoints/4/parameters/ocdbt.process_1/d").iterdir():  # which process 1 alone reads
+        part.write_bytes(part.read_bytes()[: part.stat().st_size // 4])
+    (store,) = (tmp_path / "cache1" / "tokens").glob("*/train.tokens")
+    store.write_bytes(store.read_bytes()[::-1])
+    said = train()
+    assert "is damaged (as another process finds): set aside as" in said[0][1] and "at step 2: going on" in said[0][1]
+    assert (workdir / "damaged/checkpoints-4/parameters").is_dir()
+    again = Run(workdir).parameters, rows(workdir)
+    assert again[1] == whole[1]
+    for left, right in zip(*map(jax.tree.leaves, (again[0], whole[0])), strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 def losses_of(workdir):

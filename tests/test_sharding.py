@@ -16,6 +16,7 @@ from mini_gpt.training.step import make_train_step
 from tests.training.test_step import VOCAB, assert_close, make_batch
 
 EIGHT = [(2**i, 2**j, 2 ** (3 - i - j)) for i in range(4) for j in range(4 - i)]
+QUICK = [(8, 1, 1), (1, 8, 1), (2, 2, 2)]
 SMALL_MODEL = {
     "context_length": 8,
     "model__num_heads": 8,
@@ -56,7 +57,9 @@ def alone():
     return {}
 
 
-@pytest.mark.parametrize("mesh", EIGHT, ids=str)
+@pytest.mark.parametrize(
+    "mesh", [pytest.param(mesh, id=str(mesh), marks=() if mesh in QUICK else pytest.mark.slow) for mesh in EIGHT]
+)
 def test_eight_devices_equal_one_on_every_mesh(small, mesh, alone):
     if not alone:
         config = on(small, (1, 1, 1))

@@ -106,6 +106,7 @@ def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_survives_a_fail
     assert before == {name: (folder / name / "checkpoints" / "4").stat().st_mtime_ns for name in expected}
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_crash_and_a_damaged_result(monkeypatch, flags, trainings, tmp_path, caplog):
     train = loop.train
 

@@ -6,6 +6,7 @@ arrays. What does not agree with it when it is read is damaged; training then se
 
 import dataclasses
 import errno
+import functools
 import json
 import logging
 import math
@@ -115,14 +116,11 @@ class Checkpoints:
         found = None
         for step in reversed(self.steps()):
             try:
-                record, reason = self.record(step), None
+                record = _by_all(functools.partial(self.record, step))
                 if found is None and (record.scheduled or not scheduled):
                     found = step, self.restore(step, like), record
-            except Damaged as what:
-                reason = what
-            if not _for_all(reason is None):
-                damaged[step] = reason or Damaged("as another process finds")
-                found = found if found and found[0] > step else None
+            except Damaged as reason:
+                damaged[step] = reason
         if found:
             for step, reason in damaged.items():
                 self._set_aside(step, reason)
@@ -204,19 +202,25 @@ class Checkpoints:
         return body
 
     def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
-        body = self._body(step)
-        declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-        held = sum(path.stat().st_size for path in (self.directory / str(step)).rglob("*") if path.is_file())
-        if declared > MOST_COMPRESSED * held:
-            raise Damaged(f"{held:,} bytes can't hold the {declared:,} of its arrays")
-        args = ocp.args.Composite(**{name: ocp.args.StandardRestore(part) for name, part in like.items()})
-        restored = _read(lambda: self.manager.restore(step, args=args))
+        body, restored = _by_all(lambda: self._read_parts(step, like))
         if body["format"] > 1:
-            parts = {name: restored[name] for name in like}
-            for name, found in checksums(parts).items():
+            for name, found in checksums(restored).items():
                 if found != body.get("checksums", {}).get(name):
                     raise Damaged(f"{name} has another checksum than when it was written")
         return restored
+
+    def _read_parts(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        body, directory = self._body(step), self.directory.absolute() / str(step)
+        declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+        held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        if declared > MOST_COMPRESSED * held:
+            raise Damaged(f"{held:,} bytes can't hold the {declared:,} of its arrays")
+        # Not by the manager: in it, processes that read their parts well would wait for one that can't.
+        reader, parts = ocp.StandardCheckpointHandler(), {}
+        for name, part in like.items():
+            args = ocp.args.StandardRestore(part)
+            parts[name] = _read(functools.partial(reader.restore, directory / name, args=args))
+        return body, parts
 
     def _set_aside(self, step: int, reason: Damaged) -> None:
         aside = self.directory.parent / DAMAGED / f"{self.directory.name}-{step}"
@@ -267,11 +271,18 @@ def _read(reading: Callable[[], Any]) -> Any:
         raise Damaged((str(error).strip().splitlines() or [type(error).__name__])[0][:200]) from error
 
 
-def _for_all(verdict: bool) -> bool:
-    """Says whether all processes came to a verdict."""
-    if not processes.are_several():
-        return verdict
-    return bool(np.all(multihost_utils.process_allgather(np.array(verdict))))
+def _by_all(reading: Callable[[], Any]) -> Any:
+    """Gives what `reading` gives in this process; raises Damaged in all processes where it does in one."""
+    try:
+        result, reason = reading(), None
+    except Damaged as damage:
+        result, reason = None, damage
+    whole = reason is None
+    if processes.are_several():
+        whole = np.all(multihost_utils.process_allgather(np.array(whole)))
+    if not whole:
+        raise reason or Damaged("as another process finds")
+    return result
 
 
 def _parts(state: TrainState) -> dict[str, Any]:

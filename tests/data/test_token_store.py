@@ -1,5 +1,8 @@
 """The store holds the joined stream, is built once, and is never half there."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -66,6 +69,21 @@ def test_a_rival_that_was_faster_keeps_its_store(small, tmp_path):
         (target / "file").write_text("faster")
     assert (target / "file").read_text() == "faster"
     assert list(tmp_path.glob("*.draft")) == []
+
+
+def test_the_draft_of_a_killed_process_goes_and_that_of_a_live_one_stays(tmp_path):
+    target = tmp_path / "store"
+    writing = "import os, pathlib, signal, sys; from mini_gpt import files\n"
+    writing += "with files.directory_written_whole(pathlib.Path(sys.argv[1])) as draft:\n"
+    writing += "    (draft / 'half').touch(); os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", writing, str(target)], check=False)
+    (left,) = tmp_path.iterdir()
+    assert (left / "half").exists()
+    with files.directory_written_whole(target) as live:
+        with files.directory_written_whole(target) as other:
+            assert live.exists() and other.exists() and not left.exists()
+        (live / "file").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 @pytest.mark.parametrize(

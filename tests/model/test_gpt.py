@@ -206,7 +206,10 @@ def test_C3_each_rate_acts_alone(rate):
     )
 
 
-@pytest.mark.parametrize("activation, dtype, tolerance", [("gelu", "float32", 1e-4), ("swiglu", "bfloat16", 0.02)])
+@pytest.mark.parametrize(
+    "activation, dtype, tolerance",
+    [("gelu", "float32", 1e-4), pytest.param("swiglu", "bfloat16", 0.02, marks=pytest.mark.slow)],
+)
 def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_gives_its_numbers(
     activation, dtype, tolerance
 ):

@@ -125,14 +125,15 @@ def test_an_old_format_with_damaged_metrics_and_a_damaged_one_that_is_not_the_la
 def test_a_swapped_array_is_found_even_where_orbax_finds_nothing(written, monkeypatch):
     directory, like, _ = written
 
-    def exchanged(self, step, args):
-        restored = original(self, step, args=args)
-        mlp = restored["parameters"]["blocks"][0]["mlp"]
-        mlp["up"]["kernel"] = mlp["up"]["kernel"].at[3].set(mlp["up"]["kernel"][5]).at[5].set(mlp["up"]["kernel"][3])
+    def exchanged(self, part, *args, **kwargs):
+        restored = original(self, part, *args, **kwargs)
+        if part.name == "parameters":
+            up = restored["blocks"][0]["mlp"]["up"]
+            up["kernel"] = up["kernel"].at[3].set(up["kernel"][5]).at[5].set(up["kernel"][3])
         return restored
 
-    original = ocp.CheckpointManager.restore
-    monkeypatch.setattr(ocp.CheckpointManager, "restore", exchanged)
+    original = ocp.StandardCheckpointHandler.restore
+    monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", exchanged)
     with (
         contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints,
         pytest.raises(Damaged, match=r"parameters/blocks/0/mlp/up/kernel has another checksum"),

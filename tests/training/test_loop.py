@@ -341,7 +341,7 @@ def test_config_json_is_the_resolved_config(small, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["model"]["d_ff"] == 128
 
 
-@pytest.mark.parametrize("written, read", [((4, 1, 1), 8), ((2, 2, 2), 8), ((2, 2, 2), 1)])
+@pytest.mark.parametrize("written, read", [((2, 2, 2), 1), pytest.param((4, 1, 1), 8, marks=pytest.mark.slow)])
 def test_a_run_is_read_on_other_devices_than_it_was_written_on(small, tmp_path, monkeypatch, written, read):
     data, fsdp, tensor = written
     config = small(mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
@@ -378,6 +378,7 @@ def test_C2_without_residuals_a_deep_model_does_not_train(small, tmp_path):
     assert losses["True"] < 1.7 and losses["False"] > 2.5
 
 
+@pytest.mark.slow
 def test_random_positions_take_part_in_training_and_in_an_exact_resume(small, tmp_path, monkeypatch):
     (tmp_path / "text").mkdir()
     for number in range(120):  # rows alike: positions drawn from the text, as for scoring, would be alike too

@@ -61,6 +61,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_written(small, tmp_p
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_run_reads_text_by_the_tokenizer_of_its_origin(small, tmp_path, corpus_files):
     loop.train(small(data__tokenizer="characters"), tmp_path / "source")
     (tmp_path / "few").mkdir()

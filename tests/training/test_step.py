@@ -125,6 +125,7 @@ def test_a_new_state_is_drawn_from_the_seed(small):
     assert (states_of[0] != states_of[2]).any()
 
 
+@pytest.mark.slow
 def test_muon_stacked_layers_and_rematerialisation_on_eight_devices_equal_plain_muon_on_one(small):
     fields = {
         "optimizer__name": "muon",
