@@ -3,12 +3,14 @@ a run that nobody killed: python -m tests.faults.kills --kills=200 --seed=0"""
 
 import argparse
 import collections
+import contextlib
 import itertools
 import json
 import logging
 import os
 import random
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,6 +27,7 @@ from mini_gpt.run import Run
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
 from tests.conftest import make_text
+from tests.test_processes import free_port
 
 for noisy in ("absl", "tensorboard"):
     logging.getLogger(noisy).setLevel(logging.ERROR)
@@ -67,8 +70,9 @@ class Tally:
 class Trainer:
     """Starts training processes of one run under `root`."""
 
-    def __init__(self, root: Path, name: str, *, cache: str | None = None):
+    def __init__(self, root: Path, name: str, *, cache: str | None = None, processes: int = 1):
         self.root = root
+        self.processes = processes  # of each start; process 0 sends the marks
         self.workdir = root / name
         self.cache = root / (cache or f"{name}-cache")
         self.before: list[str] = []  # a command, and its arguments, that is to start the other
@@ -78,7 +82,8 @@ class Trainer:
             for number in range(150):
                 (texts / f"{number:03}.txt").write_text(make_text(number, 2000), encoding="utf-8")
         paths = {"data.path": f"{texts}/*.txt", "data.cache_dir": str(self.cache)}
-        flags = [f"--config.{name}={value}" for name, value in (FIELDS | paths).items()]
+        divided = {"mesh.fsdp": processes}
+        flags = [f"--config.{name}={value}" for name, value in (FIELDS | paths | divided).items()]
         self.command = ["--config=configs/default.py", f"--workdir={self.workdir}", *flags]
 
     def start(self, *more: str) -> tuple[subprocess.Popen, int]:
@@ -91,8 +96,14 @@ class Trainer:
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": str(REPOSITORY),
         }
+        call = [*self.before, sys.executable, str(Path(__file__).with_name("marked.py")), *self.command, *more]
+        if self.processes > 1:
+            call += [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={self.processes}", "--process_id"]
+            others = (shlex.join([*call, str(number)]) + " &" for number in range(1, self.processes))
+            call = ["sh", "-c", f"{' '.join(others)} exec {shlex.join([*call, '0'])}"]
         process = subprocess.Popen(
-            [*self.before, sys.executable, str(Path(__file__).with_name("marked.py")), *self.command, *more],
+            call,
+            start_new_session=True,  # so that they are killed together
             cwd=REPOSITORY,
             env=environment,
             pass_fds=[writing],
@@ -159,7 +170,8 @@ def kill_at_random(trainer: Trainer, draw: random.Random, tally: Tally, phase: s
         while alive and (left := until - time.monotonic()) > 0:
             alive = marks.read(left)
     ended = process.poll() is not None or not alive
-    process.send_signal(signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     said = process.communicate()[0]
     while marks.read(0) and select.select([pipe], [], [], 0)[0]:
         pass
@@ -232,15 +244,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--kills", type=int, default=200, help="20 or more: fewer need not hit every phase")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--processes", type=int, default=1, help="of each start, killed together")
     flags = parser.parse_args()
-    print(f"seed {flags.seed}: python -m tests.faults.kills --kills={flags.kills} --seed={flags.seed}", flush=True)
+    again = f"--kills={flags.kills} --seed={flags.seed} --processes={flags.processes}"
+    print(f"seed {flags.seed}: python -m tests.faults.kills {again}", flush=True)
     with tempfile.TemporaryDirectory() as root:
-        check(Path(root), flags.kills, flags.seed)
+        check(Path(root), flags.kills, flags.seed, flags.processes)
 
 
-def check(root: Path, kills: int, seed: int) -> Tally:
+def check(root: Path, kills: int, seed: int, processes: int = 1) -> Tally:
     """Tortures a run and compares it with one left alone; every phase must be hit, half of the starts restore."""
-    twin, tortured = Trainer(root, "twin"), Trainer(root, "tortured")
+    twin, tortured = (Trainer(root, name, processes=processes) for name in ("twin", "tortured"))
     run_to_the_end(twin)
     tally = torture(tortured, kills, random.Random(seed))
     above = sum(step > 0 for step in tally.restored)

@@ -9,7 +9,7 @@ import jax
 from orbax.checkpoint import CheckpointManager
 
 import train
-from mini_gpt import command_line
+from mini_gpt import command_line, processes
 from mini_gpt.data import token_store
 from mini_gpt.training import assembly, checkpoint, evaluators, loop
 
@@ -17,7 +17,8 @@ PIPE = int(os.environ["MARKS"])
 
 
 def mark(line: str) -> None:
-    os.write(PIPE, f"{line}\n".encode())
+    if processes.is_first():
+        os.write(PIPE, f"{line}\n".encode())
 
 
 def marking(phase: str, owner, name: str, *, enters: bool = True, leaves: bool = True) -> None:
