@@ -20,6 +20,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.processes import Job
 from mini_gpt.run import Run
 from mini_gpt.training import loop
+from mini_gpt.training import workdir as workdirs
 from tests.conftest import REPOSITORY, SMALL
 
 ONE_DEVICE = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
@@ -128,10 +129,10 @@ def test_what_one_process_alone_finds_damaged_is_damaged_for_both(small, tmp_pat
     command = ["train.py", "--config=configs/default.py", *arguments, f"--workdir={workdir}"]
     caches = [[f"--config.data.cache_dir={tmp_path}/cache{number}"] for number in range(2)]
 
-    def train():
+    def train(status=0):
         both = start_two(command, caches)
         said = [process.communicate(timeout=100) for process in both]
-        assert [process.returncode for process in both] == [0, 0], said
+        assert [process.returncode for process in both] == [status, status], said
         return said
 
     train()
@@ -145,6 +146,9 @@ def test_what_one_process_alone_finds_damaged_is_damaged_for_both(small, tmp_pat
     assert (workdir / "damaged/checkpoints-4/parameters").is_dir()
     again = Run(workdir).parameters, rows(workdir)
     assert again[1] == whole[1]
+    with workdirs.locked(workdir, new=False):
+        said = train(status=1)  # the first is refused, and the other does not wait for it
+    assert "another run is at work in" in said[0][1] and "another process of this job has failed" in said[1][1]
     for left, right in zip(*map(jax.tree.leaves, (again[0], whole[0])), strict=True):
         np.testing.assert_array_equal(left, right)
 

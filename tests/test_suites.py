@@ -10,6 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mini_gpt import suites
+from mini_gpt.errors import UserError
 from mini_gpt.run import Run
 from mini_gpt.suites import Request
 from mini_gpt.training import loop
@@ -199,6 +200,14 @@ def test_nothing_is_written_when_a_measurement_breaks_off(trained, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x"))
     assert calls and not (workdir / "eval").exists() and not (workdir / "tensorboard" / "extrapolation").exists()
+
+
+def test_a_model_without_a_finite_loss_has_no_result(trained, monkeypatch):
+    workdir = trained(model__position="rope")
+    monkeypatch.setattr(suites.perplexity, "_nll", lambda *args: np.full(args[-1].shape, np.nan))
+    with pytest.raises(UserError, match=r"the model of step 8 gives no finite loss; its training went wrong"):
+        suites.evaluate(Run(workdir), "perplexity", Request())
+    assert not (workdir / "eval").exists()
 
 
 def test_a_loss_whose_perplexity_no_float_holds_is_written_without_it(trained, monkeypatch):

@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT save at the step under way; the same command then ends with the bits of a run left alone."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -94,3 +95,12 @@ def test_a_second_run_in_a_directory_is_refused_until_the_first_is_gone_however_
     loop.train(small(train__steps=1), tmp_path, conclude=False)
     with pytest.raises(UserError, match="another run has begun in"), workdirs.locked(tmp_path, new=True):
         pass
+
+
+def test_where_a_file_system_has_no_locks_that_is_said_and_the_run_goes_on(small, tmp_path, monkeypatch, caplog):
+    def unsupported(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    state = loop.train(small(train__steps=1), tmp_path / "run", conclude=False)
+    assert state.step == 1 and "run: this file system has no locks (No locks available); start no" in caplog.text
