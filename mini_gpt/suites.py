@@ -14,13 +14,14 @@ from types import MappingProxyType
 
 from matplotlib.figure import Figure
 
-from mini_gpt import files, processes
+from mini_gpt import files, insight_suites, processes
 from mini_gpt.data import tasks
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import extrapolation, perplexity, progress, task_accuracy
 from mini_gpt.event_file import EventFile
 from mini_gpt.insight import length_curves
 from mini_gpt.insight.length_curves import Curve
+from mini_gpt.request import Request
 from mini_gpt.run import Run
 from mini_gpt.schema import Config
 
@@ -29,27 +30,21 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is asked of a suite, as it was typed; None is the suite's own default."""
-
-    split: str = "validation"
-    lengths: str | None = None
-    strides: str | None = None
-
-
-@dataclass(frozen=True)
 class Suite:
-    """A measurement: `measure` gives what is written as JSON. With rows, a row is told apart by `label` and length."""
+    """A measurement: `measure` gives what is written as JSON. What a row measures against length is told apart by
+    `label`, and can be compared by a sweep."""
 
     measure: Callable[[Run, Request], dict]
     check: Callable[[Config, Request], object]  # raises UserError where a run of the config can't be measured so
-    values: tuple[str, ...]  # what a row measures, the first for figures
-    unit: str
+    values: tuple[str, ...] = ()  # what a row measures against length, the first for figures
+    unit: str = ""
     check_split: Callable[[Config, Request, int], object] | None = None  # likewise, where the split has so many tokens
     x: str = "length (tokens)"
     takes: tuple[str, ...] = ()  # of lengths and strides
     label: Callable[[dict], str] = lambda row: ""
     draw: Callable[[dict], Figure] | None = None
+    rows: Callable[[dict], list[dict] | None] = lambda result: result.get("rows")  # what the CSV holds
+    columns: tuple[str, ...] = ()  # of the rows, what is printed; all unless given
 
 
 def _check_text(trained: Config, request: Request) -> None:
@@ -219,6 +214,13 @@ SUITES = {
         takes=("lengths",),
         draw=_draw_tasks,
     ),
+    "heads": Suite(
+        insight_suites.report_heads,
+        insight_suites.check_text,
+        draw=insight_suites.draw_heads,
+        rows=insight_suites.head_rows,
+        columns=insight_suites.HEAD_COLUMNS,
+    ),
 }
 
 
@@ -257,19 +259,19 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
         result["request"] = asked(name, request)
     if not processes.is_first():
         return result
-    figure = suite.draw(result) if suite.draw else None
+    figure, rows = suite.draw(result) if suite.draw else None, suite.rows(result)
     stem = file_stem(name, request, run.checkpoint, run.overrides)
     directory = run.workdir / "eval"
     directory.mkdir(exist_ok=True)
-    if "rows" in result:
-        files.write_text(directory / f"{stem}.csv", _csv(result["rows"]))
+    if rows:
+        files.write_text(directory / f"{stem}.csv", _csv(rows))
     if figure is not None:
         length_curves.save(figure, directory / f"{stem}.png")
-    if "rows" in result:
+    if rows:
         _write_tensorboard(run.workdir / "tensorboard" / stem, name, suite, result, figure)
     path = directory / f"{stem}.json"
     files.write_text(path, json.dumps(result, indent=2, allow_nan=False) + "\n")  # last: with it the others are there
-    print(_table(result["rows"]) if "rows" in result else _listing(result))
+    print(_table(rows, suite.columns) if rows else _listing(result))
     print(f"\nWritten to {path}" + (", with .csv and .png beside it" if figure is not None else ""))
     return result
 
@@ -304,7 +306,7 @@ def _write_tensorboard(directory: Path, name: str, suite: Suite, result: dict, f
     """Writes curves whose step is the length, and the figure, as a run of its own beside the training's."""
     shutil.rmtree(directory, ignore_errors=True)  # of an earlier evaluation
     with EventFile(directory) as events:
-        for label, rows in _by_label(suite.label, result["rows"]).items():
+        for label, rows in _by_label(suite.label, result["rows"]).items() if suite.values else ():
             tag = "/".join(filter(None, [name, re.sub(r"\W+", "_", label)]))
             for row in rows:
                 for value in filter(lambda name: row[name] is not None, suite.values):
@@ -324,14 +326,14 @@ def _csv(rows: list[dict]) -> str:
     return text.getvalue()
 
 
-def _table(rows: list[dict]) -> str:
+def _table(rows: list[dict], columns: tuple[str, ...]) -> str:
     """Gives the rows as columns, and each reason once below them."""
-    columns = [name for name in rows[0] if name != "reason"]
+    columns = list(columns) or [name for name in rows[0] if name != "reason"]
     cells = [columns, *([_shown(row[name]) for name in columns] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
     return "\n".join(
-        [*lines, *(f"undefined: {reason}" for reason in dict.fromkeys(r["reason"] for r in rows) if reason)]
+        [*lines, *(f"undefined: {reason}" for reason in dict.fromkeys(r.get("reason") for r in rows) if reason)]
     )
 
 

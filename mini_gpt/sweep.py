@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--config", required=True, help="a file such as configs/positions.py")
     parser.add_argument("--vary", action="append", required=True, metavar="FIELD=VALUE,VALUE,…")
     parser.add_argument("--seeds", type=int, default=1, help="how many, from the config's seed on")
-    parser.add_argument("--suite", default="perplexity", help=f"one of: {', '.join(SUITES)}")
+    parser.add_argument("--suite", default="perplexity", help="perplexity, extrapolation or tasks")
     parser.add_argument("--split", default="validation", choices=SPLITS)
     parser.add_argument("--workdir", type=command_line.directory, help="default: runs/sweeps/ and what was typed")
     command_line.add_suite_flags(parser)
@@ -280,6 +280,9 @@ def main() -> None:
         raise UserError(f"--vary: found {both[0]}, which --config.{both[0]} sets as well; give it once")
     request = Request(flags.split, flags.lengths, flags.strides)
     suites.check([flags.suite], request)
+    if not SUITES[flags.suite].values:
+        compared = ", ".join(name for name, suite in SUITES.items() if suite.values)
+        raise UserError(f"--suite: found {flags.suite}, which a sweep has no table for; must be of {compared}")
     config = any_config(flags.config, overrides, vary)
     SUITES[flags.suite].check(config, request)
     command_line.set_up(config.data.cache_dir)

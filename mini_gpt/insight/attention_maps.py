@@ -1,0 +1,62 @@
+"""Every layer's attention for given tokens, captured from the model that trains."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mini_gpt import sharding
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.attention.reference import AttentionMaps
+from mini_gpt.model.gpt import text_layout
+from mini_gpt.model.parameters import Parameters
+
+
+def attention_maps(
+    definition: nnx.GraphDef,
+    parameters: Parameters,
+    tokens_BL: np.ndarray,
+    mesh: Mesh,
+    *,
+    isolate_at: int | None = None,
+) -> list[AttentionMaps]:
+    """Gives each layer's logits_BHLS before the mask, weights_BHLS (float32) and visible_BLS (bool), in NumPy."""
+    maps = each_layer(definition, parameters, tokens_BL, mesh, _whole, (), isolate_at=isolate_at)
+    return [AttentionMaps(*layer) for layer in maps]
+
+
+def each_layer(
+    definition: nnx.GraphDef,
+    parameters: Parameters,
+    tokens_BL: np.ndarray,
+    mesh: Mesh,
+    reduce: Callable[..., Any],
+    arguments: tuple,
+    *,
+    isolate_at: int | None = None,
+) -> list[Any]:
+    """Gives `reduce(maps, tokens_BL, *arguments)` of each layer, as NumPy arrays: what is not asked for is never whole.
+
+    The batch is divided over the mesh, and so are the arguments, whose first axis is the batch's. `reduce` is traced,
+    and a function of a module.
+    """
+    put = sharding.put_whole((tokens_BL, *arguments), mesh)
+    return jax.device_get(_each_layer(definition, mesh, isolate_at, reduce, parameters, *put))
+
+
+@functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "reduce"))
+def _each_layer(definition, mesh, isolate_at, reduce, parameters, tokens_BL, *arguments):
+    model, layers = model_parameters.merge(definition, parameters), []
+    with sharding.over(mesh):
+        layout = text_layout(model.config, tokens_BL, isolate_at)
+        model.hidden(tokens_BL, *layout, record=lambda maps: layers.append(reduce(maps, tokens_BL, *arguments)))
+    return jax.lax.with_sharding_constraint(layers, NamedSharding(mesh, PartitionSpec()))
+
+
+def _whole(maps: AttentionMaps, tokens_BL: jax.Array) -> AttentionMaps:
+    del tokens_BL
+    return maps

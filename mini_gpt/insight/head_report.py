@@ -1,0 +1,285 @@
+"""What each head of a model attends to, over many texts: scores for every kind of head, a label, a strong pair."""
+
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from mini_gpt.data import tokenizers
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation import perplexity, progress
+from mini_gpt.evaluation.progress import Advance
+from mini_gpt.insight import attention_maps, head_scores, python_source
+from mini_gpt.insight.head_scores import HeadSums
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
+
+TOKENS = 65_536  # that windows spread over the split have in all
+INDUCTION_ROWS = 32
+COUNTED_TOKENS = 10_000_000  # of the training split, for how rare a token is
+RARE = 0.05  # the rarest tokens, which make up this share of the text
+CLEAR = 0.5  # strength from which a score gives a head its label
+FEWEST = 50  # queries for that
+EVEN = 0.9  # entropy over that of even attention, from which a head without another label is global
+AROUND = 12  # tokens of text shown before each token of a pair
+IMPLIED = {"local window": ("previous token", "next token", "self")}  # what is clear by a narrower kind
+
+
+def windows(tokens: np.ndarray, length: int) -> np.ndarray:
+    """Gives starts of windows at even distances, as many as have TOKENS tokens, or as the split has."""
+    count = max(1, min(TOKENS // length, len(tokens) // length))
+    return np.linspace(0, len(tokens) - length, count).astype(int)
+
+
+def head_report(
+    definition: nnx.GraphDef,
+    parameters: Parameters,
+    config: Config,
+    tokenizer: Tokenizer,
+    mesh: Mesh,
+    tokens: np.ndarray,
+    train_tokens: np.ndarray,
+    *,
+    batch_tokens: int | None = None,
+    advance: Advance = progress.silent,
+) -> list[dict[str, Any]]:
+    """Gives a row for each head, layer by layer.
+
+    kinds: for each kind of head its score (mean weight on such keys), what chance gives, the strength (0 by chance, 1
+    at most) and the number of queries that were asked. entropy: of the weights, over the log of the number of visible
+    keys. distance: mean, in tokens. label: the strongest of the kinds whose strength is CLEAR or more with FEWEST
+    queries or more, else global where attention is even, else mixed; `also` holds the others. pair: the largest weight
+    on another token, with its text.
+
+    tokens: the split whose text is read, in windows of the context length; `train_tokens` tell how rare a token is.
+    Induction is measured on repeated random tokens, syntax and reference on what parses as Python.
+    """
+    length = config.context_length
+    rows = perplexity.rows_at_a_time(batch_tokens or config.batch_tokens, mesh, length)
+    isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
+    is_delimiter_V, is_rare_V = delimiters(tokenizer), rare(train_tokens, tokenizers.vocab_size(tokenizer))
+    starts = windows(tokens, length)
+    related = _relations(tokens, tokenizer, starts, length)
+    sums, kinds, best = None, (), None
+    for first in range(0, len(starts), rows):
+        some = starts[first : first + rows]
+        tokens_BL = np.stack([tokens[start : start + length] for start in some]).astype(np.int32)
+        opens_BL = np.arange(length) == np.zeros((len(some), 1), int)
+        if isolate_at is not None:
+            opens_BL = opens_BL | (tokens_BL == isolate_at)
+        templates = head_scores.positional_templates(length, opens_BL, causal=config.model.causal)
+        templates |= head_scores.token_templates(tokens_BL, is_delimiter_V, is_rare_V)
+        templates |= {kind: related(kind, some) for kind in python_source.KINDS}
+        kinds = tuple(templates)
+        layers = _sums(definition, parameters, mesh, tokens_BL, templates, rows, isolate_at)
+        best = _stronger(best, layers, tokens_BL, first)
+        sums = _added(sums, layers)
+        advance(len(some) * length)
+    random_BL = head_scores.repeated_tokens(tokenizers.vocab_size(tokenizer), length, INDUCTION_ROWS, seed=0)
+    induced = None
+    for first in range(0, len(random_BL), rows):
+        some_BL = random_BL[first : first + rows]
+        templates = head_scores.induction_template(some_BL)
+        induced = _added(induced, _sums(definition, parameters, mesh, some_BL, templates, rows, isolate_at))
+        advance(some_BL.size)
+    return [
+        _row(layer, head, kinds, text, random, _pair(best[layer][head], tokens, starts, length, tokenizer))
+        for layer, (text, random) in enumerate(zip(sums, induced, strict=True))
+        for head in range(len(text.entropy_H))
+    ]
+
+
+def cost(num_tokens: int, length: int) -> int:
+    """Gives the tokens that a report puts through the model."""
+    return (max(1, min(TOKENS // length, num_tokens // length)) + INDUCTION_ROWS) * length
+
+
+def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Gives for each layer the means over its heads, and how many have each label."""
+    summary = []
+    for layer in sorted({row["layer"] for row in rows}):
+        heads = [row for row in rows if row["layer"] == layer]
+        labels = [row["label"] for row in heads]
+        strengths = {
+            kind: float(np.mean([row["kinds"][kind]["strength"] for row in heads]))
+            for kind, values in heads[0]["kinds"].items()
+            if values["queries"]
+        }
+        summary.append(
+            {
+                "layer": layer,
+                "entropy": float(np.mean([row["entropy"] for row in heads])),
+                "distance": float(np.mean([row["distance"] for row in heads])),
+                "labels": {label: labels.count(label) for label in sorted(set(labels))},
+                "strengths": strengths,
+            }
+        )
+    return summary
+
+
+def delimiters(tokenizer: Tokenizer) -> np.ndarray:
+    """Says of each token whether it is punctuation or a line's end and nothing else, or the separator."""
+    texts = (tokenizer.decode([token]) for token in range(tokenizers.separator(tokenizer)))
+    return np.array([*map(_is_delimiter, texts), True])
+
+
+def _is_delimiter(text: str) -> bool:
+    inner = text.strip(" \t")
+    return bool(inner) and all(c in "\r\n" or (c != "_" and unicodedata.category(c)[0] == "P") for c in inner)
+
+
+def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Says of each token whether it is among the rarest, which together make up RARE of a text."""
+    pieces = perplexity.stretches(tokens, COUNTED_TOKENS, window=1)
+    counts_V = sum(np.bincount(piece, minlength=vocab_size) for piece in pieces)
+    order = np.argsort(counts_V, kind="stable")
+    is_rare_V = np.zeros(vocab_size, bool)
+    is_rare_V[order] = np.cumsum(counts_V[order]) <= RARE * counts_V.sum()
+    return is_rare_V
+
+
+def _relations(tokens: np.ndarray, tokenizer: Tokenizer, starts: np.ndarray, length: int):
+    """Gives a function from kind and starts of windows to a template_BLS, of what parses as Python."""
+    pairs: dict[str, list[tuple[int, int]]] = {kind: [] for kind in python_source.KINDS}
+    reach = length * int(tokenizer.token_bytes.max())
+    for begin, document in _documents(tokens, tokenizers.separator(tokenizer), starts, length):
+        ends = np.cumsum(tokenizer.token_bytes[document])
+        text = tokenizer.decode(document)
+        if not len(ends) or len(text.encode()) != ends[-1]:
+            continue  # cut within a character
+        for relation in python_source.relations(text, reach):
+            query = begin + int(np.searchsorted(ends, relation.query, side="right"))
+            for span in relation.keys:
+                first, last = np.searchsorted(ends, (span[0], span[1] - 1), side="right")
+                pairs[relation.kind] += [(query, begin + key) for key in range(first, last + 1) if begin + key != query]
+    sorted_pairs = {kind: np.array(sorted(found), int).reshape(-1, 2) for kind, found in pairs.items()}
+
+    def template(kind: str, starts: np.ndarray) -> np.ndarray:
+        template_BLS = np.zeros((len(starts), length, length), bool)
+        for row, start in enumerate(starts):
+            first, last = np.searchsorted(sorted_pairs[kind][:, 0], (start, start + length))
+            inside = sorted_pairs[kind][first:last] - start
+            inside = inside[inside[:, 1] >= 0]
+            template_BLS[row, inside[:, 0], inside[:, 1]] = True
+        return template_BLS
+
+    return template
+
+
+def _documents(tokens: np.ndarray, separator: int, starts: np.ndarray, length: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (place, tokens) of each document that a window touches."""
+    separators = np.flatnonzero(tokens == separator)
+    begins, ends = np.append(0, separators + 1), np.append(separators, len(tokens))
+    touched = np.unique(np.concatenate([np.searchsorted(ends, starts), np.searchsorted(ends, starts + length - 1)]))
+    for number in touched[touched < len(ends)]:
+        yield int(begins[number]), np.asarray(tokens[begins[number] : ends[number]])
+
+
+def _sums(definition, parameters, mesh, tokens_BL, templates, rows, isolate_at) -> list[HeadSums]:
+    """Gives each layer's sums; fills the batch up with rows that count nothing, so that programs see one shape."""
+    missing = rows - len(tokens_BL)
+    templates_BTLS = np.stack(list(templates.values()), axis=1)
+    if missing:
+        tokens_BL = np.concatenate([tokens_BL, np.repeat(tokens_BL[:1], missing, axis=0)])
+    counts_B = np.arange(rows) < rows - missing
+    templates_BTLS = np.pad(templates_BTLS, ((0, missing), (0, 0), (0, 0), (0, 0)))
+    return attention_maps.each_layer(
+        definition,
+        parameters,
+        tokens_BL,
+        mesh,
+        head_scores.head_sums,
+        (templates_BTLS, counts_B),
+        isolate_at=isolate_at,
+    )
+
+
+def _added(sums: list[HeadSums] | None, layers: list[HeadSums]) -> list[HeadSums]:
+    """Adds in float64; what belongs to single rows is left out."""
+    wide = [HeadSums(*(np.asarray(value, np.float64) for value in layer[:6]), None, None) for layer in layers]
+    if sums is None:
+        return wide
+    return [
+        HeadSums(*(a + b for a, b in zip(old[:6], new[:6], strict=True)), None, None)
+        for old, new in zip(sums, wide, strict=True)
+    ]
+
+
+def _stronger(best, layers: list[HeadSums], tokens_BL: np.ndarray, first: int) -> list[list[tuple]]:
+    """Gives for each layer and head (weight, window, place) of the strongest pair so far."""
+    count = len(tokens_BL)
+    found = []
+    for number, layer in enumerate(layers):
+        heads = []
+        for head in range(layer.strongest_BH.shape[1]):
+            row = int(layer.strongest_BH[:count, head].argmax())
+            new = (
+                float(layer.strongest_BH[row, head]),
+                first + row,
+                int(layer.strongest_place_BH[row, head]),
+            )
+            heads.append(new if best is None else max(best[number][head], new, key=lambda pair: pair[0]))
+        found.append(heads)
+    return found
+
+
+def _pair(best: tuple, tokens: np.ndarray, starts: np.ndarray, length: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    weight, window, place = best
+    query, key = divmod(place, length)
+    text = tokens[starts[window] : starts[window] + length]
+
+    def shown(token: int) -> dict[str, str]:
+        return {
+            "token": tokenizer.decode(text[token : token + 1]),
+            "before": tokenizer.decode(text[max(0, token - AROUND) : token]),
+        }
+
+    return {"weight": weight, "distance": query - key, "query": shown(query), "key": shown(key)}
+
+
+def _row(layer: int, head: int, kinds, text: HeadSums, random: HeadSums, pair: dict[str, Any]) -> dict[str, Any]:
+    scores = {kind: _kind(text, head, place) for place, kind in enumerate(kinds)} | {
+        "induction": _kind(random, head, 0)
+    }
+    entropy = float(text.entropy_H[head] / max(text.choosing, 1))
+    label, also = label_of({kind: (of["strength"], of["queries"]) for kind, of in scores.items()}, entropy)
+    return {
+        "layer": layer,
+        "head": head,
+        "label": label,
+        "also": also,
+        "entropy": entropy,
+        "distance": float(text.distance_H[head] / max(text.choosing, 1)),
+        "kinds": scores,
+        "pair": pair,
+    }
+
+
+def _kind(sums: HeadSums, head: int, place: int) -> dict[str, float | int | None]:
+    queries = int(sums.queries_T[place])
+    if not queries:
+        return {"score": None, "chance": None, "strength": None, "queries": 0}
+    mass, chance = float(sums.mass_HT[head, place]), float(sums.chance_T[place])
+    return {
+        "score": mass / queries,
+        "chance": chance / queries,
+        "strength": float(head_scores.strength(mass, chance, queries)),
+        "queries": queries,
+    }
+
+
+def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> tuple[str, list[str]]:
+    """Gives a head's label, and the other kinds that are clear, from (strength, queries) by kind."""
+    clear = {
+        kind: strength for kind, (strength, queries) in strengths.items() if queries >= FEWEST and strength >= CLEAR
+    }
+    for wide, narrow in IMPLIED.items():
+        if any(kind in clear for kind in narrow):
+            clear.pop(wide, None)
+    if not clear:
+        return ("global" if entropy >= EVEN else "mixed"), []
+    ordered = sorted(clear, key=lambda kind: -round(clear[kind], 2))  # of equals, the kind that stands before
+    return ordered[0], ordered[1:]

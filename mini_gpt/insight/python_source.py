@@ -1,0 +1,145 @@
+"""What belongs together in Python source, by its own tokenizer and parser: a truth for heads that nobody annotated."""
+
+import ast
+import bisect
+import collections
+import io
+import itertools
+import keyword
+import tokenize
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from tokenize import TokenInfo
+from typing import NamedTuple
+
+KINDS = ("matching bracket", "earlier use of a name", "definition of a call")
+OPENING = {")": "(", "]": "[", "}": "{"}
+
+Span = tuple[int, int]  # half-open, in UTF-8 bytes of the text
+
+
+class Relation(NamedTuple):
+    """From the last byte of what asks to all bytes of what is meant."""
+
+    kind: str
+    query: int
+    keys: tuple[Span, ...]
+
+
+def relations(text: str, reach: int) -> list[Relation]:
+    """Gives the relations of a source file whose keys start at most `reach` bytes before their query; none where it
+    does not parse.
+
+    matching bracket: from a closing one to its opening one. earlier use of a name: from the end of an identifier to all
+    earlier occurrences of the same. definition of a call: from the end of the name that is called, as `name(...)` or
+    `self.name(...)`, to that name in the definitions before it, of the file or of the class.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(text)
+        tokens = list(tokenize.generate_tokens(io.StringIO(text, newline=None).readline))
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        return []
+    offsets = _Offsets(text)
+    found = []
+    for kind, query, keys in itertools.chain(
+        _brackets(tokens, offsets), _names(tokens, offsets), _calls(tree, tokens, offsets)
+    ):
+        near = keys[bisect.bisect_left(keys, (query - reach, 0)) : bisect.bisect_left(keys, (query, 0))]
+        if near:
+            found.append(Relation(kind, query, tuple(near)))
+    return found
+
+
+class _Offsets:
+    """Turns lines and columns into bytes from the start."""
+
+    def __init__(self, text: str):
+        self.lines = io.StringIO(text, newline=None).readlines()  # parted as Python parts them
+        self.starts = [0]
+        for line in io.StringIO(text, newline="").readlines():
+            self.starts.append(self.starts[-1] + len(line.encode()))
+
+    def place(self, line: int, column: int) -> int:
+        """The parser's columns count bytes."""
+        return self.starts[line - 1] + column
+
+    def span(self, token: TokenInfo) -> Span:
+        """The tokenizer's columns count characters."""
+        (line, column), (last, end) = token.start, token.end
+        return tuple(self.starts[n - 1] + len(self.lines[n - 1][:c].encode()) for n, c in ((line, column), (last, end)))
+
+
+Found = Iterator[tuple[str, int, list[Span]]]  # kind, query, and sorted spans, of which those before the query count
+
+
+def _brackets(tokens: list[TokenInfo], offsets: _Offsets) -> Found:
+    opened = []
+    for token in tokens:
+        if token.type == tokenize.OP and token.string in OPENING.values():
+            opened.append(offsets.span(token))
+        elif token.type == tokenize.OP and token.string in OPENING:
+            yield KINDS[0], offsets.span(token)[1] - 1, [opened.pop()]
+
+
+def _names(tokens: list[TokenInfo], offsets: _Offsets) -> Found:
+    uses: dict[str, list[Span]] = collections.defaultdict(list)
+    for token in tokens:
+        if _is_identifier(token):
+            span = offsets.span(token)
+            yield KINDS[1], span[1] - 1, uses[token.string]  # read before the next is asked for
+            uses[token.string].append(span)
+
+
+def _calls(tree: ast.Module, tokens: list[TokenInfo], offsets: _Offsets) -> Found:
+    names = [token for token in tokens if token.type == tokenize.NAME]
+    name_at = {}  # by where a definition starts, the span of its name
+    for before, word, name in zip([None, *names], names, names[1:], strict=False):
+        if word.string in ("def", "class"):
+            start = before if before is not None and before.string == "async" else word
+            name_at[offsets.span(start)[0]] = offsets.span(name)
+    # Inside of f-strings Python 3.11 has no tokens, and its parser's places can be others.
+    ends = {offsets.span(token)[1]: token.string for token in names}
+
+    def defined(nodes: Iterable[ast.AST]) -> dict[str, list[Span]]:
+        spans = collections.defaultdict(list)
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                spans[node.name].append(name_at[offsets.place(node.lineno, node.col_offset)])
+        return {name: sorted(found) for name, found in spans.items()}
+
+    def called(
+        nodes: Iterable[ast.AST], definitions: dict[str, list[Span]], name_of: Callable[[ast.expr], str | None]
+    ) -> Found:
+        for node in nodes:
+            if isinstance(node, ast.Call) and (name := name_of(node.func)) in definitions:
+                end = offsets.place(node.func.end_lineno, node.func.end_col_offset)
+                if ends.get(end) == name:
+                    yield KINDS[2], end - 1, definitions[name]
+
+    nodes = list(ast.walk(tree))
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    methods = {method for node in classes for method in node.body if not isinstance(method, ast.ClassDef)}
+    yield from called(nodes, defined(node for node in nodes if node not in methods), _name)
+    for node in classes:
+        yield from called(_of_one_class(node), defined(node.body), _attribute_of_self)
+
+
+def _of_one_class(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields what is in a class, but not in the classes in it, whose self is another."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.ClassDef):
+            yield child
+            yield from _of_one_class(child)
+
+
+def _name(called: ast.expr) -> str | None:
+    return called.id if isinstance(called, ast.Name) else None
+
+
+def _attribute_of_self(called: ast.expr) -> str | None:
+    return called.attr if isinstance(called, ast.Attribute) and _name(called.value) == "self" else None
+
+
+def _is_identifier(token: TokenInfo) -> bool:
+    return token.type == tokenize.NAME and not keyword.iskeyword(token.string)

@@ -1,0 +1,161 @@
+"""A report finds the heads of a model whose weights are set by hand, and the truth of Python in tokens."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt import sharding, suites
+from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.insight import head_report, python_source
+from mini_gpt.insight.attention_maps import attention_maps
+from mini_gpt.model import MiniGPT
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.request import Request
+from mini_gpt.run import Run
+from mini_gpt.training import loop
+from tests.test_commands import type_in
+
+V, L = 9, 16  # eight letters and the separator; a one-hot for each place
+D = V + L + V + 1  # what stands in the residual stream: the token, its place, the token before; and one to divide by 5
+
+
+@pytest.fixture
+def by_hand(small):
+    """Gives config and parameters of a model of two layers and five heads: in the first layer head 3 looks at the token
+    before and writes it beside, in the second head 1 looks for the place whose token before is the query's token."""
+    config = small(
+        context_length=L,
+        model__position="learned",
+        model__max_positions=L,
+        model__num_layers=2,
+        model__d_model=5 * D,
+        model__num_heads=5,
+        model__norm="rmsnorm",
+        model__use_bias=False,
+        model__tie_embeddings=False,
+    )
+    definition, drawn = model_parameters.split(MiniGPT(config.model, V, rngs=nnx.Rngs(0)))
+    parameters = jax.tree.map(np.zeros_like, drawn)
+    for block in parameters["blocks"].values():
+        for norm in ("attention_norm", "mlp_norm"):
+            block[norm] = jax.tree.map(np.ones_like, block[norm])
+    token, place, before = slice(0, V), slice(V, V + L), slice(V + L, V + L + V)
+    parameters["embedding"][:, token] = np.eye(V)
+    parameters["positions"]["learned"]["embedding"][:, place] = np.eye(L)
+
+    def head(layer, number, query, key, value, out):
+        """Sets one head's matrices, given as {(from, to): matrix} over the widths of stream and head."""
+        attention = parameters["blocks"][layer]["attention"]
+        width = slice(number * D, (number + 1) * D)
+        for name, matrix in (("query", query), ("key", key), ("value", value)):
+            attention[name]["kernel"][:, width][matrix[0], : matrix[1].shape[1]] = matrix[1]
+        attention["out"]["kernel"][width][: out[1].shape[0], out[0]] = out[1]
+
+    head(
+        0,
+        3,
+        query=(place, 50 * np.eye(L, k=-1)),  # place i asks for what place i - 1 answers
+        key=(place, np.eye(L)),
+        value=(token, np.eye(V)),
+        out=(before, np.eye(V)),
+    )
+    head(1, 1, query=(token, 50 * np.eye(V)), key=(before, np.eye(V)), value=(token, np.eye(V)), out=(token, np.eye(V)))
+    return config, definition, parameters
+
+
+def test_A9_the_heads_of_a_model_made_by_hand_to_do_induction_are_found(by_hand):
+    config, definition, parameters = by_hand
+    tokenizer = CharacterTokenizer("abcdefgh")
+    tokens = np.random.default_rng(0).integers(0, V - 1, 4000).astype(np.uint16)
+    mesh = sharding.make_reading_mesh(config)
+    rows = head_report.head_report(definition, parameters, config, tokenizer, mesh, tokens, tokens)
+    labels = {(row["layer"], row["head"]): row["label"] for row in rows}
+    assert len(labels) == 10 and labels.pop((0, 3)) == "previous token" and labels.pop((1, 1)) == "induction"
+    assert set(labels.values()) == {"global"}
+    found = {(row["layer"], row["head"]): row["kinds"] for row in rows}
+    assert found[0, 3]["previous token"]["strength"] == pytest.approx(1, abs=0.01)
+    # But for the first place, which has none before it, takes itself for it, and has half of one query in eight.
+    assert found[1, 1]["induction"]["strength"] == pytest.approx(1 - 1 / 16, abs=0.01)
+    assert found[0, 3]["induction"]["strength"] < 0 and found[0, 0]["induction"]["strength"] == pytest.approx(
+        0, abs=1e-4
+    )
+    assert found[1, 1]["induction"]["queries"] == head_report.INDUCTION_ROWS * L // 2
+    summary = head_report.by_depth(rows)
+    assert [layer["labels"] for layer in summary] == [{"global": 4, "previous token": 1}, {"global": 4, "induction": 1}]
+    assert summary[0]["strengths"]["previous token"] == pytest.approx(0.2, abs=0.01)
+
+
+SOURCE = '''def größe(wert):
+    """Says how large."""
+    return (wert, [wert + größe(1)])
+'''
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
+def test_A9_what_belongs_together_in_python_is_found_in_tokens(small, tmp_path, kind):
+    for number in range(120):
+        (tmp_path / f"{number:03}.py").write_text(SOURCE.replace("wert", "abcdefghij"[number % 10] * (1 + number % 4)))
+    paths = {"data__path": str(tmp_path / "*.py"), "data__cache_dir": str(tmp_path / "cache"), "train__steps": 1}
+    loop.train(small(data__tokenizer=kind, data__vocab_size=300, **paths), tmp_path / "run", conclude=False)
+    run = Run(tmp_path / "run")
+    tokens, length = run.store.split("validation").tokens, 128
+    starts = head_report.windows(tokens, length)
+    related = head_report._relations(tokens, run.tokenizer, starts, length)
+    for name in python_source.KINDS:
+        template_BLS = related(name, starts)
+        pairs = [
+            (tokens[starts[row] :][query], tokens[starts[row] :][key]) for row, query, key in np.argwhere(template_BLS)
+        ]
+        assert pairs, name
+        for query, key in pairs[:200]:
+            asks, meant = run.tokenizer.decode([query]), run.tokenizer.decode([key])
+            if name == "matching bracket":
+                assert any(c in asks for c in ")]") and any(c in meant for c in "(["), (asks, meant)
+            elif name == "definition of a call" and kind == "characters":
+                assert asks == "e" and meant in "größe"
+
+
+def test_the_suite_writes_a_grid_a_table_and_the_whole(small, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    loop.train(small(model__num_layers=2, model__position="rope"), workdir, conclude=False)
+    result = suites.evaluate(Run(workdir), "heads", Request())
+    assert result == json.loads((workdir / "eval" / "heads.json").read_text())
+    printed = capsys.readouterr().out
+    assert printed.count("\n") >= 9 and "label" in printed
+    rows = list(csv.DictReader((workdir / "eval" / "heads.csv").open()))
+    assert [(int(row["layer"]), int(row["head"])) for row in rows] == [(n, h) for n in range(2) for h in range(4)]
+    assert (workdir / "eval" / "heads.png").read_bytes().startswith(b"\x89PNG")
+    assert list((workdir / "tensorboard" / "heads").glob("events*"))
+    # The pair is what the model's own maps hold there.
+    run = Run(workdir)
+    tokens = run.store.split("validation").tokens
+    starts = head_report.windows(tokens, 32)
+    tokens_BL = np.stack([tokens[start : start + 32] for start in starts]).astype(np.int32)
+    tokens_BL = tokens_BL[: len(tokens_BL) // 8 * 8]
+    maps = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh)
+    for layer in range(2):
+        weights_BHLS = maps[layer].weights_BHLS
+        np.testing.assert_allclose(weights_BHLS.sum(-1), 1, rtol=1e-5)
+        for head in range(4):
+            away = np.where(~np.eye(32, dtype=bool) & (np.arange(32) >= 15)[:, None], weights_BHLS[:, head], 0)
+            assert result["heads"][4 * layer + head]["pair"]["weight"] == pytest.approx(away.max(), rel=1e-4)
+
+
+def test_a_task_and_a_sweep_are_refused(small, tmp_path, monkeypatch):
+    config = {
+        "data__corpus": "task:copy",
+        "data__tokenizer": "characters",
+        "data__path": None,
+        "data__task_length": 4,
+        "data__cache_dir": str(tmp_path),
+    }
+    loop.train(small(train__steps=1, **config), tmp_path / "run", conclude=False)
+    line = type_in(monkeypatch, "eval.py", f"--workdir={tmp_path}/run", "--suite=heads")
+    assert line == "error: --suite: this one reads text; task:copy has none: use --suite=tasks"
+    arguments = ["--config=configs/tiny.py", "--vary", "model.num_heads=2,4", "--suite=heads"]
+    line = type_in(monkeypatch, "mini_gpt.sweep", *arguments)
+    assert line.startswith("error: --suite: found heads, which a sweep has no table for; must be of perplexity, extra")
