@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import progress
-from mini_gpt.insight import head_figure, head_report
+from mini_gpt.insight import head_figure, head_report, pruning, pruning_figure
 from mini_gpt.request import Request
 from mini_gpt.run import Run
 from mini_gpt.schema import Config
@@ -64,3 +65,44 @@ def head_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
         row |= {f"{kind} {name}": value for kind, values in kinds.items() for name, value in values.items()}
         rows.append(row)
     return rows
+
+
+def printed_heads(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in HEAD_COLUMNS} for row in head_rows(result)]
+
+
+def measure_pruning(run: Run, request: Request) -> dict[str, Any]:
+    """Measures each head's importance on the training split, and on the other the loss as heads are removed."""
+    tokens, train_tokens = (run.store.split(name).tokens for name in (request.split, "train"))
+    model = run.config.model
+    with progress.shown("pruning", pruning.cost(model.num_layers * model.num_heads)) as advance:
+        options = {"batch_tokens": run.batch_tokens, "advance": advance}
+        vocab_size = len(run.tokenizer.token_bytes)
+        model_and_config = (run.definition, run.parameters, run.config)
+        importance_NH = pruning.importance(*model_and_config, train_tokens, vocab_size, run.mesh, **options)
+        rows = pruning.curves(*model_and_config, importance_NH, tokens, run.tokenizer.token_bytes, run.mesh, **options)
+    return {
+        "checkpoint_step": run.step,
+        "split": request.split,
+        "context_length": run.config.context_length,
+        "overrides": run.overrides,
+        "importance": importance_NH.tolist(),
+        "removal_order": pruning.removal_order(importance_NH),
+        "rows": rows,
+    }
+
+
+def draw_pruning(result: dict[str, Any]) -> Figure:
+    title = f"Step {result['checkpoint_step']:,}: what the heads are worth"
+    return pruning_figure.pruning_figure(np.array(result["importance"]), result["rows"], title=title)
+
+
+def printed_pruning(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Gives a row for each number of removed heads: the loss by importance, and the mean and range at random."""
+    lines = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "importance"}
+    printed = []
+    for removed, nll in lines.items():
+        random = [row["nll"] for row in result["rows"] if row["order"] == "random" and row["removed"] == removed]
+        spread = {"random mean": float(np.mean(random)), "lowest": min(random), "highest": max(random)}
+        printed.append({"heads removed": removed, "by importance": nll} | spread)
+    return printed

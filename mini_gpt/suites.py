@@ -44,7 +44,7 @@ class Suite:
     label: Callable[[dict], str] = lambda row: ""
     draw: Callable[[dict], Figure] | None = None
     rows: Callable[[dict], list[dict] | None] = lambda result: result.get("rows")  # what the CSV holds
-    columns: tuple[str, ...] = ()  # of the rows, what is printed; all unless given
+    printed: Callable[[dict], list[dict]] | None = None  # rows for the screen, where they are others
 
 
 def _check_text(trained: Config, request: Request) -> None:
@@ -219,7 +219,13 @@ SUITES = {
         insight_suites.check_text,
         draw=insight_suites.draw_heads,
         rows=insight_suites.head_rows,
-        columns=insight_suites.HEAD_COLUMNS,
+        printed=insight_suites.printed_heads,
+    ),
+    "pruning": Suite(
+        insight_suites.measure_pruning,
+        insight_suites.check_text,
+        draw=insight_suites.draw_pruning,
+        printed=insight_suites.printed_pruning,
     ),
 }
 
@@ -271,7 +277,7 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
         _write_tensorboard(run.workdir / "tensorboard" / stem, name, suite, result, figure)
     path = directory / f"{stem}.json"
     files.write_text(path, json.dumps(result, indent=2, allow_nan=False) + "\n")  # last: with it the others are there
-    print(_table(rows, suite.columns) if rows else _listing(result))
+    print(_table(suite.printed(result) if suite.printed else rows) if rows else _listing(result))
     print(f"\nWritten to {path}" + (", with .csv and .png beside it" if figure is not None else ""))
     return result
 
@@ -326,9 +332,9 @@ def _csv(rows: list[dict]) -> str:
     return text.getvalue()
 
 
-def _table(rows: list[dict], columns: tuple[str, ...]) -> str:
+def _table(rows: list[dict]) -> str:
     """Gives the rows as columns, and each reason once below them."""
-    columns = list(columns) or [name for name in rows[0] if name != "reason"]
+    columns = [name for name in rows[0] if name != "reason"]
     cells = [columns, *([_shown(row[name]) for name in columns] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]

@@ -29,16 +29,18 @@ def make_nll_fn(
     isolate_at: int | None = None,
     masked: bool = False,
     advance: Advance = progress.silent,
+    head_mask_NBH: np.ndarray | None = None,
 ) -> NllFn:
     """Gives nll_fn(inputs_BL, targets_BL) -> nll_BL over NumPy arrays; the batch is divided over the mesh.
 
     isolate_at: the separator at which documents are kept apart, for a model that was trained so. masked: the targets
     are the text itself, of which the inputs show a part. advance: is told how many tokens each call had.
+    head_mask_NBH: the model's, its batch axis 1.
     """
 
     def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
         batch = sharding.put_whole((inputs_BL, targets_BL), mesh)
-        nll_BL = np.asarray(_nll(definition, mesh, isolate_at, masked, parameters, *batch))
+        nll_BL = np.asarray(_nll(definition, mesh, isolate_at, masked, parameters, head_mask_NBH, *batch))
         advance(inputs_BL.size)
         return nll_BL
 
@@ -46,11 +48,12 @@ def make_nll_fn(
 
 
 @functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "masked"))
-def _nll(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL):
+def _nll(definition, mesh, isolate_at, masked, parameters, head_mask_NBH, inputs_BL, targets_BL):
     model = model_parameters.merge(definition, parameters)
     layout = text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at)
     with sharding.over(mesh):
-        nll_BL = output_loss.token_nll(model.hidden(inputs_BL, *layout), model.output_table, targets_BL, mesh)
+        x_BLD = model.hidden(inputs_BL, *layout, head_mask_NBH=head_mask_NBH)
+        nll_BL = output_loss.token_nll(x_BLD, model.output_table, targets_BL, mesh)
     return jax.lax.with_sharding_constraint(nll_BL, NamedSharding(mesh, PartitionSpec()))
 
 
@@ -65,11 +68,13 @@ def score_split(
     most_tokens: int | None = None,
     batch_tokens: int | None = None,
     advance: Advance = progress.silent,
+    head_mask_NBH: np.ndarray | None = None,
 ) -> Score:
     """Scores a split's joined stream in blocks of the context length, each token once.
 
     most_tokens: score about so many, in stretches spread over the split, the same at every call. batch_tokens: how many
-    go through the model at a time, as in training unless given; `advance` is told of them. Under the masked objective
+    go through the model at a time, as in training unless given; `advance` is told of them. head_mask_NBH: the model's,
+    its batch axis 1. Under the masked objective
     the masked tokens alone are scored, drawn once for all from the place of their block, and a last, partial block is
     left out; their bytes count as 0, since no text is compressed that way. Raises UserError where there is nothing to
     score, or the context length is past a learned table.
@@ -77,7 +82,8 @@ def score_split(
     check_scorable(config, len(tokens))
     masked = config.train.objective == "masked"
     isolate_at = tokenizers.isolate_at(config.data, token_bytes)
-    nll_fn = make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at, masked=masked, advance=advance)
+    options = {"isolate_at": isolate_at, "masked": masked, "advance": advance, "head_mask_NBH": head_mask_NBH}
+    nll_fn = make_nll_fn(definition, parameters, mesh, **options)
     score_stretch = _score_masked if masked else _score_next
     rows = rows_at_a_time(batch_tokens or config.batch_tokens, mesh, config.context_length)
     parts = stretches(tokens, most_tokens, config.context_length)

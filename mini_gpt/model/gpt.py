@@ -65,11 +65,13 @@ class Block(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         record: Record | None = None,
+        head_mask_BH: jax.Array | None = None,
     ) -> jax.Array:
         keys = [None] * 3 if dropout_key is None else list(jax.random.split(dropout_key, 3))
 
         def attend(x_BLD: jax.Array) -> jax.Array:
-            return self.attention(x_BLD, position, positions_BL, mask, dropout_key=keys[0], record=record)
+            kept = {"dropout_key": keys[0], "record": record, "head_mask_BH": head_mask_BH}
+            return self.attention(x_BLD, position, positions_BL, mask, **kept)
 
         x_BLD = self._branch(x_BLD, attend, self.attention_norm, keys[1])
         return self._branch(x_BLD, self.mlp, self.mlp_norm, keys[2])
@@ -113,12 +115,14 @@ class MiniGPT(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         record: Record | None = None,
+        head_mask_NBH: jax.Array | None = None,
     ) -> jax.Array:
         """Gives logits_BLV in float32.
 
         Takes what `hidden` takes, and raises what it raises.
         """
-        x_BLD = self.hidden(tokens_BL, positions_BL, segments_BL, dropout_key=dropout_key, record=record)
+        options = {"dropout_key": dropout_key, "record": record, "head_mask_NBH": head_mask_NBH}
+        x_BLD = self.hidden(tokens_BL, positions_BL, segments_BL, **options)
         x_TD = x_BLD.reshape(-1, x_BLD.shape[-1])
         logits_TV = output_loss.logits(x_TD, self.output_table.astype(self.dtype))
         return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
@@ -136,12 +140,14 @@ class MiniGPT(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         record: Record | None = None,
+        head_mask_NBH: jax.Array | None = None,
     ) -> jax.Array:
         """Gives the last hidden states x_BLD, in `dtype`, of which the logits are made.
 
         tokens_BL: ids below `vocab_size`. positions_BL: integers, 0..L-1 unless given. segments_BL: attention stays
         inside a segment. dropout_key: without it there is no dropout. record: called with each layer's AttentionMaps,
-        in order, as the model is traced. Raises UserError where the length is past a learned table.
+        in order, as the model is traced. head_mask_NBH: what the heads' outputs are multiplied by, layer by layer; the
+        batch's axis may be 1. Raises UserError where the length is past a learned table.
         """
         config = self.config
         length = tokens_BL.shape[1]
@@ -160,9 +166,11 @@ class MiniGPT(nnx.Module):
         x_BLD = dropout(x_BLD, config.embedding_dropout, keys[-1])
         mask = Mask(config.causal, config.attention_window, segments_BL)
 
-        def apply(x_BLD: jax.Array, block: Block, position: Position, key: jax.Array | None) -> jax.Array:
+        def apply(x_BLD: jax.Array, block: Block, position: Position, key, head_mask_BH) -> jax.Array:
+            options = {"dropout_key": key, "record": record, "head_mask_BH": head_mask_BH}
+
             def run(x_BLD: jax.Array) -> jax.Array:
-                return block(x_BLD, position, positions_BL, mask, dropout_key=key, record=record)
+                return block(x_BLD, position, positions_BL, mask, **options)
 
             if config.remat == "none" or record is not None:  # what is recorded must not be traced a second time
                 return run(x_BLD)
@@ -174,18 +182,20 @@ class MiniGPT(nnx.Module):
         if config.scan_layers and record is None:  # what is recorded must not stay in the loop
 
             def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, None]:
-                layers, keys = part
+                layers, *given = part
                 for place, position in enumerate(pattern):
-                    x_BLD = apply(x_BLD, merged(layers, place), position, None if keys is None else keys[place])
+                    of_layer = (None if each is None else each[place] for each in given)
+                    x_BLD = apply(x_BLD, merged(layers, place), position, *of_layer)
                 return x_BLD, None
 
-            layers = (stacked, None if dropout_key is None else keys[:-1])
+            layers = (stacked, None if dropout_key is None else keys[:-1], head_mask_NBH)
             periods = jax.tree.map(lambda leaf: leaf.reshape(-1, len(pattern), *leaf.shape[1:]), layers)
             x_BLD, _ = jax.lax.scan(period, x_BLD, periods)
         else:
             for layer in range(config.num_layers):
                 block = merged(stacked, layer) if config.scan_layers else self.blocks[layer]
-                x_BLD = apply(x_BLD, block, pattern[layer % len(pattern)], keys[layer])
+                head_mask_BH = None if head_mask_NBH is None else head_mask_NBH[layer]
+                x_BLD = apply(x_BLD, block, pattern[layer % len(pattern)], keys[layer], head_mask_BH)
         if config.norm_placement == "pre":
             x_BLD = self.final_norm(x_BLD)
         return x_BLD.astype(self.dtype)

@@ -37,8 +37,12 @@ class MultiHeadAttention(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         record: Record | None = None,
+        head_mask_BH: jax.Array | None = None,
     ) -> jax.Array:
-        """Gives out_BLD; `record` is handed the maps of this layer as it is traced."""
+        """Gives out_BLD; `record` is handed the maps of this layer as it is traced.
+
+        head_mask_BH: what each head's output is multiplied by, 0 for one that is pruned (Michel et al. 2019, eq. 2).
+        """
         config = self.config
         # 1. Project.
         q_BLD, k_BLD, v_BLD = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
@@ -48,6 +52,8 @@ class MultiHeadAttention(nnx.Module):
         v_BLGK = split_heads(v_BLD, config.num_kv_heads)
         # 3. Attend.
         out_BLHK = self._attend(q_BLHK, k_BLGK, v_BLGK, position, positions_BL, mask, dropout_key, record)
+        if head_mask_BH is not None:
+            out_BLHK = out_BLHK * head_mask_BH[:, None, :, None].astype(out_BLHK.dtype)
         # 4. Concatenate the heads.
         out_BLD = out_BLHK.reshape(x_BLD.shape)
         # 5. Project.

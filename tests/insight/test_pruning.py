@@ -1,0 +1,134 @@
+"""A masked head is one whose output weights are zero; its importance is the slope of the loss."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt import suites
+from mini_gpt.evaluation import perplexity
+from mini_gpt.insight import pruning
+from mini_gpt.model.gpt import MiniGPT
+from mini_gpt.request import Request
+from mini_gpt.run import Run
+from mini_gpt.training import loop
+
+
+@pytest.fixture
+def run(small, tmp_path):
+    def train(**overrides):
+        config = small(**({"model__num_layers": 2, "model__position": "rope", "model__num_heads": 2} | overrides))
+        loop.train(config, tmp_path / "run", conclude=False)
+        return Run(tmp_path / "run")
+
+    return train
+
+
+def without(parameters, layer, head, heads):
+    """Gives parameters in which what a head writes is zero."""
+    copied = jax.tree.map(np.array, parameters)
+    kernel = copied["blocks"][layer]["attention"]["out"]["kernel"]
+    width = len(kernel) // heads
+    kernel[head * width : (head + 1) * width] = 0
+    return copied
+
+
+def loss_of(run, parameters=None, most_tokens=None, **options):
+    tokens = run.store.split("validation").tokens
+    parameters = run.parameters if parameters is None else parameters
+    return perplexity.score_split(
+        run.definition,
+        parameters,
+        run.config,
+        tokens,
+        run.tokenizer.token_bytes,
+        run.mesh,
+        most_tokens=most_tokens,
+        **options,
+    ).nll
+
+
+@pytest.mark.parametrize("fields", [{}, {"model__scan_layers": True}, {"model__num_kv_heads": 1}])
+def test_A11_a_masked_head_is_one_that_writes_nothing(run, fields):
+    trained = run(**fields)
+    ones_NBH = np.ones((2, 1, 2), np.float32)
+    assert loss_of(trained, head_mask_NBH=ones_NBH) == loss_of(trained)
+    plain = (
+        Run(trained.workdir, overrides={"model.scan_layers": "False"}) if fields.get("model__scan_layers") else trained
+    )
+    losses = set()
+    for layer, head in np.ndindex(2, 2):
+        mask_NBH = ones_NBH.copy()
+        mask_NBH[layer, 0, head] = 0
+        pruned = loss_of(trained, head_mask_NBH=mask_NBH)
+        assert pruned == pytest.approx(loss_of(plain, without(plain.parameters, layer, head, 2)), rel=1e-5)
+        losses.add(round(pruned, 6))
+    assert len(losses) == 4, "each head is another"
+
+
+def test_a_mask_may_differ_from_row_to_row(run):
+    trained = run()
+    model = MiniGPT(trained.config.model, 257, rngs=nnx.Rngs(0))
+    tokens_BL = np.arange(24).reshape(3, 8)
+    masks_NBH = np.random.default_rng(0).random((2, 3, 2)).astype(np.float32)
+    together = model(tokens_BL, head_mask_NBH=masks_NBH)
+    for row in range(3):
+        alone = model(tokens_BL[row : row + 1], head_mask_NBH=masks_NBH[:, row : row + 1])
+        np.testing.assert_allclose(together[row], alone[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
+def test_A11_importance_is_the_mean_slope_of_the_loss(run, fields):
+    trained = run(**fields)
+    tokens, rows = trained.store.split("train").tokens[: 32 * 11 + 1], trained.config.train.batch_size
+    arguments = (trained.definition, trained.parameters, trained.config)
+    importance_NH = pruning.importance(*arguments, tokens, 257, trained.mesh)
+    slopes = []
+    for filled, batch in pruning._text_batches(tokens, trained.config, 257, rows):
+        for layer, head in np.ndindex(2, 2):
+            losses = []
+            for step in (1e-2, -1e-2):
+                mask_NBH = np.ones((2, 1, 2), np.float32)
+                mask_NBH[layer, 0, head] += step
+                nll_fn = perplexity.make_nll_fn(
+                    trained.definition,
+                    trained.parameters,
+                    trained.mesh,
+                    masked="train__objective" in fields,
+                    head_mask_NBH=mask_NBH,
+                )
+                nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
+                losses.append((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:filled])
+            slopes.append((layer, head, np.abs(losses[0] - losses[1]) / 2e-2))
+    assert sum(len(slope) for layer, head, slope in slopes if (layer, head) == (0, 0)) == 11
+    for layer, head in np.ndindex(2, 2):
+        mean = np.mean(np.concatenate([slope for n, h, slope in slopes if (n, h) == (layer, head)]))
+        assert importance_NH[layer, head] == pytest.approx(mean, rel=0.02, abs=2e-5)
+
+
+def test_heads_go_by_their_share_of_their_layers_norm():
+    importance_NH = np.array([[3.0, 4.0], [0.1, 0.0]])  # over norms of 5 and 0.1: 0.6, 0.8; 1, 0
+    assert pruning.removal_order(importance_NH) == [(1, 1), (0, 0), (0, 1), (1, 0)]
+    assert pruning.removal_order(np.zeros((1, 2))) == [(0, 0), (0, 1)]
+    assert sorted(pruning.random_order(2, 3, seed=4)) == [(layer, head) for layer in range(2) for head in range(3)]
+    assert pruning.counts(4) == [0, 1, 2, 3, 4] and pruning.counts(144)[::8] == [0, 72, 144]
+
+
+def test_the_suite_measures_the_curve_of_each_order(run, capsys):
+    trained = run()
+    result = suites.evaluate(trained, "pruning", Request())
+    workdir = trained.workdir
+    assert json.loads((workdir / "eval" / "pruning.json").read_text())["rows"] == result["rows"]
+    assert (workdir / "eval" / "pruning.png").read_bytes().startswith(b"\x89PNG")
+    assert len(capsys.readouterr().out.splitlines()) == 6 + 2, "a line for each count"
+    curves = {}
+    for row in result["rows"]:
+        curves.setdefault((row["order"], row["seed"]), []).append(row["nll"])
+    assert len(curves) == 1 + pruning.SEEDS and {len(curve) for curve in curves.values()} == {5}
+    assert len({(curve[0], curve[-1]) for curve in curves.values()}) == 1, "none and all are the same in any order"
+    assert curves["importance", None][0] == loss_of(trained, most_tokens=pruning.SCORED_TOKENS)
+    first = result["removal_order"][0]
+    pruned = without(trained.parameters, *first, 2)
+    assert curves["importance", None][1] == pytest.approx(loss_of(trained, pruned, pruning.SCORED_TOKENS), rel=1e-5)
