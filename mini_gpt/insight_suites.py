@@ -1,5 +1,7 @@
 """The suites that look inside of a run: what its heads attend to."""
 
+import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -7,10 +9,11 @@ from matplotlib.figure import Figure
 
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import progress
-from mini_gpt.insight import head_figure, head_report, pruning, pruning_figure
+from mini_gpt.insight import diagnosis, head_figure, head_report, pruning, pruning_figure
 from mini_gpt.request import Request
 from mini_gpt.run import Run
 from mini_gpt.schema import Config
+from mini_gpt.training import reporting
 
 HEAD_COLUMNS = ("layer", "head", "label", "strength", "also", "entropy", "distance", "pair")
 
@@ -106,3 +109,48 @@ def printed_pruning(result: dict[str, Any]) -> list[dict[str, Any]]:
         spread = {"random mean": float(np.mean(random)), "lowest": min(random), "highest": max(random)}
         printed.append({"heads removed": removed, "by importance": nll} | spread)
     return printed
+
+
+def diagnose(run: Run, request: Request) -> dict[str, Any]:
+    """Says what is wrong with a checkpoint, if anything."""
+    findings = diagnosis.diagnose(
+        run.definition,
+        run.parameters,
+        run.config,
+        run.tokenizer,
+        run.mesh,
+        run.store.split(request.split).tokens,
+        run.store.split("train").tokens,
+        _history(run),
+        batch_tokens=run.batch_tokens,
+    )
+    return {
+        "checkpoint_step": run.step,
+        "split": request.split,
+        "context_length": run.config.context_length,
+        "overrides": run.overrides,
+        "found": [finding.check for finding in findings if finding.found],
+        "most_likely": diagnosis.most_likely(findings),
+        "rows": [dataclasses.asdict(finding) | {"value": _finite(finding.value)} for finding in findings],
+    }
+
+
+def printed_diagnosis(result: dict[str, Any]) -> str:
+    """Gives a line for each check, and under what is found its likely causes."""
+    lines = []
+    for row in result["rows"]:
+        lines.append(f"{'FOUND' if row['found'] else 'ok':>5}  {row['check']}: {row['says']}")
+        if row["found"]:
+            lines += [f"         limit: {row['limit']}; likely causes:", *(f"           - {c}" for c in row["causes"])]
+    count = len(result["found"])
+    verdict = f"{count} of {len(result['rows'])} checks found something: {', '.join(result['found'])}.\nMost likely: "
+    return "\n".join([*lines, "", f"{verdict}{result['most_likely']}." if count else "Nothing found."])
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _history(run: Run) -> list[dict[str, float]]:
+    path = run.workdir / reporting.METRICS
+    return [row for row in (reporting.read(path) if path.exists() else []) if row["step"] <= run.step]

@@ -44,7 +44,7 @@ class Suite:
     label: Callable[[dict], str] = lambda row: ""
     draw: Callable[[dict], Figure] | None = None
     rows: Callable[[dict], list[dict] | None] = lambda result: result.get("rows")  # what the CSV holds
-    printed: Callable[[dict], list[dict]] | None = None  # rows for the screen, where they are others
+    printed: Callable[[dict], list[dict] | str] | None = None  # for the screen, where it is not the rows
 
 
 def _check_text(trained: Config, request: Request) -> None:
@@ -227,6 +227,7 @@ SUITES = {
         draw=insight_suites.draw_pruning,
         printed=insight_suites.printed_pruning,
     ),
+    "diagnose": Suite(insight_suites.diagnose, insight_suites.check_text, printed=insight_suites.printed_diagnosis),
 }
 
 
@@ -277,7 +278,8 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
         _write_tensorboard(run.workdir / "tensorboard" / stem, name, suite, result, figure)
     path = directory / f"{stem}.json"
     files.write_text(path, json.dumps(result, indent=2, allow_nan=False) + "\n")  # last: with it the others are there
-    print(_table(suite.printed(result) if suite.printed else rows) if rows else _listing(result))
+    printed = suite.printed(result) if suite.printed else rows
+    print(printed if isinstance(printed, str) else _table(printed) if printed else _listing(result))
     print(f"\nWritten to {path}" + (", with .csv and .png beside it" if figure is not None else ""))
     return result
 

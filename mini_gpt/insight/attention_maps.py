@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mini_gpt import sharding
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.gpt import text_layout
+from mini_gpt.model.gpt import Trace, text_layout
 from mini_gpt.model.parameters import Parameters
 
 
@@ -39,7 +39,7 @@ def each_layer(
     *,
     isolate_at: int | None = None,
 ) -> list[Any]:
-    """Gives `reduce(maps, tokens_BL, *arguments)` of each layer, as NumPy arrays: what is not asked for is never whole.
+    """Gives `reduce(trace, tokens_BL, *arguments)` of each layer in NumPy: what is not asked for is never whole.
 
     The batch is divided over the mesh, and so are the arguments, whose first axis is the batch's. `reduce` is traced,
     and a function of a module.
@@ -53,10 +53,10 @@ def _each_layer(definition, mesh, isolate_at, reduce, parameters, tokens_BL, *ar
     model, layers = model_parameters.merge(definition, parameters), []
     with sharding.over(mesh):
         layout = text_layout(model.config, tokens_BL, isolate_at)
-        model.hidden(tokens_BL, *layout, record=lambda maps: layers.append(reduce(maps, tokens_BL, *arguments)))
+        model.hidden(tokens_BL, *layout, record=lambda trace: layers.append(reduce(trace, tokens_BL, *arguments)))
     return jax.lax.with_sharding_constraint(layers, NamedSharding(mesh, PartitionSpec()))
 
 
-def _whole(maps: AttentionMaps, tokens_BL: jax.Array) -> AttentionMaps:
+def _whole(trace: Trace, tokens_BL: jax.Array) -> AttentionMaps:
     del tokens_BL
-    return maps
+    return trace.attention

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import text_layout
+from mini_gpt.model.gpt import Trace, text_layout
 from mini_gpt.model.parameters import Parameters
 
 
@@ -26,11 +26,11 @@ def attention_statistics(
 
 @functools.partial(jax.jit, static_argnames=("definition", "isolate_at"))
 def _statistics(definition, parameters, tokens_BL, isolate_at):
-    layers = []
+    layers: list[Trace] = []
     model = model_parameters.merge(definition, parameters)
     model(tokens_BL, *text_layout(model.config, tokens_BL, isolate_at), record=layers.append)
     statistics = {}
-    for number, maps in enumerate(layers):
+    for number, maps in enumerate(trace.attention for trace in layers):
         visible_BHLS = jnp.broadcast_to(maps.visible_BLS[:, None], maps.logits_BHLS.shape)
         entropy_BHL = jnp.sum(jax.scipy.special.entr(maps.weights_BHLS), axis=-1)
         statistics[f"attention/logit_variance/layer_{number}"] = jnp.var(maps.logits_BHLS, where=visible_BHLS)

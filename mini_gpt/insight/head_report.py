@@ -14,6 +14,7 @@ from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight import attention_maps, head_scores, python_source
 from mini_gpt.insight.head_scores import HeadSums
+from mini_gpt.model.gpt import Trace
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 
@@ -191,10 +192,14 @@ def _sums(definition, parameters, mesh, tokens_BL, templates, rows, isolate_at) 
         parameters,
         tokens_BL,
         mesh,
-        head_scores.head_sums,
+        _head_sums,
         (templates_BTLS, counts_B),
         isolate_at=isolate_at,
     )
+
+
+def _head_sums(trace: Trace, *arguments) -> HeadSums:
+    return head_scores.head_sums(trace.attention, *arguments)
 
 
 def _added(sums: list[HeadSums] | None, layers: list[HeadSums]) -> list[HeadSums]:

@@ -6,6 +6,7 @@ Shape suffixes, one letter an axis, here and everywhere:
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from mini_gpt import devices, output_loss, sharding
 from mini_gpt.errors import UserError
 from mini_gpt.model import positions
 from mini_gpt.model.attention.masks import Mask
-from mini_gpt.model.attention.multi_head import MultiHeadAttention, Record, residual_std
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, residual_std
+from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, computed_again, dropout, make_norm
 from mini_gpt.model.positions import Position
 from mini_gpt.model_schema import ModelConfig
@@ -28,6 +30,18 @@ SAVED = {
 ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu, "swiglu": lambda gate, up: jax.nn.silu(gate) * up}
 
 
+class Trace(NamedTuple):
+    """What went through one block: its attention, the stream before and after it, the units of its feed-forward."""
+
+    attention: AttentionMaps
+    before_BLD: jax.Array
+    after_BLD: jax.Array
+    units_BLF: jax.Array
+
+
+Record = Callable[[Trace], None]
+
+
 class Mlp(nnx.Module):
     """The feed-forward sublayer: two products around an activation, or SwiGLU with three (Shazeer 2020)."""
 
@@ -38,12 +52,13 @@ class Mlp(nnx.Module):
             self.gate = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
         self.down = Linear(config, config.d_ff, config.d_model, dtype, std=residual_std(config), rngs=rngs)
 
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def units(self, x_BLD: jax.Array) -> jax.Array:
+        """Gives what comes of the activation, units_BLF."""
         activate = ACTIVATIONS[self.config.activation]
         if self.config.scan_layers:  # a loop writes out all that a gradient needs: five arrays of gelu, or its input
             activate = computed_again(activate)
         gate = [self.gate(x_BLD)] if self.config.activation == "swiglu" else []
-        return self.down(activate(*gate, self.up(x_BLD)))
+        return activate(*gate, self.up(x_BLD))
 
 
 class Block(nnx.Module):
@@ -68,13 +83,22 @@ class Block(nnx.Module):
         head_mask_BH: jax.Array | None = None,
     ) -> jax.Array:
         keys = [None] * 3 if dropout_key is None else list(jax.random.split(dropout_key, 3))
+        maps, units, before_BLD = [], [], x_BLD
 
         def attend(x_BLD: jax.Array) -> jax.Array:
-            kept = {"dropout_key": keys[0], "record": record, "head_mask_BH": head_mask_BH}
-            return self.attention(x_BLD, position, positions_BL, mask, **kept)
+            kept = maps.append if record is not None else None
+            options = {"dropout_key": keys[0], "record": kept, "head_mask_BH": head_mask_BH}
+            return self.attention(x_BLD, position, positions_BL, mask, **options)
+
+        def feed_forward(x_BLD: jax.Array) -> jax.Array:
+            units.append(self.mlp.units(x_BLD))
+            return self.mlp.down(units[0])
 
         x_BLD = self._branch(x_BLD, attend, self.attention_norm, keys[1])
-        return self._branch(x_BLD, self.mlp, self.mlp_norm, keys[2])
+        x_BLD = self._branch(x_BLD, feed_forward, self.mlp_norm, keys[2])
+        if record is not None:
+            record(Trace(maps[0], before_BLD, x_BLD, units[0]))
+        return x_BLD
 
     def _branch(self, x_BLD, sublayer, norm, key):
         config = self.config
@@ -145,8 +169,8 @@ class MiniGPT(nnx.Module):
         """Gives the last hidden states x_BLD, in `dtype`, of which the logits are made.
 
         tokens_BL: ids below `vocab_size`. positions_BL: integers, 0..L-1 unless given. segments_BL: attention stays
-        inside a segment. dropout_key: without it there is no dropout. record: called with each layer's AttentionMaps,
-        in order, as the model is traced. head_mask_NBH: what the heads' outputs are multiplied by, layer by layer; the
+        inside a segment. dropout_key: without it there is no dropout. record: called with each layer's Trace, in order,
+        as the model is traced. head_mask_NBH: what the heads' outputs are multiplied by, layer by layer; the
         batch's axis may be 1. Raises UserError where the length is past a learned table.
         """
         config = self.config

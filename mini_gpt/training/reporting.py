@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from mini_gpt import files
 from mini_gpt.event_file import EventFile
 
+METRICS = "metrics.jsonl"
 SECONDS_BETWEEN_LINES = 5.0
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ class Reporter:
     """Writes the scalars of a step everywhere. A run that goes on from `start` drops what was logged past it."""
 
     def __init__(self, workdir: Path, *, start: int, steps: int):
-        self.path = workdir / "metrics.jsonl"
+        self.path = workdir / METRICS
         self._open(start)
         self.steps = steps
         self.first: tuple[float, int] | None = None  # time and step of the first row
@@ -114,11 +116,20 @@ def _drop_rows_after(path: Path, step: int) -> None:
     """Keeps the rows up to a step, and drops what is none, as a last one that was cut off while it was written."""
     if not path.exists():
         return
-    kept = []
+    kept = [line for line, row in _lines(path) if row["step"] <= step]
+    files.write_text(path, "".join(f"{line}\n" for line in kept))
+
+
+def read(path: Path) -> list[dict[str, float]]:
+    """Gives the rows of a metrics.jsonl, without what is none."""
+    return [row for _, row in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
+            row = json.loads(line)
+            if math.isfinite(row["step"]):
+                yield line, row
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
-    files.write_text(path, "".join(kept))

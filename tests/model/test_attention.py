@@ -60,7 +60,7 @@ def test_A3_the_weights_come_from_the_model_that_trains_and_their_rows_sum_to_on
     config = configs.load("configs/tiny.py", {"model.num_layers": 3, "model.num_kv_heads": 2}).model
     model, maps = MiniGPT(config, 257, rngs=nnx.Rngs(0)), []
     tokens = jnp.arange(20).reshape(2, 10)
-    logits = model(tokens, record=maps.append)
+    logits = model(tokens, record=lambda trace: maps.append(trace.attention))
     np.testing.assert_array_equal(logits, model(tokens))
     assert [m.weights_BHLS.shape for m in maps] == [(2, config.num_heads, 10, 10)] * 3
     for m in maps:
@@ -123,7 +123,7 @@ def test_A4_the_statistics_are_those_of_the_visible_pairs():
     config = configs.load("configs/tiny.py", {"model.position": "alibi"}).model
     model, maps = MiniGPT(config, 257, rngs=nnx.Rngs(0)), []
     tokens = jnp.arange(24).reshape(2, 12)
-    model(tokens, record=maps.append)
+    model(tokens, record=lambda trace: maps.append(trace.attention))
     statistics = attention_statistics(*parameters.split(model), np.asarray(tokens))
     assert len(statistics) == 2 * config.num_layers
     for layer, m in enumerate(maps):

@@ -235,7 +235,7 @@ def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_g
     def watched(definition, drawn):
         logit = lambda drawn: run(definition, drawn, tokens, dropout_key=jax.random.key(1))[1, 7, 3]
         maps = []
-        parameters.merge(definition, drawn).hidden(tokens, record=maps.append)
+        parameters.merge(definition, drawn).hidden(tokens, record=lambda trace: maps.append(trace.attention))
         return jax.value_and_grad(logit)(drawn), [layer.weights_BHLS for layer in maps]
 
     (unrolled, maps), (looped, maps_of_loop) = (

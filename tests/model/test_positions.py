@@ -222,7 +222,7 @@ def test_B1_alibi_is_not_scaled_with_the_logits():
     overrides = {"model.position": "alibi", "model.d_model": 32, "model.num_heads": 2, "model.num_layers": 1}
     model, maps = MiniGPT(configs.load("configs/default.py", overrides).model, 7, rngs=nnx.Rngs(0)), []
     model.blocks[0].attention.query.kernel[...] *= 0
-    model(jnp.zeros((1, 5), int), record=maps.append)
+    model(jnp.zeros((1, 5), int), record=lambda trace: maps.append(trace.attention))
     expected = [[[-slope * abs(i - j) for j in range(5)] for i in range(5)] for slope in (1 / 16, 1 / 256)]
     np.testing.assert_allclose(maps[0].logits_BHLS[0], expected, atol=1e-6)
 

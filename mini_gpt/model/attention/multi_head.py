@@ -13,7 +13,7 @@ from mini_gpt.model.layers import INIT_STD, Linear
 from mini_gpt.model.positions import Position
 from mini_gpt.model_schema import ModelConfig
 
-Record = Callable[[reference.AttentionMaps], None]
+RecordMaps = Callable[[reference.AttentionMaps], None]
 
 
 class MultiHeadAttention(nnx.Module):
@@ -36,7 +36,7 @@ class MultiHeadAttention(nnx.Module):
         mask: Mask,
         *,
         dropout_key: jax.Array | None = None,
-        record: Record | None = None,
+        record: RecordMaps | None = None,
         head_mask_BH: jax.Array | None = None,
     ) -> jax.Array:
         """Gives out_BLD; `record` is handed the maps of this layer as it is traced.

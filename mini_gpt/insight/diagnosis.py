@@ -1,0 +1,475 @@
+"""What is wrong with a model, if anything: measurements of a checkpoint, each with a sentence and likely causes.
+
+Each check gives one number, a limit that was set on models broken on purpose (docs/inside.md), and what it means.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mini_gpt import sharding
+from mini_gpt.data import tokenizers
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation import perplexity
+from mini_gpt.insight import attention_maps, pruning
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.gpt import Trace, text_layout
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
+
+WINDOWS = 64
+FIRST = 1 / 16  # of a window: the positions with little context
+
+# Where a check's number is past its limit, it is a finding.
+ORDER = 0.05  # of what an unrelated context does to a prediction, done by the same tokens in another order
+FLAT = 0.05  # of the unigram entropy, by which predictions vary
+UNIGRAM = 0.99  # of the unigram model's loss
+SATURATED, EVEN = 0.02, 0.98  # entropy over that of even attention, mean of a layer
+DEAD_HEAD = 0.01  # of the mean importance
+DEAD_UNITS = 0.1  # of a layer's units
+STILL = 1e-3  # of the median deviation of a layer's units, from which a unit is dead
+FIRST_SHARE = 4.0  # times its share of the positions
+KEPT = 0.1  # of a block's input in its output, as a cosine
+LARGE = 1e3  # root mean square of the stream
+LEAK = 1e-3  # total variation
+RISE = 0.3  # nats that the loss in training is above its lowest
+
+EXPLAINS = ("finite", "causality", "scale of logits", "residual", "activations", "saturated attention", "order")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: its number, what it says in a sentence, and, where it is a finding, what may have caused it."""
+
+    check: str
+    value: float
+    limit: str
+    found: bool
+    says: str
+    causes: tuple[str, ...] = ()
+
+
+class Layer(NamedTuple):
+    """What is kept of one block's trace, a row of the batch each."""
+
+    entropy_B: jax.Array  # mean over heads and queries, over the log of the visible keys
+    logits_B: jax.Array  # root mean square about the mean, over visible pairs
+    before_B: jax.Array  # root mean square of the stream
+    after_B: jax.Array
+    kept_B: jax.Array  # mean cosine of a token's stream before and after
+    units_BF: jax.Array  # mean
+    squares_BF: jax.Array  # mean square
+
+
+def diagnose(
+    definition: nnx.GraphDef,
+    parameters: Parameters,
+    config: Config,
+    tokenizer: Tokenizer,
+    mesh: Mesh,
+    tokens: np.ndarray,
+    train_tokens: np.ndarray,
+    history: list[Mapping[str, float]],
+    *,
+    batch_tokens: int | None = None,
+) -> list[Finding]:
+    """Checks a model on windows of `tokens`. history: the rows of its training, as in metrics.jsonl; may be empty."""
+    model = _Model(definition, parameters, config, tokenizer, mesh, batch_tokens)
+    windows_BM = _windows(tokens, config.context_length + 1)
+    unigram_V = _unigram(train_tokens, model.vocab_size)
+    layers = model.layers(model.inputs(windows_BM))
+    return [
+        *_numbers(model, layers),
+        *_order(model, windows_BM),
+        *_leak(model, windows_BM),
+        *_predictions(model, windows_BM, unigram_V),
+        *_attention(model, layers, windows_BM),
+        *_dead(model, layers, train_tokens),
+        *_training(history),
+    ]
+
+
+def most_likely(findings: list[Finding]) -> str | None:
+    """Gives the first cause of the finding that explains the others: what is wrong with a model's making comes before
+    what comes of it."""
+    found = {finding.check: finding for finding in findings if finding.found}
+    return next((found[check].causes[0] for check in (*EXPLAINS, *found) if check in found), None)
+
+
+class _Model:
+    """What all checks ask of a model: predictions at one place of each window, and traces."""
+
+    def __init__(self, definition, parameters, config: Config, tokenizer: Tokenizer, mesh: Mesh, batch_tokens):
+        self.definition, self.parameters, self.config, self.mesh = definition, parameters, config, mesh
+        self.vocab_size = tokenizers.vocab_size(tokenizer)
+        self.isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
+        self.masked = config.train.objective == "masked"
+        self.batch_tokens = batch_tokens or config.batch_tokens
+        self.rows = perplexity.rows_at_a_time(self.batch_tokens, mesh, config.context_length)
+
+    @property
+    def place(self) -> int:
+        """The place whose prediction is looked at: the last, or where all is visible the middle, which is masked."""
+        return self.config.context_length // 2 if self.masked else self.config.context_length - 1
+
+    def inputs(self, windows_BM: np.ndarray) -> np.ndarray:
+        inputs_BL = windows_BM[:, :-1].copy()
+        if self.masked:
+            inputs_BL[:, self.place] = self.vocab_size
+        return inputs_BL
+
+    def targets(self, windows_BM: np.ndarray) -> np.ndarray:
+        return windows_BM[:, self.place] if self.masked else windows_BM[:, -1]
+
+    def predictions(self, inputs_BL: np.ndarray, place: int | None = None) -> np.ndarray:
+        """Gives log-probabilities_BV at a place."""
+        place = self.place if place is None else place
+        compute = lambda part_BL: _predictions_at(
+            self.definition,
+            self.mesh,
+            self.isolate_at,
+            place,
+            self.parameters,
+            *sharding.put_whole((part_BL,), self.mesh),
+        )
+        return self._by_parts(inputs_BL, compute)[:, : self.vocab_size]
+
+    def layers(self, inputs_BL: np.ndarray, definition: nnx.GraphDef | None = None) -> list[Layer]:
+        compute = lambda part_BL: attention_maps.each_layer(
+            definition or self.definition, self.parameters, part_BL, self.mesh, _summary, (), isolate_at=self.isolate_at
+        )
+        return [Layer(*layer) for layer in self._by_parts(inputs_BL, compute)]
+
+    def _by_parts(self, inputs_BL: np.ndarray, compute) -> Any:
+        parts = []
+        for first in range(0, len(inputs_BL), self.rows):
+            part_BL = inputs_BL[first : first + self.rows]
+            filling = np.repeat(part_BL[:1], self.rows - len(part_BL), axis=0)
+            results = compute(np.concatenate([part_BL, filling]))
+            parts.append(jax.tree.map(np.asarray, results))
+        return jax.tree.map(lambda *pieces: np.concatenate(pieces)[: len(inputs_BL)], *parts)
+
+
+@functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "place"))
+def _predictions_at(definition, mesh, isolate_at, place, parameters, inputs_BL):
+    model = model_parameters.merge(definition, parameters)
+    with sharding.over(mesh):
+        x_BLD = model.hidden(inputs_BL, *text_layout(model.config, inputs_BL, isolate_at))
+    logits_BV = x_BLD[:, place].astype(jnp.float32) @ model.output_table.T
+    return jax.lax.with_sharding_constraint(jax.nn.log_softmax(logits_BV), NamedSharding(mesh, PartitionSpec()))
+
+
+def _summary(trace: Trace, tokens_BL: jax.Array) -> Layer:
+    maps, (batch, length) = trace.attention, tokens_BL.shape
+    visible_BLS = jnp.broadcast_to(maps.visible_BLS, (batch, length, length))
+    visible_BL = visible_BLS.sum(-1)
+    entropy_BHL = jax.scipy.special.entr(maps.weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
+    choosing_B1L = (visible_BL > 1)[:, None]
+    seen_B1LS = visible_BLS[:, None]
+    square = lambda x, *axes: jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis=axes))
+    before_BLD, after_BLD = (x.astype(jnp.float32) for x in (trace.before_BLD, trace.after_BLD))
+    norms_BL = jnp.linalg.norm(before_BLD, axis=-1) * jnp.linalg.norm(after_BLD, axis=-1)
+    units_BLF = trace.units_BLF.astype(jnp.float32)
+    return Layer(
+        jnp.mean(entropy_BHL, axis=(1, 2), where=choosing_B1L),
+        jnp.std(maps.logits_BHLS, axis=(1, 2, 3), where=seen_B1LS),
+        square(before_BLD, 1, 2),
+        square(after_BLD, 1, 2),
+        jnp.mean((before_BLD * after_BLD).sum(-1) / jnp.maximum(norms_BL, 1e-30), axis=1),
+        units_BLF.mean(axis=1),
+        jnp.square(units_BLF).mean(axis=1),
+    )
+
+
+def _windows(tokens: np.ndarray, length: int) -> np.ndarray:
+    starts = np.linspace(0, len(tokens) - length, min(WINDOWS, max(2, len(tokens) // length))).astype(int)
+    return np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
+
+
+def _unigram(train_tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Gives log-probabilities of a model that knows frequencies alone, none of them zero."""
+    pieces = perplexity.stretches(train_tokens, 10_000_000, window=1)
+    counts_V = 1 + sum(np.bincount(piece, minlength=vocab_size) for piece in pieces)
+    return np.log(counts_V / counts_V.sum())
+
+
+def _numbers(model: _Model, layers: list[Layer]) -> list[Finding]:
+    bad = int(_count_bad(model.parameters))
+    largest = max(float(layer.after_B.max()) for layer in layers)
+    kept = float(np.mean([layer.kept_B.mean() for layer in layers]))
+    finite = bad == 0 and all(np.isfinite(value).all() for layer in layers for value in layer)
+    grown = [float(layer.after_B.mean() / layer.before_B.mean()) for layer in layers]
+    return [
+        Finding(
+            "finite",
+            float(bad),
+            "0 parameters that are no number, activations finite",
+            not finite,
+            f"{bad} parameters are no finite number" + ("." if finite else ", or activations are not."),
+            ("a step with bad numbers was taken", "optimizer.learning_rate far too high", "weights from elsewhere"),
+        ),
+        Finding(
+            "activations",
+            largest,
+            f"below {LARGE:g}",
+            not largest < LARGE,
+            f"The residual stream's root mean square is {largest:.3g} at most; a block changes it by factors of "
+            f"{min(grown):.2f} to {max(grown):.2f}.",
+            ("optimizer.learning_rate far too high", "no warm-up", "no gradient clipping"),
+        ),
+        Finding(
+            "residual",
+            kept,
+            f"at least {KEPT}",
+            not kept >= KEPT,
+            f"What leaves a block has a cosine of {kept:.2f} with what enters it.",
+            ("model.residual=False: blocks replace the stream and do not add to it",),
+        ),
+    ]
+
+
+@jax.jit
+def _count_bad(parameters: Parameters) -> jax.Array:
+    return sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(parameters))
+
+
+def _order(model: _Model, windows_BM: np.ndarray) -> list[Finding]:
+    """Compares one model's predictions at one token, for the same other tokens in another order (topics 4 and B7)."""
+    inputs_BL, place = model.inputs(windows_BM), model.place
+    # The first token stays, of which random positions are drawn, and so does the one whose prediction is looked at.
+    moved = np.array([n for n in range(1, inputs_BL.shape[1]) if n != place])
+    if len(moved) < 4:
+        return []
+    draw = np.random.default_rng(0)
+    orders = {"swapped": inputs_BL.copy(), "reversed": inputs_BL.copy(), "shuffled": inputs_BL.copy()}
+    for row, tokens_L in enumerate(inputs_BL):
+        near = moved[moved < place][::-1]
+        pair = next(((b, a) for a, b in itertools.pairwise(near) if tokens_L[a] != tokens_L[b]), None)
+        if pair is not None:
+            orders["swapped"][row, list(pair)] = tokens_L[list(pair[::-1])]
+        orders["reversed"][row, moved] = tokens_L[moved[::-1]]
+        orders["shuffled"][row, moved] = tokens_L[draw.permutation(moved)]
+    unrelated = inputs_BL.copy()
+    unrelated[:, moved] = np.roll(inputs_BL, 1, axis=0)[:, moved]
+    plain_BV = model.predictions(inputs_BL)
+    chance = _variation(plain_BV, model.predictions(unrelated))
+    targets_B = model.targets(windows_BM)
+    predicted = {name: model.predictions(changed) for name, changed in orders.items()}
+    moves = {name: _variation(plain_BV, log_BV) / max(chance, 1e-12) for name, log_BV in predicted.items()}
+    loss, shuffled = (-float(np.mean(of[np.arange(len(of)), targets_B])) for of in (plain_BV, predicted["shuffled"]))
+    listed = ", ".join(f"{name} {share:.2f}" for name, share in moves.items())
+    return [
+        Finding(
+            "order",
+            moves["shuffled"],
+            f"at least {ORDER}",
+            not moves["shuffled"] >= ORDER,
+            f"The same tokens in another order move a prediction by these shares of what other tokens do: {listed}; "
+            f"shuffled, the loss there goes from {loss:.2f} to {shuffled:.2f} nats.",
+            (
+                "model.position=none in a bidirectional model, which is equivariant to order",
+                "a position that is added where it does not reach the logits",
+                "a model that learnt frequencies alone: see predictions",
+            ),
+        )
+    ]
+
+
+def _leak(model: _Model, windows_BM: np.ndarray) -> list[Finding]:
+    """Changes what comes after a place: a model of the next token must not know it."""
+    if model.masked:
+        return []
+    inputs_BL = windows_BM[:, :-1]
+    place = inputs_BL.shape[1] // 2
+    changed_BL = inputs_BL.copy()
+    changed_BL[:, place + 1 :] = np.roll(inputs_BL, 1, axis=0)[:, place + 1 :]
+    moved = _variation(model.predictions(inputs_BL, place), model.predictions(changed_BL, place))
+    return [
+        Finding(
+            "causality",
+            moved,
+            f"below {LEAK}",
+            not moved < LEAK,
+            f"Other tokens after a place change its prediction by {moved:.2g} (total variation).",
+            ("no causal mask, so that the model reads the label it is to predict", "targets not shifted by one"),
+        )
+    ]
+
+
+def _predictions(model: _Model, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[Finding]:
+    log_BV, targets_B = model.predictions(model.inputs(windows_BM)), model.targets(windows_BM)
+    mean_V = np.log(np.maximum(np.exp(log_BV.astype(np.float64)).mean(axis=0), 1e-300))
+    varies = float(np.mean(np.sum(np.exp(log_BV) * (log_BV - mean_V), axis=-1)))
+    entropy = -float(np.sum(np.exp(unigram_V) * unigram_V))
+    findings = [
+        Finding(
+            "predictions",
+            varies / entropy,
+            f"at least {FLAT}",
+            not varies / entropy >= FLAT,
+            f"Predictions differ from their mean by {varies:.2f} nats, {varies / entropy:.2f} of the unigram entropy "
+            f"({entropy:.2f}); a model of frequencies alone has 0.",
+            (
+                "hardly trained, or optimizer.learning_rate far too high or too low",
+                "model.residual=False, or gradients that do not arrive",
+                "a bidirectional model without positions",
+            ),
+        )
+    ]
+    if model.masked:
+        loss, unigram = -float(np.mean(log_BV[np.arange(len(log_BV)), targets_B])), -float(unigram_V[targets_B].mean())
+        return [*findings, _against_unigram(loss, unigram)]
+    nll_fn = perplexity.make_nll_fn(model.definition, model.parameters, model.mesh, isolate_at=model.isolate_at)
+    nll_BL = model._by_parts(windows_BM, lambda part_BM: nll_fn(part_BM[:, :-1], part_BM[:, 1:]))
+    first = max(1, round(FIRST * nll_BL.shape[1]))
+    share = float(nll_BL[:, :first].sum() / nll_BL.sum()) / (first / nll_BL.shape[1])
+    return [
+        *findings,
+        _against_unigram(float(nll_BL.mean()), -float(unigram_V[windows_BM[:, 1:]].mean())),
+        Finding(
+            "first positions",
+            share,
+            f"at most {FIRST_SHARE:g}",
+            not share <= FIRST_SHARE,
+            f"The first {first} of {nll_BL.shape[1]} positions carry {share:.1f} times their share of the loss "
+            f"({nll_BL[:, :first].mean():.2f} nats a token; the others {nll_BL[:, first:].mean():.2f}).",
+            ("text that repeats what came before", "a label that leaks into later positions: see causality"),
+        ),
+    ]
+
+
+def _against_unigram(loss: float, unigram: float) -> Finding:
+    return Finding(
+        "loss",
+        loss / unigram,
+        f"below {UNIGRAM} of the unigram model's",
+        not loss < UNIGRAM * unigram,
+        f"The loss is {loss:.2f} nats a token, that of a unigram model {unigram:.2f}.",
+        (
+            "optimizer.learning_rate far too high, or hardly trained",
+            "model.residual=False",
+            "other data than trained on",
+        ),
+    )
+
+
+def _attention(model: _Model, layers: list[Layer], windows_BM: np.ndarray) -> list[Finding]:
+    entropies, logits = (
+        [float(value.mean()) for value in values] for values in zip(*(layer[:2] for layer in layers), strict=True)
+    )
+    saturated = [number for number, entropy in enumerate(entropies) if not entropy >= SATURATED]
+    even = [number for number, entropy in enumerate(entropies) if entropy > EVEN]
+    config, factor = model.config.model, 1.0
+    if not config.scale_attention:
+        scaled, _ = model_parameters.abstract(replace(config, scale_attention=True), _table_rows(model.parameters))
+        factor = float(layers[0].logits_B.mean() / model.layers(model.inputs(windows_BM), scaled)[0].logits_B.mean())
+    listed = ", ".join(f"{entropy:.2f}" for entropy in entropies)
+    return [
+        Finding(
+            "saturated attention",
+            min(entropies),
+            f"at least {SATURATED}",
+            bool(saturated),
+            f"Entropy of the attention by layer, over that of even attention: {listed}.",
+            ("optimizer.learning_rate far too high", "weights of queries and keys too large", "no scale of 1/√d_k"),
+        ),
+        Finding(
+            "even attention",
+            min(entropies),
+            f"not above {EVEN} in all layers",
+            len(even) == len(entropies),
+            f"{len(even)} of {len(entropies)} layers attend evenly to all that they see.",
+            ("hardly trained", "optimizer.learning_rate far too low", "gradients that do not reach queries and keys"),
+        ),
+        Finding(
+            "scale of logits",
+            factor,
+            "1",
+            not factor < 1.5,
+            f"Attention logits are {factor:.2f} times those with the scale 1/√d_k (without it, with d_k = "
+            f"{config.head_width}, {math.sqrt(config.head_width):.2f} times, more the wider); deviation by layer: "
+            + ", ".join(f"{value:.2f}" for value in logits)
+            + ".",
+            ("model.scale_attention=False",),
+        ),
+    ]
+
+
+def _dead(model: _Model, layers: list[Layer], train_tokens: np.ndarray) -> list[Finding]:
+    shares = []
+    for layer in layers:
+        variance_F = (
+            layer.squares_BF.mean(axis=0, dtype=np.float64) - layer.units_BF.mean(axis=0, dtype=np.float64) ** 2
+        )
+        deviation_F = np.sqrt(np.maximum(variance_F, 0))
+        shares.append(float(np.mean(deviation_F <= STILL * np.median(deviation_F))))
+    few = train_tokens[: WINDOWS * model.config.context_length + 1]
+    importance_NH = pruning.importance(
+        model.definition,
+        model.parameters,
+        model.config,
+        few,
+        model.vocab_size,
+        model.mesh,
+        batch_tokens=model.batch_tokens,
+    )
+    relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
+    dead = [f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD))]
+    return [
+        Finding(
+            "dead heads",
+            float(relative_NH.min()),
+            f"at least {DEAD_HEAD} of the mean",
+            bool(dead),
+            f"The least important head has {relative_NH.min():.2f} of the mean importance"
+            + (f"; without effect: {', '.join(dead)}." if dead else "."),
+            ("heads that the model does without: suite=pruning", "optimizer.learning_rate far too high"),
+        ),
+        Finding(
+            "dead units",
+            max(shares),
+            f"at most {DEAD_UNITS}",
+            not max(shares) <= DEAD_UNITS,
+            f"{max(shares):.1%} of a layer's feed-forward units at most do not vary with the input.",
+            ("optimizer.learning_rate far too high with ReLU", "a layer that gets no gradient"),
+        ),
+    ]
+
+
+def _training(history: list[Mapping[str, float]]) -> list[Finding]:
+    losses = np.array([row["train/loss"] for row in history if "train/loss" in row])
+    if len(losses) < 20:
+        return []
+    width = max(5, len(losses) // 20)
+    smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+    rise, lowest = float(smooth[-1] - smooth.min()), float(smooth.min())
+    norms = [row["train/gradient_norm"] for row in history if "train/gradient_norm" in row]
+    return [
+        Finding(
+            "training",
+            rise,
+            f"at most {RISE} nats",
+            not rise <= RISE,
+            f"In training the loss ended {rise:.2f} nats above its lowest ({lowest:.2f}, means of {width} rows); the "
+            f"largest gradient norm was {max(norms):.3g}, the median {np.median(norms):.3g}.",
+            ("optimizer.learning_rate far too high", "too short a warm-up", "a spike that it did not come back from"),
+        )
+    ]
+
+
+def _variation(a_BV: np.ndarray, b_BV: np.ndarray) -> float:
+    """Gives the mean total variation distance of log-probabilities."""
+    return float(np.abs(np.exp(a_BV) - np.exp(b_BV)).sum(axis=-1).mean() / 2)
+
+
+def _table_rows(parameters: Parameters) -> int:
+    return parameters["embedding"].shape[0]
