@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
@@ -40,6 +41,10 @@ class EventFile:
     def text(self, name: str, text: str, step: int) -> None:
         """Adds text, shown as written."""
         self._write(summary.text(name, "    " + text.replace("\n", "\n    ")), step)
+
+    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
+        """Adds RGB pixels, uint8, rows first."""
+        self._write(summary.image(name, pixels, dataformats="HWC"), step)
 
     def figure(self, name: str, figure: Figure, step: int) -> None:
         self._write(summary.image(name, figure_to_image(figure, False), dataformats="CHW"), step)

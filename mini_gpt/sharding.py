@@ -114,6 +114,16 @@ def put_whole(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda index: x[index]), tree)
 
 
+def shards(mesh: Mesh) -> int:
+    """Gives into how many parts a batch is divided."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def whole(array: jax.Array, mesh: Mesh) -> np.ndarray:
+    """Brings an array that is divided over the mesh together on every host."""
+    return np.asarray(jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
+
+
 def host_rows(batch_size: int, mesh: Mesh) -> list[int]:
     """Gives the rows of the global batch that this host's devices work on, in order.
 

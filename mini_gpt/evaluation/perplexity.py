@@ -114,7 +114,7 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
 
 def rows_at_a_time(batch_tokens: int, mesh: Mesh, length: int) -> int:
     """Gives how many windows of a length have at most so many tokens; one a device at least."""
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    shards = sharding.shards(mesh)
     return shards * max(1, batch_tokens // length // shards)
 
 

@@ -7,12 +7,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from mini_gpt import generation
+from mini_gpt import generation, sharding
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.scoring import Score
+from mini_gpt.insight import images
 from mini_gpt.insight.attention_statistics import attention_statistics
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
@@ -37,7 +38,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def scalars(self, parameters: Parameters) -> dict[str, float]:
-        """Gives the curves of an evaluation step, validation/loss among them."""
+        """Gives validation/loss, and what else is scored."""
 
     @abstractmethod
     def sample(self, parameters: Parameters, length: int) -> str:
@@ -51,8 +52,22 @@ class Evaluator(ABC):
     def conclusion(self, parameters: Parameters) -> str:
         """Gives the line that sums up a run."""
 
-    def attention(self, parameters: Parameters, probe_BL: np.ndarray) -> dict[str, float]:
-        return attention_statistics(self.definition, parameters, probe_BL, isolate_at=self.isolate_at)
+    @property
+    @abstractmethod
+    def probe_BL(self) -> np.ndarray:
+        """One row of the context length, always the same."""
+
+    def observe(self, parameters: Parameters) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """Gives the curves of an evaluation step, validation/loss among them, and pictures, RGB pixels in uint8: the
+        attention at the start of the probe, and how alike the positions of a learned table are."""
+        attention, maps_NHLS = attention_statistics(
+            self.definition, parameters, self.probe_BL, self.mesh, isolate_at=self.isolate_at
+        )
+        pictures = {"attention/maps": images.map_grid(maps_NHLS)}
+        if "learned" in self.config.model.position_pattern:
+            table_PD = sharding.whole(parameters["positions"]["learned"]["embedding"], self.mesh)
+            pictures["positions/similarity"] = images.similarity(table_PD)
+        return self.scalars(parameters) | attention, pictures
 
 
 class TextEvaluator(Evaluator):
@@ -83,8 +98,11 @@ class TextEvaluator(Evaluator):
         values = {"validation/loss": score.nll}
         if score.bytes:
             values["validation/bits_per_byte"] = score.bits_per_byte
-        probe_BL = np.asarray(self.split.tokens[: self.config.context_length], np.int32)[None]
-        return values | self.attention(parameters, probe_BL)
+        return values
+
+    @property
+    def probe_BL(self) -> np.ndarray:
+        return np.asarray(self.split.tokens[: self.config.context_length], np.int32)[None]
 
     def sample(self, parameters: Parameters, length: int) -> str:
         prompt = self.split.tokens[: min(PROMPT_TOKENS, self.config.context_length)]
@@ -141,13 +159,16 @@ class TaskEvaluator(Evaluator):
 
     def scalars(self, parameters: Parameters) -> dict[str, float]:
         score = self.score(parameters, self.problems)
-        values = {
+        return {
             "validation/loss": score.nll,
             "validation/exact_match": score.exact_match,
             "validation/token_accuracy": score.token_accuracy,
         }
-        probe = batches.problem_batch(self.problems[:1], self.config, self.tokenizer, self.config.context_length)
-        return values | self.attention(parameters, probe["inputs"])
+
+    @property
+    def probe_BL(self) -> np.ndarray:
+        some = self.problems[:1]
+        return batches.problem_batch(some, self.config, self.tokenizer, self.config.context_length)["inputs"]
 
     def sample(self, parameters: Parameters, length: int) -> str:
         problems = self.problems[:SAMPLE_PROBLEMS]

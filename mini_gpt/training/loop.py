@@ -184,10 +184,13 @@ class _Steps:
             record = self._checked(step, metrics, state, record)
             row, validation_loss = self.clock.row(step, metrics), None
             if evaluates:
-                row |= evaluator.scalars(state.parameters)
+                curves, pictures = evaluator.observe(state.parameters)
+                row |= curves
                 validation_loss = row["validation/loss"]
                 if math.isfinite(validation_loss) and (best is None or validation_loss < best):
                     best, saves = validation_loss, True
+                for name, pixels in pictures.items():
+                    reporter.image(step, name, pixels)
                 if evaluator.writes:
                     reporter.text(step, "sample", evaluator.sample(state.parameters, config.eval.sample_tokens))
             if evaluates or saves or step == 1 or step % config.train.log_every == 0:

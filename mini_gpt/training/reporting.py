@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from mini_gpt import files
@@ -59,6 +60,11 @@ class Reporter:
         with files.writing(self.path):
             self.events.text(name, text, step)
 
+    def image(self, step: int, name: str, pixels: np.ndarray) -> None:
+        """Logs a picture, RGB in uint8."""
+        with files.writing(self.path):
+            self.events.image(name, pixels, step)
+
     def flush(self) -> None:
         """Puts all rows on disk, as a checkpoint of their step is about to be."""
         with files.writing(self.path):
@@ -107,6 +113,7 @@ class Silent:
 
     def scalars(self, step: int, values: dict[str, float]) -> None: ...
     def text(self, step: int, name: str, text: str) -> None: ...
+    def image(self, step: int, name: str, pixels: np.ndarray) -> None: ...
     def flush(self) -> None: ...
     def drop_after(self, step: int) -> None: ...
     def close(self) -> None: ...

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt import config as configs
+from mini_gpt import sharding
 from mini_gpt.insight.attention_statistics import attention_statistics
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.attention import masks
@@ -16,6 +17,7 @@ from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
 from mini_gpt.model.attention.reference import attend
 from mini_gpt.model.positions import Position
+from mini_gpt.schema import MeshConfig
 from tests import oracle
 
 
@@ -124,8 +126,10 @@ def test_A4_the_statistics_are_those_of_the_visible_pairs():
     model, maps = MiniGPT(config, 257, rngs=nnx.Rngs(0)), []
     tokens = jnp.arange(24).reshape(2, 12)
     model(tokens, record=lambda trace: maps.append(trace.attention))
-    statistics = attention_statistics(*parameters.split(model), np.asarray(tokens))
-    assert len(statistics) == 2 * config.num_layers
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
+    statistics, maps_NHLS = attention_statistics(*parameters.split(model), np.asarray(tokens), mesh)
+    assert len(statistics) == (2 + config.num_heads) * config.num_layers
+    np.testing.assert_allclose(maps_NHLS, np.stack([m.weights_BHLS[0] for m in maps]), rtol=1e-4, atol=1e-6)
     for layer, m in enumerate(maps):
         logits = [m.logits_BHLS[b, h, i, : i + 1] for b in range(2) for h in range(4) for i in range(12)]
         weights = [np.asarray(m.weights_BHLS[b, h, i, : i + 1]) for b in range(2) for h in range(4) for i in range(12)]
@@ -134,3 +138,8 @@ def test_A4_the_statistics_are_those_of_the_visible_pairs():
             np.var(np.concatenate(logits)), rel=1e-4
         )
         assert statistics[f"attention/entropy/layer_{layer}"] == pytest.approx(entropy, rel=1e-4)
+        for head in range(4):
+            entropy = np.mean(
+                [-(w * np.log(w)).sum() for w in weights[12 * head : 12 * head + 12] + weights[12 * head + 48 :][:12]]
+            )
+            assert statistics[f"attention/entropy/layer_{layer}/head_{head}"] == pytest.approx(entropy, rel=1e-4)

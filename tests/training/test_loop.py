@@ -85,13 +85,14 @@ def test_more_steps_go_on_where_the_schedule_has_no_end(small, tmp_path):
 
 
 def test_what_is_watched(small, tmp_path):
-    loop.train(small(model__num_layers=2), tmp_path)
+    loop.train(small(model__num_layers=2, model__position="learned"), tmp_path)
     logged = rows(tmp_path)
     assert set(logged[0]) == {"step"} | {
         f"train/{name}" for name in ("loss", "objective", "learning_rate", "gradient_norm", "parameter_norm")
     }
     assert set(logged[1]) == set(logged[0]) | {"train/tokens_per_second"}, "the first step's time is compilation"
     layers = {f"attention/{kind}/layer_{n}" for kind in ("logit_variance", "entropy") for n in range(2)}
+    layers |= {f"attention/entropy/layer_{n}/head_{head}" for n in range(2) for head in range(4)}
     assert set(logged[3]) - set(logged[1]) == {"validation/loss", "validation/bits_per_byte"} | layers
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
@@ -102,6 +103,8 @@ def test_what_is_watched(small, tmp_path):
             assert [step for step, _ in points] == [step for step, _ in expected], name
             np.testing.assert_allclose([value for _, value in points], [value for _, value in expected], rtol=1e-6)
     assert [event.step for event in board.Tensors("sample/text_summary")] == [4, 8]
+    for name in ("attention/maps", "positions/similarity"):
+        assert [event.step for event in board.Images(name)] == [4, 8]
 
 
 @pytest.mark.parametrize("ahead", [0, 3])

@@ -1,0 +1,44 @@
+"""Pictures for TensorBoard while a model trains: drawn as arrays, since a plot would take longer than steps do."""
+
+import numpy as np
+from matplotlib import colormaps
+
+GAP, PAPER = 3, 255  # pixels between maps, white
+SMALLEST, LARGEST = 96, 256  # pixels of one map
+
+COLOURS_X3 = (colormaps["magma"](np.linspace(0, 1, 256))[:, :3] * 255).astype(np.uint8)
+DIVERGING_X3 = (colormaps["RdBu_r"](np.linspace(0, 1, 256))[:, :3] * 255).astype(np.uint8)
+
+
+def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
+    """Gives RGB pixels, uint8: layers downwards, heads across; of each weight the root, so that small ones are seen."""
+    rows = []
+    for weights_HLS in weights_NHLS:
+        tiles = [_tile(COLOURS_X3[_levels(np.sqrt(np.clip(weights_LS, 0, 1)))]) for weights_LS in weights_HLS]
+        rows.append(_joined(tiles, axis=1))
+    return _joined(rows, axis=0)
+
+
+def similarity(table_PD: np.ndarray) -> np.ndarray:
+    """Gives RGB pixels, uint8, of the cosines between the rows of a table: white 0, red 1, blue -1."""
+    step = max(1, -(-len(table_PD) // LARGEST))
+    rows_PD = table_PD[::step].astype(np.float64)
+    rows_PD = rows_PD / np.maximum(np.linalg.norm(rows_PD, axis=1, keepdims=True), 1e-12)
+    return _tile(DIVERGING_X3[_levels((rows_PD @ rows_PD.T + 1) / 2)])
+
+
+def _levels(shares: np.ndarray) -> np.ndarray:
+    return np.clip(np.round(shares * 255), 0, 255).astype(int)
+
+
+def _tile(pixels: np.ndarray) -> np.ndarray:
+    """Makes each entry a square of pixels where there are few."""
+    times = max(1, SMALLEST // len(pixels))
+    return pixels.repeat(times, axis=0).repeat(times, axis=1)
+
+
+def _joined(tiles: list[np.ndarray], axis: int) -> np.ndarray:
+    shape = list(tiles[0].shape)
+    shape[axis] = GAP
+    gap = np.full(shape, PAPER, np.uint8)
+    return np.concatenate([part for tile in tiles for part in (tile, gap)][:-1], axis=axis)

@@ -1,0 +1,26 @@
+"""Pictures hold what they are drawn from."""
+
+import numpy as np
+
+from mini_gpt.insight import images
+
+
+def test_A14_a_grid_shows_each_weight_by_its_root():
+    weights_NHLS = np.random.default_rng(0).random((2, 3, 4, 4))
+    weights_NHLS[1, 2, 3, 0] = 0.25
+    pixels = images.map_grid(weights_NHLS)
+    size = images.SMALLEST
+    assert pixels.dtype == np.uint8 and pixels.shape == (2 * size + images.GAP, 3 * size + 2 * images.GAP, 3)
+    square = pixels[size + images.GAP :, 2 * (size + images.GAP) :][3 * size // 4 :, : size // 4]
+    assert (square == images.COLOURS_X3[round(0.5 * 255)]).all()
+    assert (pixels[size] == images.PAPER).all() and (pixels[:, size] == images.PAPER).all()
+
+
+def test_B1_similarity_is_the_cosine_of_positions():
+    table_PD = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
+    pixels, step = images.similarity(table_PD), images.SMALLEST // 4
+    shown = pixels[::step, ::step]
+    levels = [[255, 255, 128, 0], [255, 255, 128, 0], [128, 128, 255, 128], [0, 0, 128, 255]]
+    assert (shown == images.DIVERGING_X3[np.array(levels)]).all()
+    assert images.similarity(np.ones((1000, 2))).shape == (250, 250, 3), "long tables by every fourth position"
+    assert (images.similarity(np.zeros((2, 2))) == images.DIVERGING_X3[128]).all()
