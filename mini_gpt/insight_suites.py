@@ -111,6 +111,11 @@ def printed_pruning(result: dict[str, Any]) -> list[dict[str, Any]]:
     return printed
 
 
+def list_figures(run: Run, request: Request) -> dict[str, Any]:
+    """Says what the figures are of."""
+    return {"checkpoint_step": run.step, "split": request.split, "overrides": run.overrides}
+
+
 def diagnose(run: Run, request: Request) -> dict[str, Any]:
     """Says what is wrong with a checkpoint, if anything."""
     findings = diagnosis.diagnose(

@@ -19,7 +19,7 @@ from mini_gpt.data import tasks
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import extrapolation, perplexity, progress, task_accuracy
 from mini_gpt.event_file import EventFile
-from mini_gpt.insight import length_curves
+from mini_gpt.insight import figures, length_curves
 from mini_gpt.insight.length_curves import Curve
 from mini_gpt.request import Request
 from mini_gpt.run import Run
@@ -43,6 +43,7 @@ class Suite:
     takes: tuple[str, ...] = ()  # of lengths and strides
     label: Callable[[dict], str] = lambda row: ""
     draw: Callable[[dict], Figure] | None = None
+    pictures: Callable[[Run], dict[str, Figure]] | None = None  # in a folder, by their names
     rows: Callable[[dict], list[dict] | None] = lambda result: result.get("rows")  # what the CSV holds
     printed: Callable[[dict], list[dict] | str] | None = None  # for the screen, where it is not the rows
 
@@ -227,6 +228,7 @@ SUITES = {
         draw=insight_suites.draw_pruning,
         printed=insight_suites.printed_pruning,
     ),
+    "figures": Suite(insight_suites.list_figures, insight_suites.check_text, pictures=figures.of_run),
     "diagnose": Suite(insight_suites.diagnose, insight_suites.check_text, printed=insight_suites.printed_diagnosis),
 }
 
@@ -264,6 +266,7 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
     result = suite.measure(run, request)
     if suite.takes:
         result["request"] = asked(name, request)
+    pictures = suite.pictures(run) if suite.pictures else {}
     if not processes.is_first():
         return result
     figure, rows = suite.draw(result) if suite.draw else None, suite.rows(result)
@@ -274,6 +277,10 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
         files.write_text(directory / f"{stem}.csv", _csv(rows))
     if figure is not None:
         length_curves.save(figure, directory / f"{stem}.png")
+    for picture, drawn in pictures.items():
+        (directory / stem).mkdir(exist_ok=True)
+        length_curves.save(drawn, directory / stem / f"{picture}.png")
+        print(directory / stem / f"{picture}.png")
     if rows:
         _write_tensorboard(run.workdir / "tensorboard" / stem, name, suite, result, figure)
     path = directory / f"{stem}.json"
