@@ -1,6 +1,7 @@
 """The suites that look inside of a run: what its heads attend to."""
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import progress
 from mini_gpt.insight import diagnosis, head_figure, head_report, pruning, pruning_figure
+from mini_gpt.insight.explorer import page as explorer
 from mini_gpt.request import Request
 from mini_gpt.run import Run
 from mini_gpt.schema import Config
@@ -111,9 +113,23 @@ def printed_pruning(result: dict[str, Any]) -> list[dict[str, Any]]:
     return printed
 
 
-def list_figures(run: Run, request: Request) -> dict[str, Any]:
-    """Says what the figures are of."""
+def describe(run: Run, request: Request) -> dict[str, Any]:
+    """Says what figures or a page are of."""
     return {"checkpoint_step": run.step, "split": request.split, "overrides": run.overrides}
+
+
+def explorer_page(run: Run, request: Request) -> str:
+    """Gives the explorer, with the heads' labels where a head report of the same step is there."""
+    labels = None
+    try:
+        report = json.loads((run.workdir / "eval" / "heads.json").read_text(encoding="utf-8"))
+        if report["checkpoint_step"] == run.step:
+            labels = [[""] * run.config.model.num_heads for _ in range(run.config.model.num_layers)]
+            for head in report["heads"]:
+                labels[head["layer"]][head["head"]] = str(head["label"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        labels = None  # it is an ornament
+    return explorer.explorer(run, request.split, labels)
 
 
 def diagnose(run: Run, request: Request) -> dict[str, Any]:

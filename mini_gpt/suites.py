@@ -44,6 +44,7 @@ class Suite:
     label: Callable[[dict], str] = lambda row: ""
     draw: Callable[[dict], Figure] | None = None
     pictures: Callable[[Run], dict[str, Figure]] | None = None  # in a folder, by their names
+    page: Callable[[Run, Request], str] | None = None  # of HTML
     rows: Callable[[dict], list[dict] | None] = lambda result: result.get("rows")  # what the CSV holds
     printed: Callable[[dict], list[dict] | str] | None = None  # for the screen, where it is not the rows
 
@@ -228,7 +229,8 @@ SUITES = {
         draw=insight_suites.draw_pruning,
         printed=insight_suites.printed_pruning,
     ),
-    "figures": Suite(insight_suites.list_figures, insight_suites.check_text, pictures=figures.of_run),
+    "figures": Suite(insight_suites.describe, insight_suites.check_text, pictures=figures.of_run),
+    "explorer": Suite(insight_suites.describe, insight_suites.check_text, page=insight_suites.explorer_page),
     "diagnose": Suite(insight_suites.diagnose, insight_suites.check_text, printed=insight_suites.printed_diagnosis),
 }
 
@@ -267,6 +269,7 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
     if suite.takes:
         result["request"] = asked(name, request)
     pictures = suite.pictures(run) if suite.pictures else {}
+    page = suite.page(run, request) if suite.page else None
     if not processes.is_first():
         return result
     figure, rows = suite.draw(result) if suite.draw else None, suite.rows(result)
@@ -277,6 +280,9 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
         files.write_text(directory / f"{stem}.csv", _csv(rows))
     if figure is not None:
         length_curves.save(figure, directory / f"{stem}.png")
+    if page is not None:
+        files.write_text(directory / f"{stem}.html", page)
+        print(f"{directory / stem}.html: open it in a browser; it needs no network")
     for picture, drawn in pictures.items():
         (directory / stem).mkdir(exist_ok=True)
         length_curves.save(drawn, directory / stem / f"{picture}.png")

@@ -1,0 +1,1 @@
+"""The offline page that shows a run's attention."""

@@ -1,0 +1,355 @@
+"use strict";
+// One page, one state. Attention is stored as quantised logits below each row's largest; weights are made from them here.
+
+const { html, render, useState, useEffect, useRef } = htmPreact;
+const TABS = ["Heads", "Model", "Map", "Positions", "Toy"];
+const COLOURS = ["#3b6fe0", "#d9572b", "#2c9c63", "#b23fa8", "#c79a00", "#0d9cb5", "#7a5bd6", "#c43a5e"];
+const FEWEST = 0.02; // weight from which a line is drawn
+
+// Reading what the library wrote.
+
+function bytesOf(text) {
+  const decoded = atob(text), bytes = new Uint8Array(decoded.length);
+  for (let n = 0; n < decoded.length; n++) bytes[n] = decoded.charCodeAt(n);
+  return bytes;
+}
+
+async function unpack(text) {
+  const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+class Attention {
+  constructor(data, levels) {
+    Object.assign(this, data);
+    this.length = data.tokens.length;
+    this.levels_ = levels;
+    this.rowMax = new Float32Array(bytesOf(data.row_max).buffer);
+    this.perHead = data.causal ? (this.length * (this.length + 1)) / 2 : this.length * this.length;
+    this.cache = new Map();
+  }
+  seen(i) { return this.causal ? i + 1 : this.length; }
+  start(i) { return this.causal ? (i * (i + 1)) / 2 : i * this.length; }
+  // How far a logit is below the largest of its row, or Infinity for a pair that is not visible.
+  below(layer, head, i, j) {
+    if (j >= this.seen(i)) return Infinity;
+    const level = this.levels_[(layer * this.heads + head) * this.perHead + this.start(i) + j];
+    return level === this.hidden ? Infinity : this.floor * (level / this.steps) ** 2;
+  }
+  logit(layer, head, i, j) {
+    return this.rowMax[(layer * this.heads + head) * this.length + i] - this.below(layer, head, i, j);
+  }
+  weights(layer, head) {
+    const key = layer * this.heads + head;
+    if (!this.cache.has(key)) {
+      const { length } = this, weights = new Float32Array(length * length);
+      const table = Float32Array.from({ length: 256 }, (_, level) =>
+        level === this.hidden ? 0 : Math.exp(-this.floor * (level / this.steps) ** 2));
+      for (let i = 0; i < length; i++) {
+        const from = key * this.perHead + this.start(i), seen = this.seen(i);
+        let sum = 0;
+        for (let j = 0; j < seen; j++) sum += table[this.levels_[from + j]];
+        for (let j = 0; sum > 0 && j < seen; j++) weights[i * length + j] = table[this.levels_[from + j]] / sum;
+      }
+      this.cache.set(key, weights);
+    }
+    return this.cache.get(key);
+  }
+}
+
+// What is shown of a token, as text: markup in a corpus is never parsed.
+const shown = (token) => token.replace(/\n/g, "⏎").replace(/\r/g, "␍").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "·".repeat(s.length)) || "∅";
+
+// Colours: magma-like for weights, two-sided for signed values.
+
+const MAGMA = [[0, 0, 4], [40, 11, 84], [101, 21, 110], [159, 42, 99], [212, 72, 66], [245, 125, 21], [250, 193, 39], [252, 255, 164]];
+function magma(share) {
+  const at = Math.min(0.9999, Math.max(0, share)) * (MAGMA.length - 1), low = Math.floor(at), part = at - low;
+  return MAGMA[low].map((c, k) => Math.round(c + (MAGMA[low + 1][k] - c) * part));
+}
+const MAGMAS = Array.from({ length: 256 }, (_, n) => magma(n / 255));
+function signed(value) {
+  const v = Math.max(-1, Math.min(1, value)), toward = v < 0 ? [33, 102, 172] : [178, 24, 43];
+  return toward.map((c) => Math.round(247 + (c - 247) * Math.abs(v)));
+}
+
+function paint(canvas, width, height, colourAt) {
+  canvas.width = width;
+  canvas.height = height;
+  const context = canvas.getContext("2d"), image = context.createImageData(width, height);
+  for (let y = 0, at = 0; y < height; y++)
+    for (let x = 0; x < width; x++, at += 4) {
+      const [r, g, b] = colourAt(x, y);
+      image.data[at] = r; image.data[at + 1] = g; image.data[at + 2] = b; image.data[at + 3] = 255;
+    }
+  context.putImageData(image, 0, 0);
+}
+
+function Pixels({ width, height, colourAt, deps, ...rest }) {
+  const canvas = useRef();
+  useEffect(() => paint(canvas.current, width, height, colourAt), deps);
+  return html`<canvas ref=${canvas} ...${rest}></canvas>`;
+}
+
+const weightMap = (attention, layer, head) => {
+  const weights = attention.weights(layer, head), { length } = attention;
+  return (x, y) => MAGMAS[Math.round(255 * Math.sqrt(weights[y * length + x]))];
+};
+
+// The views.
+
+function Pickers({ attention, state, set, many }) {
+  const pick = (head, add) => {
+    const others = state.more.filter((h) => h !== head);
+    if (!many || !add) return set({ head, more: [] });
+    if (head !== state.head) set({ more: others.length < state.more.length ? others : [...others, head] });
+  };
+  const button = (what, n, on, click, colour) => html`<button aria-pressed=${on} id=${`${what}-${n}`} onClick=${click}
+    style=${colour && on ? `color:${colour}` : ""}>${n}</button>`;
+  return html`<div class="controls">
+    <div class="group">layer ${Array.from({ length: attention.layers }, (_, n) =>
+      button("layer", n, n === state.layer, () => set({ layer: n })))}</div>
+    <div class="group">head ${Array.from({ length: attention.heads }, (_, n) =>
+      button("head", n, n === state.head || (many && state.more.includes(n)), (event) => pick(n, event.shiftKey), COLOURS[n % COLOURS.length]))}</div>
+    ${attention.labels && html`<span class="soft" id="label">${attention.labels[state.layer][state.head]}</span>`}
+    ${many && html`<button onClick=${() => set({ more: Array.from({ length: attention.heads }, (_, n) => n).filter((n) => n !== state.head) })}>all heads</button>`}
+  </div>`;
+}
+
+function Heads({ attention, state, set }) {
+  const canvas = useRef(), { length } = attention, row = 18;
+  const heads = [state.head, ...state.more];
+  const isolated = state.hover;
+  const strengthOf = new Float32Array(length);
+  if (isolated !== null)
+    for (const head of heads) {
+      const weights = attention.weights(state.layer, head);
+      for (let j = 0; j < length; j++)
+        strengthOf[j] = Math.max(strengthOf[j], isolated.key ? weights[j * length + isolated.at] : weights[isolated.at * length + j]);
+    }
+  useEffect(() => {
+    const element = canvas.current, width = element.clientWidth || 160, ratio = Math.min(2, devicePixelRatio || 1);
+    element.width = width * ratio;
+    element.height = length * row * (length > 400 ? 1 : ratio);
+    const context = element.getContext("2d");
+    context.scale(element.width / width, element.height / (length * row));
+    context.lineWidth = 1.4;
+    for (const head of heads) {
+      const weights = attention.weights(state.layer, head);
+      context.strokeStyle = COLOURS[head % COLOURS.length];
+      for (let i = 0; i < length; i++)
+        for (let j = 0, seen = attention.seen(i); j < seen; j++) {
+          const weight = weights[i * length + j];
+          if (weight < FEWEST || (isolated !== null && isolated.at !== (isolated.key ? j : i))) continue;
+          context.globalAlpha = Math.min(1, weight / Math.sqrt(heads.length));
+          context.beginPath();
+          context.moveTo(0, (i + 0.5) * row);
+          context.lineTo(width, (j + 0.5) * row);
+          context.stroke();
+        }
+    }
+  }, [state.layer, heads.join(), isolated && `${isolated.key}${isolated.at}`]);
+  const column = (key) => html`<div class=${`tokens ${key ? "right" : "left"}`} onMouseLeave=${() => set({ hover: null })}>
+    ${attention.tokens.map((token, n) => {
+      const own = isolated !== null && isolated.key === key && isolated.at === n;
+      const strength = isolated !== null && isolated.key !== key ? strengthOf[n] : 0;
+      return html`<div class=${own ? "on" : ""} title=${n} id=${`${key ? "key" : "query"}-${n}`} onMouseEnter=${() => set({ hover: { key, at: n } })}
+        style=${strength > 0.01 ? `background:color-mix(in srgb, ${COLOURS[state.head % COLOURS.length]} ${Math.round(100 * strength)}%, transparent)` : ""}>${shown(token)}</div>`;
+    })}</div>`;
+  return html`<${Pickers} ...${{ attention, state, set, many: true }} />
+    <p class="soft">Left the token that asks, right what it attends to. Point at a token to see it alone; shift and a head's number add a head.</p>
+    <div class="lines">${column(false)}<canvas ref=${canvas} id="lines" style=${`width:100%;height:${length * row}px`}></canvas>${column(true)}</div>`;
+}
+
+function Model({ attention, set }) {
+  const { layers, heads, length } = attention;
+  return html`<p class="soft">All heads; of each weight the root, so that small ones are seen. Queries downwards, keys across. One opens its map.</p>
+    <div class="thumbs" style=${`grid-template-columns:repeat(${heads}, minmax(84px, 1fr))`}>
+      ${Array.from({ length: layers * heads }, (_, n) => {
+        const layer = Math.floor(n / heads), head = n % heads;
+        return html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, more: [], tab: "Map" })}>
+          <${Pixels} width=${length} height=${length} colourAt=${weightMap(attention, layer, head)} deps=${[]} />
+          ${layer}.${head} <span class="soft">${attention.labels ? attention.labels[layer][head] : ""}</span></button>`;
+      })}</div>`;
+}
+
+function MapView({ attention, state, set }) {
+  const { length } = attention, [at, point] = useState(null), { layer, head } = state;
+  let least = 0, most = 1;
+  if (state.logits) {
+    [least, most] = [Infinity, -Infinity];
+    for (let i = 0; i < length; i++)
+      for (let j = 0; j < attention.seen(i); j++) {
+        const logit = attention.logit(layer, head, i, j);
+        if (logit > -Infinity) { least = Math.min(least, logit); most = Math.max(most, logit); }
+      }
+  }
+  const reach = Math.max(Math.abs(least), Math.abs(most)) || 1;
+  const logitAt = (x, y) => {
+    const logit = attention.logit(layer, head, y, x);
+    return logit === -Infinity ? [128, 128, 128] : signed(logit / reach);
+  };
+  const colourAt = state.logits ? logitAt : weightMap(attention, layer, head);
+  const move = (event) => {
+    const box = event.currentTarget.getBoundingClientRect();
+    const place = (offset, size) => Math.max(0, Math.min(length - 1, Math.floor((offset / size) * length)));
+    point({ j: place(event.clientX - box.left, box.width), i: place(event.clientY - box.top, box.height) });
+  };
+  const context = (n) => `${attention.tokens.slice(Math.max(0, n - 12), n).map(shown).join("")}[${shown(attention.tokens[n])}]`;
+  let said = `weights are made in this page of logits in ${attention.steps} steps; they are within ${attention.error.toFixed(4)} of the model's`;
+  if (at) {
+    const logit = attention.logit(layer, head, at.i, at.j), weight = attention.weights(layer, head)[at.i * length + at.j];
+    said = `query ${at.i}  ${context(at.i)}\nkey   ${at.j}  ${context(at.j)}\n` +
+      (logit === -Infinity ? "not visible" : `logit ${logit.toFixed(3)}   weight ${weight.toFixed(4)}`);
+  }
+  return html`<${Pickers} ...${{ attention, state, set }} />
+    <div class="controls"><div class="group">
+      <button id="show-weights" aria-pressed=${!state.logits} onClick=${() => set({ logits: false })}>weights</button>
+      <button id="show-logits" aria-pressed=${state.logits} onClick=${() => set({ logits: true })}>logits</button></div>
+      <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(2)} to ${most.toFixed(2)}` : "weights, by their root"}</span></div>
+    <output id="pointed">${said}</output>
+    <div class="map"><${Pixels} id="map" width=${length} height=${length} colourAt=${colourAt} deps=${[layer, head, state.logits]}
+      onMouseMove=${move} onMouseLeave=${() => point(null)} /></div>`;
+}
+
+// Positions: the formulas, computed here.
+
+const frequency = (base, pair, width) => base ** ((-2 * pair) / width);
+function similarityOf(base, width, distance) {
+  let sum = 0;
+  for (let pair = 0; pair < width / 2; pair++) sum += Math.cos(distance * frequency(base, pair, width));
+  return (2 * sum) / width;
+}
+
+function Curve({ lines, x, y, low, high }) {
+  const [w, h, left, bottom] = [440, 230, 38, 26], last = Math.max(...lines.map((line) => line.values.length)) - 1;
+  const path = (values) => values.map((v, n) => `${left + (n / last) * (w - left - 8)},${h - bottom - ((Math.max(low, Math.min(high, v)) - low) / (high - low)) * (h - bottom - 10)}`).join(" ");
+  return html`<svg viewBox=${`0 0 ${w} ${h}`} role="img">
+    ${[low, (low + high) / 2, high].map((v) => html`<text x="2" y=${h - bottom - ((v - low) / (high - low)) * (h - bottom - 10) + 4}>${+v.toFixed(2)}</text>`)}
+    <text x=${left} y=${h - 6}>0</text><text x=${w - 8} y=${h - 6} text-anchor="end">${last} ${x}</text>
+    ${lines.map((line, n) => html`<polyline fill="none" stroke=${COLOURS[n % COLOURS.length]} stroke-width="1.6" points=${path(line.values)} />
+      <text x=${w - 10} y=${16 + 14 * n} text-anchor="end" style=${`fill:${COLOURS[n % COLOURS.length]}`}>${line.name}</text>`)}
+  </svg><p class="soft">${y}</p>`;
+}
+
+function Positions({ data, state, set }) {
+  const { width, slopes } = data.positions, length = state.length, base = 10 ** state.baseLog;
+  const distances = Array.from({ length }, (_, n) => n);
+  const similar = distances.map((d) => similarityOf(base, width, d));
+  const wave = (place, dimension) => {
+    const angle = place * frequency(base, Math.floor(dimension / 2), width);
+    return dimension % 2 ? Math.cos(angle) : Math.sin(angle);
+  };
+  const rotated = (offset, place) => { // of one unit query and key, all pairs alike
+    let sum = 0;
+    for (let pair = 0; pair < width / 2; pair++) {
+      const f = frequency(base, pair, width), q = [Math.cos((place + offset) * f), Math.sin((place + offset) * f)], k = [Math.cos(place * f), Math.sin(place * f)];
+      sum += q[0] * k[0] + q[1] * k[1];
+    }
+    return (2 * sum) / width;
+  };
+  const longest = 2 * Math.PI / frequency(base, width / 2 - 1, width);
+  const slider = (id, label, min, max, step, value, said, change) => html`<label class="group">${label}
+    <input type="range" id=${id} min=${min} max=${max} step=${step} value=${value} onInput=${(event) => change(+event.target.value)} /> <b id=${`${id}-value`}>${said}</b></label>`;
+  return html`<div class="controls">
+      ${slider("length", "length", 16, 1024, 16, length, `${length} tokens`, (value) => set({ length: value }))}
+      ${slider("base", "base", 1, 6, 0.05, state.baseLog, base.toLocaleString("en", { maximumFractionDigits: 0 }), (value) => set({ baseLog: value }))}
+    </div>
+    <div class="panels">
+      <div class="panel"><h2>Sinusoids, width ${width}</h2>
+        <${Pixels} id="waves" width=${width} height=${length} colourAt=${(x, y) => signed(wave(y, x))} deps=${[length, base]} style="height:260px" />
+        <p class="soft">Positions downwards, dimensions across; wavelengths from 6.28 to <b id="longest">${longest.toLocaleString("en", { maximumFractionDigits: 0 })}</b> tokens.</p></div>
+      <div class="panel"><h2>How alike two positions are</h2>
+        <${Curve} low=${-1} high=${1} x="tokens apart" y=${`Cosine of two sinusoids: 1 apart ${similar[1].toFixed(3)}, 10 apart ${similar[10].toFixed(3)}. RoPE scores equal vectors by the same sum.`}
+          lines=${[{ name: "sinusoids, RoPE", values: similar }]} /></div>
+      <div class="panel"><h2>RoPE: the offset alone counts</h2>
+        <${Curve} low=${-1} high=${1} x="tokens of offset" y="Scores of equal vectors, the key at 0 and at 1000: one curve."
+          lines=${[{ name: "key at 0", values: distances.map((d) => rotated(d, 0)) }, { name: "key at 1000", values: distances.map((d) => rotated(d, 1000)) }]} /></div>
+      <div class="panel"><h2>ALiBi: a slope a head</h2>
+        <${Curve} low=${0} high=${1} x="tokens apart" y=${`Factors exp(−slope · distance) of ${slopes.length} heads.`}
+          lines=${slopes.slice(0, 8).map((slope, n) => ({ name: `head ${n}: ${slope.toPrecision(3)}`, values: distances.map((d) => Math.exp(-slope * d)) }))} /></div>
+    </div>`;
+}
+
+// The toy: Q = X·W_Q, K = X·W_K, two heads of two dimensions.
+
+const product = (a, b) => a.map((row) => b[0].map((_, j) => row.reduce((sum, v, k) => sum + v * b[k][j], 0)));
+function toyMaps(toy, preset, temperature, order) {
+  const x = order.map((n) => toy.x[n]), [q, k] = toy.presets[preset].map((w) => product(x, w)), width = 4 / toy.heads;
+  return Array.from({ length: toy.heads }, (_, head) => {
+    const part = (row) => row.slice(head * width, (head + 1) * width);
+    const logits = q.map((a) => k.map((b) => part(a).reduce((sum, v, n) => sum + v * part(b)[n], 0) / Math.sqrt(width) / temperature));
+    const weights = logits.map((row) => {
+      const top = Math.max(...row), exps = row.map((v) => Math.exp(v - top)), sum = exps.reduce((a, b) => a + b);
+      return exps.map((v) => v / sum);
+    });
+    return { logits, weights };
+  });
+}
+
+function Table({ name, values, words, colourOf }) {
+  return html`<table><tr><th></th>${words.map((word) => html`<th>${word}</th>`)}</tr>
+    ${values.map((row, i) => html`<tr><th>${words[i]}</th>${row.map((value, j) => {
+      const [r, g, b] = colourOf(value), light = r * 0.3 + g * 0.6 + b * 0.1 > 140;
+      return html`<td id=${`${name}-${i}-${j}`} data-value=${value} style=${`background:rgb(${r},${g},${b});color:${light ? "#111" : "#fff"}`}>${value.toFixed(3)}</td>`;
+    })}</tr>`)}</table>`;
+}
+
+function Toy({ data, state, set }) {
+  const { toy } = data, maps = toyMaps(toy, state.preset, state.temperature, state.order), words = state.order.map((n) => toy.words[n]);
+  const forward = (n) => { const order = [...state.order]; [order[n - 1], order[n]] = [order[n], order[n - 1]]; set({ order }); };
+  return html`<p>Four words of four numbers each. Head 1 reads the first two columns of X·W<sub>Q</sub> and X·W<sub>K</sub>, head 2 the others; every word sees every word.</p>
+    <div class="controls">
+      <div class="group">${Object.keys(toy.presets).map((name) => html`<button id=${`preset-${name.replace(/ /g, "-")}`} aria-pressed=${name === state.preset} onClick=${() => set({ preset: name })}>${name}</button>`)}</div>
+      <label class="group">temperature <input type="range" id="temperature" min="0.1" max="5" step="0.1" value=${state.temperature} onInput=${(event) => set({ temperature: +event.target.value })} /> <b>${state.temperature.toFixed(1)}</b></label>
+      <div class="group">order ${words.map((word, n) => html`<button id=${`word-${n}`} disabled=${n === 0} title="moves forward" onClick=${() => forward(n)}>${n ? "← " : ""}${word}</button>`)}
+        <button id="reset" onClick=${() => set({ order: [0, 1, 2, 3], temperature: 1 })}>reset</button></div>
+    </div>
+    <div class="panels">${maps.map(({ logits, weights }, head) => html`<div class="panel"><h2>Head ${head + 1}</h2>
+      <p class="soft">Logits qᵀk/√2${state.temperature === 1 ? "" : " over the temperature"}</p><${Table} name=${`toy-logit-${head}`} values=${logits} words=${words} colourOf=${(v) => signed(v / 4)} />
+      <p class="soft">Weights: the softmax of each row</p><${Table} name=${`toy-weight-${head}`} values=${weights} words=${words} colourOf=${(v) => magma(v)} /></div>`)}</div>
+    <p class="soft">“head 2 negated” turns the signs of head 2's logits and leaves head 1 as it is. Another order moves rows and columns and changes no number: attention alone does not know order.</p>`;
+}
+
+function App({ data, attention }) {
+  const [state, change] = useState({
+    tab: TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "Heads", layer: 0, head: 0, more: [], hover: null, logits: false,
+    length: 128, baseLog: Math.log10(data.positions.base), preset: Object.keys(data.toy.presets)[0], temperature: 1, order: [0, 1, 2, 3], theme: null,
+  });
+  const set = (part) => change((old) => ({ ...old, ...part }));
+  useEffect(() => { history.replaceState(null, "", `#${state.tab}`); }, [state.tab]);
+  useEffect(() => { if (state.theme) document.documentElement.dataset.theme = state.theme; }, [state.theme]);
+  const otherTheme = () => change((old) => {
+    const dark = old.theme ? old.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    return { ...old, theme: dark ? "light" : "dark" };
+  });
+  useEffect(() => {
+    const press = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+      const step = (what, count, by) => change((old) => ({ ...old, [what]: (old[what] + by + count) % count, more: [] }));
+      const keys = {
+        ArrowRight: () => step("head", attention.heads, 1), ArrowLeft: () => step("head", attention.heads, -1),
+        ArrowUp: () => step("layer", attention.layers, 1), ArrowDown: () => step("layer", attention.layers, -1),
+        t: otherTheme, l: () => change((old) => ({ ...old, logits: !old.logits })),
+      };
+      TABS.forEach((tab, n) => { keys[n + 1] = () => set({ tab }); });
+      if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
+  const views = { Heads, Model, Map: MapView, Positions, Toy };
+  return html`<header><h1>${data.title}</h1><span class="soft">${data.subtitle}</span><button id="theme" onClick=${otherTheme}>light / dark</button></header>
+    <nav role="tablist">${TABS.map((tab) => html`<button role="tab" id=${`tab-${tab}`} aria-selected=${tab === state.tab} onClick=${() => set({ tab })}>${tab}</button>`)}</nav>
+    <${views[state.tab]} ...${{ data, attention, state, set }} />
+    <p class="soft"><kbd>1</kbd>–<kbd>5</kbd> views, <kbd>←</kbd> <kbd>→</kbd> heads, <kbd>↑</kbd> <kbd>↓</kbd> layers, <kbd>l</kbd> logits, <kbd>t</kbd> light or dark</p>`;
+}
+
+(async () => {
+  const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");
+  document.title = data.title;
+  const attention = new Attention(data.attention, await unpack(data.attention.logits));
+  root.textContent = "";
+  render(html`<${App} ...${{ data, attention }} />`, root);
+  document.documentElement.dataset.ready = Math.round(performance.now());
+})();

@@ -1,0 +1,230 @@
+"""The page holds what the model computed, runs no text as markup, and does what its controls say, without a network."""
+
+import base64
+import json
+import re
+import shutil
+import zlib
+
+import numpy as np
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from mini_gpt import config as configs
+from mini_gpt import suites
+from mini_gpt.insight import toy
+from mini_gpt.insight.attention_maps import attention_maps
+from mini_gpt.insight.explorer import page as explorer
+from mini_gpt.request import Request
+from mini_gpt.run import Run
+from mini_gpt.training import loop
+from tests.conftest import SMALL
+
+HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'
+
+
+def data_of(page: str) -> dict:
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gives logits and weights [heads, L, S] as the page makes them, one pair at a time."""
+    levels = iter(zlib.decompress(base64.b64decode(packed["logits"])))
+    tops = iter(np.frombuffer(base64.b64decode(packed["row_max"]), "<f4").tolist())
+    logits = np.full((heads, length, length), -np.inf)
+    for head in range(heads):
+        for i in range(length):
+            top = next(tops)
+            for j in range(i + 1 if packed["causal"] else length):
+                level = next(levels)
+                if level != packed["hidden"]:
+                    logits[head, i, j] = top - packed["floor"] * (level / packed["steps"]) ** 2
+    exp = np.exp(logits - logits.max(-1, keepdims=True))
+    return logits, exp / exp.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model__position": "rope"},
+        {"model__causal": False, "train__objective": "masked", "model__position": "alibi"},
+        {"model__attention_window": 5, "data__isolate_documents": True},
+    ],
+)
+def test_the_page_holds_the_models_attention(small, tmp_path, fields):
+    loop.train(small(train__steps=2, model__num_layers=2, **fields), tmp_path / "run", conclude=False)
+    run = Run(tmp_path / "run")
+    data = data_of(explorer.explorer(run, "validation"))
+    packed, tokens = data["attention"], run.store.split("validation").tokens[:32]
+    assert packed["tokens"] == [run.tokenizer.decode([token]) for token in tokens]
+    tokens_BL = np.asarray(tokens, np.int32)[None].repeat(8, axis=0)
+    maps = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh, isolate_at=run.isolate_at)
+    logits, weights = unpacked(packed, 8, 32)
+    model = np.concatenate([layer.weights_BHLS[0] for layer in maps])
+    assert np.abs(weights - model).max() == pytest.approx(packed["error"], abs=1e-6) and packed["error"] < 0.005
+    given = np.concatenate([layer.logits_BHLS[0] for layer in maps])
+    seen = np.broadcast_to(maps[0].visible_BLS[0], given.shape)
+    assert (np.isfinite(logits) == seen).all()
+    np.testing.assert_allclose(logits[seen], given[seen], atol=0.1)
+
+
+def test_the_largest_page_stays_under_five_megabytes():
+    logits_NHLS = np.random.default_rng(0).normal(size=(6, 6, 512, 512)).astype(np.float32)
+    visible_LS = np.tril(np.ones((512, 512), bool))
+    weights_NHLS = np.where(visible_LS, np.exp(logits_NHLS), 0)
+    weights_NHLS /= weights_NHLS.sum(-1, keepdims=True)
+    packed = explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=True)
+    page = explorer.put_together({"attention": packed | {"tokens": ["<"] * 512}})
+    assert len(page) < 5_000_000 and packed["error"] < 0.02
+
+
+def test_markup_in_a_text_stays_text():
+    page = explorer.put_together({"title": HOSTILE, "attention": {"tokens": [HOSTILE]}})
+    assert page.count("</script>") == 3 and HOSTILE not in page and "<img" not in page
+    assert data_of(page)["title"] == HOSTILE
+    assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import|fetch\(|XMLHttpRequest""", page), "no network"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    binary, driver = (shutil.which("chromium") or shutil.which("google-chrome")), shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("no chromium and chromedriver here: the page is not tested in a browser")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    alone = [
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-quic",
+        "disable-sync",
+        "no-first-run",
+    ]
+    for argument in [*alone, "headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,1500"]:
+        options.add_argument(f"--{argument}")
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")  # no network at all
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()
+
+
+@pytest.fixture(scope="module")
+def opened(browser, tmp_path_factory):
+    """Opens a page whose text is hostile; gives the browser, a function to look elements up, and the run."""
+    root = tmp_path_factory.mktemp("explorer")
+    (root / "text").mkdir()
+    for number in range(120):
+        (root / "text" / f"{number}.txt").write_text(HOSTILE * (1 + number % 3), encoding="utf-8")
+    paths = {"data.path": f"{root}/text/*.txt", "data.cache_dir": f"{root}/cache", "data.tokenizer": "bpe"}
+    fields = paths | {"data.vocab_size": 300, "model.num_layers": 2, "mesh.data": 8}
+    loop.train(configs.load("configs/default.py", SMALL | fields), root / "run", conclude=False)
+    suites.evaluate(Run(root / "run"), "heads", Request())
+    suites.evaluate(Run(root / "run"), "explorer", Request())
+    browser.get(f"file://{root}/run/eval/explorer.html")
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
+    return browser, lambda name: browser.find_element(By.ID, name), Run(root / "run")
+
+
+def press(browser, keys):
+    browser.execute_script("document.activeElement.blur()")
+    ActionChains(browser).send_keys(keys).perform()
+
+
+def test_A14_the_page_opens_without_network_and_runs_no_text(opened):
+    browser, find, run = opened
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert browser.title == "run: what 2 × 4 heads attend to" and browser.find_elements(By.TAG_NAME, "img") == []
+    press(browser, "1")
+    tokens = run.store.split("validation").tokens[:32]
+    for place in range(32):
+        text = run.tokenizer.decode([tokens[place]]).replace("\n", "⏎")
+        assert find(f"query-{place}").get_property("textContent").replace("·", " ") == (text or "∅")
+
+
+def pixels(browser, name):
+    return browser.execute_script(f"return document.getElementById('{name}').toDataURL()")
+
+
+def test_A14_controls_change_what_is_shown(opened):
+    browser, find, run = opened
+    press(browser, "1")
+    first = pixels(browser, "lines")
+    find("head-2").click()
+    assert find("head-2").get_attribute("aria-pressed") == "true" and pixels(browser, "lines") != first
+    before = pixels(browser, "lines")
+    ActionChains(browser).move_to_element(find("query-9")).perform()
+    assert pixels(browser, "lines") != before and "on" in find("query-9").get_attribute("class")
+    press(browser, "2")
+    find("thumb-1-3").click()
+    assert find("layer-1").get_attribute("aria-pressed") == find("head-3").get_attribute("aria-pressed") == "true"
+    weights = pixels(browser, "map")
+    press(browser, "l")
+    assert pixels(browser, "map") != weights and find("range").text.startswith("logits from")
+    canvas = find("map")
+    half = canvas.size["width"] / 2
+    cell = canvas.size["width"] / 32
+    ActionChains(browser).move_to_element_with_offset(canvas, int(4.5 * cell - half), int(20.5 * cell - half)).perform()
+    said = find("pointed").text
+    query, key, logit, weight = re.fullmatch(
+        r"query (\d+) .*\nkey +(\d+) .*\nlogit (\S+) +weight (\S+)", said, re.DOTALL
+    ).groups()
+    tokens_BL = np.asarray(run.store.split("validation").tokens[:32], np.int32)[None].repeat(8, axis=0)
+    maps = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh)[1]
+    assert (int(query), int(key)) == (20, 4)
+    assert float(weight) == pytest.approx(maps.weights_BHLS[0, 3, 20, 4], abs=0.005)
+    assert float(logit) == pytest.approx(maps.logits_BHLS[0, 3, 20, 4], abs=0.05)
+    press(browser, "\ue012")  # left
+    assert find("head-2").get_attribute("aria-pressed") == "true"
+    label = json.loads((run.workdir / "eval" / "heads.json").read_text())["heads"][4 + 2]["label"]
+    assert find("label").text == label
+    colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    press(browser, "t")
+    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != colour
+
+
+def slide(browser, name, value):
+    browser.execute_script(
+        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event('input', {bubbles: true}))",
+        name,
+        str(value),
+    )
+
+
+def test_B2_the_position_page_follows_its_sliders(opened):
+    browser, find, _ = opened
+    press(browser, "4")
+    assert find("longest").text == f"{2 * np.pi * 10_000 ** (30 / 32):,.0f}"
+    before = pixels(browser, "waves")
+    slide(browser, "base", 3)
+    assert find("longest").text == f"{2 * np.pi * 1_000 ** (30 / 32):,.0f}" and pixels(browser, "waves") != before
+    slide(browser, "length", 256)
+    assert find("length-value").text == "256 tokens"
+    assert browser.execute_script("return document.getElementById('waves').height") == 256
+
+
+def toy_shown(browser, name):
+    script = "return [...document.querySelectorAll(`[id^='${arguments[0]}-']`)].map((cell) => +cell.dataset.value)"
+    return np.array([browser.execute_script(script, f"{name}-{head}") for head in range(2)]).reshape(2, 4, 4)
+
+
+def test_A12_the_toy_pages_numbers_are_the_librarys(opened):
+    browser, find, _ = opened
+    press(browser, "5")
+    for preset in toy.PRESETS:
+        find(f"preset-{preset.replace(' ', '-')}").click()
+        for temperature in (1.0, 0.4, 3.0):
+            slide(browser, "temperature", temperature)
+            logits, weights = toy.maps(preset, temperature=temperature)
+            np.testing.assert_allclose(toy_shown(browser, "toy-logit"), logits, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
+    find("reset").click()
+    find("word-3").click()  # down moves before sat
+    find("word-1").click()  # cat before The
+    _, weights = toy.maps(list(toy.PRESETS)[-1], order=(1, 0, 3, 2))
+    np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
+    assert browser.get_log("browser") == []
