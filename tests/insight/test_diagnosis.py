@@ -91,7 +91,7 @@ def leaking(monkeypatch):
 
 
 @pytest.mark.usefixtures("leaking")
-def test_A15_a_missing_causal_mask_is_a_leak(drawn):
+def test_A6_a_missing_causal_mask_is_a_leak(drawn):
     (causality,) = diagnosis._leak(*drawn(model__position="rope")[:2])
     assert causality.found
 
