@@ -134,7 +134,10 @@ def maps(runs: Sequence[Run]) -> Figure:
         tokens_BL = run.tokenizer.encode(text)[None, :MAPPED].astype(np.int32).repeat(sharding.shards(run.mesh), axis=0)
         found = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh, isolate_at=run.isolate_at)
         for layer, axes in enumerate(line):
-            axes.set(xticks=[], yticks=[])
+            letters = [run.tokenizer.decode([token]).replace("\n", "⏎") for token in tokens_BL[0]]
+            axes.set_xticks(range(len(letters)), letters, fontsize=5.5)
+            axes.set_yticks(range(len(letters)) if layer == 0 else [], letters if layer == 0 else [], fontsize=5.5)
+            axes.tick_params(length=0, pad=1)
             if layer >= len(found):
                 axes.set_visible(False)
                 continue
