@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,12 +55,16 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _draft(target: Path) -> Iterator[Path]:
     """Gives a new directory beside `target`, locked as long as this process writes in it."""
-    draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=DRAFT, dir=target.parent))
-    handle = os.open(draft, os.O_RDONLY)
+    while True:
+        draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.{_host()}.", suffix=DRAFT, dir=target.parent))
+        with contextlib.suppress(FileNotFoundError):  # before the lock is there it may be taken for one that was left
+            handle = os.open(draft, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # where there are no locks, nobody can take it
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if draft.exists():
+                break
+            os.close(handle)
     try:
-        with contextlib.suppress(OSError):  # where there are no locks, nobody can delete it either
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        draft.mkdir(exist_ok=True)  # before the lock was there it may have been taken for one that was left
         yield draft
     finally:
         os.close(handle)
@@ -67,8 +72,8 @@ def _draft(target: Path) -> Iterator[Path]:
 
 
 def _delete_left_drafts(target: Path) -> None:
-    """Deletes the drafts of processes that were killed: those that nobody has locked."""
-    for left in target.parent.glob(f"{glob.escape(target.name)}.*{DRAFT}"):
+    """Deletes the drafts of this host's processes that were killed: those that nobody has locked."""
+    for left in target.parent.glob(f"{glob.escape(f'{target.name}.{_host()}')}.*{DRAFT}"):
         with contextlib.suppress(OSError):
             handle = os.open(left, os.O_RDONLY)
             try:
@@ -76,6 +81,11 @@ def _delete_left_drafts(target: Path) -> None:
                 shutil.rmtree(left)
             finally:
                 os.close(handle)
+
+
+def _host() -> str:
+    """Gives this host's name: a shared file system may pass no locks to other hosts."""
+    return socket.gethostname().replace("/", "_")[:64]
 
 
 def check_name(name: str, way_out: str) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.evaluation import progress
 from mini_gpt.insight import diagnosis, head_figure, head_report, pruning, pruning_figure
 from mini_gpt.insight.explorer import page as explorer
+from mini_gpt.model.gpt import check_length
 from mini_gpt.request import Request
 from mini_gpt.run import Run
 from mini_gpt.schema import Config
@@ -27,9 +29,23 @@ def check_text(trained: Config, request: Request) -> None:
         raise UserError(f"--suite: this one reads text; {trained.data.corpus} has none: use --suite=tasks")
 
 
+def _tokens(run: Run, split: str) -> np.ndarray:
+    """Gives a split. Raises UserError where it has no window and a token more, or the model no such positions."""
+    tokens, length = run.store.split(split).tokens, run.config.context_length
+    check_length(run.config.model, length)
+    if len(tokens) <= length:
+        raise UserError(f"--split: {split} has {len(tokens)} tokens; more than the context of {length} are needed")
+    return tokens
+
+
+def _check_finite(run: Run, values: Iterable[float]) -> None:
+    if not all(map(math.isfinite, values)):
+        raise UserError(f"{run.workdir}: the model of step {run.step} gives no finite numbers; see --suite=diagnose")
+
+
 def report_heads(run: Run, request: Request) -> dict[str, Any]:
     """Says of each head what it attends to, over many texts of a split."""
-    tokens, length = run.store.split(request.split).tokens, run.config.context_length
+    tokens, length = _tokens(run, request.split), run.config.context_length
     with progress.shown("head report", head_report.cost(len(tokens), length)) as advance:
         heads = head_report.head_report(
             run.definition,
@@ -42,6 +58,7 @@ def report_heads(run: Run, request: Request) -> dict[str, Any]:
             batch_tokens=run.batch_tokens,
             advance=advance,
         )
+    _check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
     return {
         "checkpoint_step": run.step,
         "split": request.split,
@@ -78,14 +95,16 @@ def printed_heads(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def measure_pruning(run: Run, request: Request) -> dict[str, Any]:
     """Measures each head's importance on the training split, and on the other the loss as heads are removed."""
-    tokens, train_tokens = (run.store.split(name).tokens for name in (request.split, "train"))
+    tokens, train_tokens = (_tokens(run, split) for split in (request.split, "train"))
     model = run.config.model
     with progress.shown("pruning", pruning.cost(model.num_layers * model.num_heads)) as advance:
         options = {"batch_tokens": run.batch_tokens, "advance": advance}
         vocab_size = len(run.tokenizer.token_bytes)
         model_and_config = (run.definition, run.parameters, run.config)
         importance_NH = pruning.importance(*model_and_config, train_tokens, vocab_size, run.mesh, **options)
+        _check_finite(run, importance_NH.flat)
         rows = pruning.curves(*model_and_config, importance_NH, tokens, run.tokenizer.token_bytes, run.mesh, **options)
+    _check_finite(run, (row["nll"] for row in rows))
     return {
         "checkpoint_step": run.step,
         "split": request.split,
@@ -140,8 +159,8 @@ def diagnose(run: Run, request: Request) -> dict[str, Any]:
         run.config,
         run.tokenizer,
         run.mesh,
-        run.store.split(request.split).tokens,
-        run.store.split("train").tokens,
+        _tokens(run, request.split),
+        _tokens(run, "train"),
         _history(run),
         batch_tokens=run.batch_tokens,
     )

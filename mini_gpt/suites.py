@@ -231,7 +231,11 @@ SUITES = {
     ),
     "figures": Suite(insight_suites.describe, insight_suites.check_text, pictures=figures.of_run),
     "explorer": Suite(insight_suites.describe, insight_suites.check_text, page=insight_suites.explorer_page),
-    "diagnose": Suite(insight_suites.diagnose, insight_suites.check_text, printed=insight_suites.printed_diagnosis),
+    "diagnose": Suite(
+        insight_suites.diagnose,
+        insight_suites.check_text,
+        printed=insight_suites.printed_diagnosis,
+    ),
 }
 
 

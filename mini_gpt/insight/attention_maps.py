@@ -10,10 +10,21 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mini_gpt import sharding
+from mini_gpt.evaluation import perplexity
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace, text_layout
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.model_schema import ModelConfig
+
+MOST_ENTRIES = 2**27  # of a layer's maps at a time, half a gigabyte
+
+
+def rows_at_a_time(batch_tokens: int, mesh: Mesh, config: ModelConfig, length: int, windows: int) -> int:
+    """Gives how many of some windows go through a model whose maps are asked for; a multiple of the mesh's shards."""
+    shards = sharding.shards(mesh)
+    fitting = max(1, MOST_ENTRIES // (config.num_heads * length**2) // shards) * shards
+    return min(perplexity.rows_at_a_time(batch_tokens, mesh, length), fitting, -(-windows // shards) * shards)
 
 
 def attention_maps(

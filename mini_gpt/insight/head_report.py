@@ -20,12 +20,14 @@ from mini_gpt.schema import Config
 
 TOKENS = 65_536  # that windows spread over the split have in all
 INDUCTION_ROWS = 32
+SHORTEST_REPEATED = 4  # tokens; in fewer, what followed is the token itself
 COUNTED_TOKENS = 10_000_000  # of the training split, for how rare a token is
 RARE = 0.05  # the rarest tokens, which make up this share of the text
 CLEAR = 0.5  # strength from which a score gives a head its label
 FEWEST = 50  # queries for that
 EVEN = 0.9  # entropy over that of even attention, from which a head without another label is global
 AROUND = 12  # tokens of text shown before each token of a pair
+NONE_ASKED = {"score": None, "chance": None, "strength": None, "queries": 0}
 IMPLIED = {"local window": ("previous token", "next token", "self")}  # what is clear by a narrower kind
 
 
@@ -59,10 +61,10 @@ def head_report(
     Induction is measured on repeated random tokens, syntax and reference on what parses as Python.
     """
     length = config.context_length
-    rows = perplexity.rows_at_a_time(batch_tokens or config.batch_tokens, mesh, length)
     isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
     is_delimiter_V, is_rare_V = delimiters(tokenizer), rare(train_tokens, tokenizers.vocab_size(tokenizer))
     starts = windows(tokens, length)
+    rows = attention_maps.rows_at_a_time(batch_tokens or config.batch_tokens, mesh, config.model, length, len(starts))
     related = _relations(tokens, tokenizer, starts, length)
     sums, kinds, best = None, (), None
     for first in range(0, len(starts), rows):
@@ -79,13 +81,15 @@ def head_report(
         best = _stronger(best, layers, tokens_BL, first)
         sums = _added(sums, layers)
         advance(len(some) * length)
-    random_BL = head_scores.repeated_tokens(tokenizers.vocab_size(tokenizer), length, INDUCTION_ROWS, seed=0)
-    induced = None
-    for first in range(0, len(random_BL), rows):
-        some_BL = random_BL[first : first + rows]
-        templates = head_scores.induction_template(some_BL)
-        induced = _added(induced, _sums(definition, parameters, mesh, some_BL, templates, rows, isolate_at))
-        advance(some_BL.size)
+    induced = [None] * len(sums)
+    if length >= SHORTEST_REPEATED:
+        induced = None
+        random_BL = head_scores.repeated_tokens(tokenizers.vocab_size(tokenizer), length, INDUCTION_ROWS, seed=0)
+        for first in range(0, len(random_BL), rows):
+            some_BL = random_BL[first : first + rows]
+            templates = head_scores.induction_template(some_BL)
+            induced = _added(induced, _sums(definition, parameters, mesh, some_BL, templates, rows, isolate_at))
+            advance(some_BL.size)
     return [
         _row(layer, head, kinds, text, random, _pair(best[layer][head], tokens, starts, length, tokenizer))
         for layer, (text, random) in enumerate(zip(sums, induced, strict=True))
@@ -153,9 +157,13 @@ def _relations(tokens: np.ndarray, tokenizer: Tokenizer, starts: np.ndarray, len
             continue  # cut within a character
         for relation in python_source.relations(text, reach):
             query = begin + int(np.searchsorted(ends, relation.query, side="right"))
+            start = int(starts[max(0, np.searchsorted(starts, query, side="right") - 1)])  # of the window that holds it
+            if not start <= query < start + length:
+                continue
             for span in relation.keys:
                 first, last = np.searchsorted(ends, (span[0], span[1] - 1), side="right")
-                pairs[relation.kind] += [(query, begin + key) for key in range(first, last + 1) if begin + key != query]
+                keys = range(max(begin + first, start), begin + last + 1)
+                pairs[relation.kind] += [(query, key) for key in keys if key != query]
     sorted_pairs = {kind: np.array(sorted(found), int).reshape(-1, 2) for kind, found in pairs.items()}
 
     def template(kind: str, starts: np.ndarray) -> np.ndarray:
@@ -174,9 +182,11 @@ def _documents(tokens: np.ndarray, separator: int, starts: np.ndarray, length: i
     """Yields (place, tokens) of each document that a window touches."""
     separators = np.flatnonzero(tokens == separator)
     begins, ends = np.append(0, separators + 1), np.append(separators, len(tokens))
-    touched = np.unique(np.concatenate([np.searchsorted(ends, starts), np.searchsorted(ends, starts + length - 1)]))
-    for number in touched[touched < len(ends)]:
-        yield int(begins[number]), np.asarray(tokens[begins[number] : ends[number]])
+    first, last = np.searchsorted(ends, starts), np.searchsorted(ends, starts + length - 1)
+    touched = {number for pair in zip(first, last, strict=True) for number in range(pair[0], pair[1] + 1)}
+    for number in sorted(touched):
+        if number < len(ends):
+            yield int(begins[number]), np.asarray(tokens[begins[number] : ends[number]])
 
 
 def _sums(definition, parameters, mesh, tokens_BL, templates, rows, isolate_at) -> list[HeadSums]:
@@ -246,9 +256,8 @@ def _pair(best: tuple, tokens: np.ndarray, starts: np.ndarray, length: int, toke
 
 
 def _row(layer: int, head: int, kinds, text: HeadSums, random: HeadSums, pair: dict[str, Any]) -> dict[str, Any]:
-    scores = {kind: _kind(text, head, place) for place, kind in enumerate(kinds)} | {
-        "induction": _kind(random, head, 0)
-    }
+    scores = {kind: _kind(text, head, place) for place, kind in enumerate(kinds)}
+    scores["induction"] = NONE_ASKED if random is None else _kind(random, head, 0)
     entropy = float(text.entropy_H[head] / max(text.choosing, 1))
     label, also = label_of({kind: (of["strength"], of["queries"]) for kind, of in scores.items()}, entropy)
     return {
@@ -266,7 +275,7 @@ def _row(layer: int, head: int, kinds, text: HeadSums, random: HeadSums, pair: d
 def _kind(sums: HeadSums, head: int, place: int) -> dict[str, float | int | None]:
     queries = int(sums.queries_T[place])
     if not queries:
-        return {"score": None, "chance": None, "strength": None, "queries": 0}
+        return NONE_ASKED
     mass, chance = float(sums.mass_HT[head, place]), float(sums.chance_T[place])
     return {
         "score": mass / queries,

@@ -28,7 +28,7 @@ def similarity(table_PD: np.ndarray) -> np.ndarray:
 
 
 def _levels(shares: np.ndarray) -> np.ndarray:
-    return np.clip(np.round(shares * 255), 0, 255).astype(int)
+    return np.clip(np.round(np.nan_to_num(shares) * 255), 0, 255).astype(int)  # a model may be broken, its run not
 
 
 def _tile(pixels: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mini_gpt import output_loss, sharding
 from mini_gpt.data import batches
 from mini_gpt.data.batches import Batch
+from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.model import parameters as model_parameters
@@ -51,12 +52,17 @@ def importance(
         total_NH = total_NH + np.abs(gradient_NBH[:, :filled].astype(np.float64)).sum(axis=1)
         count += filled
         advance(batch["inputs"].size)
+    if not count:
+        raise UserError(
+            f"data.corpus: the train split has {len(tokens)} tokens; the importance of heads needs a window"
+        )
     return total_NH / count
 
 
 def removal_order(importance_NH: np.ndarray) -> list[tuple[int, int]]:
-    """Gives (layer, head) from the least important on, each layer's importances over their ℓ2 norm (ibid., 4.1)."""
-    norms_N1 = np.linalg.norm(importance_NH, axis=1, keepdims=True)
+    """Gives (layer, head) from the least important on, each layer's importances over their ℓ2 norm (ibid., 4.1), or
+    as they are where a layer has one head."""
+    norms_N1 = np.linalg.norm(importance_NH, axis=1, keepdims=True) if importance_NH.shape[1] > 1 else np.ones((1, 1))
     relative_NH = importance_NH / np.maximum(norms_N1, np.finfo(np.float64).tiny)
     return [divmod(int(place), importance_NH.shape[1]) for place in np.argsort(relative_NH, axis=None, kind="stable")]
 

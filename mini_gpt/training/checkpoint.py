@@ -212,7 +212,7 @@ class Checkpoints:
     def _read_parts(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         body, directory = self._body(step), self.directory.absolute() / str(step)
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-        held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        held = _read(lambda: sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()))
         if declared > MOST_COMPRESSED * held:
             raise Damaged(f"{held:,} bytes can't hold the {declared:,} of its arrays")
         # Not by the manager: in it, processes that read their parts well would wait for one that can't.
@@ -272,16 +272,24 @@ def _read(reading: Callable[[], Any]) -> Any:
 
 
 def _by_all(reading: Callable[[], Any]) -> Any:
-    """Gives what `reading` gives in this process; raises Damaged in all processes where it does in one."""
+    """Gives what `reading` gives in this process; raises Damaged in all processes where it does in one.
+
+    Raises UserError where another process can't read at all, which says nothing of the checkpoint.
+    """
+    result, reason = None, None
     try:
-        result, reason = reading(), None
-    except Damaged as damage:
-        result, reason = None, damage
-    whole = reason is None
+        result = reading()
+    except Exception as error:
+        reason = error
+    verdict = 0 if reason is None else 1 if isinstance(reason, Damaged) else 2
     if processes.are_several():
-        whole = np.all(multihost_utils.process_allgather(np.array(whole)))
-    if not whole:
-        raise reason or Damaged("as another process finds")
+        verdict = int(np.max(multihost_utils.process_allgather(np.array(verdict))))
+    if reason is not None:
+        raise reason
+    if verdict == 2:
+        raise UserError("another process of this job can't read the checkpoint; see what it said")
+    if verdict == 1:
+        raise Damaged("as another process finds")
     return result
 
 

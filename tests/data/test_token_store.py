@@ -1,5 +1,8 @@
 """The store holds the joined stream, is built once, and is never half there."""
 
+import fcntl
+import os
+import shutil
 import subprocess
 import sys
 
@@ -84,6 +87,30 @@ def test_the_draft_of_a_killed_process_goes_and_that_of_a_live_one_stays(tmp_pat
             assert live.exists() and other.exists() and not left.exists()
         (live / "file").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_draft_that_was_taken_before_its_lock_was_there_is_made_again(tmp_path, monkeypatch):
+    target, opening, locking, taken = tmp_path / "store", os.open, fcntl.flock, []
+
+    def another_process(name):
+        if len(taken) < 2 and str(name).endswith(".draft"):
+            taken.append(name)
+            shutil.rmtree(name)
+
+    def open_late(path, *arguments, **options):
+        if not taken:
+            another_process(path)
+        return opening(path, *arguments, **options)
+
+    def lock_late(handle, operation):
+        another_process(os.readlink(f"/proc/self/fd/{handle}"))
+        return locking(handle, operation)
+
+    monkeypatch.setattr(os, "open", open_late)
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    with files.directory_written_whole(target) as draft:
+        (draft / "file").touch()
+    assert len(taken) == 2 and (target / "file").exists()
 
 
 @pytest.mark.parametrize(

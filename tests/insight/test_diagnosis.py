@@ -100,9 +100,26 @@ def test_A6_a_missing_causal_mask_is_a_leak(drawn):
 def test_A4_logits_without_scale_grow_with_the_root_of_the_width(drawn, heads):
     fields = {"model__position": "none", "model__num_heads": heads, "model__scale_attention": False}
     model, windows_BM, _ = drawn(**fields)
-    *_, scale = diagnosis._attention(model, model.layers(model.inputs(windows_BM)), windows_BM)
+    *_, scale = diagnosis._attention(model, model.layers(model.inputs(windows_BM)))
     assert scale.check == "scale of logits" and scale.found
     assert scale.value == pytest.approx(math.sqrt(32 / heads), rel=1e-4)
+
+
+def test_B7_documents_that_are_kept_apart_are_shuffled_within_themselves(drawn):
+    model, windows_BM, _ = drawn(model__position="none", data__isolate_documents=True, **BIDIRECTIONAL)
+    windows_BM[:, [5, 27]] = 256  # the middle reads with the places 6 to 26, from where 5 opens its document
+    (order,) = diagnosis._order(model, windows_BM)
+    assert order.found and order.value < 1e-4
+    assert diagnosis._movable(windows_BM[0, :-1], 16, 256).tolist() == [*range(6, 16), *range(17, 27)]
+    alike_BM = np.full((4, 33), 7)
+    assert diagnosis._order(model, alike_BM) == [], "no other order to compare with"
+
+
+def test_where_no_query_has_a_choice_entropies_are_not_asked_for(drawn):
+    model, windows_BM, _ = drawn(model__attention_window=1)
+    layers = model.layers(model.inputs(windows_BM))
+    assert [finding.check for finding in diagnosis._attention(model, layers)] == ["scale of logits"]
+    assert not any(finding.found for finding in diagnosis._numbers(model, layers))
 
 
 def test_what_is_said_of_losses_heads_units_and_numbers(drawn):
@@ -138,6 +155,9 @@ def test_a_training_that_went_up_again_is_a_finding():
     (finding,) = diagnosis._training([row(loss) for loss in [*falling, *np.full(30, 4.0)]])
     assert finding.found and finding.value == pytest.approx(4 - falling[-6:].mean(), rel=0.01)
     assert diagnosis._training([row(1.0)] * 5) == [], "too few to say"
+    noisy = 2 + 1.5 * np.random.default_rng(0).normal(size=60)
+    (finding,) = diagnosis._training([row(loss) for loss in noisy])
+    assert finding.value > diagnosis.RISE and not finding.found, "noise is no rise"
 
 
 @pytest.fixture(scope="module")

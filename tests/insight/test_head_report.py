@@ -9,7 +9,9 @@ import pytest
 from flax import nnx
 
 from mini_gpt import sharding, suites
+from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.errors import UserError
 from mini_gpt.insight import head_report, python_source
 from mini_gpt.insight.attention_maps import attention_maps
 from mini_gpt.model import MiniGPT
@@ -143,6 +145,43 @@ def test_the_suite_writes_a_grid_a_table_and_the_whole(small, tmp_path, capsys):
         for head in range(4):
             away = np.where(~np.eye(32, dtype=bool) & (np.arange(32) >= 15)[:, None], weights_BHLS[:, head], 0)
             assert result["heads"][4 * layer + head]["pair"]["weight"] == pytest.approx(away.max(), rel=1e-4)
+
+
+def test_relations_of_every_document_in_a_window_count(by_hand):
+    tokenizer = CharacterTokenizer("\n()a")
+    document = tokenizer.encode("(a)\n")
+    tokens = np.concatenate([[*document, tokenizers.separator(tokenizer)]] * 4)
+    related = head_report._relations(tokens, tokenizer, np.array([0]), len(tokens))
+    assert np.argwhere(related("matching bracket", np.array([0]))).tolist() == [[0, 5 * n + 2, 5 * n] for n in range(4)]
+
+
+@pytest.mark.parametrize("length", ["1", "2", "3"])
+def test_the_shortest_contexts_are_reported_without_induction(small, tmp_path, length):
+    workdir = tmp_path / "run"
+    loop.train(small(train__steps=1, model__position="rope"), workdir, conclude=False)
+    run = Run(workdir, overrides={"context_length": length})
+    for suite in ("heads", "diagnose"):
+        result = suites.evaluate(run, suite, Request())
+    assert "finite" not in result["found"]
+    heads = json.loads((workdir / "eval" / f"heads,context_length={length}.json").read_text())["heads"]
+    assert {head["kinds"]["induction"]["queries"] for head in heads} == {0}
+
+
+def test_what_can_not_be_reported_ends_in_one_line(small, tmp_path):
+    workdir = tmp_path / "run"
+    loop.train(small(train__steps=1, model__position="rope"), workdir, conclude=False)
+    for suite in ("heads", "pruning", "diagnose"):
+        with pytest.raises(UserError, match=r"--split: validation has \d+ tokens; more than the context of 999999 are"):
+            suites.evaluate(Run(workdir, overrides={"context_length": "999999"}), suite, Request())
+    run = Run(workdir)
+    run.parameters["embedding"] = run.parameters["embedding"].at[ord("t")].set(np.nan)
+    unread = Run(workdir)
+    unread.parameters["embedding"] = unread.parameters["embedding"].at[5].set(np.nan)  # in no text, but in the softmax
+    for suite, broken in (("heads", run), ("pruning", run), ("pruning", unread)):
+        with pytest.raises(UserError, match="the model of step 1 gives no finite numbers; see --suite=diagnose"):
+            suites.evaluate(broken, suite, Request())
+    assert not (workdir / "eval").exists()
+    assert suites.evaluate(run, "diagnose", Request())["most_likely"] == "a step with bad numbers was taken"
 
 
 def test_a_task_and_a_sweep_are_refused(small, tmp_path, monkeypatch):

@@ -24,3 +24,7 @@ def test_B1_similarity_is_the_cosine_of_positions():
     assert (shown == images.DIVERGING_X3[np.array(levels)]).all()
     assert images.similarity(np.ones((1000, 2))).shape == (250, 250, 3), "long tables by every fourth position"
     assert (images.similarity(np.zeros((2, 2))) == images.DIVERGING_X3[128]).all()
+
+
+def test_a_broken_model_is_pictured_too():
+    assert (images.map_grid(np.full((1, 1, 2, 2), np.nan)) == images.COLOURS_X3[0]).all()
