@@ -240,6 +240,7 @@ def test_another_context_length_puts_no_more_tokens_through_the_model_at_a_time(
     assert Run(workdir, overrides={"context_length": "128", "train.batch_size": "16"}).batch_tokens == 16 * 32
 
 
+@pytest.mark.slow
 def test_a_run_trained_with_random_positions_is_scored_alike_in_any_batch(small, tmp_path):
     loop.train(small(model__position="rope", model__random_positions=300), tmp_path / "run", conclude=False)
     results = []

@@ -94,7 +94,9 @@ def post_ln() -> Figure:
             steps, losses = zip(*((row["step"], row["train/loss"]) for row in rows if "train/loss" in row), strict=True)
             name = f"{placement}-LN, {f'{warmup} steps of' if warmup else 'no'} warm-up"
             axes.plot(steps, _smooth(losses), color=f"C{number}", linestyle="-" if warmup else ":", label=name)
-    axes.set(xlabel="step", ylabel="training loss (nats a token)", title="12 layers, AdamW at 2e-3: who needs warm-up")
+    axes.set(
+        xlabel="step", ylabel="training loss (nats a token)", title="12 layers, AdamW at 2e-3, with and without warm-up"
+    )
     _finish(axes)
     return figure
 

@@ -133,6 +133,7 @@ def press(browser, keys):
     ActionChains(browser).send_keys(keys).perform()
 
 
+@pytest.mark.slow
 def test_A14_the_page_opens_without_network_and_runs_no_text(opened):
     browser, find, run = opened
     assert browser.get_log("browser") == []
@@ -149,6 +150,7 @@ def pixels(browser, name):
     return browser.execute_script(f"return document.getElementById('{name}').toDataURL()")
 
 
+@pytest.mark.slow
 def test_A14_controls_change_what_is_shown(opened):
     browser, find, run = opened
     press(browser, "1")
@@ -195,6 +197,7 @@ def slide(browser, name, value):
     )
 
 
+@pytest.mark.slow
 def test_B2_the_position_page_follows_its_sliders(opened):
     browser, find, _ = opened
     press(browser, "4")
@@ -212,6 +215,7 @@ def toy_shown(browser, name):
     return np.array([browser.execute_script(script, f"{name}-{head}") for head in range(2)]).reshape(2, 4, 4)
 
 
+@pytest.mark.slow
 def test_A12_the_toy_pages_numbers_are_the_librarys(opened):
     browser, find, _ = opened
     press(browser, "5")

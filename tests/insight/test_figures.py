@@ -106,7 +106,9 @@ OF_RUN = {
 }
 
 
-@pytest.mark.parametrize("position", OF_RUN)
+@pytest.mark.parametrize(
+    "position", ["learned", "rope", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sinusoidal", "t5"))]
+)
 def test_A14_the_figures_of_a_run(small, tmp_path, monkeypatch, position):
     loop.train(small(train__steps=1, model__num_layers=2, model__position=position), tmp_path / "run", conclude=False)
     suites.evaluate(Run(tmp_path / "run"), "figures", Request())
@@ -118,6 +120,7 @@ def test_A14_the_figures_of_a_run(small, tmp_path, monkeypatch, position):
         assert (tmp_path / "both" / "maps.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_and_a_wrong_name_is_refused(tmp_path, monkeypatch, capsys):
     assert type_in(monkeypatch, "mini_gpt.insight.figures", f"--out={tmp_path}/out") is None
     assert {path.stem for path in (tmp_path / "out").iterdir()} == set(figures.DRAWN)

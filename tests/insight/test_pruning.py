@@ -110,6 +110,7 @@ def test_heads_go_by_their_share_of_their_layers_norm():
     assert pruning.counts(4) == [0, 1, 2, 3, 4] and pruning.counts(144)[::8] == [0, 72, 144]
 
 
+@pytest.mark.slow
 def test_the_suite_measures_the_curve_of_each_order(run, capsys):
     trained = run()
     result = suites.evaluate(trained, "pruning", Request())

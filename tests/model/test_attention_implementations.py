@@ -116,7 +116,10 @@ def test_the_blocks_of_a_mask_are_those_in_which_something_is_visible():
             assert mask.blocks(6, 4) == [tuple(pair) for pair in np.argwhere(seen)], (causal, window)
 
 
-@pytest.mark.parametrize("name, lengths", [("alibi", (1024, 2048)), ("t5", (1024, 2048, 4096, 8192, 16_384))])
+@pytest.mark.parametrize(
+    "name, lengths",
+    [("alibi", (1024, 2048)), pytest.param("t5", (1024, 2048, 4096, 8192, 16_384), marks=pytest.mark.slow)],
+)
 def test_the_memory_of_blockwise_grows_with_the_length(name, lengths):
     overrides = {"model.position": name, "model.num_layers": 1, "model.d_model": 32, "model.num_heads": 2}
 

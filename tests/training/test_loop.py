@@ -47,9 +47,8 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(small, tm
     assert [row["step"] for row in expected] == [1, 2, 3, 4, 6, 8, 9], "those that are due, each once"
 
 
-@pytest.mark.parametrize(
-    "before, after", [((1, 1, 1), (2, 2, 2)), pytest.param((2, 2, 2), (1, 1, 1), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("before, after", [((1, 1, 1), (2, 2, 2)), ((2, 2, 2), (1, 1, 1))])
 def test_a_run_goes_on_on_another_number_of_devices(small, tmp_path, monkeypatch, before, after):
     axes = ("mesh__data", "mesh__fsdp", "mesh__tensor")
     here, there = ({**HARD, **dict(zip(axes, mesh, strict=True))} for mesh in (before, after))

@@ -47,6 +47,7 @@ def test_accumulation_changes_nothing_but_rounding(small, parts):
     assert_close(history, cut_history)
 
 
+@pytest.mark.slow
 def test_accumulation_over_devices(small):
     whole, _, _ = run(small())
     cut, _, _ = run(small(mesh__data=4, train__accumulation_steps=2))
