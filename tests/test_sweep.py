@@ -52,6 +52,7 @@ def trainings(monkeypatch, caplog):
 EXTRAPOLATION = ["--suite=extrapolation", "--lengths=1x,2x", "--strides=0.5x"]
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_survives_a_failure(
     monkeypatch, flags, trainings, tmp_path, capsys, caplog
 ):

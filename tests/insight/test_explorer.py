@@ -146,6 +146,11 @@ def test_A14_the_page_opens_without_network_and_runs_no_text(opened):
         assert find(f"query-{place}").get_property("textContent").replace("·", " ") == (text or "∅")
 
 
+def blank(browser):
+    """Gives a canvas on which nothing was painted yet."""
+    return browser.execute_script("return document.createElement('canvas').toDataURL()")
+
+
 def pixels(browser, name):
     return browser.execute_script(f"return document.getElementById('{name}').toDataURL()")
 
@@ -153,23 +158,26 @@ def pixels(browser, name):
 @pytest.mark.slow
 def test_A14_controls_change_what_is_shown(opened):
     browser, find, run = opened
+    until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
     press(browser, "1")
     first = pixels(browser, "lines")
     find("head-2").click()
-    assert find("head-2").get_attribute("aria-pressed") == "true" and pixels(browser, "lines") != first
+    until(lambda: find("head-2").get_attribute("aria-pressed") == "true" and pixels(browser, "lines") != first)
     before = pixels(browser, "lines")
     ActionChains(browser).move_to_element(find("query-9")).perform()
-    assert pixels(browser, "lines") != before and "on" in find("query-9").get_attribute("class")
+    until(lambda: pixels(browser, "lines") != before and "on" in find("query-9").get_attribute("class"))
     press(browser, "2")
     find("thumb-1-3").click()
+    until(lambda: browser.find_elements(By.ID, "map") and pixels(browser, "map") != blank(browser))
     assert find("layer-1").get_attribute("aria-pressed") == find("head-3").get_attribute("aria-pressed") == "true"
     weights = pixels(browser, "map")
     press(browser, "l")
-    assert pixels(browser, "map") != weights and find("range").text.startswith("logits from")
+    until(lambda: pixels(browser, "map") != weights and find("range").text.startswith("logits from"))
     canvas = find("map")
     half = canvas.size["width"] / 2
     cell = canvas.size["width"] / 32
     ActionChains(browser).move_to_element_with_offset(canvas, int(4.5 * cell - half), int(20.5 * cell - half)).perform()
+    until(lambda: find("pointed").text.startswith("query 20"))
     said = find("pointed").text
     query, key, logit, weight = re.fullmatch(
         r"query (\d+) .*\nkey +(\d+) .*\nlogit (\S+) +weight (\S+)", said, re.DOTALL
@@ -180,12 +188,12 @@ def test_A14_controls_change_what_is_shown(opened):
     assert float(weight) == pytest.approx(maps.weights_BHLS[0, 3, 20, 4], abs=0.005)
     assert float(logit) == pytest.approx(maps.logits_BHLS[0, 3, 20, 4], abs=0.05)
     press(browser, "\ue012")  # left
-    assert find("head-2").get_attribute("aria-pressed") == "true"
+    until(lambda: find("head-2").get_attribute("aria-pressed") == "true")
     label = json.loads((run.workdir / "eval" / "heads.json").read_text())["heads"][4 + 2]["label"]
     assert find("label").text == label
     colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     press(browser, "t")
-    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != colour
+    until(lambda: browser.execute_script("return getComputedStyle(document.body).backgroundColor") != colour)
 
 
 def slide(browser, name, value):
@@ -203,14 +211,18 @@ def test_B2_the_position_page_follows_its_sliders(opened):
     press(browser, "4")
     assert find("longest").text == f"{2 * np.pi * 10_000 ** (30 / 32):,.0f}"
     before = pixels(browser, "waves")
+    until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
     slide(browser, "base", 3)
-    assert find("longest").text == f"{2 * np.pi * 1_000 ** (30 / 32):,.0f}" and pixels(browser, "waves") != before
+    until(lambda: find("longest").text == f"{2 * np.pi * 1_000 ** (30 / 32):,.0f}")
+    until(lambda: pixels(browser, "waves") != before)
     slide(browser, "length", 256)
-    assert find("length-value").text == "256 tokens"
-    assert browser.execute_script("return document.getElementById('waves').height") == 256
+    until(lambda: find("length-value").text == "256 tokens")
+    until(lambda: browser.execute_script("return document.getElementById('waves').height") == 256)
 
 
 def toy_shown(browser, name):
+    settle = "requestAnimationFrame(() => setTimeout(arguments[0], 0))"
+    browser.execute_async_script(settle)
     script = "return [...document.querySelectorAll(`[id^='${arguments[0]}-']`)].map((cell) => +cell.dataset.value)"
     return np.array([browser.execute_script(script, f"{name}-{head}") for head in range(2)]).reshape(2, 4, 4)
 

@@ -12,6 +12,7 @@ from mini_gpt.training import loop
 from tests.training.interruption import PowerCut, assert_same_bits, cut_after
 
 
+@pytest.mark.slow
 def test_a_new_run_starts_from_another_ones_weights(small, tmp_path, monkeypatch, caplog):
     source = loop.train(small(model__position="rope"), tmp_path / "source")
     longer = {"context_length": 64, "model__rope__scaling": "linear", "model__rope__factor": 2.0, "seed": 5}
