@@ -13,6 +13,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.evaluation import progress
 from mini_gpt.insight import diagnosis, head_figure, head_report, pruning, pruning_figure
 from mini_gpt.insight.explorer import page as explorer
+from mini_gpt.insight.probe import Probe
 from mini_gpt.model.gpt import check_length
 from mini_gpt.request import Request
 from mini_gpt.run import Run
@@ -153,17 +154,8 @@ def explorer_page(run: Run, request: Request) -> str:
 
 def diagnose(run: Run, request: Request) -> dict[str, Any]:
     """Says what is wrong with a checkpoint, if anything."""
-    findings = diagnosis.diagnose(
-        run.definition,
-        run.parameters,
-        run.config,
-        run.tokenizer,
-        run.mesh,
-        _tokens(run, request.split),
-        _tokens(run, "train"),
-        _history(run),
-        batch_tokens=run.batch_tokens,
-    )
+    model = Probe(run.definition, run.parameters, run.config, run.tokenizer, run.mesh, run.batch_tokens)
+    findings = diagnosis.diagnose(model, _tokens(run, request.split), _tokens(run, "train"), _history(run))
     return {
         "checkpoint_step": run.step,
         "split": request.split,

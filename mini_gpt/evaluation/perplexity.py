@@ -19,6 +19,7 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 
 STRETCHES = 16
+COUNTED_TOKENS = 10_000_000
 
 
 def make_nll_fn(
@@ -110,6 +111,11 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
     length = max(1, most_tokens // pieces // window) * window
     starts = np.linspace(0, len(tokens) - 1 - length, pieces).astype(int)
     return [tokens[start : start + length + 1] for start in starts]
+
+
+def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Counts each token of a stream, or of stretches of COUNTED_TOKENS of it."""
+    return sum(np.bincount(piece, minlength=vocab_size) for piece in stretches(tokens, COUNTED_TOKENS, window=1))
 
 
 def rows_at_a_time(batch_tokens: int, mesh: Mesh, length: int) -> int:

@@ -3,30 +3,17 @@
 Each check gives one number, a limit that was set on models broken on purpose (docs/inside.md), and what it means.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mini_gpt import sharding
-from mini_gpt.data import tokenizers
-from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity
-from mini_gpt.insight import attention_maps, pruning
-from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import Trace, text_layout
-from mini_gpt.model.parameters import Parameters
-from mini_gpt.schema import Config
+from mini_gpt.insight import probe, pruning
+from mini_gpt.insight.probe import Layer, Probe
 
-WINDOWS = 64
 FIRST = 1 / 16  # of a window: the positions with little context
 
 # Where a check's number is past its limit, it is a finding.
@@ -60,33 +47,11 @@ class Finding:
     causes: tuple[str, ...] = ()
 
 
-class Layer(NamedTuple):
-    """What is kept of one block's trace, a row of the batch each."""
-
-    entropy_B: jax.Array  # mean over heads and queries, over the log of the visible keys
-    logits_B: jax.Array  # root mean square about the mean, over visible pairs
-    before_B: jax.Array  # root mean square of the stream
-    after_B: jax.Array
-    kept_B: jax.Array  # mean cosine of a token's stream before and after
-    units_BF: jax.Array  # mean
-    squares_BF: jax.Array  # mean square
-
-
 def diagnose(
-    definition: nnx.GraphDef,
-    parameters: Parameters,
-    config: Config,
-    tokenizer: Tokenizer,
-    mesh: Mesh,
-    tokens: np.ndarray,
-    train_tokens: np.ndarray,
-    history: list[Mapping[str, float]],
-    *,
-    batch_tokens: int | None = None,
+    model: Probe, tokens: np.ndarray, train_tokens: np.ndarray, history: list[Mapping[str, float]]
 ) -> list[Finding]:
     """Checks a model on windows of `tokens`. history: the rows of its training, as in metrics.jsonl; may be empty."""
-    model = _Model(definition, parameters, config, tokenizer, mesh, batch_tokens)
-    windows_BM = _windows(tokens, config.context_length + 1)
+    windows_BM = probe.windows(tokens, model.config.context_length + 1)
     unigram_V = _unigram(train_tokens, model.vocab_size)
     layers = model.layers(model.inputs(windows_BM))
     return [
@@ -107,104 +72,14 @@ def most_likely(findings: list[Finding]) -> str | None:
     return next((found[check].causes[0] for check in (*EXPLAINS, *found) if check in found), None)
 
 
-class _Model:
-    """What all checks ask of a model: predictions at one place of each window, and traces."""
-
-    def __init__(self, definition, parameters, config: Config, tokenizer: Tokenizer, mesh: Mesh, batch_tokens):
-        self.definition, self.parameters, self.config, self.mesh = definition, parameters, config, mesh
-        self.vocab_size = tokenizers.vocab_size(tokenizer)
-        self.isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
-        self.masked = config.train.objective == "masked"
-        self.batch_tokens = batch_tokens or config.batch_tokens
-        self.rows = attention_maps.rows_at_a_time(self.batch_tokens, mesh, config.model, config.context_length, WINDOWS)
-
-    @property
-    def place(self) -> int:
-        """The place whose prediction is looked at: the last, or where all is visible the middle, which is masked."""
-        return self.config.context_length // 2 if self.masked else self.config.context_length - 1
-
-    def inputs(self, windows_BM: np.ndarray) -> np.ndarray:
-        inputs_BL = windows_BM[:, :-1].copy()
-        if self.masked:
-            inputs_BL[:, self.place] = self.vocab_size
-        return inputs_BL
-
-    def targets(self, windows_BM: np.ndarray) -> np.ndarray:
-        return windows_BM[:, self.place] if self.masked else windows_BM[:, -1]
-
-    def predictions(self, text_BL: np.ndarray, place: int | None = None) -> np.ndarray:
-        """Gives log-probabilities_BV at a place; under the masked objective its own token is hidden there."""
-        place = self.place if place is None else place
-        mask = self.vocab_size if self.masked else None
-
-        def compute(part_BL: np.ndarray) -> jax.Array:
-            (put_BL,) = sharding.put_whole((part_BL,), self.mesh)
-            return _predictions_at(self.definition, self.mesh, self.isolate_at, place, mask, self.parameters, put_BL)
-
-        return self._by_parts(text_BL, compute)[:, : self.vocab_size]
-
-    def layers(self, inputs_BL: np.ndarray) -> list[Layer]:
-        compute = lambda part_BL: attention_maps.each_layer(
-            self.definition, self.parameters, part_BL, self.mesh, _summary, (), isolate_at=self.isolate_at
-        )
-        return [Layer(*layer) for layer in self._by_parts(inputs_BL, compute)]
-
-    def _by_parts(self, inputs_BL: np.ndarray, compute) -> Any:
-        parts = []
-        for first in range(0, len(inputs_BL), self.rows):
-            part_BL = inputs_BL[first : first + self.rows]
-            filling = np.repeat(part_BL[:1], self.rows - len(part_BL), axis=0)
-            results = compute(np.concatenate([part_BL, filling]))
-            parts.append(jax.tree.map(np.asarray, results))
-        return jax.tree.map(lambda *pieces: np.concatenate(pieces)[: len(inputs_BL)], *parts)
-
-
-@functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "place", "mask"))
-def _predictions_at(definition, mesh, isolate_at, place, mask, parameters, text_BL):
-    model = model_parameters.merge(definition, parameters)
-    inputs_BL = text_BL if mask is None else text_BL.at[:, place].set(mask)
-    with sharding.over(mesh):
-        x_BLD = model.hidden(inputs_BL, *text_layout(model.config, text_BL, isolate_at))
-    logits_BV = x_BLD[:, place].astype(jnp.float32) @ model.output_table.T
-    return jax.lax.with_sharding_constraint(jax.nn.log_softmax(logits_BV), NamedSharding(mesh, PartitionSpec()))
-
-
-def _summary(trace: Trace, tokens_BL: jax.Array) -> Layer:
-    maps, (batch, length) = trace.attention, tokens_BL.shape
-    visible_BLS = jnp.broadcast_to(maps.visible_BLS, (batch, length, length))
-    visible_BL = visible_BLS.sum(-1)
-    entropy_BHL = jax.scipy.special.entr(maps.weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
-    choosing_B1L = (visible_BL > 1)[:, None]
-    seen_B1LS = visible_BLS[:, None]
-    square = lambda x, *axes: jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis=axes))
-    before_BLD, after_BLD = (x.astype(jnp.float32) for x in (trace.before_BLD, trace.after_BLD))
-    norms_BL = jnp.linalg.norm(before_BLD, axis=-1) * jnp.linalg.norm(after_BLD, axis=-1)
-    units_BLF = trace.units_BLF.astype(jnp.float32)
-    return Layer(
-        jnp.mean(entropy_BHL, axis=(1, 2), where=choosing_B1L),
-        jnp.std(maps.logits_BHLS, axis=(1, 2, 3), where=seen_B1LS),
-        square(before_BLD, 1, 2),
-        square(after_BLD, 1, 2),
-        jnp.mean((before_BLD * after_BLD).sum(-1) / jnp.maximum(norms_BL, 1e-30), axis=1),
-        units_BLF.mean(axis=1),
-        jnp.square(units_BLF).mean(axis=1),
-    )
-
-
-def _windows(tokens: np.ndarray, length: int) -> np.ndarray:
-    starts = np.linspace(0, len(tokens) - length, min(WINDOWS, max(2, len(tokens) // length))).astype(int)
-    return np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
-
-
 def _unigram(train_tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """Gives log-probabilities of a model that knows frequencies alone, none of them zero."""
-    pieces = perplexity.stretches(train_tokens, 10_000_000, window=1)
-    counts_V = 1 + sum(np.bincount(piece, minlength=vocab_size) for piece in pieces)
+    counts_V = 1 + perplexity.token_counts(train_tokens, vocab_size)
     return np.log(counts_V / counts_V.sum())
 
 
-def _numbers(model: _Model, layers: list[Layer]) -> list[Finding]:
-    bad = int(_count_bad(model.parameters))
+def _numbers(model: Probe, layers: list[Layer]) -> list[Finding]:
+    bad = model.bad_parameters()
     largest = max(float(layer.after_B.max()) for layer in layers)
     kept = float(np.mean([layer.kept_B.mean() for layer in layers]))
     # Where no query has a choice, its entropy is none.
@@ -239,16 +114,11 @@ def _numbers(model: _Model, layers: list[Layer]) -> list[Finding]:
     ]
 
 
-@jax.jit
-def _count_bad(parameters: Parameters) -> jax.Array:
-    return sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(parameters))
-
-
-def _order(model: _Model, windows_BM: np.ndarray) -> list[Finding]:
+def _order(model: Probe, windows_BM: np.ndarray) -> list[Finding]:
     """Compares one model's predictions at one token, for the same other tokens in another order (topics 4 and B7)."""
     text_BL, place, draw = windows_BM[:, :-1], model.place, np.random.default_rng(0)
     orders = {name: text_BL.copy() for name in ("swapped", "reversed", "shuffled", "others")}
-    told = np.zeros(len(text_BL), bool)
+    told, pool = np.zeros(len(text_BL), bool), text_BL[text_BL != model.isolate_at]
     for row, tokens_L in enumerate(text_BL):
         moved = _movable(tokens_L, place, model.isolate_at)
         near = moved[moved < place][::-1]
@@ -259,7 +129,6 @@ def _order(model: _Model, windows_BM: np.ndarray) -> list[Finding]:
         orders["swapped"][row, list(pair)] = tokens_L[list(pair[::-1])]
         orders["reversed"][row, moved] = tokens_L[moved[::-1]]
         orders["shuffled"][row, moved] = tokens_L[draw.permutation(moved)]
-        pool = text_BL[text_BL != model.isolate_at]
         orders["others"][row, moved] = draw.choice(pool, len(moved))
     if not told.any():
         return []
@@ -303,7 +172,7 @@ def _movable(tokens_L: np.ndarray, place: int, isolate_at: int | None) -> np.nda
     return places_L[movable_L]
 
 
-def _leak(model: _Model, windows_BM: np.ndarray) -> list[Finding]:
+def _leak(model: Probe, windows_BM: np.ndarray) -> list[Finding]:
     """Changes what comes after a place: a model of the next token must not know it."""
     if model.masked:
         return []
@@ -327,7 +196,7 @@ def _leak(model: _Model, windows_BM: np.ndarray) -> list[Finding]:
     ]
 
 
-def _predictions(model: _Model, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[Finding]:
+def _predictions(model: Probe, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[Finding]:
     log_BV, targets_B = model.predictions(windows_BM[:, :-1]), model.targets(windows_BM)
     mean_V = np.log(np.maximum(np.exp(log_BV.astype(np.float64)).mean(axis=0), 1e-300))
     varies = float(np.mean(np.sum(np.exp(log_BV) * (log_BV - mean_V), axis=-1)))
@@ -351,7 +220,7 @@ def _predictions(model: _Model, windows_BM: np.ndarray, unigram_V: np.ndarray) -
         loss, unigram = -float(np.mean(log_BV[np.arange(len(log_BV)), targets_B])), -float(unigram_V[targets_B].mean())
         return [*findings, _against_unigram(loss, unigram)]
     nll_fn = perplexity.make_nll_fn(model.definition, model.parameters, model.mesh, isolate_at=model.isolate_at)
-    nll_BL = model._by_parts(windows_BM, lambda part_BM: nll_fn(part_BM[:, :-1], part_BM[:, 1:]))
+    nll_BL = model.by_parts(windows_BM, lambda part_BM: nll_fn(part_BM[:, :-1], part_BM[:, 1:]))
     against = _against_unigram(float(nll_BL.mean()), -float(unigram_V[windows_BM[:, 1:]].mean()))
     if nll_BL.shape[1] < 2:
         return [*findings, against]
@@ -383,11 +252,12 @@ def _against_unigram(loss: float, unigram: float) -> Finding:
             "optimizer.learning_rate far too high, or hardly trained",
             "model.residual=False",
             "other data than trained on",
+            "targets that are not shifted by one, or a label that leaked while it trained",
         ),
     )
 
 
-def _attention(model: _Model, layers: list[Layer]) -> list[Finding]:
+def _attention(model: Probe, layers: list[Layer]) -> list[Finding]:
     config = model.config.model
     factor = 1.0 if config.scale_attention else math.sqrt(config.head_width)
     deviations = ", ".join(f"{float(layer.logits_B.mean()):.2f}" for layer in layers)
@@ -428,7 +298,7 @@ def _attention(model: _Model, layers: list[Layer]) -> list[Finding]:
     ]
 
 
-def _dead(model: _Model, layers: list[Layer], train_tokens: np.ndarray) -> list[Finding]:
+def _dead(model: Probe, layers: list[Layer], train_tokens: np.ndarray) -> list[Finding]:
     shares = []
     for layer in layers:
         variance_F = (
@@ -436,7 +306,7 @@ def _dead(model: _Model, layers: list[Layer], train_tokens: np.ndarray) -> list[
         )
         deviation_F = np.sqrt(np.maximum(variance_F, 0))
         shares.append(float(np.mean(deviation_F <= STILL * np.median(deviation_F))))
-    few = train_tokens[: WINDOWS * model.config.context_length + 1]
+    few = train_tokens[: probe.WINDOWS * model.config.context_length + 1]
     importance_NH = pruning.importance(
         model.definition,
         model.parameters,

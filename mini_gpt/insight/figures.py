@@ -97,7 +97,7 @@ def post_ln() -> Figure:
     axes.set(
         xlabel="step", ylabel="training loss (nats a token)", title="12 layers, AdamW at 2e-3, with and without warm-up"
     )
-    _finish(axes)
+    length_curves.finish(axes)
     return figure
 
 
@@ -114,7 +114,7 @@ def head_count() -> Figure:
     axes.set_xticks(HEAD_COUNTS, [f"{heads} × {128 // heads}" for heads in HEAD_COUNTS])
     axes.set(xlabel="heads × width of a head", ylabel="validation loss (nats a token)")
     axes.set_title("The same 128 dimensions in more and more heads, 400 steps, one seed", fontsize=10)
-    _finish(axes)
+    length_curves.finish(axes)
     return figure
 
 
@@ -188,13 +188,6 @@ def _trained(config: str, fields: dict) -> list[dict]:
 def _smooth(losses: Sequence[float], width: int = 5) -> np.ndarray:
     padded = np.pad(np.asarray(losses), (width - 1, 0), mode="edge")
     return np.convolve(padded, np.ones(width) / width, mode="valid")
-
-
-def _finish(axes) -> None:
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9)
 
 
 def main() -> None:

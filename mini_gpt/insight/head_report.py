@@ -21,7 +21,6 @@ from mini_gpt.schema import Config
 TOKENS = 65_536  # that windows spread over the split have in all
 INDUCTION_ROWS = 32
 SHORTEST_REPEATED = 4  # tokens; in fewer, what followed is the token itself
-COUNTED_TOKENS = 10_000_000  # of the training split, for how rare a token is
 RARE = 0.05  # the rarest tokens, which make up this share of the text
 CLEAR = 0.5  # strength from which a score gives a head its label
 FEWEST = 50  # queries for that
@@ -138,8 +137,7 @@ def _is_delimiter(text: str) -> bool:
 
 def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """Says of each token whether it is among the rarest, which together make up RARE of a text."""
-    pieces = perplexity.stretches(tokens, COUNTED_TOKENS, window=1)
-    counts_V = sum(np.bincount(piece, minlength=vocab_size) for piece in pieces)
+    counts_V = perplexity.token_counts(tokens, vocab_size)
     order = np.argsort(counts_V, kind="stable")
     is_rare_V = np.zeros(vocab_size, bool)
     is_rare_V[order] = np.cumsum(counts_V[order]) <= RARE * counts_V.sum()

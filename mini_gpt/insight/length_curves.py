@@ -40,7 +40,7 @@ def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = 
         axes.axvline(trained, color="grey", linestyle="--", linewidth=1, zorder=0)
         axes.annotate("trained", (trained, 0), xycoords=("data", "axes fraction"), xytext=(3, 4),
                       textcoords="offset points", color="grey", fontsize=8)  # fmt: skip
-    _finish(axes)
+    finish(axes)
 
 
 def tick_labels(ticks: list[float], logarithmic: bool) -> list[str]:
@@ -72,7 +72,7 @@ def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list
     right.set_xlabel("tokens of context before the target")
     right.set_ylabel("loss (nats a token)")
     right.set_title("By position in the window")
-    _finish(right)
+    finish(right)
     return figure
 
 
@@ -108,7 +108,8 @@ def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.array([values[bins == n].mean() for n in numbers]) for values in (contexts, nll))
 
 
-def _finish(axes: Axes) -> None:
+def finish(axes: Axes) -> None:
+    """Gives axes the grid, frame and legend that all our curves have."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
+from mini_gpt.insight.length_curves import finish
 from mini_gpt.model import positions
 from mini_gpt.model.positions import Position
 from mini_gpt.model_schema import ModelConfig
@@ -20,13 +21,6 @@ def _grid(columns: int, *, rows: int = 1, width: float = 5.0, height: float = 3.
     if title:
         figure.suptitle(title)
     return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def _plain(axes: Axes, *, legend: bool = True) -> None:
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if legend and axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9)
 
 
 def table_of(encoding: Position, length: int, width: int) -> np.ndarray:
@@ -60,7 +54,7 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     waves.annotate("2π·base, which no pair reaches", (0, 2 * math.pi * encoding.base), xytext=(2, 4), color="grey",
                    textcoords="offset points", fontsize=8)  # fmt: skip
     waves.set(xlabel="dimension", ylabel="wavelength (tokens)", title="2π·base^(2i/width)")
-    _plain(waves)
+    finish(waves)
     return figure
 
 
@@ -87,7 +81,7 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
     added.fill_between(distance[:reach], low, high, color="C1", alpha=0.2, linewidth=0)
     added.set(xlabel="distance (tokens)", ylabel="cosine of two positions", title="Added to the embeddings")
     added.set_ylim(min(-0.3, low.min()), 1.45)
-    _plain(added)
+    finish(added)
     rope = positions.rope_frequencies(config.rope, config.rotated_width)
     inside.plot(
         distance, np.cos(np.outer(distance, rope)).mean(axis=1), color="C2", label="RoPE: score of equal vectors"
@@ -103,7 +97,7 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
     inside.axhline(1, color="grey", linestyle="--", linewidth=1, label="none")
     inside.set(xlabel="distance (tokens)", ylabel="relative to distance 0", title="Inside of attention")
     inside.set_ylim(-0.3, 1.6)
-    _plain(inside)
+    finish(inside)
     return figure
 
 
@@ -144,7 +138,7 @@ def rope(config: ModelConfig) -> Figure:
         score.plot(offsets, by_waves, color="C1", label=f"sinusoids added, key at {start}", **style)
     score.set(xlabel="offset of the query (tokens)", ylabel="score qᵀk", title="RoPE's depends on the offset alone")
     score.set_ylim(top=1.55 * score.get_ylim()[1])
-    _plain(score)
+    finish(score)
     score.legend(frameon=False, fontsize=7.5, ncols=2)
     return figure
 
@@ -158,7 +152,7 @@ def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int 
     for head, bias in enumerate(bias_BHLS[0, :, 0]):
         alibi.plot(distance, bias, label=f"head {head}: slope {encoding.slopes[head]:.4g}")
     alibi.set(xlabel="distance (tokens)", ylabel="bias", title="ALiBi: fixed, a slope a head", ylim=(-12, 0.5))
-    _plain(alibi)
+    finish(alibi)
     buckets = positions.t5_bucket(
         -jnp.asarray(distance),
         causal=True,
@@ -172,7 +166,7 @@ def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int 
         for head, of_bucket in enumerate(t5_table.T):
             t5.plot(distance, of_bucket[np.asarray(buckets)], drawstyle="steps-post", label=f"head {head}")
         t5.set(xlabel="distance to the left (tokens)", ylabel="bias", title="T5: learned, a bias a bucket and head")
-    _plain(t5)
+    finish(t5)
     return figure
 
 

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from mini_gpt.insight.length_curves import finish
+
 
 def pruning_figure(importance_NH: np.ndarray, rows: list[dict[str, Any]], *, title: str) -> Figure:
     """Gives importances as a grid (layers upwards) beside the curves, loss in nats a token."""
@@ -33,7 +35,5 @@ def pruning_figure(importance_NH: np.ndarray, rows: list[dict[str, Any]], *, tit
     right.set(
         xlabel="heads removed (%)", ylabel="loss (nats a token)", title="Loss without them, nothing trained again"
     )
-    right.grid(alpha=0.25)
-    right.spines[["top", "right"]].set_visible(False)
-    right.legend(frameon=False, fontsize=9)
+    finish(right)
     return figure

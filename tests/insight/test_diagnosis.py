@@ -11,7 +11,8 @@ from flax import nnx
 
 from mini_gpt import sharding, suites
 from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.insight import diagnosis
+from mini_gpt.insight import diagnosis, probe
+from mini_gpt.insight.probe import Probe
 from mini_gpt.model import MiniGPT
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.attention.masks import Mask
@@ -51,8 +52,8 @@ def drawn(small, tmp_path):
         definition, parameters = model_parameters.split(model)
         parameters = jax.tree.map(lambda leaf: 6 * leaf if leaf.ndim > 1 else leaf, parameters)
         mesh = sharding.make_reading_mesh(config)
-        checked = diagnosis._Model(definition, parameters, config, tokenizers.ByteTokenizer(), mesh, None)
-        return checked, diagnosis._windows(store.split("validation").tokens, 33), store.split("train").tokens
+        checked = Probe(definition, parameters, config, tokenizers.ByteTokenizer(), mesh, None)
+        return checked, probe.windows(store.split("validation").tokens, 33), store.split("train").tokens
 
     return make
 
