@@ -1,6 +1,7 @@
-"""The suites that look inside of a run: what its heads attend to."""
+"""The suites that look inside of a run: what its heads attend to, what they are worth, and what is wrong."""
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Iterable
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from mini_gpt.data import batches, tokenizers
 from mini_gpt.errors import UserError
-from mini_gpt.evaluation import progress
+from mini_gpt.evaluation import perplexity, progress, task_accuracy
 from mini_gpt.insight import diagnosis, head_figure, head_report, pruning, pruning_figure
 from mini_gpt.insight.explorer import page as explorer
 from mini_gpt.insight.probe import Probe
@@ -27,7 +29,7 @@ def check_text(trained: Config, request: Request) -> None:
     """Raises UserError where a run has no text."""
     del request
     if trained.data.is_task:
-        raise UserError(f"--suite: this one reads text; {trained.data.corpus} has none: use --suite=tasks")
+        raise UserError(f"--suite: diagnose needs text; {trained.data.corpus} has none: use --suite=tasks")
 
 
 def _tokens(run: Run, split: str) -> np.ndarray:
@@ -39,6 +41,23 @@ def _tokens(run: Run, split: str) -> np.ndarray:
     return tokens
 
 
+def _rows(run: Run, split: str) -> head_report.Rows:
+    """Gives windows spread over a split, or a task's problems, of about head_report.TOKENS tokens."""
+    length = run.config.context_length
+    if not run.config.data.is_task:
+        return head_report.rows_of_text(_tokens(run, split), run.tokenizer, length)
+    problems = _problems(run, split, head_report.TOKENS)
+    inputs_BL = batches.problem_batch(problems, run.config, run.tokenizer, length)["inputs"]
+    return head_report.rows_of_problems(inputs_BL, run.tokenizer)
+
+
+def _problems(run: Run, split: str, tokens: int) -> list[tuple[str, str]]:
+    """Gives problems whose rows have about so many tokens. Raises UserError where there is no room for them."""
+    check_length(run.config.model, run.config.context_length)
+    batches.check_fits(run.config)
+    return run.problems(split, max(1, tokens // run.config.context_length))
+
+
 def _check_finite(run: Run, values: Iterable[float]) -> None:
     if not all(map(math.isfinite, values)):
         raise UserError(f"{run.workdir}: the model of step {run.step} gives no finite numbers; see --suite=diagnose")
@@ -46,16 +65,21 @@ def _check_finite(run: Run, values: Iterable[float]) -> None:
 
 def report_heads(run: Run, request: Request) -> dict[str, Any]:
     """Says of each head what it attends to, over many texts of a split."""
-    tokens, length = _tokens(run, request.split), run.config.context_length
-    with progress.shown("head report", head_report.cost(len(tokens), length)) as advance:
+    texts = _rows(run, request.split)
+    if run.config.data.is_task:
+        train_BL = _rows(run, "train").tokens_BL
+        train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
+    else:
+        train_tokens = run.store.split("train").tokens
+    with progress.shown("head report", head_report.cost(texts)) as advance:
         heads = head_report.head_report(
             run.definition,
             run.parameters,
             run.config,
             run.tokenizer,
             run.mesh,
-            tokens,
-            run.store.split("train").tokens,
+            texts,
+            train_tokens,
             batch_tokens=run.batch_tokens,
             advance=advance,
         )
@@ -63,7 +87,7 @@ def report_heads(run: Run, request: Request) -> dict[str, Any]:
     return {
         "checkpoint_step": run.step,
         "split": request.split,
-        "context_length": length,
+        "context_length": run.config.context_length,
         "overrides": run.overrides,
         "heads": heads,
         "by_depth": head_report.by_depth(heads),
@@ -96,15 +120,31 @@ def printed_heads(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def measure_pruning(run: Run, request: Request) -> dict[str, Any]:
     """Measures each head's importance on the training split, and on the other the loss as heads are removed."""
-    tokens, train_tokens = (_tokens(run, split) for split in (request.split, "train"))
-    model = run.config.model
-    with progress.shown("pruning", pruning.cost(model.num_layers * model.num_heads)) as advance:
+    config, vocab_size = run.config, len(run.tokenizer.token_bytes)
+    per_batch = perplexity.rows_at_a_time(run.batch_tokens, run.mesh, config.context_length)
+    model, what = (
+        (run.definition, run.parameters, config),
+        f"pruning {config.model.num_layers * config.model.num_heads}",
+    )
+    with progress.shown(f"{what} heads", pruning.cost(config.model.num_layers * config.model.num_heads)) as advance:
         options = {"batch_tokens": run.batch_tokens, "advance": advance}
-        vocab_size = len(run.tokenizer.token_bytes)
-        model_and_config = (run.definition, run.parameters, run.config)
-        importance_NH = pruning.importance(*model_and_config, train_tokens, vocab_size, run.mesh, **options)
+        if config.data.is_task:
+            asked = _problems(run, request.split, pruning.SCORED_TOKENS)
+            train = _problems(run, "train", pruning.IMPORTANCE_TOKENS)
+            texts = pruning.problem_batches(train, config, run.tokenizer, per_batch)
+            score = functools.partial(
+                task_accuracy.accuracy, *model, run.tokenizer, run.mesh, asked, config.context_length, **options
+            )
+        else:
+            tokens, train = (_tokens(run, split) for split in (request.split, "train"))
+            texts = pruning.text_batches(train, config, vocab_size, per_batch)
+            options |= {"most_tokens": pruning.SCORED_TOKENS}
+            score = functools.partial(
+                perplexity.score_split, *model, tokens, run.tokenizer.token_bytes, run.mesh, **options
+            )
+        importance_NH = pruning.importance(*model, texts, vocab_size, run.mesh, advance=advance)
         _check_finite(run, importance_NH.flat)
-        rows = pruning.curves(*model_and_config, importance_NH, tokens, run.tokenizer.token_bytes, run.mesh, **options)
+        rows = pruning.curves(importance_NH, lambda mask_NH: score(head_mask_NBH=mask_NH[:, None]).nll)
     _check_finite(run, (row["nll"] for row in rows))
     return {
         "checkpoint_step": run.step,

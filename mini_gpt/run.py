@@ -5,11 +5,12 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 from flax import nnx
 
 from mini_gpt import config as configs
 from mini_gpt import devices, files, sharding
-from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.data import batches, corpora, tasks, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
@@ -72,6 +73,22 @@ class Run:
                 f"data.corpus: found {self.config.data.corpus}, which has no text to score; use --suite=tasks"
             )
         return token_store.open_store(self.corpus, self.config.data, self.tokenizer)
+
+    def problems(self, split: str, count: int) -> list[tuple[str, str]]:
+        """Gives up to so many different problems of the run's task, (question, answer), of the lengths trained on."""
+        data = self.config.data
+        shortest = tasks.find(data.corpus).shortest
+        return tasks.different(data.corpus, split, count, shortest=shortest, longest=data.task_length)
+
+    def opening(self, split: str, most: int) -> np.ndarray:
+        """Gives up to so many tokens as the model reads them: the start of a split, or of a task one long problem."""
+        data = self.config.data
+        if not data.is_task:
+            return np.asarray(self.store.split(split).tokens[:most], np.int32)
+        batches.check_fits(self.config)
+        problem = tasks.problem(data.corpus, split, 0, 0, shortest=data.task_length, longest=data.task_length)
+        inputs_BL = batches.problem_batch([problem], self.config, self.tokenizer, self.config.context_length)["inputs"]
+        return inputs_BL[inputs_BL != tokenizers.separator(self.tokenizer)][:most]
 
     def _check_overrides(self) -> None:
         for name in self.overrides:

@@ -75,14 +75,7 @@ class TaskBatches:
     """
 
     def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: Sequence[int] | None = None):
-        data = config.data
-        tasks.check_length(data.corpus, "data.task_length", data.task_length)
-        needed = row_length(config, data.task_length)
-        if needed > config.context_length:
-            raise UserError(
-                f"context_length: found {config.context_length}; {data.corpus} with "
-                f"data.task_length={data.task_length} needs at least {needed}"
-            )
+        check_fits(config)
         tokenizer.encode(tasks.ALPHABET)  # another run's tokenizer need not have it
         self.config = config
         self.tokenizer = tokenizer
@@ -94,6 +87,18 @@ class TaskBatches:
         lengths = {"shortest": tasks.find(config.data.corpus).shortest, "longest": config.data.task_length}
         problems = [tasks.problem(config.data.corpus, "train", config.seed, place, **lengths) for place in places]
         return problem_batch(problems, config, self.tokenizer, config.context_length)
+
+
+def check_fits(config: Config) -> None:
+    """Raises UserError where the task has no problems of the length that the config names, or the context no room."""
+    data = config.data
+    tasks.check_length(data.corpus, "data.task_length", data.task_length)
+    needed = row_length(config, data.task_length)
+    if needed > config.context_length:
+        raise UserError(
+            f"context_length: found {config.context_length}; {data.corpus} with "
+            f"data.task_length={data.task_length} needs at least {needed}"
+        )
 
 
 def row_length(config: Config, length: int) -> int:

@@ -69,10 +69,12 @@ def accuracy(
     *,
     batch_tokens: int | None = None,
     advance: Advance = progress.silent,
+    head_mask_NBH: np.ndarray | None = None,
 ) -> TaskScore:
     """Scores problems, (question, answer), in rows of `length` inputs.
 
     batch_tokens: how many go through the model at a time, as in training unless given; `advance` is told of them.
+    head_mask_NBH: the model's, its batch axis 1.
     """
     isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
     masked = config.train.objective == "masked"
@@ -85,7 +87,9 @@ def accuracy(
         batch = batches.problem_batch(filled, config, tokenizer, length)
         numbers_B = np.arange(first, first + rows, dtype=np.int32)
         put = sharding.put_whole((batch["inputs"], batch["targets"], numbers_B), mesh)
-        nll_BL, likeliest_BL = map(np.asarray, _predict(definition, mesh, isolate_at, masked, parameters, *put))
+        nll_BL, likeliest_BL = map(
+            np.asarray, _predict(definition, mesh, isolate_at, masked, parameters, head_mask_NBH, *put)
+        )
         counts_BL = batch["weights"] > 0
         counts_BL[len(part) :] = False
         right_BL = likeliest_BL == batch["targets"]
@@ -100,13 +104,13 @@ def accuracy(
 
 
 @functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "masked"))
-def _predict(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL, numbers_B):
+def _predict(definition, mesh, isolate_at, masked, parameters, head_mask_NBH, inputs_BL, targets_BL, numbers_B):
     model = model_parameters.merge(definition, parameters)
     # Random positions by the problem's number: by the first token, as a text's, they would be a few draws for them all.
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
     layout = text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at, keys_B)
     with sharding.over(mesh):
-        logits_BLV = model(inputs_BL, *layout)
+        logits_BLV = model(inputs_BL, *layout, head_mask_NBH=head_mask_NBH)
     predicted = losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
     return jax.lax.with_sharding_constraint(predicted, NamedSharding(mesh, PartitionSpec()))
 

@@ -306,16 +306,10 @@ def _dead(model: Probe, layers: list[Layer], train_tokens: np.ndarray) -> list[F
         )
         deviation_F = np.sqrt(np.maximum(variance_F, 0))
         shares.append(float(np.mean(deviation_F <= STILL * np.median(deviation_F))))
-    few = train_tokens[: probe.WINDOWS * model.config.context_length + 1]
-    importance_NH = pruning.importance(
-        model.definition,
-        model.parameters,
-        model.config,
-        few,
-        model.vocab_size,
-        model.mesh,
-        batch_tokens=model.batch_tokens,
-    )
+    few, config = train_tokens[: probe.WINDOWS * model.config.context_length + 1], model.config
+    rows = perplexity.rows_at_a_time(model.batch_tokens, model.mesh, config.context_length)
+    texts = pruning.text_batches(few, config, model.vocab_size, rows)
+    importance_NH = pruning.importance(model.definition, model.parameters, config, texts, model.vocab_size, model.mesh)
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
     dead = [f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD))]
     return [

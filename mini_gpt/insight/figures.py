@@ -131,9 +131,10 @@ def maps(runs: Sequence[Run]) -> Figure:
     figure.suptitle("The same text, attention averaged over the heads")
     panels = figure.subplots(len(runs), layers, squeeze=False)
     for line, run in zip(panels, runs, strict=True):
-        tokens = np.asarray(runs[0].store.split("validation").tokens[:MAPPED], np.int32)
-        text = runs[0].tokenizer.decode(tokens)
-        tokens_BL = run.tokenizer.encode(text)[None, :MAPPED].astype(np.int32).repeat(sharding.shards(run.mesh), axis=0)
+        tokens = runs[0].opening("validation", MAPPED)
+        if run.tokenizer.to_dict() != runs[0].tokenizer.to_dict():
+            tokens = run.tokenizer.encode(runs[0].tokenizer.decode(tokens))[:MAPPED].astype(np.int32)
+        tokens_BL = tokens[None].repeat(sharding.shards(run.mesh), axis=0)
         found = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh, isolate_at=run.isolate_at)
         for layer, axes in enumerate(line):
             letters = [run.tokenizer.decode([token]).replace("\n", "⏎") for token in tokens_BL[0]]
@@ -163,7 +164,7 @@ def of_run(run: Run) -> dict[str, Figure]:
     table_PD = _whole(run, run.parameters["positions"]["learned"]["embedding"]) if "learned" in names else None
     drawn["similarity"] = position_figures.similarity(config, table_PD)
     if names & {"learned", "sinusoidal"}:
-        tokens = np.asarray(run.store.split("validation").tokens[:MAPPED])
+        tokens = run.opening("validation", MAPPED)
         factor = config.d_model**0.5 if config.scale_embeddings else 1
         x_LD = factor * _whole(run, run.parameters["embedding"])[tokens]
         if table_PD is None:

@@ -13,7 +13,7 @@ MIXED, GLOBAL = "#d8d8d8", "#b3cde3"
 
 def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
     """Gives the grid of labels (layers upwards, heads across) beside the strengths, a line a head."""
-    kinds = [kind for kind in rows[0]["kinds"] if any(row["kinds"][kind]["queries"] for row in rows)]
+    kinds = [kind for kind, values in rows[0]["kinds"].items() if values["queries"]] or list(rows[0]["kinds"])
     layers, heads = (1 + max(row[axis] for row in rows) for axis in ("layer", "head"))
     height = max(4.2, 1.8 + 0.2 * len(rows), 1.8 + 0.75 * layers)
     figure = Figure(figsize=(3.5 + 1.15 * heads + 0.55 * len(kinds), height), layout="constrained")

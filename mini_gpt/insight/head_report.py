@@ -1,8 +1,8 @@
 """What each head of a model attends to, over many texts: scores for every kind of head, a label, a strong pair."""
 
 import unicodedata
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax import nnx
@@ -18,7 +18,7 @@ from mini_gpt.model.gpt import Trace
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.schema import Config
 
-TOKENS = 65_536  # that windows spread over the split have in all
+TOKENS = 65_536  # that the rows have in all
 INDUCTION_ROWS = 32
 SHORTEST_REPEATED = 4  # tokens; in fewer, what followed is the token itself
 RARE = 0.05  # the rarest tokens, which make up this share of the text
@@ -28,6 +28,32 @@ EVEN = 0.9  # entropy over that of even attention, from which a head without ano
 AROUND = 12  # tokens of text shown before each token of a pair
 NONE_ASKED = {"score": None, "chance": None, "strength": None, "queries": 0}
 IMPLIED = {"local window": ("previous token", "next token", "self")}  # what is clear by a narrower kind
+
+
+class Rows(NamedTuple):
+    """What a model reads while its heads are looked at.
+
+    counts_BL: which queries count, filling left out. relations(rows): templates_BLS of what belongs together in them by
+    syntax and reference, by kind.
+    """
+
+    tokens_BL: np.ndarray
+    counts_BL: np.ndarray
+    relations: Callable[[slice], dict[str, np.ndarray]]
+
+
+def rows_of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int) -> Rows:
+    """Gives windows at even distances over a split, with the syntax and references of what parses as Python."""
+    starts = windows(tokens, length)
+    tokens_BL = np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
+    related = _relations(tokens, tokenizer, starts, length)
+    relations = lambda rows: {kind: related(kind, starts[rows]) for kind in python_source.KINDS}
+    return Rows(tokens_BL, np.ones(tokens_BL.shape, bool), relations)
+
+
+def rows_of_problems(inputs_BL: np.ndarray, tokenizer: Tokenizer) -> Rows:
+    """Gives a task's problems, as the model reads them: what they are filled up with does not count."""
+    return Rows(inputs_BL, inputs_BL != tokenizers.separator(tokenizer), lambda rows: {})
 
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
@@ -42,7 +68,7 @@ def head_report(
     config: Config,
     tokenizer: Tokenizer,
     mesh: Mesh,
-    tokens: np.ndarray,
+    texts: Rows,
     train_tokens: np.ndarray,
     *,
     batch_tokens: int | None = None,
@@ -56,49 +82,51 @@ def head_report(
     queries or more, else global where attention is even, else mixed; `also` holds the others. pair: the largest weight
     on another token, with its text.
 
-    tokens: the split whose text is read, in windows of the context length; `train_tokens` tell how rare a token is.
-    Induction is measured on repeated random tokens, syntax and reference on what parses as Python.
+    train_tokens: tell how rare a token is. Induction is measured on repeated random tokens, all else on the texts. A
+    model of the masked objective sees them whole, as in Clark et al. (2019).
     """
-    length = config.context_length
+    tokens_BL, length = texts.tokens_BL, config.context_length
     isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
     is_delimiter_V, is_rare_V = delimiters(tokenizer), rare(train_tokens, tokenizers.vocab_size(tokenizer))
-    starts = windows(tokens, length)
-    rows = attention_maps.rows_at_a_time(batch_tokens or config.batch_tokens, mesh, config.model, length, len(starts))
-    related = _relations(tokens, tokenizer, starts, length)
+    rows = attention_maps.rows_at_a_time(
+        batch_tokens or config.batch_tokens, mesh, config.model, length, len(tokens_BL)
+    )
     sums, kinds, best = None, (), None
-    for first in range(0, len(starts), rows):
-        some = starts[first : first + rows]
-        tokens_BL = np.stack([tokens[start : start + length] for start in some]).astype(np.int32)
-        opens_BL = np.arange(length) == np.zeros((len(some), 1), int)
+    for first in range(0, len(tokens_BL), rows):
+        some = slice(first, min(first + rows, len(tokens_BL)))
+        some_BL, counts_BL = tokens_BL[some], texts.counts_BL[some]
+        opens_BL = np.arange(length) == np.zeros((len(some_BL), 1), int)
         if isolate_at is not None:
-            opens_BL = opens_BL | (tokens_BL == isolate_at)
+            opens_BL = opens_BL | (some_BL == isolate_at)
         templates = head_scores.positional_templates(length, opens_BL, causal=config.model.causal)
-        templates |= head_scores.token_templates(tokens_BL, is_delimiter_V, is_rare_V)
-        templates |= {kind: related(kind, some) for kind in python_source.KINDS}
+        templates |= head_scores.token_templates(some_BL, is_delimiter_V, is_rare_V)
+        templates |= texts.relations(some)
         kinds = tuple(templates)
-        layers = _sums(definition, parameters, mesh, tokens_BL, templates, rows, isolate_at)
-        best = _stronger(best, layers, tokens_BL, first)
+        layers = _sums(definition, parameters, mesh, some_BL, counts_BL, templates, rows, isolate_at)
+        best = _stronger(best, layers, some_BL, first)
         sums = _added(sums, layers)
-        advance(len(some) * length)
+        advance(some_BL.size)
     induced = [None] * len(sums)
     if length >= SHORTEST_REPEATED:
         induced = None
         random_BL = head_scores.repeated_tokens(tokenizers.vocab_size(tokenizer), length, INDUCTION_ROWS, seed=0)
         for first in range(0, len(random_BL), rows):
             some_BL = random_BL[first : first + rows]
-            templates = head_scores.induction_template(some_BL)
-            induced = _added(induced, _sums(definition, parameters, mesh, some_BL, templates, rows, isolate_at))
+            templates, counts_BL = head_scores.induction_template(some_BL), np.ones(some_BL.shape, bool)
+            layers = _sums(definition, parameters, mesh, some_BL, counts_BL, templates, rows, isolate_at)
+            induced = _added(induced, layers)
             advance(some_BL.size)
     return [
-        _row(layer, head, kinds, text, random, _pair(best[layer][head], tokens, starts, length, tokenizer))
+        _row(layer, head, kinds, text, random, _pair(best[layer][head], tokens_BL, tokenizer))
         for layer, (text, random) in enumerate(zip(sums, induced, strict=True))
         for head in range(len(text.entropy_H))
     ]
 
 
-def cost(num_tokens: int, length: int) -> int:
+def cost(texts: Rows) -> int:
     """Gives the tokens that a report puts through the model."""
-    return (max(1, min(TOKENS // length, num_tokens // length)) + INDUCTION_ROWS) * length
+    rows, length = texts.tokens_BL.shape
+    return (rows + INDUCTION_ROWS) * length
 
 
 def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -125,9 +153,10 @@ def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def delimiters(tokenizer: Tokenizer) -> np.ndarray:
-    """Says of each token whether it is punctuation or a line's end and nothing else, or the separator."""
+    """Says of each token whether it is punctuation or a line's end and nothing else, or the separator; last, False for
+    what hides a token from the masked objective."""
     texts = (tokenizer.decode([token]) for token in range(tokenizers.separator(tokenizer)))
-    return np.array([*map(_is_delimiter, texts), True])
+    return np.array([*map(_is_delimiter, texts), True, False])
 
 
 def _is_delimiter(text: str) -> bool:
@@ -136,10 +165,10 @@ def _is_delimiter(text: str) -> bool:
 
 
 def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Says of each token whether it is among the rarest, which together make up RARE of a text."""
+    """Says of each token whether it is among the rarest, which together make up RARE of a text; False as the last."""
     counts_V = perplexity.token_counts(tokens, vocab_size)
     order = np.argsort(counts_V, kind="stable")
-    is_rare_V = np.zeros(vocab_size, bool)
+    is_rare_V = np.zeros(vocab_size + 1, bool)
     is_rare_V[order] = np.cumsum(counts_V[order]) <= RARE * counts_V.sum()
     return is_rare_V
 
@@ -187,13 +216,13 @@ def _documents(tokens: np.ndarray, separator: int, starts: np.ndarray, length: i
             yield int(begins[number]), np.asarray(tokens[begins[number] : ends[number]])
 
 
-def _sums(definition, parameters, mesh, tokens_BL, templates, rows, isolate_at) -> list[HeadSums]:
+def _sums(definition, parameters, mesh, tokens_BL, counts_BL, templates, rows, isolate_at) -> list[HeadSums]:
     """Gives each layer's sums; fills the batch up with rows that count nothing, so that programs see one shape."""
     missing = rows - len(tokens_BL)
     templates_BTLS = np.stack(list(templates.values()), axis=1)
     if missing:
         tokens_BL = np.concatenate([tokens_BL, np.repeat(tokens_BL[:1], missing, axis=0)])
-    counts_B = np.arange(rows) < rows - missing
+    counts_BL = np.pad(counts_BL, ((0, missing), (0, 0)))
     templates_BTLS = np.pad(templates_BTLS, ((0, missing), (0, 0), (0, 0), (0, 0)))
     return attention_maps.each_layer(
         definition,
@@ -201,7 +230,7 @@ def _sums(definition, parameters, mesh, tokens_BL, templates, rows, isolate_at) 
         tokens_BL,
         mesh,
         _head_sums,
-        (templates_BTLS, counts_B),
+        (templates_BTLS, counts_BL),
         isolate_at=isolate_at,
     )
 
@@ -239,10 +268,10 @@ def _stronger(best, layers: list[HeadSums], tokens_BL: np.ndarray, first: int) -
     return found
 
 
-def _pair(best: tuple, tokens: np.ndarray, starts: np.ndarray, length: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    weight, window, place = best
-    query, key = divmod(place, length)
-    text = tokens[starts[window] : starts[window] + length]
+def _pair(best: tuple, tokens_BL: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
+    weight, row, place = best
+    query, key = divmod(place, tokens_BL.shape[1])
+    text = tokens_BL[row]
 
     def shown(token: int) -> dict[str, str]:
         return {

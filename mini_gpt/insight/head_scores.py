@@ -37,10 +37,10 @@ class HeadSums(NamedTuple):
     strongest_place_BH: jax.Array
 
 
-def head_sums(maps: AttentionMaps, tokens_BL: jax.Array, templates_BTLS: jax.Array, counts_B: jax.Array) -> HeadSums:
-    """Sums what the heads of a layer do over the queries of the rows that count."""
+def head_sums(maps: AttentionMaps, tokens_BL: jax.Array, templates_BTLS: jax.Array, counts_BL: jax.Array) -> HeadSums:
+    """Sums what the heads of a layer do over the queries that count."""
     weights_BHLS, (_, length) = maps.weights_BHLS, tokens_BL.shape
-    visible_BLS = maps.visible_BLS & counts_B[:, None, None]
+    visible_BLS = maps.visible_BLS & counts_BL[..., None]
     visible_BL = visible_BLS.sum(-1)
     of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
     of_kind_BTL = of_kind_BTLS.sum(-1)

@@ -3,7 +3,7 @@
 what holds for another is what is measured here."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mini_gpt import output_loss, sharding
 from mini_gpt.data import batches
 from mini_gpt.data.batches import Batch
-from mini_gpt.errors import UserError
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.model import parameters as model_parameters
@@ -33,29 +33,23 @@ def importance(
     definition: nnx.GraphDef,
     parameters: Parameters,
     config: Config,
-    tokens: np.ndarray,
+    texts: Iterable[tuple[int, Batch]],
     vocab_size: int,
     mesh: Mesh,
     *,
-    batch_tokens: int | None = None,
     advance: Advance = progress.silent,
 ) -> np.ndarray:
     """Gives each head's importance_NH in nats a token, float64: the mean over texts of |∂loss/∂mask| where nothing is
-    masked (Michel et al. 2019, eq. 2), a text being a window of the context length."""
+    masked (Michel et al. 2019, eq. 2). texts: (rows that count, batch), a row being a text; one at least."""
     isolate_at = vocab_size - 1 if config.data.isolate_documents else None
     masked = config.train.objective == "masked"
-    rows = perplexity.rows_at_a_time(batch_tokens or config.batch_tokens, mesh, config.context_length)
     total_NH, count = 0.0, 0
-    for filled, batch in _text_batches(tokens, config, vocab_size, rows):
+    for filled, batch in texts:
         put = sharding.put_whole((batch["inputs"], batch["targets"], batch["weights"]), mesh)
         gradient_NBH = np.asarray(_mask_gradient(definition, mesh, isolate_at, masked, parameters, *put))
         total_NH = total_NH + np.abs(gradient_NBH[:, :filled].astype(np.float64)).sum(axis=1)
         count += filled
         advance(batch["inputs"].size)
-    if not count:
-        raise UserError(
-            f"data.corpus: the train split has {len(tokens)} tokens; the importance of heads needs a window"
-        )
     return total_NH / count
 
 
@@ -76,19 +70,8 @@ def counts(num_heads: int) -> list[int]:
     return sorted({round(share * num_heads) for share in np.linspace(0, 1, min(MOST_POINTS, num_heads) + 1)})
 
 
-def curves(
-    definition: nnx.GraphDef,
-    parameters: Parameters,
-    config: Config,
-    importance_NH: np.ndarray,
-    tokens: np.ndarray,
-    token_bytes: np.ndarray,
-    mesh: Mesh,
-    *,
-    batch_tokens: int | None = None,
-    advance: Advance = progress.silent,
-) -> list[dict[str, Any]]:
-    """Gives a row for each order, seed and number of removed heads: the loss on a fixed sample, nats a token."""
+def curves(importance_NH: np.ndarray, loss: Callable[[np.ndarray], float]) -> list[dict[str, Any]]:
+    """Gives a row for each order, seed and number of removed heads: loss(mask_NH), in nats a token."""
     layers, heads = importance_NH.shape
     orders = [("importance", None, removal_order(importance_NH))]
     orders += [("random", seed, random_order(layers, heads, seed)) for seed in range(SEEDS)]
@@ -100,19 +83,7 @@ def curves(
             for head in order[:removed]:
                 mask_NH[head] = 0
             if mask_NH.tobytes() not in known:
-                score = perplexity.score_split(
-                    definition,
-                    parameters,
-                    config,
-                    tokens,
-                    token_bytes,
-                    mesh,
-                    most_tokens=SCORED_TOKENS,
-                    batch_tokens=batch_tokens,
-                    advance=advance,
-                    head_mask_NBH=mask_NH[:, None],
-                )
-                known[mask_NH.tobytes()] = score.nll
+                known[mask_NH.tobytes()] = loss(mask_NH)
             share = removed / (layers * heads)
             rows.append(
                 {"order": name, "seed": seed, "removed": removed, "share": share, "nll": known[mask_NH.tobytes()]}
@@ -125,7 +96,7 @@ def cost(num_heads: int) -> int:
     return IMPORTANCE_TOKENS + (2 + (1 + SEEDS) * (len(counts(num_heads)) - 2)) * SCORED_TOKENS
 
 
-def _text_batches(tokens: np.ndarray, config: Config, vocab_size: int, rows: int) -> Iterator[tuple[int, Batch]]:
+def text_batches(tokens: np.ndarray, config: Config, vocab_size: int, rows: int) -> Iterator[tuple[int, Batch]]:
     """Yields (rows that count, batch) of windows spread over a stream, with the targets of the run's objective."""
     length = config.context_length
     for piece in perplexity.stretches(tokens, IMPORTANCE_TOKENS, length):
@@ -139,6 +110,16 @@ def _text_batches(tokens: np.ndarray, config: Config, vocab_size: int, rows: int
             windows_BM = np.stack([piece[start : start + length + 1] for start in filled]).astype(np.int32)
             weights_BL = np.ones((rows, length), np.float32)
             yield len(some), {"inputs": windows_BM[:, :-1], "targets": windows_BM[:, 1:], "weights": weights_BL}
+
+
+def problem_batches(
+    problems: list[tuple[str, str]], config: Config, tokenizer: Tokenizer, rows: int
+) -> Iterator[tuple[int, Batch]]:
+    """Yields (rows that count, batch) of a task's problems, (question, answer)."""
+    for first in range(0, len(problems), rows):
+        some = problems[first : first + rows]
+        filled = some + some[:1] * (rows - len(some))
+        yield len(some), batches.problem_batch(filled, config, tokenizer, config.context_length)
 
 
 @functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "masked"))

@@ -25,6 +25,11 @@ V, L = 9, 16  # eight letters and the separator; a one-hot for each place
 D = V + L + V + 1  # what stands in the residual stream: the token, its place, the token before; and one to divide by 5
 
 
+@pytest.fixture(autouse=True)
+def few_tokens(monkeypatch):
+    monkeypatch.setattr(head_report, "TOKENS", 6144)
+
+
 @pytest.fixture
 def by_hand(small):
     """Gives config and parameters of a model of two layers and five heads: in the first layer head 3 looks at the token
@@ -74,7 +79,8 @@ def test_A9_the_heads_of_a_model_made_by_hand_to_do_induction_are_found(by_hand)
     tokenizer = CharacterTokenizer("abcdefgh")
     tokens = np.random.default_rng(0).integers(0, V - 1, 4000).astype(np.uint16)
     mesh = sharding.make_reading_mesh(config)
-    rows = head_report.head_report(definition, parameters, config, tokenizer, mesh, tokens, tokens)
+    texts = head_report.rows_of_text(tokens, tokenizer, L)
+    rows = head_report.head_report(definition, parameters, config, tokenizer, mesh, texts, tokens)
     labels = {(row["layer"], row["head"]): row["label"] for row in rows}
     assert len(labels) == 10 and labels.pop((0, 3)) == "previous token" and labels.pop((1, 1)) == "induction"
     assert set(labels.values()) == {"global"}
@@ -184,17 +190,49 @@ def test_what_can_not_be_reported_ends_in_one_line(small, tmp_path):
     assert suites.evaluate(run, "diagnose", Request())["most_likely"] == "a step with bad numbers was taken"
 
 
-def test_a_task_and_a_sweep_are_refused(small, tmp_path, monkeypatch):
-    config = {
-        "data__corpus": "task:copy",
-        "data__tokenizer": "characters",
-        "data__path": None,
-        "data__task_length": 4,
-        "data__cache_dir": str(tmp_path),
-    }
-    loop.train(small(train__steps=1, **config), tmp_path / "run", conclude=False)
-    line = type_in(monkeypatch, "eval.py", f"--workdir={tmp_path}/run", "--suite=heads")
-    assert line == "error: --suite: this one reads text; task:copy has none: use --suite=tasks"
+TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
+
+
+@pytest.mark.parametrize("objective", ["next_token", "masked"])
+def test_what_heads_do_with_a_tasks_problems_is_told_without_what_fills_them_up(small, tmp_path, objective):
+    fields = {"train__objective": objective, "model__causal": objective == "next_token", "context_length": 12}
+    fields |= {"data__isolate_documents": objective == "masked"}
+    loop.train(small(train__steps=1, model__position="rope", **TASK, **fields), tmp_path, conclude=False)
+    run = Run(tmp_path)
+    found = suites.evaluate(run, "heads", Request())["heads"][1]
+    problems = [f"{question}={answer}\n" for question, answer in run.problems("validation", head_report.TOKENS // 12)]
+    tokens_BL = np.full((len(problems), 12), tokenizers.separator(run.tokenizer), np.int32)
+    for row, text in enumerate(problems):
+        kept = text if objective == "next_token" else text.split("=")[0] + "="
+        tokens_BL[row, : len(kept)] = run.tokenizer.encode(kept)
+        if objective == "masked":
+            tokens_BL[row, len(kept) : len(text)] = len(run.tokenizer.token_bytes)
+    (maps,) = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh, isolate_at=run.isolate_at)
+    weights_BLS = maps.weights_BHLS[:, 1]
+    before, queries, distance, choosing = 0.0, 0, 0.0, 0
+    for weights_LS, text in zip(weights_BLS, problems, strict=True):
+        for query in range(1 if objective == "next_token" else 0, len(text)):
+            distance += sum(abs(query - key) * weights_LS[query, key] for key in range(12))
+            choosing += 1
+            if query:
+                before += weights_LS[query, query - 1]
+                queries += 1
+    assert len(problems) == len(weights_BLS) == 512
+    assert found["kinds"]["previous token"]["queries"] == queries
+    assert found["kinds"]["previous token"]["score"] == pytest.approx(before / queries, rel=1e-4)
+    assert found["distance"] == pytest.approx(distance / choosing, rel=1e-4)
+    assert "matching bracket" not in found["kinds"]
+
+
+def test_a_context_without_room_for_a_problem_is_refused(small, tmp_path, monkeypatch):
+    loop.train(small(train__steps=1, context_length=12, **TASK), tmp_path, conclude=False)
+    for suite in ("heads", "pruning", "figures", "explorer"):
+        arguments = [f"--workdir={tmp_path}", f"--suite={suite}", "--override", "context_length=5"]
+        line = type_in(monkeypatch, "eval.py", *arguments)
+        assert line == "error: context_length: found 5; task:copy with data.task_length=4 needs at least 9"
+
+
+def test_a_sweep_has_no_table_for_heads(monkeypatch):
     arguments = ["--config=configs/tiny.py", "--vary", "model.num_heads=2,4", "--suite=heads"]
     line = type_in(monkeypatch, "mini_gpt.sweep", *arguments)
     assert line.startswith("error: --suite: found heads, which a sweep has no table for; must be of perplexity, extra")

@@ -44,7 +44,7 @@ def measured(weights_HLS, tokens_L, templates):
     length = len(tokens_L)
     maps = AttentionMaps(weights_HLS[None] * 0, np.float32(weights_HLS[None]), causal(length)[None])
     templates_BTLS = np.stack(list(templates.values()), axis=1)
-    sums = head_scores.head_sums(maps, tokens_L[None], templates_BTLS, np.ones(1, bool))
+    sums = head_scores.head_sums(maps, tokens_L[None], templates_BTLS, np.ones((1, len(tokens_L)), bool))
     strengths_HT = head_scores.strength(*map(np.asarray, (sums.mass_HT, sums.chance_T, sums.queries_T)))
     queries_T, entropy_H = np.asarray(sums.queries_T), np.asarray(sums.entropy_H) / int(sums.choosing)
     rows = [dict(zip(templates, zip(row, queries_T, strict=True), strict=True)) for row in strengths_HT]
@@ -117,9 +117,14 @@ def test_rows_that_fill_a_batch_count_nothing():
     maps = AttentionMaps(weights_BHLS, weights_BHLS, causal(length)[None])
     templates = head_scores.positional_templates(length, np.arange(length)[None] == np.zeros((2, 1)), causal=True)
     stacked, tokens_BL = np.stack(list(templates.values()), axis=1), np.zeros((2, length), int)
-    both, one = (head_scores.head_sums(maps, tokens_BL, stacked, np.array([True, more])) for more in (True, False))
+    counts_BL = np.array([[True] * length, [True] * 5 + [False] * 3])
+    whole, half, both = (
+        head_scores.head_sums(maps, tokens_BL, stacked, counts_BL[rows]) for rows in ([0, 0], [1, 1], [0, 1])
+    )
     for name in ("mass_HT", "chance_T", "queries_T", "entropy_H", "distance_H", "choosing"):
-        np.testing.assert_allclose(np.asarray(getattr(both, name)), 2 * np.asarray(getattr(one, name)), rtol=1e-6)
+        alone = np.asarray(getattr(whole, name)) + np.asarray(getattr(half, name))
+        np.testing.assert_allclose(np.asarray(getattr(both, name)), alone / 2, rtol=1e-6)
+    assert both.choosing == 7 + 4 and half.queries_T[0] == 2 * 4
 
 
 def test_where_all_is_visible_there_is_a_next_token():

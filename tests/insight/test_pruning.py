@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt import suites
-from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning
 from mini_gpt.model import MiniGPT
 from mini_gpt.model import parameters as model_parameters
@@ -78,9 +78,10 @@ def test_A11_importance_is_the_mean_slope_of_the_loss(run, fields):
     trained = run(**fields)
     tokens, rows = trained.store.split("train").tokens[: 32 * 11 + 1], trained.config.train.batch_size
     arguments = (trained.definition, trained.parameters, trained.config)
-    importance_NH = pruning.importance(*arguments, tokens, 257, trained.mesh)
+    texts = list(pruning.text_batches(tokens, trained.config, 257, rows))
+    importance_NH = pruning.importance(*arguments, texts, 257, trained.mesh)
     slopes = []
-    for filled, batch in pruning._text_batches(tokens, trained.config, 257, rows):
+    for filled, batch in texts:
         for layer, head in np.ndindex(2, 2):
             losses = []
             for step in (1e-2, -1e-2):
@@ -127,3 +128,29 @@ def test_the_suite_measures_the_curve_of_each_order(run, capsys):
     first = result["removal_order"][0]
     pruned = without(trained.parameters, *first, 2)
     assert curves["importance", None][1] == pytest.approx(loss_of(trained, pruned, pruning.SCORED_TOKENS), rel=1e-5)
+
+
+def test_a_tasks_heads_are_worth_what_its_answers_lose(run, monkeypatch):
+    for name in ("SCORED_TOKENS", "IMPORTANCE_TOKENS"):
+        monkeypatch.setattr(pruning, name, 1200)
+    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
+    trained = run(context_length=12, **fields)
+    result = suites.evaluate(trained, "pruning", Request())
+    problems = trained.problems("validation", pruning.SCORED_TOKENS // 12)
+    arguments = (trained.config, trained.tokenizer, trained.mesh, problems, 12)
+    nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "importance"}
+    pruned = without(trained.parameters, *result["removal_order"][0], 2)
+    for removed, parameters in ((0, trained.parameters), (1, pruned)):
+        alone = task_accuracy.accuracy(trained.definition, parameters, *arguments).nll
+        assert nll[removed] == pytest.approx(alone, rel=1e-5)
+    assert nll[0] != pytest.approx(nll[1], rel=1e-4)
+    five, eight = (
+        list(pruning.problem_batches(trained.problems("train", count), trained.config, trained.tokenizer, 8))
+        for count in (5, 8)
+    )
+    assert five[0][0] == 5 and (five[0][1]["inputs"][:5] == eight[0][1]["inputs"][:5]).all()
+    model = (trained.definition, trained.parameters, trained.config)
+    texts = (five, [(5, eight[0][1])], eight)
+    filled, others, whole = (pruning.importance(*model, rows, 67, trained.mesh) for rows in texts)
+    np.testing.assert_allclose(filled, others, rtol=1e-5)
+    assert np.abs(filled - whole).max() > 1e-2 * whole.max()

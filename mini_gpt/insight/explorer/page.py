@@ -30,7 +30,7 @@ def explorer(run: Run, split: str, labels: list[list[str]] | None = None) -> str
     length = min(
         LONGEST, run.config.context_length, int((2 * MOST_PAIRS / (config.num_layers * config.num_heads)) ** 0.5)
     )
-    tokens = np.asarray(run.store.split(split).tokens[:length], np.int32)
+    tokens = run.opening(split, length)
     rows_BL = tokens[None].repeat(sharding.shards(run.mesh), axis=0)
     maps = attention_maps(run.definition, run.parameters, rows_BL, run.mesh, isolate_at=run.isolate_at)
     logits_NHLS = np.stack([layer.logits_BHLS[0] for layer in maps])
