@@ -49,21 +49,22 @@ def each_layer(
     arguments: tuple,
     *,
     isolate_at: int | None = None,
+    text_BL: np.ndarray | None = None,
 ) -> list[Any]:
     """Gives `reduce(trace, tokens_BL, *arguments)` of each layer in NumPy: what is not asked for is never whole.
 
     The batch is divided over the mesh, and so are the arguments, whose first axis is the batch's. `reduce` is traced,
-    and a function of a module.
+    and a function of a module. text_BL: the text of which the tokens hide a part, by which documents are told apart.
     """
-    put = sharding.put_whole((tokens_BL, *arguments), mesh)
+    put = sharding.put_whole((tokens_BL, tokens_BL if text_BL is None else text_BL, *arguments), mesh)
     return jax.device_get(_each_layer(definition, mesh, isolate_at, reduce, parameters, *put))
 
 
 @functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "reduce"))
-def _each_layer(definition, mesh, isolate_at, reduce, parameters, tokens_BL, *arguments):
+def _each_layer(definition, mesh, isolate_at, reduce, parameters, tokens_BL, text_BL, *arguments):
     model, layers = model_parameters.merge(definition, parameters), []
     with sharding.over(mesh):
-        layout = text_layout(model.config, tokens_BL, isolate_at)
+        layout = text_layout(model.config, text_BL, isolate_at)
         model.hidden(tokens_BL, *layout, record=lambda trace: layers.append(reduce(trace, tokens_BL, *arguments)))
     return jax.lax.with_sharding_constraint(layers, NamedSharding(mesh, PartitionSpec()))
 

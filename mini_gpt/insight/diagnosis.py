@@ -53,7 +53,7 @@ def diagnose(
     """Checks a model on windows of `tokens`. history: the rows of its training, as in metrics.jsonl; may be empty."""
     windows_BM = probe.windows(tokens, model.config.context_length + 1)
     unigram_V = _unigram(train_tokens, model.vocab_size)
-    layers = model.layers(model.inputs(windows_BM))
+    layers = model.layers(windows_BM)
     return [
         *_numbers(model, layers),
         *_order(model, windows_BM),

@@ -78,11 +78,18 @@ class Probe:
 
         return self.by_parts(text_BL, compute)[:, : self.vocab_size]
 
-    def layers(self, inputs_BL: np.ndarray) -> list[Layer]:
-        compute = lambda part_BL: attention_maps.each_layer(
-            self.definition, self.parameters, part_BL, self.mesh, _summary, (), isolate_at=self.isolate_at
+    def layers(self, windows_BM: np.ndarray) -> list[Layer]:
+        model = (self.definition, self.parameters)
+        compute = lambda part_BM: attention_maps.each_layer(
+            *model,
+            self.inputs(part_BM),
+            self.mesh,
+            _summary,
+            (),
+            isolate_at=self.isolate_at,
+            text_BL=part_BM[:, :-1],
         )
-        return [Layer(*layer) for layer in self.by_parts(inputs_BL, compute)]
+        return [Layer(*layer) for layer in self.by_parts(windows_BM, compute)]
 
     def bad_parameters(self) -> int:
         """Counts those that are no finite number."""

@@ -101,7 +101,7 @@ def test_A6_a_missing_causal_mask_is_a_leak(drawn):
 def test_A4_logits_without_scale_grow_with_the_root_of_the_width(drawn, heads):
     fields = {"model__position": "none", "model__num_heads": heads, "model__scale_attention": False}
     model, windows_BM, _ = drawn(**fields)
-    *_, scale = diagnosis._attention(model, model.layers(model.inputs(windows_BM)))
+    *_, scale = diagnosis._attention(model, model.layers(windows_BM))
     assert scale.check == "scale of logits" and scale.found
     assert scale.value == pytest.approx(math.sqrt(32 / heads), rel=1e-4)
 
@@ -116,16 +116,29 @@ def test_B7_documents_that_are_kept_apart_are_shuffled_within_themselves(drawn):
     assert diagnosis._order(model, alike_BM) == [], "no other order to compare with"
 
 
+def test_documents_are_told_apart_by_the_text_of_which_the_masked_objective_hides_a_part(drawn):
+    model, windows_BM, _ = drawn(model__position="none", data__isolate_documents=True, **BIDIRECTIONAL)
+    windows_BM[windows_BM == 256] = 7
+    windows_BM[:, 16] = 256  # a document opens where the inputs hide the token: no place before it sees what follows
+    other_BM = windows_BM.copy()
+    other_BM[:, 17:32] = windows_BM[:, 17:32][:, ::-1]
+    entropies = [model.layers(windows)[0].entropy_B for windows in (windows_BM, other_BM)]
+    np.testing.assert_allclose(entropies[0], entropies[1], rtol=1e-5)
+    apart_BM = windows_BM.copy()
+    apart_BM[:, 16] = 7
+    assert np.abs(model.layers(apart_BM)[0].entropy_B - entropies[0]).max() > 1e-3
+
+
 def test_where_no_query_has_a_choice_entropies_are_not_asked_for(drawn):
     model, windows_BM, _ = drawn(model__attention_window=1)
-    layers = model.layers(model.inputs(windows_BM))
+    layers = model.layers(windows_BM)
     assert [finding.check for finding in diagnosis._attention(model, layers)] == ["scale of logits"]
     assert not any(finding.found for finding in diagnosis._numbers(model, layers))
 
 
 def test_what_is_said_of_losses_heads_units_and_numbers(drawn):
     model, windows_BM, train_tokens = drawn(model__position="rope", model__activation="relu")
-    sound = model.layers(model.inputs(windows_BM))
+    sound = model.layers(windows_BM)
     counts = np.bincount(train_tokens, minlength=257) + 1
     unigram = -np.log(counts / counts.sum())[windows_BM[:, 1:]].mean()
     loss = next(
@@ -139,11 +152,17 @@ def test_what_is_said_of_losses_heads_units_and_numbers(drawn):
     broken["blocks"][0]["attention"]["out"]["kernel"][8:16] = 0  # the second of four heads
     assert [f.found for f in diagnosis._dead(model, sound, train_tokens)] == [False, False]
     model.parameters = broken
-    heads, units = diagnosis._dead(model, model.layers(model.inputs(windows_BM)), train_tokens)
+    heads, units = diagnosis._dead(model, model.layers(windows_BM), train_tokens)
     assert 1 / 8 <= units.value < 0.2 and units.found
     assert heads.value == 0 and "without effect: 0.1." in heads.says
+    for factor, found in ((5, False), (1e-4, True)):
+        model.parameters = jax.tree.map(np.copy, broken)
+        model.parameters["embedding"] *= factor  # tied: at the little one all logits are nearly 0
+        predictions = diagnosis._predictions(model, windows_BM, np.log(counts / counts.sum()))[0]
+        assert predictions.check == "predictions" and predictions.found is found, predictions
+    model.parameters = broken
     broken["embedding"][3, 5] = np.nan
-    finite, *others = diagnosis._numbers(model, model.layers(model.inputs(windows_BM)))
+    finite, *others = diagnosis._numbers(model, model.layers(windows_BM))
     assert finite.check == "finite" and finite.value == 1 and finite.found
     assert diagnosis.most_likely([heads, *others, finite]) == "a step with bad numbers was taken"
 
