@@ -22,9 +22,14 @@ def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
 def similarity(table_PD: np.ndarray) -> np.ndarray:
     """Gives RGB pixels, uint8, of the cosines between the rows of a table: white 0, red 1, blue -1."""
     step = max(1, -(-len(table_PD) // LARGEST))
-    rows_PD = table_PD[::step].astype(np.float64)
+    return _tile(DIVERGING_X3[_levels((cosines(table_PD[::step]) + 1) / 2)])
+
+
+def cosines(table_PD: np.ndarray) -> np.ndarray:
+    """Gives the cosines between the rows of a table, float64; 0 where a row is zero."""
+    rows_PD = table_PD.astype(np.float64)
     rows_PD = rows_PD / np.maximum(np.linalg.norm(rows_PD, axis=1, keepdims=True), 1e-12)
-    return _tile(DIVERGING_X3[_levels((rows_PD @ rows_PD.T + 1) / 2)])
+    return rows_PD @ rows_PD.T
 
 
 def _levels(shares: np.ndarray) -> np.ndarray:

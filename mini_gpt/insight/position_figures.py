@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
+from mini_gpt.insight import images
 from mini_gpt.insight.length_curves import finish
 from mini_gpt.model import positions
 from mini_gpt.model.positions import Position
@@ -69,8 +70,7 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
     table_PD = trained
     if table_PD is None:
         table_PD = table_of(positions.Learned(config, rngs=nnx.Rngs(0)), config.max_positions or length, config.d_model)
-    unit_PD = table_PD / np.linalg.norm(table_PD, axis=1, keepdims=True)
-    cosines = unit_PD @ unit_PD.T
+    cosines = images.cosines(table_PD)
     reach = min(length, len(table_PD) // 2)
     mean, low, high = (
         np.array([f(np.diagonal(cosines, offset)) for offset in range(reach)])
@@ -153,21 +153,23 @@ def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int 
         alibi.plot(distance, bias, label=f"head {head}: slope {encoding.slopes[head]:.4g}")
     alibi.set(xlabel="distance (tokens)", ylabel="bias", title="ALiBi: fixed, a slope a head", ylim=(-12, 0.5))
     finish(alibi)
-    buckets = positions.t5_bucket(
-        -jnp.asarray(distance),
-        causal=True,
-        num_buckets=config.t5.num_buckets if config.causal else config.t5.num_buckets // 2,
-        max_distance=config.t5.max_distance,
-    )
+    buckets = t5_buckets(config, length)
     if t5_table is None:
         t5.plot(distance, buckets, drawstyle="steps-post", color="C4")
         t5.set(xlabel="distance (tokens)", ylabel="bucket", title="T5: distances that share a learned bias")
     else:
         for head, of_bucket in enumerate(t5_table.T):
-            t5.plot(distance, of_bucket[np.asarray(buckets)], drawstyle="steps-post", label=f"head {head}")
+            t5.plot(distance, of_bucket[buckets], drawstyle="steps-post", label=f"head {head}")
         t5.set(xlabel="distance to the left (tokens)", ylabel="bias", title="T5: learned, a bias a bucket and head")
     finish(t5)
     return figure
+
+
+def t5_buckets(config: ModelConfig, length: int) -> np.ndarray:
+    """Gives T5's bucket of each distance to the left, below `length`."""
+    num_buckets = config.t5.num_buckets if config.causal else config.t5.num_buckets // 2
+    options = {"causal": True, "num_buckets": num_buckets, "max_distance": config.t5.max_distance}
+    return np.asarray(positions.t5_bucket(-jnp.arange(length), **options))
 
 
 def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) -> Figure:

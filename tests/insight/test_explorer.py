@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
+from flax import nnx
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -18,6 +19,7 @@ from mini_gpt import suites
 from mini_gpt.insight import toy
 from mini_gpt.insight.attention_maps import attention_maps
 from mini_gpt.insight.explorer import page as explorer
+from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.request import Request
 from mini_gpt.run import Run
 from mini_gpt.training import loop
@@ -69,6 +71,30 @@ def test_the_page_holds_the_models_attention(small, tmp_path, fields):
     seen = np.broadcast_to(maps[0].visible_BLS[0], given.shape)
     assert (np.isfinite(logits) == seen).all()
     np.testing.assert_allclose(logits[seen], given[seen], atol=0.1)
+
+
+@pytest.mark.parametrize("position", ["learned", "t5"])
+def test_B12_the_page_holds_what_positions_learnt(small, tmp_path, position):
+    loop.train(small(train__steps=2, model__position=position), tmp_path / "run", conclude=False)
+    run = Run(tmp_path / "run")
+    held = data_of(explorer.explorer(run, "validation"))["positions"]
+    parameters = run.parameters["positions"][position]
+    if position == "learned":
+        rows = np.asarray(parameters["embedding"], np.float64)[:: held["learned"]["every"]]
+        size = held["learned"]["size"]
+        shown = np.frombuffer(base64.b64decode(held["learned"]["cosines"]), np.int8).reshape(size, size) / 127
+        for p, q in [(0, 0), (1, 3), (size - 1, 2)]:
+            cosine = rows[p] @ rows[q] / np.sqrt((rows[p] @ rows[p]) * (rows[q] @ rows[q]))
+            assert shown[p, q] == pytest.approx(cosine, abs=0.005)
+        assert held["t5"] is None and len(rows) == size
+    else:
+        config = run.config.model
+        encoding = ENCODINGS["t5"](config, rngs=nnx.Rngs(0))
+        encoding.bias_table[...] = parameters["bias_table"]
+        length = 2 * config.t5.max_distance
+        bias_BHLS = encoding.bias(np.full((1, 1), length - 1), np.arange(length)[None])
+        np.testing.assert_allclose(held["t5"], np.asarray(bias_BHLS)[0, :, 0, ::-1], atol=1e-4)
+        assert held["learned"] is None and np.ptp(held["t5"]) > 0
 
 
 def test_the_largest_page_stays_under_five_megabytes():
@@ -210,11 +236,20 @@ def test_B2_the_position_page_follows_its_sliders(opened):
     browser, find, _ = opened
     press(browser, "4")
     assert find("longest").text == f"{2 * np.pi * 10_000 ** (30 / 32):,.0f}"
+    circle = browser.execute_script(
+        "const c = document.querySelector('circle'); return [c.cx, c.cy, c.r].map((v) => v.baseVal.value)"
+    )
+    tip = lambda pair, place: [float(find(f"turn-{pair}-{place}").get_attribute(end)) for end in ("x2", "y2")]
+    for pair, place in [(0, 3), (0, 7)]:  # heads of eight dimensions: pair 0 turns by a radian a token
+        turned = [circle[0] + circle[2] * np.cos(place), circle[1] - circle[2] * np.sin(place)]
+        np.testing.assert_allclose(tip(pair, place), turned, atol=1e-3)
+    far = tip(3, 7)
     before = pixels(browser, "waves")
     until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
     slide(browser, "base", 3)
     until(lambda: find("longest").text == f"{2 * np.pi * 1_000 ** (30 / 32):,.0f}")
     until(lambda: pixels(browser, "waves") != before)
+    until(lambda: tip(3, 7) != far)
     slide(browser, "length", 256)
     until(lambda: find("length-value").text == "256 tokens")
     until(lambda: browser.execute_script("return document.getElementById('waves').height") == 256)

@@ -163,7 +163,7 @@ function Heads({ attention, state, set }) {
 
 function Model({ attention, set }) {
   const { layers, heads, length } = attention;
-  return html`<p class="soft">All heads; of each weight the root, so that small ones are seen. Queries downwards, keys across. One opens its map.</p>
+  return html`<p class="soft">All heads; of each weight the root, so that small ones are seen. Queries downwards, keys across. One opens its map.${attention.labels ? "" : " What heads attend to is said here after eval.py --suite=heads."}</p>
     <div class="thumbs" style=${`grid-template-columns:repeat(${heads}, minmax(84px, 1fr))`}>
       ${Array.from({ length: layers * heads }, (_, n) => {
         const layer = Math.floor(n / heads), head = n % heads;
@@ -232,8 +232,25 @@ function Curve({ lines, x, y, low, high }) {
   </svg><p class="soft">${y}</p>`;
 }
 
+// Pairs of a head's dimensions as RoPE turns them: where the vector (1, 0) points at positions 0 to 7.
+function Turns({ width, base }) {
+  const half = width / 2, pairs = [...new Set([0, half >> 2, half >> 1, half - 1])], reach = 42;
+  return html`<svg viewBox="0 0 440 ${pairs.length > 2 ? 252 : 136}" role="img">
+    ${pairs.map((pair, n) => {
+      const radians = frequency(base, pair, width), x = 110 + 220 * (n % 2), y = 58 + 126 * (n >> 1);
+      return html`<g><circle cx=${x} cy=${y} r=${reach} fill="none" stroke="var(--line)" />
+        ${Array.from({ length: 8 }, (_, place) => {
+          const [dx, dy] = [Math.cos(place * radians), -Math.sin(place * radians)];
+          return html`<line id=${`turn-${pair}-${place}`} x1=${x} y1=${y} x2=${x + reach * dx} y2=${y + reach * dy} stroke=${COLOURS[0]} stroke-width="2" opacity=${0.3 + 0.1 * place} />
+            ${(radians > 0.25 || place === 0) && html`<text x=${x + 52 * dx} y=${y + 52 * dy + 4} text-anchor="middle">${place}</text>`}`;
+        })}
+        <text x=${x} y=${y + 68} text-anchor="middle">pair ${pair}: ${radians.toPrecision(3)} radians a token</text></g>`;
+    })}
+  </svg>`;
+}
+
 function Positions({ data, state, set }) {
-  const { width, slopes } = data.positions, length = state.length, base = 10 ** state.baseLog;
+  const { width, turned, slopes, learned, t5 } = data.positions, length = state.length, base = 10 ** state.baseLog;
   const distances = Array.from({ length }, (_, n) => n);
   const similar = distances.map((d) => similarityOf(base, width, d));
   const wave = (place, dimension) => {
@@ -242,12 +259,13 @@ function Positions({ data, state, set }) {
   };
   const rotated = (offset, place) => { // of one unit query and key, all pairs alike
     let sum = 0;
-    for (let pair = 0; pair < width / 2; pair++) {
-      const f = frequency(base, pair, width), q = [Math.cos((place + offset) * f), Math.sin((place + offset) * f)], k = [Math.cos(place * f), Math.sin(place * f)];
+    for (let pair = 0; pair < turned / 2; pair++) {
+      const f = frequency(base, pair, turned), q = [Math.cos((place + offset) * f), Math.sin((place + offset) * f)], k = [Math.cos(place * f), Math.sin(place * f)];
       sum += q[0] * k[0] + q[1] * k[1];
     }
-    return (2 * sum) / width;
+    return (2 * sum) / turned;
   };
+  const cosines = learned && new Int8Array(bytesOf(learned.cosines).buffer);
   const longest = 2 * Math.PI / frequency(base, width / 2 - 1, width);
   const slider = (id, label, min, max, step, value, said, change) => html`<label class="group">${label}
     <input type="range" id=${id} min=${min} max=${max} step=${step} value=${value} onInput=${(event) => change(+event.target.value)} /> <b id=${`${id}-value`}>${said}</b></label>`;
@@ -260,14 +278,23 @@ function Positions({ data, state, set }) {
         <${Pixels} id="waves" width=${width} height=${length} colourAt=${(x, y) => signed(wave(y, x))} deps=${[length, base]} style="height:260px" />
         <p class="soft">Positions downwards, dimensions across; wavelengths from 6.28 to <b id="longest">${longest.toLocaleString("en", { maximumFractionDigits: 0 })}</b> tokens.</p></div>
       <div class="panel"><h2>How alike two positions are</h2>
-        <${Curve} low=${-1} high=${1} x="tokens apart" y=${`Cosine of two sinusoids: 1 apart ${similar[1].toFixed(3)}, 10 apart ${similar[10].toFixed(3)}. RoPE scores equal vectors by the same sum.`}
-          lines=${[{ name: "sinusoids, RoPE", values: similar }]} /></div>
+        <${Curve} low=${-1} high=${1} x="tokens apart" y=${`Cosine of two sinusoids: 1 apart ${similar[1].toFixed(3)}, 10 apart ${similar[10].toFixed(3)}. RoPE scores equal vectors by the same sum, over a head's pairs.`}
+          lines=${[{ name: `sinusoids, ${width} dimensions`, values: similar }, { name: `RoPE, ${turned} dimensions`, values: distances.map((d) => similarityOf(base, turned, d)) }]} /></div>
+      <div class="panel"><h2>RoPE turns pairs of a head's ${turned} dimensions</h2>
+        <${Turns} width=${turned} base=${base} />
+        <p class="soft">Where (1, 0) points at positions 0 to 7. Fast pairs tell near tokens apart, slow ones far tokens.</p></div>
       <div class="panel"><h2>RoPE: the offset alone counts</h2>
         <${Curve} low=${-1} high=${1} x="tokens of offset" y="Scores of equal vectors, the key at 0 and at 1000: one curve."
           lines=${[{ name: "key at 0", values: distances.map((d) => rotated(d, 0)) }, { name: "key at 1000", values: distances.map((d) => rotated(d, 1000)) }]} /></div>
       <div class="panel"><h2>ALiBi: a slope a head</h2>
         <${Curve} low=${0} high=${1} x="tokens apart" y=${`Factors exp(−slope · distance) of ${slopes.length} heads.`}
           lines=${slopes.slice(0, 8).map((slope, n) => ({ name: `head ${n}: ${slope.toPrecision(3)}`, values: distances.map((d) => Math.exp(-slope * d)) }))} /></div>
+      ${learned && html`<div class="panel"><h2>This run's learned positions</h2>
+        <${Pixels} id="learned" width=${learned.size} height=${learned.size} colourAt=${(x, y) => signed(cosines[y * learned.size + x] / 127)} deps=${[]} />
+        <p class="soft">Cosines of ${learned.size} positions${learned.every > 1 ? `, every ${learned.every}th` : ""}: red 1, white 0, blue −1.</p></div>`}
+      ${t5 && html`<div class="panel" id="t5"><h2>This run's T5 biases</h2>
+        <${Curve} low=${Math.min(...t5.flat())} high=${Math.max(...t5.flat())} x="tokens to the left" y=${`What is added to the logits of ${t5.length} heads.`}
+          lines=${t5.slice(0, 8).map((values, n) => ({ name: `head ${n}`, values }))} /></div>`}
     </div>`;
 }
 

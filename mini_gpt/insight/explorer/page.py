@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mini_gpt import sharding
-from mini_gpt.insight import toy
+from mini_gpt.insight import images, position_figures, toy
 from mini_gpt.insight.attention_maps import attention_maps
 from mini_gpt.model import positions
 from mini_gpt.run import Run
@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parent
 LIBRARY = "vendor/htm-preact-3.1.1.js"
 MOST_PAIRS = 36 * 512 * 513 // 2  # that fit in the page: 6 layers of 6 heads, 512 tokens
 LONGEST = 512  # tokens
+MOST_POSITIONS = 256  # of a learned table, whose cosines are shown
 MOST_BYTES = 4_800_000  # of packed logits in base64; the page is to stay under 5 MB
 STEPS = (254, 127, 63)  # of quantisation; the finest that fits is taken
 FLOOR = 16.0  # nats below a row's largest logit: there weights are below 1.2e-7 of the largest
@@ -45,11 +46,7 @@ def explorer(run: Run, split: str, labels: list[list[str]] | None = None) -> str
             "labels": labels,
             **packed(logits_NHLS, weights_NHLS, maps[0].visible_BLS[0], causal=config.causal),
         },
-        "positions": {
-            "width": config.d_model,
-            "base": config.rope.base if "rope" in config.position_pattern else config.sinusoidal.base,
-            "slopes": positions.alibi_slopes(config.num_heads),
-        },
+        "positions": _positions(run),
         "toy": {
             "words": toy.WORDS,
             "heads": toy.HEADS,
@@ -58,6 +55,27 @@ def explorer(run: Run, split: str, labels: list[list[str]] | None = None) -> str
         },
     }
     return put_together(data)
+
+
+def _positions(run: Run) -> dict[str, Any]:
+    """Gives what the formulas of the page take, and what the run has learnt: a table's cosines, biases by distance."""
+    config, learned, t5 = run.config.model, None, None
+    if "learned" in config.position_pattern:
+        table_PD = sharding.whole(run.parameters["positions"]["learned"]["embedding"], run.mesh)
+        every = -(-len(table_PD) // MOST_POSITIONS)
+        levels = np.round(127 * images.cosines(table_PD[::every])).astype(np.int8)
+        learned = {"every": every, "size": len(levels), "cosines": base64.b64encode(levels.tobytes()).decode()}
+    if "t5" in config.position_pattern:
+        table = sharding.whole(run.parameters["positions"]["t5"]["bias_table"], run.mesh)
+        t5 = table[position_figures.t5_buckets(config, 2 * config.t5.max_distance)].T.round(4).tolist()
+    return {
+        "width": config.d_model,
+        "turned": config.rotated_width,
+        "base": config.rope.base if "rope" in config.position_pattern else config.sinusoidal.base,
+        "slopes": positions.alibi_slopes(config.num_heads),
+        "learned": learned,
+        "t5": t5,
+    }
 
 
 def packed(
