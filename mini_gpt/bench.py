@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import flax
 import jax
@@ -30,12 +31,14 @@ from mini_gpt import command_line, devices, errors, sharding
 from mini_gpt import config as configs
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.errors import UserError
+from mini_gpt.event_file import EventFile
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import compute_dtype
 from mini_gpt.schema import Config
 from mini_gpt.training import assembly
 
 WARMUP_STEPS = 20
+WATCHED = 11  # times that what an evaluation shows in TensorBoard is made
 ROUNDS = 10  # of a comparison: each config takes its turn so often
 LOADED_TOKENS = 1_000_000  # about so many measure how fast batches are made, while no step runs
 PEAK_PRODUCT = 4096  # rows and columns of the matrices by which a peak that is in no table is measured
@@ -88,6 +91,7 @@ class Bench:
         self.first_step_done = time.time()
         loaded = 1 + LOADED_TOKENS // (config.train.batch_size * config.context_length)
         self.loader_speed = batches.tokens_per_second(itertools.chain.from_iterable(passes()), loaded)
+        self.evaluator = run.evaluator
 
     def run(self, steps: int) -> tuple[list[float], float]:
         """Gives each step's seconds, from the end of the one before it, and the share of them that data was waited for.
@@ -108,6 +112,20 @@ class Bench:
         jax.block_until_ready(pending)
         return list(np.diff(ends)), waited / (ends[-1] - ends[0])
 
+    def watching(self) -> list[float]:
+        """Gives the seconds that an evaluation takes to look at attention and positions, and to write that down."""
+        seconds = []
+        with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
+            for step in range(WATCHED):
+                begin = time.perf_counter()
+                curves, pictures = self.evaluator.watch(self.state.parameters)
+                for name, value in curves.items():
+                    events.scalar(name, value, step)
+                for name, pixels in pictures.items():
+                    events.image(name, pixels, step)
+                seconds.append(time.perf_counter() - begin)
+        return seconds[1:]  # the first one compiles
+
     def report(self, seconds: list[float], waiting_share: float) -> dict:
         """Gives the JSON object of a run."""
         config, device = self.config, jax.devices()[0]
@@ -115,6 +133,7 @@ class Bench:
         median, tokens = statistics.median(seconds), config.train.batch_size * config.context_length
         peak, peak_source = peak_flops(compute_dtype(config.model.dtype))
         flops = flops_per_token(config, self.parameters)
+        watching = self.watching()
         return {
             "tokens_per_second": tokens / median,
             "milliseconds_per_step": spread([1000 * second for second in seconds]),
@@ -128,6 +147,8 @@ class Bench:
             "temporary_bytes": self.compiled.memory_analysis().temp_size_in_bytes,
             "peak_memory_bytes": memory,
             "waiting_for_data_share": waiting_share,
+            "milliseconds_watching": spread([1000 * second for second in watching]),
+            "watching_share": statistics.median(watching) / (config.eval.every * median),
             "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(self.parameters),
             "device": {"kind": device.device_kind, "platform": device.platform, "count": self.mesh.size},

@@ -57,17 +57,17 @@ class Evaluator(ABC):
     def probe_BL(self) -> np.ndarray:
         """One row of the context length, always the same."""
 
-    def observe(self, parameters: Parameters) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        """Gives the curves of an evaluation step, validation/loss among them, and pictures, RGB pixels in uint8: the
+    def watch(self, parameters: Parameters) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """Gives what is watched beside the scores: curves of attention, and pictures, RGB pixels in uint8: the
         attention at the start of the probe, and how alike the positions of a learned table are."""
-        attention, maps_NHLS = attention_statistics(
+        curves, maps_NHLS = attention_statistics(
             self.definition, parameters, self.probe_BL, self.mesh, isolate_at=self.isolate_at
         )
         pictures = {"attention/maps": images.map_grid(maps_NHLS)}
         if "learned" in self.config.model.position_pattern:
             table_PD = sharding.whole(parameters["positions"]["learned"]["embedding"], self.mesh)
             pictures["positions/similarity"] = images.similarity(table_PD)
-        return self.scalars(parameters) | attention, pictures
+        return curves, pictures
 
 
 class TextEvaluator(Evaluator):

@@ -184,8 +184,8 @@ class _Steps:
             record = self._checked(step, metrics, state, record)
             row, validation_loss = self.clock.row(step, metrics), None
             if evaluates:
-                curves, pictures = evaluator.observe(state.parameters)
-                row |= curves
+                curves, pictures = evaluator.watch(state.parameters)
+                row |= evaluator.scalars(state.parameters) | curves
                 validation_loss = row["validation/loss"]
                 if math.isfinite(validation_loss) and (best is None or validation_loss < best):
                     best, saves = validation_loss, True
