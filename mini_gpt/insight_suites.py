@@ -189,7 +189,7 @@ def explorer_page(run: Run, request: Request) -> str:
                 labels[head["layer"]][head["head"]] = str(head["label"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         labels = None  # it is an ornament
-    return explorer.explorer(run, request.split, labels)
+    return explorer.explorer(run, request, labels)
 
 
 def diagnose(run: Run, request: Request) -> dict[str, Any]:

@@ -10,3 +10,4 @@ class Request:
     split: str = "validation"
     lengths: str | None = None
     strides: str | None = None
+    text: str | None = None  # whose attention is shown, in place of the split's start

@@ -15,6 +15,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.request import Request
 from mini_gpt.schema import Config
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
@@ -80,9 +81,15 @@ class Run:
         shortest = tasks.find(data.corpus).shortest
         return tasks.different(data.corpus, split, count, shortest=shortest, longest=data.task_length)
 
-    def opening(self, split: str, most: int) -> np.ndarray:
-        """Gives up to so many tokens as the model reads them: the start of a split, or of a task one long problem."""
-        data = self.config.data
+    def opening(self, request: Request, most: int) -> np.ndarray:
+        """Gives up to so many tokens as the model reads them: of the text asked for, else the start of a split, or of a
+        task one long problem. Raises UserError for a text that has no token."""
+        data, split = self.config.data, request.split
+        if request.text is not None:
+            tokens = self.tokenizer.encode(request.text)[:most].astype(np.int32)
+            if not len(tokens):
+                raise UserError("--text: found ''; must have a character at least")
+            return tokens
         if not data.is_task:
             return np.asarray(self.store.split(split).tokens[:most], np.int32)
         batches.check_fits(self.config)

@@ -40,10 +40,10 @@ class Suite:
     unit: str = ""
     check_split: Callable[[Config, Request, int], object] | None = None  # likewise, where the split has so many tokens
     x: str = "length (tokens)"
-    takes: tuple[str, ...] = ()  # of lengths and strides
+    takes: tuple[str, ...] = ()  # of lengths, strides and text
     label: Callable[[dict], str] = lambda row: ""
     draw: Callable[[dict], Figure] | None = None
-    pictures: Callable[[Run], dict[str, Figure]] | None = None  # in a folder, by their names
+    pictures: Callable[[Run, Request], dict[str, Figure]] | None = None  # in a folder, by their names
     page: Callable[[Run, Request], str] | None = None  # of HTML
     rows: Callable[[dict], list[dict] | None] = lambda result: result.get("rows")  # what the CSV holds
     printed: Callable[[dict], list[dict] | str] | None = None  # for the screen, where it is not the rows
@@ -227,8 +227,8 @@ SUITES = {
         draw=insight_suites.draw_pruning,
         printed=insight_suites.printed_pruning,
     ),
-    "figures": Suite(insight_suites.describe, pictures=figures.of_run),
-    "explorer": Suite(insight_suites.describe, page=insight_suites.explorer_page),
+    "figures": Suite(insight_suites.describe, takes=("text",), pictures=figures.of_run),
+    "explorer": Suite(insight_suites.describe, takes=("text",), page=insight_suites.explorer_page),
     "diagnose": Suite(
         insight_suites.diagnose,
         insight_suites.check_text,
@@ -244,7 +244,7 @@ def check(names: list[str], request: Request) -> None:
             near = difflib.get_close_matches(name, SUITES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UserError(f"--suite: found {name!r}; must be of {', '.join(SUITES)}{hint}")
-    for flag in ("lengths", "strides"):
+    for flag in ("lengths", "strides", "text"):
         if getattr(request, flag) is not None and not any(flag in SUITES[name].takes for name in names):
             takers = ", ".join(name for name, suite in SUITES.items() if flag in suite.takes)
             raise UserError(f"--{flag}: the suite {', '.join(names)} takes none; for: {takers}")
@@ -270,7 +270,7 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
     result = suite.measure(run, request)
     if suite.takes:
         result["request"] = asked(name, request)
-    pictures = suite.pictures(run) if suite.pictures else {}
+    pictures = suite.pictures(run, request) if suite.pictures else {}
     page = suite.page(run, request) if suite.page else None
     if not processes.is_first():
         return result

@@ -131,6 +131,7 @@ BAD = [
     ),
     (["--suite=extrapolatoin"], r"error: --suite: found 'extrapolatoin'; must be of .*; did you mean extrapolation\?"),
     (["--lengths=1x"], r"error: --lengths: the suite perplexity takes none; for: extrapolation, tasks"),
+    (["--suite=heads", "--text=a"], r"error: --text: the suite heads takes none; for: figures, explorer"),
     (["--suite=tasks", "--strides=1"], r"error: --strides: the suite tasks takes none; for: extrapolation"),
     (["--suite=tasks"], r"error: --suite: tasks needs a run of data\.corpus=task:NAME; this one's is text"),
     (

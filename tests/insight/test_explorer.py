@@ -16,6 +16,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt import config as configs
 from mini_gpt import suites
+from mini_gpt.errors import UserError
 from mini_gpt.insight import toy
 from mini_gpt.insight.attention_maps import attention_maps
 from mini_gpt.insight.explorer import page as explorer
@@ -59,7 +60,7 @@ def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndar
 def test_the_page_holds_the_models_attention(small, tmp_path, fields):
     loop.train(small(train__steps=2, model__num_layers=2, **fields), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")
-    data = data_of(explorer.explorer(run, "validation"))
+    data = data_of(explorer.explorer(run, Request()))
     packed, tokens = data["attention"], run.store.split("validation").tokens[:32]
     assert packed["tokens"] == [run.tokenizer.decode([token]) for token in tokens]
     tokens_BL = np.asarray(tokens, np.int32)[None].repeat(8, axis=0)
@@ -73,11 +74,27 @@ def test_the_page_holds_the_models_attention(small, tmp_path, fields):
     np.testing.assert_allclose(logits[seen], given[seen], atol=0.1)
 
 
+def test_A3_a_text_of_ones_own_is_shown_up_to_the_context(small, tmp_path):
+    loop.train(small(train__steps=1, model__position="learned"), tmp_path / "run", conclude=False)
+    run, text = Run(tmp_path / "run"), "Where is the cat? Where is the cat? Where?"
+    data = data_of(explorer.explorer(run, Request(text=text)))
+    assert "".join(data["attention"]["tokens"]) == text[:32] and "32 tokens of a text of one's own" in data["subtitle"]
+    with pytest.raises(UserError, match="--text: found ''; must have a character at least"):
+        explorer.explorer(run, Request(text=""))
+
+
+def test_A3_of_a_task_the_page_shows_a_problem(small, tmp_path):
+    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
+    loop.train(small(train__steps=1, context_length=12, **fields), tmp_path / "run", conclude=False)
+    shown = "".join(data_of(explorer.explorer(Run(tmp_path / "run"), Request()))["attention"]["tokens"])
+    assert re.fullmatch(r"([a-z]{4})=\1\n", shown), shown
+
+
 @pytest.mark.parametrize("position", ["learned", "t5"])
 def test_B12_the_page_holds_what_positions_learnt(small, tmp_path, position):
     loop.train(small(train__steps=2, model__position=position), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")
-    held = data_of(explorer.explorer(run, "validation"))["positions"]
+    held = data_of(explorer.explorer(run, Request()))["positions"]
     parameters = run.parameters["positions"][position]
     if position == "learned":
         rows = np.asarray(parameters["embedding"], np.float64)[:: held["learned"]["every"]]

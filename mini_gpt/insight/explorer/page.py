@@ -12,6 +12,7 @@ from mini_gpt import sharding
 from mini_gpt.insight import images, position_figures, toy
 from mini_gpt.insight.attention_maps import attention_maps
 from mini_gpt.model import positions
+from mini_gpt.request import Request
 from mini_gpt.run import Run
 
 FOLDER = Path(__file__).parent
@@ -25,20 +26,21 @@ FLOOR = 16.0  # nats below a row's largest logit: there weights are below 1.2e-7
 HIDDEN = 255  # what stands for a pair that is not visible
 
 
-def explorer(run: Run, split: str, labels: list[list[str]] | None = None) -> str:
-    """Gives the page of a run, for the start of a split; labels[layer][head] says what heads attend to."""
+def explorer(run: Run, request: Request, labels: list[list[str]] | None = None) -> str:
+    """Gives the page of a run, for the start of a split or a text; labels[layer][head] says what heads attend to."""
     config = run.config.model
     length = min(
         LONGEST, run.config.context_length, int((2 * MOST_PAIRS / (config.num_layers * config.num_heads)) ** 0.5)
     )
-    tokens = run.opening(split, length)
+    tokens = run.opening(request, length)
     rows_BL = tokens[None].repeat(sharding.shards(run.mesh), axis=0)
     maps = attention_maps(run.definition, run.parameters, rows_BL, run.mesh, isolate_at=run.isolate_at)
     logits_NHLS = np.stack([layer.logits_BHLS[0] for layer in maps])
     weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in maps])
+    source = f"the {request.split} split" if request.text is None else "a text of one's own"
     data = {
         "title": f"{run.workdir.resolve().name}: what {config.num_layers} × {config.num_heads} heads attend to",
-        "subtitle": f"step {run.step:,}, {len(tokens)} tokens of the {split} split, position={config.position}",
+        "subtitle": f"step {run.step:,}, {len(tokens)} tokens of {source}, position={config.position}",
         "attention": {
             "tokens": [run.tokenizer.decode([token]) for token in tokens],
             "layers": config.num_layers,
