@@ -289,7 +289,7 @@ def evaluate(run: Run, name: str, request: Request) -> dict:
         (directory / stem).mkdir(exist_ok=True)
         length_curves.save(drawn, directory / stem / f"{picture}.png")
         print(directory / stem / f"{picture}.png")
-    if rows:
+    if rows and (suite.values or figure is not None):
         _write_tensorboard(run.workdir / "tensorboard" / stem, name, suite, result, figure)
     path = directory / f"{stem}.json"
     files.write_text(path, json.dumps(result, indent=2, allow_nan=False) + "\n")  # last: with it the others are there

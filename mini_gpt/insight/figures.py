@@ -89,7 +89,7 @@ def post_ln() -> Figure:
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     axes = figure.subplots()
     common = {"model.num_layers": 12, "model.d_model": 256, "train.steps": 200, "optimizer.schedule": "constant"}
-    common |= {"optimizer.learning_rate": 1e-3, "train.log_every": 5, "eval.every": 200}
+    common |= {"optimizer.learning_rate": 2e-3, "train.log_every": 5, "eval.every": 200}
     common |= {"context_length": 64, "train.batch_size": 8}
     for number, placement in enumerate(("pre", "post")):
         for warmup in (100, 0):
@@ -98,7 +98,7 @@ def post_ln() -> Figure:
             steps, losses = zip(*((row["step"], row["train/loss"]) for row in rows if "train/loss" in row), strict=True)
             name = f"{placement}-LN, {f'{warmup} steps of' if warmup else 'no'} warm-up"
             axes.plot(steps, _smooth(losses), color=f"C{number}", linestyle="-" if warmup else ":", label=name)
-    axes.set(xlabel="step", ylabel="training loss (nats a token)", title="12 layers of width 256, AdamW at 1e-3")
+    axes.set(xlabel="step", ylabel="training loss (nats a token)", title="12 layers of width 256, AdamW at 2e-3")
     length_curves.finish(axes)
     return figure
 
