@@ -1,6 +1,7 @@
 """Draws what the docs show: python -m mini_gpt.insight.figures [--only=rope,biases] [--out=DIR] [--maps RUN RUN]
 
-Figures of positions and of a toy sentence take seconds; post_ln and head_count, by name alone, train for minutes.
+Figures of positions and of a toy sentence take seconds; post_ln, residual and head_count, by name alone, train
+for minutes.
 """
 
 import argparse
@@ -86,19 +87,41 @@ def toy_heads() -> Figure:
 def post_ln() -> Figure:
     """Trains pre-LN and post-LN models of 12 layers with and without warm-up (Xiong et al. 2020). Narrower ones are
     drawn so small (0.02, as GPT-2) that post-LN needs none."""
+    variants = {
+        f"{placement}-LN, {f'{warmup} steps of' if warmup else 'no'} warm-up": {
+            "model.norm_placement": placement,
+            "optimizer.warmup_steps": warmup,
+        }
+        for placement in ("pre", "post")
+        for warmup in (100, 0)
+    }
+    common = {"model.num_layers": 12, "model.d_model": 256, "train.steps": 200, "optimizer.schedule": "constant"}
+    common |= {"optimizer.learning_rate": 2e-3, "context_length": 64, "train.batch_size": 8}
+    return _training_curves(common, variants, title="12 layers of width 256, AdamW at 2e-3")
+
+
+def residual() -> Figure:
+    """Trains models of few and many layers with and without residual connections (He et al. 2016)."""
+    variants = {
+        f"{layers} layers, {'with' if residual else 'without'} residuals": {
+            "model.num_layers": layers,
+            "model.residual": residual,
+        }
+        for layers in (2, 8)
+        for residual in (True, False)
+    }
+    return _training_curves({"train.steps": 300}, variants, title="configs/tiny.py with and without residuals")
+
+
+def _training_curves(common: dict, variants: dict[str, dict], *, title: str) -> Figure:
+    """Draws the training loss of variants that come in pairs, the second of each dotted."""
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     axes = figure.subplots()
-    common = {"model.num_layers": 12, "model.d_model": 256, "train.steps": 200, "optimizer.schedule": "constant"}
-    common |= {"optimizer.learning_rate": 2e-3, "train.log_every": 5, "eval.every": 200}
-    common |= {"context_length": 64, "train.batch_size": 8}
-    for number, placement in enumerate(("pre", "post")):
-        for warmup in (100, 0):
-            fields = {"model.norm_placement": placement, "optimizer.warmup_steps": warmup}
-            rows = _trained("configs/tiny.py", common | fields)
-            steps, losses = zip(*((row["step"], row["train/loss"]) for row in rows if "train/loss" in row), strict=True)
-            name = f"{placement}-LN, {f'{warmup} steps of' if warmup else 'no'} warm-up"
-            axes.plot(steps, _smooth(losses), color=f"C{number}", linestyle="-" if warmup else ":", label=name)
-    axes.set(xlabel="step", ylabel="training loss (nats a token)", title="12 layers of width 256, AdamW at 2e-3")
+    for number, (name, fields) in enumerate(variants.items()):
+        rows = _trained(common | {"train.log_every": 5, "eval.every": common["train.steps"]} | fields)
+        steps, losses = zip(*((row["step"], row["train/loss"]) for row in rows if "train/loss" in row), strict=True)
+        axes.plot(steps, _smooth(losses), color=f"C{number // 2}", linestyle="-:"[number % 2], label=name)
+    axes.set(xlabel="step", ylabel="training loss (nats a token)", title=title)
     length_curves.finish(axes)
     return figure
 
@@ -109,7 +132,7 @@ def head_count() -> Figure:
     axes = figure.subplots()
     losses = []
     for heads in HEAD_COUNTS:
-        rows = _trained("configs/tiny.py", {"model.num_heads": heads, "train.steps": 400, "eval.every": 400})
+        rows = _trained({"model.num_heads": heads, "train.steps": 400, "eval.every": 400})
         losses.append(rows[-1]["validation/loss"])
     axes.plot(HEAD_COUNTS, losses, marker="o")
     axes.set_xscale("log", base=2)
@@ -123,14 +146,14 @@ def head_count() -> Figure:
 DRAWN: dict[str, Callable[[], Figure]] = {
     each.__name__: each for each in (sinusoids, similarity, rope, biases, sums, toy_heads)
 }
-TRAINED: dict[str, Callable[[], Figure]] = {each.__name__: each for each in (post_ln, head_count)}
+TRAINED: dict[str, Callable[[], Figure]] = {each.__name__: each for each in (post_ln, residual, head_count)}
 
 
 def maps(runs: Sequence[Run], request: Request = PLAIN) -> Figure:
     """Draws every layer's attention, heads averaged, for one text read by several runs, one below the other."""
     layers = max(run.config.model.num_layers for run in runs)
     figure = Figure(figsize=(2.6 * layers + 1, 3.0 * len(runs)), layout="constrained")
-    figure.suptitle("The same text, attention averaged over the heads")
+    figure.suptitle("Attention averaged over the heads: the root of each weight, black 0, white 1")
     panels = figure.subplots(len(runs), layers, squeeze=False)
     for line, run in zip(panels, runs, strict=True):
         tokens = runs[0].opening(request, MAPPED)
@@ -181,9 +204,10 @@ def _whole(run: Run, array: jax.Array) -> np.ndarray:
     return sharding.whole(array, run.mesh)
 
 
-def _trained(config: str, fields: dict) -> list[dict]:
+def _trained(fields: dict) -> list[dict]:
+    """Gives the rows of a training by configs/tiny.py with other fields."""
     with tempfile.TemporaryDirectory() as directory:
-        loaded = configs.load(config, {"eval.sample_tokens": 0, "checkpoint.every": 10**6} | fields)
+        loaded = configs.load("configs/tiny.py", {"eval.sample_tokens": 0, "checkpoint.every": 10**6} | fields)
         loop.train(loaded, Path(directory) / "run", conclude=False)
         return [json.loads(line) for line in (Path(directory) / "run" / "metrics.jsonl").read_text().splitlines()]
 

@@ -126,3 +126,31 @@ def test_every_figure_is_drawn_and_a_wrong_name_is_refused(tmp_path, monkeypatch
     assert {path.stem for path in (tmp_path / "out").iterdir()} == set(figures.DRAWN)
     line = type_in(monkeypatch, "mini_gpt.insight.figures", "--only=ropes", f"--out={tmp_path}/other")
     assert line.startswith("error: --only: found 'ropes'; must be of sinusoids, ") and not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_what_trains_draws_the_losses_of_its_trainings(monkeypatch):
+    few = {"train.steps": 10, "eval.every": 10, "model.num_layers": 1, "model.d_model": 32, "context_length": 16}
+    few |= {"train.batch_size": 8, "eval.tokens": 256}
+    trained = []
+
+    def train(fields, real=figures._trained):
+        trained.append((fields, real(fields | few)))
+        return trained[-1][1]
+
+    monkeypatch.setattr(figures, "_trained", train)
+    monkeypatch.setattr(figures, "HEAD_COUNTS", (1, 4))
+    lines = figures.post_ln().axes[0].get_lines()
+    for line, (fields, rows) in zip(lines, trained, strict=True):
+        warmup = fields["optimizer.warmup_steps"]
+        warmed = "100 steps of" if warmup else "no"
+        assert line.get_label() == f"{fields['model.norm_placement']}-LN, {warmed} warm-up"
+        assert line.get_linestyle() == ("-" if warmup else ":")
+        losses = [row["train/loss"] for row in rows if "train/loss" in row]
+        assert line.get_xdata().tolist() == [1, 5, 10]
+        assert line.get_ydata()[-1] == pytest.approx((3 * losses[0] + losses[1] + losses[2]) / 5)
+    assert len({rows[-1]["train/loss"] for _, rows in trained}) == 4
+    trained.clear()
+    (line,) = figures.head_count().axes[0].get_lines()
+    assert [fields["model.num_heads"] for fields, _ in trained] == line.get_xdata().tolist() == [1, 4]
+    assert line.get_ydata().tolist() == [rows[-1]["validation/loss"] for _, rows in trained]
