@@ -69,7 +69,7 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
     problems = problems_of(config, 10)
     wrong = {2: [0], 5: [0, 3], 9: [5]}  # which tokens of which answers, the fifth being the end
 
-    def predict(definition, mesh, isolate_at, masked, parameters, inputs_BL, targets_BL, numbers_B):
+    def predict(definition, mesh, isolate_at, masked, parameters, head_mask_NBH, inputs_BL, targets_BL, numbers_B):
         predicted = np.array(targets_BL)
         for row, tokens in enumerate(predicted):
             text = TOKENIZER.decode([*np.asarray(inputs_BL)[row, :1], *tokens])
