@@ -21,6 +21,7 @@ from mini_gpt.schema import Config
 TOKENS = 65_536  # that the rows have in all
 INDUCTION_ROWS = 32
 SHORTEST_REPEATED = 4  # tokens; in fewer, what followed is the token itself
+FEWEST_REPEATED = 3  # different ones, likewise
 RARE = 0.05  # the rarest tokens, which make up this share of the text
 CLEAR = 0.5  # strength from which a score gives a head its label
 FEWEST = 50  # queries for that
@@ -82,8 +83,8 @@ def head_report(
     queries or more, else global where attention is even, else mixed; `also` holds the others. pair: the largest weight
     on another token, with its text.
 
-    train_tokens: tell how rare a token is. Induction is measured on repeated random tokens, all else on the texts. A
-    model of the masked objective sees them whole, as in Clark et al. (2019).
+    train_tokens: tell how rare a token is. Induction is measured on repeated random tokens, none of them rare, all else
+    on the texts. A model of the masked objective sees them whole, as in Clark et al. (2019).
     """
     tokens_BL, length = texts.tokens_BL, config.context_length
     isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
@@ -107,12 +108,13 @@ def head_report(
         sums = _added(sums, layers)
         advance(some_BL.size)
     induced = [None] * len(sums)
-    if length >= SHORTEST_REPEATED:
+    frequent = np.flatnonzero(~is_rare_V[: tokenizers.separator(tokenizer)])  # what is hardly ever read is no test
+    if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED:
         induced = None
-        random_BL = head_scores.repeated_tokens(tokenizers.vocab_size(tokenizer), length, INDUCTION_ROWS, seed=0)
+        random_BL, period = head_scores.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
         for first in range(0, len(random_BL), rows):
             some_BL = random_BL[first : first + rows]
-            templates, counts_BL = head_scores.induction_template(some_BL), np.ones(some_BL.shape, bool)
+            templates, counts_BL = head_scores.induction_template(some_BL, period), np.ones(some_BL.shape, bool)
             layers = _sums(definition, parameters, mesh, some_BL, counts_BL, templates, rows, isolate_at)
             induced = _added(induced, layers)
             advance(some_BL.size)

@@ -92,19 +92,21 @@ def token_templates(tokens_BL: np.ndarray, is_delimiter_V: np.ndarray, is_rare_V
     }
 
 
-def repeated_tokens(vocab_size: int, length: int, rows: int, seed: int) -> np.ndarray:
-    """Gives tokens_BL of two copies of a random sequence, no token twice in it where there are enough: at most `length`
-    long, the separator left out."""
-    half = length // 2
+def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, int]:
+    """Gives tokens_BL, each row a random sequence of some of the tokens, none twice, over and over; and its period,
+    half of the length at most."""
+    period = min(length // 2, len(tokens))
     draw = np.random.default_rng(seed)
-    copies = [draw.choice(vocab_size - 1, half, replace=half > vocab_size - 1) for _ in range(rows)]
-    return np.stack([np.tile(copy, 2) for copy in copies]).astype(np.int32)
+    return np.stack([np.resize(draw.permutation(tokens)[:period], length) for _ in range(rows)]).astype(
+        np.int32
+    ), period
 
 
-def induction_template(tokens_BL: np.ndarray) -> dict[str, np.ndarray]:
-    """Gives the token that came after the same one in the copy before (Olsson et al. 2022), as boolean BLS."""
+def induction_template(tokens_BL: np.ndarray, period: int) -> dict[str, np.ndarray]:
+    """Gives what came after the same token before (Olsson et al. 2022), as boolean BLS, from the second copy on."""
     rows, length = tokens_BL.shape
-    half = length // 2
     places_L = np.arange(length)
-    follows_LS = places_L == places_L[:, None] - half + 1
-    return {"induction": np.broadcast_to(follows_LS & (places_L[:, None] >= half), (rows, length, length))}
+    behind_LS = places_L[:, None] - places_L
+    follows_LS = ((behind_LS + 1) % period == 0) & (behind_LS >= 0) & (places_L > 0)
+    follows_LS = follows_LS & (places_L[:, None] >= period)
+    return {"induction": np.broadcast_to(follows_LS, (rows, length, length))}

@@ -135,11 +135,15 @@ def test_where_all_is_visible_there_is_a_next_token():
 
 
 def test_repeated_tokens_come_twice_and_induction_is_what_followed():
-    tokens_BL = head_scores.repeated_tokens(vocab_size=33, length=65, rows=5, seed=1)
-    assert tokens_BL.shape == (5, 64) and tokens_BL.max() < 32
-    assert all(len(set(row[:32])) == 32 for row in tokens_BL) and (tokens_BL[:, :32] == tokens_BL[:, 32:]).all()
-    (template_BLS,) = head_scores.induction_template(tokens_BL).values()
-    for row, query, key in np.argwhere(template_BLS):
-        assert tokens_BL[row, key - 1] == tokens_BL[row, query] and key <= query
-    assert template_BLS.sum() == 5 * 32
-    assert head_scores.repeated_tokens(vocab_size=4, length=20, rows=1, seed=0).max() <= 2, "with repeats"
+    frequent = np.arange(3, 90)
+    tokens_BL, period = head_scores.repeated_tokens(frequent, length=65, rows=5, seed=1)
+    assert tokens_BL.shape == (5, 65) and period == 32 and set(tokens_BL.flat) <= set(frequent)
+    assert all(len(set(row[:32])) == 32 for row in tokens_BL) and (tokens_BL[:, :33] == tokens_BL[:, 32:]).all()
+    assert len({tuple(row) for row in tokens_BL}) == 5
+    few_BL, period = head_scores.repeated_tokens(frequent[:7], length=33, rows=2, seed=1)
+    assert period == 7 and (few_BL[:, :26] == few_BL[:, 7:]).all() and len(set(few_BL[0, :7])) == 7
+    for repeated_BL, period in ((tokens_BL, 32), (few_BL, 7)):
+        (template_BLS,) = head_scores.induction_template(repeated_BL, period).values()
+        for row, query, key in np.ndindex(template_BLS.shape):
+            follows = 0 < key <= query and repeated_BL[row, key - 1] == repeated_BL[row, query]
+            assert template_BLS[row, query, key] == (follows and query >= period)
