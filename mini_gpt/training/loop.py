@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from mini_gpt import devices, processes, sharding
+from mini_gpt import devices, files, processes, sharding
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
@@ -70,7 +70,8 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
             origins.record(workdir, origin)
             workdirs.claim(workdir, config, corpus, tokenizer)
         processes.wait_for_all("have the directory")
-        state, stop = _train(run, workdir, first)
+        with files.writing(workdir):  # what no narrower one has named
+            state, stop = _train(run, workdir, first)
     if stop.signal is not None:
         log.info(f"stopped at step {int(state.step)}, which is saved; the same command goes on from there")
         sys.exit(stop.exit_status)
