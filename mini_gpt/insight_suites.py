@@ -178,12 +178,16 @@ def describe(run: Run, request: Request) -> dict[str, Any]:
     return {"checkpoint_step": run.step, "split": request.split, "overrides": run.overrides}
 
 
+def printed_description(result: dict[str, Any]) -> str:
+    return f"Step {result['checkpoint_step']:,}."
+
+
 def explorer_page(run: Run, request: Request) -> str:
     """Gives the explorer, with the heads' labels where a head report of the same step is there."""
     labels = None
     try:
         report = json.loads((run.workdir / "eval" / "heads.json").read_text(encoding="utf-8"))
-        if report["checkpoint_step"] == run.step:
+        if report["checkpoint_step"] == run.step and report["overrides"] == run.overrides:
             labels = [[""] * run.config.model.num_heads for _ in range(run.config.model.num_layers)]
             for head in report["heads"]:
                 labels[head["layer"]][head["head"]] = str(head["label"])
@@ -205,6 +209,11 @@ def diagnose(run: Run, request: Request) -> dict[str, Any]:
         "most_likely": diagnosis.most_likely(findings),
         "rows": [dataclasses.asdict(finding) | {"value": _finite(finding.value)} for finding in findings],
     }
+
+
+def diagnosis_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Gives the checks for a table: causes where something was found, as text."""
+    return [row | {"causes": "; ".join(row["causes"]) if row["found"] else ""} for row in result["rows"]]
 
 
 def printed_diagnosis(result: dict[str, Any]) -> str:

@@ -227,11 +227,19 @@ SUITES = {
         draw=insight_suites.draw_pruning,
         printed=insight_suites.printed_pruning,
     ),
-    "figures": Suite(insight_suites.describe, takes=("text",), pictures=figures.of_run),
-    "explorer": Suite(insight_suites.describe, takes=("text",), page=insight_suites.explorer_page),
+    "figures": Suite(
+        insight_suites.describe, takes=("text",), pictures=figures.of_run, printed=insight_suites.printed_description
+    ),
+    "explorer": Suite(
+        insight_suites.describe,
+        takes=("text",),
+        page=insight_suites.explorer_page,
+        printed=insight_suites.printed_description,
+    ),
     "diagnose": Suite(
         insight_suites.diagnose,
         insight_suites.check_text,
+        rows=insight_suites.diagnosis_rows,
         printed=insight_suites.printed_diagnosis,
     ),
 }

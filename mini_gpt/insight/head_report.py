@@ -111,10 +111,10 @@ def head_report(
     frequent = np.flatnonzero(~is_rare_V[: tokenizers.separator(tokenizer)])  # what is hardly ever read is no test
     if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED:
         induced = None
-        random_BL, period = head_scores.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
+        random_BL, period_B = head_scores.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
         for first in range(0, len(random_BL), rows):
-            some_BL = random_BL[first : first + rows]
-            templates, counts_BL = head_scores.induction_template(some_BL, period), np.ones(some_BL.shape, bool)
+            some_BL, some_B = random_BL[first : first + rows], period_B[first : first + rows]
+            templates, counts_BL = head_scores.induction_template(length, some_B), np.ones(some_BL.shape, bool)
             layers = _sums(definition, parameters, mesh, some_BL, counts_BL, templates, rows, isolate_at)
             induced = _added(induced, layers)
             advance(some_BL.size)

@@ -92,21 +92,21 @@ def token_templates(tokens_BL: np.ndarray, is_delimiter_V: np.ndarray, is_rare_V
     }
 
 
-def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, int]:
-    """Gives tokens_BL, each row a random sequence of some of the tokens, none twice, over and over; and its period,
-    half of the length at most."""
-    period = min(length // 2, len(tokens))
-    draw = np.random.default_rng(seed)
-    return np.stack([np.resize(draw.permutation(tokens)[:period], length) for _ in range(rows)]).astype(
-        np.int32
-    ), period
+def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gives tokens_BL, each row a random sequence of some of the tokens, none twice, over and over; and its period_B.
+
+    Periods are drawn up to half of the length, so that a head which looks back by a fixed distance is not taken for one
+    that looks for the token.
+    """
+    most, draw = min(length // 2, len(tokens)), np.random.default_rng(seed)
+    period_B = draw.integers(max(2, most // 2), most + 1, size=rows)
+    repeated = [np.resize(draw.permutation(tokens)[:period], length) for period in period_B]
+    return np.stack(repeated).astype(np.int32), period_B
 
 
-def induction_template(tokens_BL: np.ndarray, period: int) -> dict[str, np.ndarray]:
+def induction_template(length: int, period_B: np.ndarray) -> dict[str, np.ndarray]:
     """Gives what came after the same token before (Olsson et al. 2022), as boolean BLS, from the second copy on."""
-    rows, length = tokens_BL.shape
-    places_L = np.arange(length)
+    places_L, period_B11 = np.arange(length), period_B[:, None, None]
     behind_LS = places_L[:, None] - places_L
-    follows_LS = ((behind_LS + 1) % period == 0) & (behind_LS >= 0) & (places_L > 0)
-    follows_LS = follows_LS & (places_L[:, None] >= period)
-    return {"induction": np.broadcast_to(follows_LS, (rows, length, length))}
+    follows_BLS = ((behind_LS + 1) % period_B11 == 0) & (behind_LS >= 0) & (places_L > 0)
+    return {"induction": follows_BLS & (places_L[:, None] >= period_B11)}

@@ -120,9 +120,8 @@ def rope(config: ModelConfig) -> Figure:
         axes.spines[:].set_visible(False)
         axes.set(xticks=[], yticks=[])
     draw, offsets = np.random.default_rng(0), np.arange(65)
-    q, k = draw.normal(size=(2, width)).astype(np.float32)
-    q[:], k[:] = q / np.linalg.norm(q), q / np.linalg.norm(q) + 0.3 * k / np.linalg.norm(k)
-    waves_LD = table_of(positions.Sinusoidal(config, rngs=nnx.Rngs(0)), 500, config.d_model)[:, :width]
+    (q, k), (q_D, k_D) = (_alike(draw, size) for size in (width, config.d_model))
+    waves_LD = table_of(positions.Sinusoidal(config, rngs=nnx.Rngs(0)), 500, config.d_model)
     waves_LD = waves_LD / np.linalg.norm(waves_LD, axis=1, keepdims=True)
     for number, start in enumerate((0, 100, 400)):
         turn = lambda x, place: np.asarray(
@@ -134,13 +133,23 @@ def rope(config: ModelConfig) -> Figure:
         style = {"linestyle": ("-", "--", ":")[number], "linewidth": (1.2, 2, 3)[number]}
         score.plot(offsets, by_rope, color="C0", label=f"RoPE, key at {start}", **style)
         rows = waves_LD[np.minimum(start + offsets, 499)]
-        by_waves = (q + rows) @ (k + waves_LD[start])
+        by_waves = (q_D + rows) @ (k_D + waves_LD[start])
         score.plot(offsets, by_waves, color="C1", label=f"sinusoids added, key at {start}", **style)
-    score.set(xlabel="offset of the query (tokens)", ylabel="score qᵀk", title="RoPE's depends on the offset alone")
+    score.set(
+        xlabel="offset of the query (tokens)",
+        ylabel="score of a query and a key much like it",
+        title="RoPE's depends on the offset alone",
+    )
     score.set_ylim(top=1.55 * score.get_ylim()[1])
     finish(score)
     score.legend(frameon=False, fontsize=7.5, ncols=2)
     return figure
+
+
+def _alike(draw: np.random.Generator, width: int) -> np.ndarray:
+    """Gives a unit vector, and one beside it that is much like it."""
+    q, other = (x / np.linalg.norm(x) for x in draw.normal(size=(2, width)).astype(np.float32))
+    return np.stack([q, q + 0.3 * other])
 
 
 def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int = 160) -> Figure:

@@ -12,7 +12,7 @@ from mini_gpt import sharding, suites
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.errors import UserError
-from mini_gpt.insight import head_report, python_source
+from mini_gpt.insight import head_report, head_scores, python_source
 from mini_gpt.insight.attention_maps import attention_maps
 from mini_gpt.model import MiniGPT
 from mini_gpt.model import parameters as model_parameters
@@ -86,12 +86,15 @@ def test_A9_the_heads_of_a_model_made_by_hand_to_do_induction_are_found(by_hand)
     assert set(labels.values()) == {"global"}
     found = {(row["layer"], row["head"]): row["kinds"] for row in rows}
     assert found[0, 3]["previous token"]["strength"] == pytest.approx(1, abs=0.01)
-    # But for the first place, which has none before it, takes itself for it, and has half of one query in eight.
-    assert found[1, 1]["induction"]["strength"] == pytest.approx(1 - 1 / 16, abs=0.01)
+    # But for the first place, which has none before it, takes itself for it, and has its share where its token returns.
+    _, period_B = head_scores.repeated_tokens(np.arange(V - 1), L, head_report.INDUCTION_ROWS, seed=0)
+    queries = [(place, period) for period in period_B for place in range(period, L)]
+    score = np.mean([1 if place % period else 1 - 1 / (place // period + 1) for place, period in queries])
+    assert found[1, 1]["induction"]["score"] == pytest.approx(score, abs=0.01) and score > 0.9
     assert found[0, 3]["induction"]["strength"] < 0 and found[0, 0]["induction"]["strength"] == pytest.approx(
         0, abs=1e-4
     )
-    assert found[1, 1]["induction"]["queries"] == head_report.INDUCTION_ROWS * L // 2
+    assert found[1, 1]["induction"]["queries"] == len(queries)
     summary = head_report.by_depth(rows)
     assert [layer["labels"] for layer in summary] == [{"global": 4, "previous token": 1}, {"global": 4, "induction": 1}]
     assert summary[0]["strengths"]["previous token"] == pytest.approx(0.2, abs=0.01)

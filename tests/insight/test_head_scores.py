@@ -136,14 +136,26 @@ def test_where_all_is_visible_there_is_a_next_token():
 
 def test_repeated_tokens_come_twice_and_induction_is_what_followed():
     frequent = np.arange(3, 90)
-    tokens_BL, period = head_scores.repeated_tokens(frequent, length=65, rows=5, seed=1)
-    assert tokens_BL.shape == (5, 65) and period == 32 and set(tokens_BL.flat) <= set(frequent)
-    assert all(len(set(row[:32])) == 32 for row in tokens_BL) and (tokens_BL[:, :33] == tokens_BL[:, 32:]).all()
-    assert len({tuple(row) for row in tokens_BL}) == 5
-    few_BL, period = head_scores.repeated_tokens(frequent[:7], length=33, rows=2, seed=1)
-    assert period == 7 and (few_BL[:, :26] == few_BL[:, 7:]).all() and len(set(few_BL[0, :7])) == 7
-    for repeated_BL, period in ((tokens_BL, 32), (few_BL, 7)):
-        (template_BLS,) = head_scores.induction_template(repeated_BL, period).values()
+    for tokens, length, most in ((frequent, 65, 32), (frequent[:7], 33, 7)):
+        tokens_BL, period_B = head_scores.repeated_tokens(tokens, length, rows=12, seed=1)
+        assert tokens_BL.shape == (12, length) and set(tokens_BL.flat) <= set(tokens)
+        assert len(set(period_B)) > 2 and most // 2 <= min(period_B) < max(period_B) <= most
+        assert len({tuple(row) for row in tokens_BL}) == 12
+        (template_BLS,) = head_scores.induction_template(length, period_B).values()
+        for row, period in enumerate(period_B):
+            assert len(set(tokens_BL[row, :period])) == period
+            assert (tokens_BL[row, :-period] == tokens_BL[row, period:]).all()
         for row, query, key in np.ndindex(template_BLS.shape):
-            follows = 0 < key <= query and repeated_BL[row, key - 1] == repeated_BL[row, query]
-            assert template_BLS[row, query, key] == (follows and query >= period)
+            follows = 0 < key <= query and tokens_BL[row, key - 1] == tokens_BL[row, query]
+            assert template_BLS[row, query, key] == (follows and query >= period_B[row])
+
+
+def test_a_head_that_looks_back_by_a_fixed_distance_does_no_induction():
+    tokens_BL, period_B = head_scores.repeated_tokens(np.arange(60), length=64, rows=32, seed=0)
+    templates_BTLS = head_scores.induction_template(64, period_B)["induction"][:, None]
+    counts_BL = np.ones(tokens_BL.shape, bool)
+    for back in (3, 20, 24, 31):
+        weights_BHLS = np.broadcast_to(shifted(64, back), (32, 1, 64, 64)).astype(np.float32)
+        maps = AttentionMaps(weights_BHLS, weights_BHLS, causal(64)[None])
+        sums = head_scores.head_sums(maps, tokens_BL, templates_BTLS, counts_BL)
+        assert head_scores.strength(sums.mass_HT, sums.chance_T, sums.queries_T)[0, 0] < 0.15

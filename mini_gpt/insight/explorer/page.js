@@ -36,6 +36,8 @@ class Attention {
     const level = this.levels_[(layer * this.heads + head) * this.perHead + this.start(i) + j];
     return level === this.hidden ? Infinity : this.floor * (level / this.steps) ** 2;
   }
+  // Whether all that is known is that it lies so far below.
+  cut(layer, head, i, j) { return this.below(layer, head, i, j) === this.floor; }
   logit(layer, head, i, j) {
     return this.rowMax[(layer * this.heads + head) * this.length + i] - this.below(layer, head, i, j);
   }
@@ -200,13 +202,13 @@ function MapView({ attention, state, set }) {
   if (at) {
     const logit = attention.logit(layer, head, at.i, at.j), weight = attention.weights(layer, head)[at.i * length + at.j];
     said = `query ${at.i}  ${context(at.i)}\nkey   ${at.j}  ${context(at.j)}\n` +
-      (logit === -Infinity ? "not visible" : `logit ${logit.toFixed(3)}   weight ${weight.toFixed(4)}`);
+      (logit === -Infinity ? "not visible" : `logit ${attention.cut(layer, head, at.i, at.j) ? "below " : ""}${logit.toFixed(3)}   weight ${weight.toFixed(4)}`);
   }
   return html`<${Pickers} ...${{ attention, state, set }} />
     <div class="controls"><div class="group">
       <button id="show-weights" aria-pressed=${!state.logits} onClick=${() => set({ logits: false })}>weights</button>
       <button id="show-logits" aria-pressed=${state.logits} onClick=${() => set({ logits: true })}>logits</button></div>
-      <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(2)} to ${most.toFixed(2)}` : "weights, by their root"}</span></div>
+      <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(2)} to ${most.toFixed(2)}; what is ${attention.floor} or more below its row's largest is shown as that` : "weights, by their root"}</span></div>
     <output id="pointed">${said}</output>
     <div class="map"><${Pixels} id="map" width=${length} height=${length} colourAt=${colourAt} deps=${[layer, head, state.logits]}
       onMouseMove=${move} onMouseLeave=${() => point(null)} /></div>`;
