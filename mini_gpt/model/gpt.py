@@ -16,7 +16,7 @@ from mini_gpt import devices, output_loss, sharding
 from mini_gpt.errors import UserError
 from mini_gpt.model import positions
 from mini_gpt.model.attention.masks import Mask
-from mini_gpt.model.attention.multi_head import MultiHeadAttention, residual_std
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, Remember, residual_std
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, computed_again, dropout, make_norm
 from mini_gpt.model.positions import Position
@@ -80,6 +80,7 @@ class Block(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         record: Record | None = None,
+        remember: Remember | None = None,
         head_mask_BH: jax.Array | None = None,
     ) -> jax.Array:
         keys = [None] * 3 if dropout_key is None else list(jax.random.split(dropout_key, 3))
@@ -87,7 +88,7 @@ class Block(nnx.Module):
 
         def attend(x_BLD: jax.Array) -> jax.Array:
             kept = maps.append if record is not None else None
-            options = {"dropout_key": keys[0], "record": kept, "head_mask_BH": head_mask_BH}
+            options = {"dropout_key": keys[0], "record": kept, "remember": remember, "head_mask_BH": head_mask_BH}
             return self.attention(x_BLD, position, positions_BL, mask, **options)
 
         def feed_forward(x_BLD: jax.Array) -> jax.Array:
@@ -164,14 +165,16 @@ class MiniGPT(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         record: Record | None = None,
+        remember: Remember | None = None,
         head_mask_NBH: jax.Array | None = None,
     ) -> jax.Array:
         """Gives the last hidden states x_BLD, in `dtype`, of which the logits are made.
 
         tokens_BL: ids below `vocab_size`. positions_BL: integers, 0..L-1 unless given. segments_BL: attention stays
         inside a segment. dropout_key: without it there is no dropout. record: called with each layer's Trace, in order,
-        as the model is traced. head_mask_NBH: what the heads' outputs are multiplied by, layer by layer; the
-        batch's axis may be 1. Raises UserError where the length is past a learned table.
+        as the model is traced; remember: likewise with its keys and values, see MultiHeadAttention. head_mask_NBH: what
+        the heads' outputs are multiplied by, layer by layer; the batch's axis may be 1. Raises UserError where the
+        length is past a learned table.
         """
         config = self.config
         length = tokens_BL.shape[1]
@@ -189,21 +192,22 @@ class MiniGPT(nnx.Module):
         x_BLD = pattern[0].embed(x_BLD, positions_BL)
         x_BLD = dropout(x_BLD, config.embedding_dropout, keys[-1])
         mask = Mask(config.causal, config.attention_window, segments_BL)
+        kept = record is not None or remember is not None
 
         def apply(x_BLD: jax.Array, block: Block, position: Position, key, head_mask_BH) -> jax.Array:
-            options = {"dropout_key": key, "record": record, "head_mask_BH": head_mask_BH}
+            options = {"dropout_key": key, "record": record, "remember": remember, "head_mask_BH": head_mask_BH}
 
             def run(x_BLD: jax.Array) -> jax.Array:
                 return block(x_BLD, position, positions_BL, mask, **options)
 
-            if config.remat == "none" or record is not None:  # what is recorded must not be traced a second time
+            if config.remat == "none" or kept:  # what is recorded must not be traced a second time
                 return run(x_BLD)
             return jax.checkpoint(run, policy=SAVED[config.remat], prevent_cse=not config.scan_layers)(x_BLD)
 
         if config.scan_layers:
             definition, stacked = nnx.split(self.blocks)
             merged = lambda layers, layer: nnx.merge(definition, jax.tree.map(lambda leaf: leaf[layer], layers))
-        if config.scan_layers and record is None:  # what is recorded must not stay in the loop
+        if config.scan_layers and not kept:  # what is recorded must not stay in the loop
 
             def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, None]:
                 layers, *given = part

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention import blockwise, choice, cudnn, reference, splash
+from mini_gpt.model.attention import blockwise, cached, choice, cudnn, reference, splash
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.layers import INIT_STD, Linear
 from mini_gpt.model.positions import Position
 from mini_gpt.model_schema import ModelConfig
 
 RecordMaps = Callable[[reference.AttentionMaps], None]
+Remember = Callable[[jax.Array, jax.Array], cached.Past | None]
 
 
 class MultiHeadAttention(nnx.Module):
@@ -37,10 +38,12 @@ class MultiHeadAttention(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         record: RecordMaps | None = None,
+        remember: Remember | None = None,
         head_mask_BH: jax.Array | None = None,
     ) -> jax.Array:
         """Gives out_BLD; `record` is handed the maps of this layer as it is traced.
 
+        remember: is handed the keys and values, BLGK, and may give a past to attend to in their place.
         head_mask_BH: what each head's output is multiplied by, 0 for one that is pruned (Michel et al. 2019, eq. 2).
         """
         config = self.config
@@ -51,7 +54,12 @@ class MultiHeadAttention(nnx.Module):
         k_BLGK = position.rotate(split_heads(k_BLD, config.num_kv_heads), positions_BL)
         v_BLGK = split_heads(v_BLD, config.num_kv_heads)
         # 3. Attend.
-        out_BLHK = self._attend(q_BLHK, k_BLGK, v_BLGK, position, positions_BL, mask, dropout_key, record)
+        past = remember(k_BLGK, v_BLGK) if remember is not None else None
+        if past is not None:
+            bias_BH1S = position.bias(positions_BL, past.positions_BS)
+            out_BLHK = cached.attend(q_BLHK, past, bias_BH1S=bias_BH1S, scale=self.scale)
+        else:
+            out_BLHK = self._attend(q_BLHK, k_BLGK, v_BLGK, position, positions_BL, mask, dropout_key, record)
         if head_mask_BH is not None:
             out_BLHK = out_BLHK * head_mask_BH[:, None, :, None].astype(out_BLHK.dtype)
         # 4. Concatenate the heads.
@@ -59,9 +67,13 @@ class MultiHeadAttention(nnx.Module):
         # 5. Project.
         return self.out(out_BLD)
 
+    @property
+    def scale(self) -> float:
+        """What logits are multiplied by."""
+        return 1 / math.sqrt(self.config.head_width) if self.config.scale_attention else 1.0
+
     def _attend(self, q_BLHK, k_BLGK, v_BLGK, position, positions_BL, mask, dropout_key, record) -> jax.Array:
-        config = self.config
-        scale = 1 / math.sqrt(config.head_width) if config.scale_attention else 1.0
+        config, scale = self.config, self.scale
         biased = position.bias(positions_BL[:, :1], positions_BL[:, :1]) is not None
         dropout = dropout_key is not None and config.attention_dropout > 0
         chosen = "reference"  # alone makes the maps

@@ -1,0 +1,110 @@
+"""Decoding with what is kept of the tokens before: each layer's keys and values, in slots."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mini_gpt import output_loss
+from mini_gpt.model.attention.cached import Past
+from mini_gpt.model.attention.masks import Mask
+from mini_gpt.model.gpt import MiniGPT, text_layout
+
+
+class Cache(NamedTuple):
+    """What later tokens may see of each row; the token at place p stands in slot p % S.
+
+    S is the capacity, or, where a window hides all before it, the window: then slots are a ring.
+
+    keys_NBGSK, values_NBGSK: one BGSK a layer. places_BS: -1 where a slot is empty. positions_BS, segments_BS: as the
+    model reads them. lengths_B: tokens so far. opened_B: place of the last separator that keeps documents apart.
+    drawn_BT: the positions of all places to come, of a model that is trained on random ones.
+    """
+
+    keys_NBGSK: tuple[jax.Array, ...]
+    values_NBGSK: tuple[jax.Array, ...]
+    places_BS: jax.Array
+    positions_BS: jax.Array
+    segments_BS: jax.Array
+    lengths_B: jax.Array
+    opened_B: jax.Array
+    drawn_BT: jax.Array | None
+
+
+def prefill(
+    model: MiniGPT, tokens_BL: jax.Array, lengths_B: jax.Array, capacity: int, isolate_at: int | None = None
+) -> tuple[jax.Array, Cache]:
+    """Reads prompts in one pass; gives logits_BV, float32, of what follows each, and the cache.
+
+    tokens_BL: filled up on the right, where a causal model does not see it. lengths_B: of the prompts, 1 at least.
+    capacity: tokens that a row will have at most.
+    """
+    config, (batch, length) = model.config, tokens_BL.shape
+    filled_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
+    positions_BT, segments_BT = text_layout(config, filled_BT, isolate_at)
+    drawn_BT = None if config.random_positions is None else positions_BT
+    places_1T = jnp.arange(capacity, dtype=jnp.int32)[None]
+    opens_BL = jnp.zeros(tokens_BL.shape, bool) if isolate_at is None else tokens_BL == isolate_at
+    kept: list[tuple[jax.Array, jax.Array]] = []
+    cut = lambda of_BT: None if of_BT is None else of_BT[:, :length]
+    x_BLD = model.hidden(tokens_BL, cut(positions_BT), cut(segments_BT), remember=lambda *layer: kept.append(layer))
+    slots = capacity if config.attention_window is None else min(capacity, config.attention_window)
+    last_B1 = lengths_B[:, None] - 1
+    places_BS = last_B1 - (last_B1 - jnp.arange(slots)) % slots  # the last place that stands in each slot
+    at_BS = jnp.maximum(places_BS, 0)
+
+    def in_slots(of_BLGK: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(of_BLGK, at_BS[:, :, None, None], axis=1).swapaxes(1, 2)
+
+    whole = lambda of_BT: jnp.take_along_axis(jnp.broadcast_to(of_BT, (batch, capacity)), at_BS, axis=1)
+    keys_NBGSK, values_NBGSK = (tuple(map(in_slots, layers)) for layers in zip(*kept, strict=True))
+    in_prompt_BL = jnp.arange(length) < lengths_B[:, None]
+    cache = Cache(
+        keys_NBGSK,
+        values_NBGSK,
+        places_BS,
+        whole(places_1T if positions_BT is None else positions_BT),
+        whole(jnp.zeros((1, capacity), jnp.int32) if segments_BT is None else segments_BT),
+        lengths_B,
+        jnp.max(jnp.where(opens_BL & in_prompt_BL, places_1T[:, :length], 0), axis=1),
+        drawn_BT,
+    )
+    return _logits(model, jnp.take_along_axis(x_BLD, last_B1[:, :, None], axis=1)), cache
+
+
+def decode(model: MiniGPT, tokens_B: jax.Array, cache: Cache, isolate_at: int | None = None) -> tuple[jax.Array, Cache]:
+    """Reads one more token of each row; gives logits_BV, float32, of what follows it, and the cache with it."""
+    rows_B, slots = jnp.arange(len(tokens_B)), cache.places_BS.shape[1]
+    places_B, opened_B = cache.lengths_B, cache.opened_B
+    slots_B = places_B % slots
+    segments_B = cache.segments_BS[rows_B, (places_B - 1) % slots]
+    positions_B = places_B
+    if isolate_at is not None:
+        opens_B = tokens_B == isolate_at
+        opened_B = jnp.where(opens_B, places_B, opened_B)
+        segments_B, positions_B = segments_B + opens_B, places_B - opened_B
+    if cache.drawn_BT is not None:
+        positions_B = cache.drawn_BT[rows_B, places_B]
+    put = lambda of_BS, new_B: of_BS.at[rows_B, slots_B].set(new_B)
+    places_BS, positions_BS = put(cache.places_BS, places_B), put(cache.positions_BS, positions_B)
+    segments_BS = put(cache.segments_BS, segments_B)
+    mask = Mask(model.config.causal, model.config.attention_window)
+    visible_BS = mask.of_row(places_B, places_BS) & (places_BS >= 0) & (segments_BS == segments_B[:, None])
+    kept: list[Past] = []
+
+    def remember(k_B1GK: jax.Array, v_B1GK: jax.Array) -> Past:
+        layer = len(kept)
+        put = lambda of_BGSK, new_B1GK: of_BGSK.at[rows_B, :, slots_B].set(new_B1GK[:, 0])
+        keys_BGSK, values_BGSK = put(cache.keys_NBGSK[layer], k_B1GK), put(cache.values_NBGSK[layer], v_B1GK)
+        kept.append(Past(keys_BGSK, values_BGSK, positions_BS, visible_BS))
+        return kept[-1]
+
+    x_B1D = model.hidden(tokens_B[:, None], positions_B[:, None], remember=remember)
+    keys_NBGSK, values_NBGSK = tuple(past.keys_BGSK for past in kept), tuple(past.values_BGSK for past in kept)
+    lengths_B = cache.lengths_B + 1
+    cache = Cache(keys_NBGSK, values_NBGSK, places_BS, positions_BS, segments_BS, lengths_B, opened_B, cache.drawn_BT)
+    return _logits(model, x_B1D), cache
+
+
+def _logits(model: MiniGPT, x_B1D: jax.Array) -> jax.Array:
+    return output_loss.logits(x_B1D[:, 0], model.output_table.astype(model.dtype))
