@@ -1,73 +1,173 @@
-"""Text from a model: tokens drawn one by one, each from a full forward pass over the context."""
+"""Text from a model, token by token, each drawn from logits that a cache of the tokens before makes cheap."""
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.errors import UserError
+from mini_gpt.model import cache as caches
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import text_layout
+from mini_gpt.model.cache import Cache
+from mini_gpt.model.gpt import check_length
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.sampling import Sampling, draw
+
+CHUNK = 16  # tokens that are drawn before anyone is told of them
+BLOCK = 64  # prompts are filled up to a multiple of it, so that few lengths are compiled
+ALL = Sampling()
+CUT = "\ufffd"  # what a decoder gives for a character that is not whole yet
 
 
-def generate(
+class _Writing(NamedTuple):
+    """Where decoding stands: the logits of the next token, and what they are made of."""
+
+    logits_BV: jax.Array
+    seen_BV: jax.Array
+    keys_B: jax.Array
+    cache: Cache
+
+
+def stream(
     definition: nnx.GraphDef,
     parameters: Parameters,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     *,
     length: int,
-    context_length: int,
-    isolate_at: int | None = None,
-    temperature: float = 1.0,
-    top_k: int = 0,
+    sampling: Sampling = ALL,
     seed: int = 0,
-) -> np.ndarray:
-    """Gives `length` token ids that follow the prompt, each drawn given at most the last `context_length` tokens.
+    isolate_at: int | None = None,
+) -> Iterator[np.ndarray]:
+    """Yields drawn tokens_BN, int32: the first one as soon as it is there, then up to CHUNK at a time, `length` in all.
 
-    isolate_at: the separator at which documents are kept apart, for a model that was trained so. temperature: 0 takes
-    the likeliest token. top_k: only the k likeliest are drawn from; 0 for all. The same seed
-    gives the same tokens. Raises UserError for a value out of range, an empty prompt or a bidirectional model.
+    prompts: token ids, a row each, of any lengths. isolate_at: the separator at which documents are kept apart, for a
+    model that was trained so. The same seed gives a row the same tokens, whatever the other rows are. Raises
+    UserError for an empty prompt, a bidirectional model, or where prompt and length pass the positions that there are.
     """
-    if not 0 <= temperature < math.inf:
-        raise UserError(f"temperature: found {temperature}; must be at least 0, and finite")
-    if top_k < 0:
-        raise UserError(f"top_k: found {top_k}; must be at least 0")
-    if length < 0:
-        raise UserError(f"length: found {length}; must be at least 0")
-    if not len(prompt):
-        raise UserError("prompt: found no token; give at least one")
-    context = np.array(prompt[-context_length:], np.int32)
-    tokens_L = np.zeros(context_length, np.int32)
-    tokens_L[: len(context)] = context
-    key = jax.random.key(seed)
-    drawn = _generate(definition, parameters, tokens_L, len(context), key, temperature, length, top_k, isolate_at)
-    return np.asarray(drawn)
-
-
-@functools.partial(jax.jit, static_argnames=("definition", "length", "top_k", "isolate_at"))
-def _generate(definition, parameters, tokens_L, filled, key, temperature, length, top_k, isolate_at):
-    model = model_parameters.merge(definition, parameters)
-    if not model.config.causal:
+    config = nnx.merge(definition, nnx.State(jax.eval_shape(lambda: parameters))).config
+    if not config.causal:
         raise UserError(
             "model.causal: found False; a bidirectional model does not predict the next token, so can't write"
         )
-    context_length = len(tokens_L)
+    if length < 0:
+        raise UserError(f"length: found {length}; must be at least 0")
+    if not all(map(len, prompts)):
+        raise UserError("prompt: found no token; give at least one")
+    lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
+    capacity = int(lengths_B.max()) + length
+    check_length(config, capacity)
+    padded = min(capacity, math.ceil(lengths_B.max() / BLOCK) * BLOCK)
+    tokens_BL = np.zeros((len(prompts), padded), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens_BL[row, : len(prompt)] = prompt
+    writing = _read(definition, isolate_at, capacity, parameters, tokens_BL, lengths_B, seed)
+    written = 0
+    while written < length:
+        count = 1 if written == 0 else min(CHUNK, length - written)
+        writing, tokens_BN = _write(definition, isolate_at, sampling, parameters, writing, count)
+        yield np.asarray(tokens_BN)[:, :count]
+        written += count
 
-    def draw(carry, key):
-        tokens_L, filled = carry
-        logits_V = model(tokens_L[None], *text_layout(model.config, tokens_L[None], isolate_at))[0, filled - 1]
-        if 0 < top_k < len(logits_V):
-            logits_V = jnp.where(logits_V < jax.lax.top_k(logits_V, top_k)[0][-1], -jnp.inf, logits_V)
-        drawn = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
-        token = jnp.where(temperature > 0, drawn, jnp.argmax(logits_V)).astype(jnp.int32)
-        full = filled == context_length
-        tokens_L = jnp.where(full, jnp.roll(tokens_L, -1), tokens_L)
-        place = jnp.where(full, context_length - 1, filled)
-        return (tokens_L.at[place].set(token), jnp.minimum(filled + 1, context_length)), token
 
-    return jax.lax.scan(draw, (tokens_L, filled), jax.random.split(key, length))[1]
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _read(definition, isolate_at, capacity, parameters, tokens_BL, lengths_B, seed) -> _Writing:
+    model = model_parameters.merge(definition, parameters)
+    logits_BV, cache = caches.prefill(model, tokens_BL, lengths_B, capacity, isolate_at)
+    rows_B1 = jnp.arange(len(tokens_BL))[:, None]
+    is_prompt_BL = jnp.arange(tokens_BL.shape[1]) < lengths_B[:, None]
+    seen_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B1, tokens_BL].max(is_prompt_BL)
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows_B1[:, 0])
+    return _Writing(logits_BV, seen_BV, keys_B, cache)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
+def _write(definition, isolate_at, sampling, parameters, writing, count) -> tuple[_Writing, jax.Array]:
+    """Draws `count` tokens, at most CHUNK, of each row."""
+    model = model_parameters.merge(definition, parameters)
+    rows_B = jnp.arange(len(writing.logits_BV))
+
+    def one(number, carry):
+        writing, tokens_BN = carry
+        keys_B = jax.vmap(jax.random.fold_in)(writing.keys_B, writing.cache.lengths_B)
+        tokens_B = draw(writing.logits_BV, writing.seen_BV, keys_B, sampling)
+        seen_BV = writing.seen_BV.at[rows_B, tokens_B].set(True)
+        logits_BV, cache = caches.decode(model, tokens_B, writing.cache, isolate_at)
+        return _Writing(logits_BV, seen_BV, writing.keys_B, cache), tokens_BN.at[:, number].set(tokens_B)
+
+    tokens_BN = jnp.zeros((len(rows_B), CHUNK), jnp.int32)
+    return jax.lax.fori_loop(0, count, one, (writing, tokens_BN))
+
+
+def generate(*model, prompts: Sequence[Sequence[int]], length: int, **options) -> np.ndarray:
+    """Gives all tokens_BN that `stream` yields."""
+    parts = list(stream(*model, prompts, length=length, **options))
+    return np.concatenate([np.zeros((len(prompts), 0), np.int32), *parts], axis=1)
+
+
+class Writer:
+    """One row's text as its tokens come: gives what is certain of it, up to its end.
+
+    The end is a stop string, which is left out, or the separator. A character of several tokens is held back until it
+    is whole, and so is what may be the beginning of a stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
+        self.tokenizer, self.stops = tokenizer, tuple(stops)
+        self.separator = len(tokenizer.token_bytes) - 1
+        self.tokens: list[int] = []  # all, up to the end
+        self.ended_by: str | None = None
+        self.text = ""  # all that was given
+        self._held_tokens: list[int] = []
+        self._held_text = ""
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Gives the text that is new and certain; nothing after the end."""
+        given = ""
+        for token in map(int, tokens):
+            if self.ended_by is not None:
+                break
+            if token == self.separator:
+                given += self.finish()
+                self.ended_by = "end of document"
+                break
+            self.tokens.append(token)
+            self._held_tokens.append(token)
+            text = self.tokenizer.decode(self._held_tokens)
+            if text.endswith(CUT) and len(self._held_tokens) < 4:  # bytes of one character in UTF-8
+                continue
+            self._held_tokens = []
+            given += self._certain(text)
+        return given
+
+    def finish(self) -> str:
+        """Gives what was held back."""
+        if self.ended_by is not None:
+            return ""
+        given = self._certain(self.tokenizer.decode(self._held_tokens))
+        rest = "" if self.ended_by is not None else self._held_text
+        self._held_tokens, self._held_text = [], ""
+        self.text += rest
+        return given + rest
+
+    def _certain(self, text: str) -> str:
+        held = self._held_text + text
+        found = [(held.index(stop), stop) for stop in self.stops if stop in held]
+        if found:
+            place, self.ended_by = min(found)
+            certain, self._held_text = held[:place], ""
+        else:
+            begun = max((_begins(held, stop) for stop in self.stops), default=0)
+            certain, self._held_text = held[: len(held) - begun], held[len(held) - begun :]
+        self.text += certain
+        return certain
+
+
+def _begins(text: str, stop: str) -> int:
+    """Gives how many of the last characters are the first of a stop string."""
+    return next((count for count in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:count])), 0)

@@ -8,11 +8,14 @@ from flax import nnx
 
 from mini_gpt import config as configs
 from mini_gpt import generation
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.errors import UserError
+from mini_gpt.generation import Writer
 from mini_gpt.model import MiniGPT, parameters
-from tests import oracle
+from mini_gpt.sampling import Sampling
 
 CONTEXT, VOCAB = 8, 13
+GREEDY = Sampling(temperature=0.0)
 
 
 def make(**overrides):
@@ -20,71 +23,129 @@ def make(**overrides):
     base |= {"model.tie_embeddings": False, "model.use_bias": False}  # so that no token is likeliest everywhere
     config = configs.load("configs/default.py", base | overrides)
     definition, drawn = parameters.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
-    keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(drawn))))
-    return definition, jax.tree.map(lambda leaf: leaf + 0.7 * jax.random.normal(next(keys), leaf.shape), drawn)
+    keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(drawn))))
+    return definition, jax.tree.map(lambda leaf: leaf + 1.0 * jax.random.normal(next(keys), leaf.shape), drawn)
 
 
-def generate(model, prompt, length=12, **kwargs):
-    return generation.generate(*model, prompt, length=length, context_length=CONTEXT, **kwargs).tolist()
+def generate(model, *prompts, length=12, **options):
+    return generation.generate(*model, prompts=prompts, length=length, **options).tolist()
 
 
-@pytest.mark.parametrize("position", ["rope", "learned", "alibi"])
-def test_at_temperature_0_each_token_is_the_likeliest_after_the_last_context(position):
-    model = make(**{"model.position": position})
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model.position": "rope"},
+        {"model.position": "learned", "model.max_positions": 40},
+        {"model.position": "alibi", "model.attention_window": 4},
+    ],
+)
+def test_at_temperature_0_each_token_is_the_likeliest_after_all_before_it(fields, monkeypatch):
+    monkeypatch.setattr(generation, "CHUNK", 5)
+    model, prompts = make(**fields), ([3], [1, 2, 3, 4], list(range(12)))
     forward = jax.jit(parameters.merge(*model))
-    for prompt in ([3], [1, 2, 3, 4], list(range(12))):
-        tokens = list(prompt)
-        drawn = generate(model, prompt, length=20, temperature=0.0)
-        assert len(prompt) == 1 or len(set(drawn)) > 2, "a model that says one thing alone shows nothing"
-        for token in drawn:
-            seen = tokens[-CONTEXT:]  # what is to the right of it can't matter: the model is causal
-            logits = forward(jnp.array([seen + [0] * (CONTEXT - len(seen))]))[0, len(seen) - 1]
-            assert token == int(jnp.argmax(logits))
-            tokens.append(token)
+    written = generate(model, *prompts, length=23, sampling=GREEDY)
+    assert len({token for drawn in written for token in drawn}) > 3, "a model that says one thing alone shows nothing"
+    for prompt, drawn in zip(prompts, written, strict=True):
+        assert len(drawn) == 23
+        tokens = np.array([*prompt, *drawn])
+        logits_LV = forward(jnp.array([[*tokens, *[0] * (40 - len(tokens))]]))[0]  # the model is causal
+        assert np.argmax(logits_LV, axis=-1)[len(prompt) - 1 : len(tokens) - 1].tolist() == drawn
+    for prompt, drawn in zip(prompts, written, strict=True):
+        assert generate(model, prompt, length=23, sampling=GREEDY) == [drawn]
+
+
+def test_tokens_come_as_they_are_drawn_and_nothing_is_compiled_after_the_first(monkeypatch):
+    model, compiled = make(), []
+    parts = generation.stream(*model, [[1, 2]], length=40)
+    assert next(parts).shape == (1, 1)
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
+    try:
+        assert [part.shape[1] for part in parts] == [16, 16, 7]
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert not [name for name in compiled if "compile" in name]
 
 
 def test_isolated_documents_are_written_as_they_were_trained():
     model = make()
     tokens = [4, 5, 12, 6, 7]  # 12 is the separator: what is before it must not matter
-    kept = generate(model, tokens, temperature=0.0, length=3, isolate_at=12)
-    assert kept == generate(model, [9, 9, 12, 6, 7], temperature=0.0, length=3, isolate_at=12)
+    kept = generate(model, tokens, length=3, sampling=GREEDY, isolate_at=12)
+    assert kept == generate(model, [9, 9, 12, 6, 7], length=3, sampling=GREEDY, isolate_at=12)
     alone = parameters.merge(*model)(jnp.array([[12, 6, 7]]))[0, -1]
-    assert kept[0] == int(jnp.argmax(alone))
+    assert kept[0][0] == int(jnp.argmax(alone))
 
 
-def test_seeds_reproduce_and_differ():
+def test_seeds_reproduce_and_differ_whatever_is_written_beside():
     model = make()
-    assert generate(model, [1], seed=1) == generate(model, [1], seed=1) != generate(model, [1], seed=2)
+    first, second = generate(model, [1], [1], seed=1)
+    assert first != second and [first] == generate(model, [1], seed=1) != generate(model, [1], seed=2)
+    assert generate(model, [1], [4, 5, 6], seed=1)[0] == first
 
 
-def test_draws_follow_the_softmax_at_the_temperature_and_only_among_the_top_k():
-    model, temperature = make(), 4.0
-    logits = np.asarray(parameters.merge(*model)(jnp.array([[5, 2]]))[0, -1], np.float64) / temperature
-    top = np.argsort(logits)[-3:]
-    expected = np.zeros(VOCAB)
-    expected[top] = np.exp(logits[top]) / np.exp(logits[top]).sum()
-    assert abs(expected.max() - oracle.softmax(temperature * logits[top]).max()) > 0.2, "1 would not do as well"
-    draws = [generate(model, [5, 2], length=1, temperature=temperature, top_k=3, seed=s)[0] for s in range(400)]
-    found = np.bincount(draws, minlength=VOCAB) / len(draws)
+def test_draws_follow_the_softmax_at_the_temperature():
+    model = make()
+    logits = np.asarray(parameters.merge(*model)(jnp.array([[5, 2]]))[0, -1], np.float64) / 4
+    expected = np.exp(logits) / np.exp(logits).sum()
+    draws = generate(model, *[[5, 2]] * 2000, length=1, sampling=Sampling(temperature=4.0))
+    found = np.bincount(np.ravel(draws), minlength=VOCAB) / len(draws)
     np.testing.assert_allclose(found, expected, atol=4 * 0.5 / np.sqrt(len(draws)))
-    assert set(draws) <= set(top.tolist())
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"temperature": -1.0}, r"temperature: found -1\.0"),
-        ({"temperature": float("nan")}, "temperature: found nan"),
-        ({"top_k": -2}, "top_k: found -2"),
         ({"length": -1}, "length: found -1"),
-        ({"prompt": []}, "prompt: found no token"),
+        ({"prompts": [[1], []]}, "prompt: found no token"),
     ],
 )
 def test_values_out_of_range_are_named(arguments, message):
     with pytest.raises(UserError, match=message):
-        generate(make(), **({"prompt": [1]} | arguments))
+        generation.generate(*make(), **({"prompts": [[1]], "length": 3} | arguments))
 
 
 def test_a_bidirectional_model_does_not_write():
     with pytest.raises(UserError, match=r"model\.causal: found False"):
         generate(make(**{"model.causal": False, "train.objective": "masked"}), [1])
+
+
+def test_a_learned_tables_end_is_never_passed():
+    model = make(**{"model.position": "learned"})
+    assert len(generate(model, [1, 2], length=6)[0]) == 6
+    with pytest.raises(UserError, match="the learned table has 8 positions; found a length of 9"):
+        generate(model, [1, 2], length=7)
+
+
+def written(writer, tokens):
+    """Gives what was shown after each token, and at the end."""
+    return [*(writer.add([token]) for token in tokens), writer.finish()]
+
+
+def test_a_character_is_shown_when_it_is_whole():
+    shown = written(Writer(ByteTokenizer()), "aé😀b".encode())
+    assert shown == ["a", "", "é", "", "", "", "😀", "b", ""]
+    shown = written(Writer(ByteTokenizer()), b"a\xff\xffbcd\xc3")
+    assert "".join(shown) == "a\ufffd\ufffdbcd\ufffd"
+
+
+@pytest.mark.parametrize(
+    "stops, text, shown, by",
+    [
+        (["stop"], "go on, stop here", "go on, ", "stop"),
+        (["\n\n"], "one\ntwo\n\nthree", "one\ntwo", "\n\n"),
+        (["aab"], "aaab", "a", "aab"),
+        (["xyz", "b"], "aaxyb", "aaxy", "b"),
+        (["never"], "it is nev", "it is nev", None),
+    ],
+)
+def test_a_stop_string_ends_the_text_and_is_not_shown(stops, text, shown, by):
+    for tokens in ([text.encode()], [[byte] for byte in text.encode()]):
+        writer = Writer(ByteTokenizer(), stops)
+        parts = [*(writer.add(part) for part in tokens), writer.finish()]
+        assert "".join(parts) == shown == writer.text and writer.ended_by == by
+
+
+def test_the_separator_ends_the_text():
+    tokenizer = CharacterTokenizer("abc")
+    writer = Writer(tokenizer)
+    assert written(writer, [0, 1, 3, 2]) == ["a", "b", "", "", ""]
+    assert writer.ended_by == "end of document" and writer.tokens == [0, 1] and writer.text == "ab"

@@ -16,10 +16,12 @@ from mini_gpt.evaluation.scoring import Score
 from mini_gpt.insight import images
 from mini_gpt.insight.attention_statistics import attention_statistics
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.sampling import Sampling
 from mini_gpt.schema import Config
 
 PROMPT_TOKENS = 32  # of the validation text, which a sample goes on from
 SAMPLE_PROBLEMS = 5
+SAMPLING = Sampling(temperature=0.8, top_k=40)
 
 
 class Evaluator(ABC):
@@ -105,16 +107,15 @@ class TextEvaluator(Evaluator):
         return np.asarray(self.split.tokens[: self.config.context_length], np.int32)[None]
 
     def sample(self, parameters: Parameters, length: int) -> str:
-        prompt = self.split.tokens[: min(PROMPT_TOKENS, self.config.context_length)]
-        drawn = generation.generate(
+        context = self.config.context_length
+        prompt = self.split.tokens[: min(PROMPT_TOKENS, (context + 1) // 2)]
+        (drawn,) = generation.generate(
             self.definition,
             parameters,
-            prompt,
-            length=length,
-            context_length=self.config.context_length,
+            prompts=[prompt],
+            length=min(length, context - len(prompt)),
             isolate_at=self.isolate_at,
-            temperature=0.8,
-            top_k=40,
+            sampling=SAMPLING,
             seed=self.config.seed,
         )
         return self.tokenizer.decode([*prompt, *drawn])

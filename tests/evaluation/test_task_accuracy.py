@@ -11,6 +11,7 @@ from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.gpt import text_layout
+from mini_gpt.sampling import Sampling
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 
@@ -48,8 +49,8 @@ def test_exact_match_is_what_greedy_decoding_writes(config, fields):
     length, written = config.context_length, []
     for question, _ in problems:
         prompt = TOKENIZER.encode(question + tasks.ANSWER)
-        drawn_tokens = generation.generate(definition, drawn, prompt, length=2, context_length=length, temperature=0.0)
-        written.append(drawn_tokens)
+        options = {"length": 2, "sampling": Sampling(temperature=0.0)}
+        written.append(generation.generate(definition, drawn, prompts=[prompt], **options)[0])
     given = [
         (question, TOKENIZER.decode(tokens[:1]) if row % 3 else answer)
         for row, ((question, answer), tokens) in enumerate(zip(problems, written, strict=True))
