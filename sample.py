@@ -103,7 +103,9 @@ def _length(run: Run, prompt: int, asked: int) -> int:
     most = model.random_positions or (model.max_positions if model.position == "learned" else None)
     if most is not None and total > most:
         if prompt >= most:
-            raise UserError(f"--prompt: it has {prompt} tokens; the model has positions for {most}, this run's end")
+            raise UserError(
+                f"--prompt: it has {prompt} tokens; the model has positions for {most} at most, the prompt's among them"
+            )
         log.warning(f"the model has positions for {most} tokens: it stops after {most - prompt} new ones")
         return most - prompt
     if total > run.config.context_length:
