@@ -3,8 +3,10 @@
 python -m mini_gpt.bench --config=configs/tiny.py [--steps=200] [--config.model.dtype=float32 ...]
 python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.position=alibi [--steps=200]
 
+python -m mini_gpt.bench --decode configs/tiny.py [--prompt_tokens=16] [--tokens=240]
+
 A comparison alternates the two in one process; its ratio is the second's time a step over the first's. Let nothing else
-run beside it: two cores are soon full.
+run beside it: two cores are soon full. Decoding is of one text, with weights as they are drawn.
 """
 
 import argparse
@@ -27,15 +29,18 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from mini_gpt import command_line, devices, errors, sharding
+from mini_gpt import command_line, devices, errors, generation, sharding
 from mini_gpt import config as configs
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.event_file import EventFile
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import compute_dtype
+from mini_gpt.model.gpt import check_length, compute_dtype
+from mini_gpt.sampling import Sampling
 from mini_gpt.schema import Config
 from mini_gpt.training import assembly
+from mini_gpt.training import state as states
+from mini_gpt.training.optimizer import make_optimizer
 
 WARMUP_STEPS = 20
 WATCHED = 11  # times that what an evaluation shows in TensorBoard is made
@@ -128,7 +133,7 @@ class Bench:
 
     def report(self, seconds: list[float], waiting_share: float) -> dict:
         """Gives the JSON object of a run."""
-        config, device = self.config, jax.devices()[0]
+        config = self.config
         memory = peak_memory()  # before a peak is measured, which takes some
         median, tokens = statistics.median(seconds), config.train.batch_size * config.context_length
         peak, peak_source = peak_flops(compute_dtype(config.model.dtype))
@@ -151,9 +156,17 @@ class Bench:
             "watching_share": statistics.median(watching) / (config.eval.every * median),
             "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(self.parameters),
-            "device": {"kind": device.device_kind, "platform": device.platform, "count": self.mesh.size},
-            "versions": {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__},
+            **machine(self.mesh.size),
         }
+
+
+def machine(count: int) -> dict:
+    """Gives what a figure was measured on."""
+    device = jax.devices()[0]
+    return {
+        "device": {"kind": device.device_kind, "platform": device.platform, "count": count},
+        "versions": {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__},
+    }
 
 
 def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> float:
@@ -234,6 +247,37 @@ def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
     return {"compared": names, "milliseconds_per_step": steps_of, "ratio": spread(ratios), "rounds": ROUNDS}
 
 
+def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
+    """Measures how fast a text is written: seconds to its first token, and tokens a second after it."""
+    config = configs.load(path, overrides)
+    check_length(config.model, prompt_tokens + tokens)
+    corpus = corpora.open_corpus(config.data)
+    tokenizer = tokenizers.fit(corpus, config.data)
+    vocab_size, optimizer = states.vocab_size(config, tokenizer), make_optimizer(config)
+    definition, like = states.abstract(config, vocab_size, optimizer, sharding.make_reading_mesh(config))
+    parameters = states.create(config, vocab_size, optimizer, like).parameters
+    prompt = np.random.default_rng(0).integers(vocab_size, size=prompt_tokens)
+    first, speeds = [], []
+    for _ in range(1 + ROUNDS):  # the first one compiles
+        begin = time.perf_counter()
+        parts = generation.stream(definition, parameters, [prompt], length=tokens, sampling=Sampling(top_k=40))
+        next(parts)
+        first.append(time.perf_counter() - begin)
+        written = sum(part.shape[1] for part in parts)
+        speeds.append(written / (time.perf_counter() - begin - first[-1]))
+    return {
+        "decoded": path,
+        "overrides": overrides,
+        "prompt_tokens": prompt_tokens,
+        "tokens": tokens,
+        "compile_seconds": first[0],
+        "seconds_to_first_token": spread(first[1:]),
+        "tokens_per_second": spread(speeds[1:]),
+        "parameters": model_parameters.count(parameters),
+        **machine(1),
+    }
+
+
 def parse_variant(name: str) -> tuple[str, dict[str, str]]:
     """Reads FILE,field=value,field=value, as the name of a run directory is made."""
     path, *fields = re.split(r",(?=[a-z_.0-9]+=)", name)
@@ -247,10 +291,14 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", help="a file such as configs/tiny.py")
     what.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two of FILE[,field=value ...]")
+    what.add_argument("--decode", metavar="CONFIG", help="how fast a config's model writes")
+    parser.add_argument("--prompt_tokens", type=int, default=16, help="of --decode; default: 16")
+    parser.add_argument("--tokens", type=int, default=240, help="of --decode, to write; default: 240")
     parser.add_argument("--steps", type=int, default=100, help="measured, after the warm-up; default: 100")
     flags, rest = parser.parse_known_args()
-    if flags.steps < 1:
-        raise UserError(f"--steps: found {flags.steps}; must be at least 1")
+    for name, least in (("steps", 1), ("prompt_tokens", 1), ("tokens", 2)):
+        if getattr(flags, name) < least:
+            raise UserError(f"--{name}: found {getattr(flags, name)}; must be at least {least}")
     overrides = command_line.config_overrides(rest)
     command_line.set_up()
     with tempfile.TemporaryDirectory() as nothing_compiled_yet:
@@ -258,6 +306,8 @@ def main() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         if flags.config:
             result = measure(flags.config, overrides, flags.steps)
+        elif flags.decode:
+            result = decode(flags.decode, overrides, flags.prompt_tokens, flags.tokens)
         else:
             result = compare(flags.compare, overrides, flags.steps)
     print(json.dumps(result, ensure_ascii=False))
