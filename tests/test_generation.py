@@ -82,6 +82,14 @@ def test_seeds_reproduce_and_differ_whatever_is_written_beside():
     assert generate(model, [1], [4, 5, 6], seed=1)[0] == first
 
 
+def test_places_draw_one_by_one_and_what_was_drawn_is_repeated_less():
+    model = make()
+    (even,) = generate(model, [1, 2], length=40, sampling=Sampling(temperature=1e6))
+    assert len(set(even)) > 6, "all but even chances, a key a place"
+    (repelled,) = generate(model, [1, 2], length=10, sampling=Sampling(temperature=0.0, repetition_penalty=1e6))
+    assert len({*repelled}) > 8 > 3 * len({*generate(model, [1, 2], length=10, sampling=GREEDY)[0]})
+
+
 def test_draws_follow_the_softmax_at_the_temperature():
     model = make()
     logits = np.asarray(parameters.merge(*model)(jnp.array([[5, 2]]))[0, -1], np.float64) / 4

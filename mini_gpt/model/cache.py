@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from mini_gpt import output_loss
 from mini_gpt.model.attention.cached import Past
-from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.gpt import MiniGPT, text_layout
 
 
@@ -88,8 +87,8 @@ def decode(model: MiniGPT, tokens_B: jax.Array, cache: Cache, isolate_at: int | 
     put = lambda of_BS, new_B: of_BS.at[rows_B, slots_B].set(new_B)
     places_BS, positions_BS = put(cache.places_BS, places_B), put(cache.positions_BS, positions_B)
     segments_BS = put(cache.segments_BS, segments_B)
-    mask = Mask(model.config.causal, model.config.attention_window)
-    visible_BS = mask.of_row(places_B, places_BS) & (places_BS >= 0) & (segments_BS == segments_B[:, None])
+    # Slots hold nothing that is to come, and nothing from before the window.
+    visible_BS = (places_BS >= 0) & (segments_BS == segments_B[:, None])
     kept: list[Past] = []
 
     def remember(k_B1GK: jax.Array, v_B1GK: jax.Array) -> Past:

@@ -38,8 +38,10 @@ def make(fields):
     return parameters.merge(definition, larger)
 
 
-@pytest.mark.parametrize("isolate_at", [None, 12])
-@pytest.mark.parametrize("name", MODELS)
+APART = ("learned", "t5", "window", "random")  # some that keep documents apart too, at the separator 12
+
+
+@pytest.mark.parametrize("name, isolate_at", [*((name, None) for name in MODELS), *((name, 12) for name in APART)])
 def test_C7_cached_logits_are_those_of_the_whole(name, isolate_at):
     model = make(MODELS[name])
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (3, CAPACITY), np.int32)  # far past the context of 16

@@ -39,12 +39,6 @@ class Mask(NamedTuple):
             visible_BLS = visible_BLS & (query_segments_BL[:, :, None] == key_segments_BS[:, None, :])
         return visible_BLS
 
-    def of_row(self, query_places_B: jax.Array, key_places_BS: jax.Array) -> jax.Array:
-        """Gives visible_BS for one query a row, segments aside."""
-        behind_BS = query_places_B[:, None] - key_places_BS
-        visible_BS = behind_BS >= 0 if self.causal else jnp.ones(behind_BS.shape, bool)
-        return visible_BS if self.window is None else visible_BS & (jnp.abs(behind_BS) < self.window)
-
     def blocks(self, count: int, size: int) -> list[tuple[int, int]]:
         """Gives (i, j) where some query of block i may see a key of block j, segments aside, i by i."""
         reach = count if self.window is None else (self.window + size - 2) // size  # in blocks, to the furthest key
