@@ -53,8 +53,10 @@ def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndar
     "fields",
     [
         {"model__position": "rope"},
-        {"model__causal": False, "train__objective": "masked", "model__position": "alibi"},
         {"model__attention_window": 5, "data__isolate_documents": True},
+        pytest.param(
+            {"model__causal": False, "train__objective": "masked", "model__position": "alibi"}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_page_holds_the_models_attention(small, tmp_path, fields):
@@ -90,7 +92,7 @@ def test_A3_of_a_task_the_page_shows_a_problem(small, tmp_path):
     assert re.fullmatch(r"([a-z]{4})=\1\n", shown), shown
 
 
-@pytest.mark.parametrize("position", ["learned", "t5"])
+@pytest.mark.parametrize("position", [pytest.param("learned", marks=pytest.mark.slow), "t5"])
 def test_B12_the_page_holds_what_positions_learnt(small, tmp_path, position):
     loop.train(small(train__steps=2, model__position=position), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")

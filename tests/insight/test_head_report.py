@@ -164,7 +164,7 @@ def test_relations_of_every_document_in_a_window_count(by_hand):
     assert np.argwhere(related("matching bracket", np.array([0]))).tolist() == [[0, 5 * n + 2, 5 * n] for n in range(4)]
 
 
-@pytest.mark.parametrize("length", ["1", "2", "3"])
+@pytest.mark.parametrize("length", ["1", *(pytest.param(length, marks=pytest.mark.slow) for length in "23")])
 def test_the_shortest_contexts_are_reported_without_induction(small, tmp_path, length):
     workdir = tmp_path / "run"
     loop.train(small(train__steps=1, model__position="rope"), workdir, conclude=False)
@@ -196,7 +196,7 @@ def test_what_can_not_be_reported_ends_in_one_line(small, tmp_path):
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
 
 
-@pytest.mark.parametrize("objective", ["next_token", "masked"])
+@pytest.mark.parametrize("objective", ["next_token", pytest.param("masked", marks=pytest.mark.slow)])
 def test_what_heads_do_with_a_tasks_problems_is_told_without_what_fills_them_up(small, tmp_path, objective):
     fields = {"train__objective": objective, "model__causal": objective == "next_token", "context_length": 12}
     fields |= {"data__isolate_documents": objective == "masked"}

@@ -41,7 +41,14 @@ def make(fields):
 APART = ("learned", "t5", "window", "random")  # some that keep documents apart too, at the separator 12
 
 
-@pytest.mark.parametrize("name, isolate_at", [*((name, None) for name in MODELS), *((name, 12) for name in APART)])
+SLOW = ("sinusoidal", "window, alibi", "post", "yarn", "random, learned", "partly turned", "bfloat16")
+CASES = [(name, None) for name in MODELS] + [(name, 12) for name in APART]
+
+
+@pytest.mark.parametrize(
+    "name, isolate_at",
+    [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in SLOW else []) for case in CASES],
+)
 def test_C7_cached_logits_are_those_of_the_whole(name, isolate_at):
     model = make(MODELS[name])
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (3, CAPACITY), np.int32)  # far past the context of 16
