@@ -2,7 +2,6 @@
 
 python -m mini_gpt.bench --config=configs/tiny.py [--steps=200] [--config.model.dtype=float32 ...]
 python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.position=alibi [--steps=200]
-
 python -m mini_gpt.bench --decode configs/tiny.py [--prompt_tokens=16] [--tokens=240]
 
 A comparison alternates the two in one process; its ratio is the second's time a step over the first's. Let nothing else

@@ -103,3 +103,20 @@ def test_a_variant_is_read_as_a_run_is_named():
 def test_spread_is_median_and_quartiles():
     assert bench.spread([4, 1, 3, 2, 5]) == {"median": 3, "quartiles": [2, 4]}
     assert np.isclose(bench.spread([1, 2])["median"], 1.5)
+
+
+def test_writing_is_measured_after_the_compilation(small, monkeypatch):
+    config, written = small(model__position="rope"), []
+
+    def stream(*model, length, real=bench.generation.stream, **options):
+        for part in real(*model, length=length, **options):
+            written.append(part.shape[1])
+            yield part
+
+    monkeypatch.setattr(bench, "ROUNDS", 2)
+    monkeypatch.setattr(bench.generation, "stream", stream)
+    monkeypatch.setattr(bench.configs, "load", lambda *_: config)
+    report = json.loads(json.dumps(bench.decode("some.py", {}, 5, 20)))
+    assert sum(written) == 3 * 20 and written[0] == 1
+    assert report["compile_seconds"] > 3 * report["seconds_to_first_token"]["median"] > 0
+    assert report["tokens_per_second"]["median"] > 0 and report["tokens"] == 20
