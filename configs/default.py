@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
     config.model.norm = "layernorm"  # layernorm, rmsnorm
     config.model.norm_placement = "pre"  # pre: x + f(norm(x)); post: norm(x + f(x))
     config.model.use_bias = True  # in every projection, and in layernorm
-    config.model.activation = "gelu"  # gelu (tanh form, as GPT-2), relu, swiglu
+    config.model.activation = "gelu"  # gelu (tanh form, as GPT-2), gelu_exact (by erf), relu, swiglu
     config.model.causal = True  # False: bidirectional, for the masked objective
     config.model.tie_embeddings = True  # the output projection is the embedding, transposed
     config.model.scale_embeddings = False  # embeddings drawn at 1/sqrt(d_model), times sqrt(d_model); else at 0.02

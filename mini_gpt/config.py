@@ -33,6 +33,8 @@ ADDED = {
 def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType({})) -> Config:
     """Reads a config file (`configs/tiny.py`, or `configs/presets.py:gpt3_175b`) and applies overrides by dotted name.
 
+    A run's config.json is one too.
+
     Override values may be typed or text. Raises UserError for an unknown field, a wrong type or a value out of range.
     """
     return from_dict(_overridden(_run_config_file(str(path)), overrides))
@@ -122,11 +124,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _run_config_file(path: str) -> dict[str, Any]:
     file, _, argument = path.partition(":")
+    if file.endswith(".json"):
+        return to_dict(read(Path(file)))
     if not Path(file).is_file():
         raise UserError(f"--config: {file} not found; name a file such as configs/tiny.py")
     spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
     if spec is None:
-        raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py")
+        raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

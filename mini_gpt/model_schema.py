@@ -88,7 +88,7 @@ class ModelConfig:
     norm: Literal["layernorm", "rmsnorm"]
     norm_placement: Literal["pre", "post"]
     use_bias: bool
-    activation: Literal["gelu", "relu", "swiglu"]
+    activation: Literal["gelu", "gelu_exact", "relu", "swiglu"]
     causal: bool
     tie_embeddings: bool
     scale_embeddings: bool

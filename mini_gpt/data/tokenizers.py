@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.schema import DataConfig
 
 FILE = "tokenizer.json"
+LARGEST = 2**24  # ids; so that a file from elsewhere can't ask for any memory
 log = logging.getLogger(__name__)
 
 
@@ -79,16 +81,29 @@ class CharacterTokenizer:
 
 
 class BpeTokenizer:
-    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), by the tokenizers library."""
+    """BPE of bytes (Sennrich et al. 2016; Radford et al. 2019), by the tokenizers library.
+
+    One of another model's has its own separator among its tokens, and may have fewer tokens than that model's table
+    has rows: `separator` is its id there, `vocab_size` the number of rows. Here the separator's id and the last one
+    change places.
+    """
 
     kind = "bpe"
 
-    def __init__(self, model: tokenizers.Tokenizer):
-        self.model = model
-        alphabet = _byte_alphabet()
-        vocabulary = sorted(model.get_vocab().items(), key=lambda item: item[1])
-        self._token_texts = [bytes(alphabet[c] for c in token) for token, _ in vocabulary]
-        self.token_bytes = np.array([len(text) for text in self._token_texts] + [0])
+    def __init__(self, model: tokenizers.Tokenizer, separator: int | None = None, vocab_size: int | None = None):
+        self.model, self.separator, self.vocab_size = model, separator, vocab_size
+        model.encode_special_tokens = True  # the separator's name in a text is text
+        texts = _token_texts(model)
+        size = len(texts) + 1 if separator is None else vocab_size
+        if not max(texts, default=0) < size <= LARGEST:
+            raise ValueError(f"found {size} ids; must be more than the last token's, and at most {LARGEST}")
+        self.order = np.arange(size)  # the ids as the model numbers them
+        if separator is not None:
+            self.order[[separator, -1]] = self.order[[-1, separator]]
+        self._token_texts = [texts.get(token, b"") for token in self.order]
+        self.token_bytes = np.array([len(text) for text in self._token_texts])
+        if self.token_bytes[self.encode("a")].sum() > 1:
+            self.token_bytes[-1] = -1  # a document is read with a space before it that its text has not
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "BpeTokenizer":
@@ -104,14 +119,15 @@ class BpeTokenizer:
         return cls(model)
 
     def encode(self, text: str) -> np.ndarray:
-        return np.array(self.model.encode(text).ids, np.uint32)
+        return self.order[self.model.encode(text).ids].astype(np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
         texts = self._token_texts
         return b"".join(texts[i] for i in ids if i < len(texts)).decode(errors="replace")
 
     def to_dict(self) -> dict:
-        return {"kind": self.kind, "bpe": json.loads(self.model.to_str())}
+        foreign = {} if self.separator is None else {"separator": self.separator, "vocab_size": self.vocab_size}
+        return {"kind": self.kind, "bpe": json.loads(self.model.to_str())} | foreign
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
@@ -177,7 +193,11 @@ def load(directory: Path) -> Tokenizer:
         makers = {
             "bytes": lambda: ByteTokenizer(),
             "characters": lambda: CharacterTokenizer(values["characters"]),
-            "bpe": lambda: BpeTokenizer(tokenizers.Tokenizer.from_str(json.dumps(values["bpe"]))),
+            "bpe": lambda: BpeTokenizer(
+                tokenizers.Tokenizer.from_str(json.dumps(values["bpe"])),
+                values.get("separator"),
+                values.get("vocab_size"),
+            ),
         }
         return makers[values["kind"]]()
     except FileNotFoundError:
@@ -186,8 +206,26 @@ def load(directory: Path) -> Tokenizer:
         raise UserError(f"{path}: not a tokenizer ({type(error).__name__}: {error})") from None
 
 
+def _token_texts(model: tokenizers.Tokenizer) -> dict[int, bytes]:
+    """Gives what each token stands for in a text; nothing for those that no text can spell."""
+    described, alphabet = json.loads(model.to_str()), byte_alphabet()
+    is_special = {token["id"]: token["special"] for token in described["added_tokens"]}
+    byte_level = "ByteLevel" in json.dumps(described["decoder"])
+
+    def text(name: str, token: int) -> bytes:
+        if token in is_special:
+            return b"" if is_special[token] else name.encode()
+        if byte_level:
+            return bytes(alphabet[character] for character in name)
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # a byte of a character that has no token (SentencePiece)
+            return bytes.fromhex(name[3:5])
+        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+    return {token: text(name, token) for name, token in model.get_vocab().items()}
+
+
 @functools.cache
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Gives the byte behind each printable stand-in of byte-level BPE (Radford et al. 2019)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -5,6 +5,7 @@ Shape suffixes, one letter an axis, here and everywhere:
     H heads    G key-value heads       K width of one head    F feed-forward width    V vocabulary
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,7 +28,12 @@ SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
-ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu, "swiglu": lambda gate, up: jax.nn.silu(gate) * up}
+ACTIVATIONS = {
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+    "swiglu": lambda gate, up: jax.nn.silu(gate) * up,
+}
 
 
 class Trace(NamedTuple):

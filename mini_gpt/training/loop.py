@@ -97,7 +97,7 @@ def _train(run: Assembly, workdir: Path, first: Callable[[], TrainState]) -> tup
             )
         else:
             log.info("%s\n", model_parameters.report(run.like.parameters))
-            state = first()
+            state = first() if state is None else state  # a run that was imported has a checkpoint at step 0
         make_reporter = Reporter if processes.is_first() else Silent
         with contextlib.closing(make_reporter(workdir, start=start, steps=last)) as reporter:
             if start == last:

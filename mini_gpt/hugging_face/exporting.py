@@ -1,0 +1,95 @@
+"""A run's model as a directory that Transformers loads: config, weights, tokenizer, model card."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors.numpy import save_file
+
+from mini_gpt import files
+from mini_gpt.data import tokenizers
+from mini_gpt.data.tokenizers import BpeTokenizer
+from mini_gpt.errors import UserError
+from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
+from mini_gpt.hugging_face.architectures import ARCHITECTURES
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.model_schema import ModelConfig
+from mini_gpt.run import Run
+from mini_gpt.schema import Config
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def export(run: Run, output: Path) -> str:
+    """Writes the run's model, whole or not at all; gives the title of the architecture that it is written as.
+
+    Raises UserError for a directory that exists, and for a model that no architecture there can express.
+    """
+    if output.exists():
+        raise UserError(f"--output: {output} exists; name a new directory")
+    architecture = ARCHITECTURES[architectures.choose(run.config.model)]
+    order = run.tokenizer.order if isinstance(run.tokenizer, BpeTokenizer) else None
+    with files.directory_written_whole(output) as draft:
+        end = tokenizer_files.write(run.tokenizer, draft, run.config.context_length)
+        vocab_size = tokenizers.vocab_size(run.tokenizer)
+        write_model(run.config, vocab_size, run.parameters, draft, order=order, end=end)
+        (draft / "README.md").write_text(model_card.text(run, architecture.TITLE), encoding="utf-8")
+    return architecture.TITLE
+
+
+def write_model(
+    config: Config,
+    vocab_size: int,
+    parameters: Parameters,
+    directory: Path,
+    *,
+    order: np.ndarray | None = None,
+    end: int | None = None,
+) -> None:
+    """Writes config.json and model.safetensors.
+
+    order: for each id there the id of ours, where they differ. end: the id there that ends a document. Raises UserError
+    for a model that no architecture there can express.
+    """
+    model_type = architectures.choose(config.model)
+    architecture = ARCHITECTURES[model_type]
+    model, arrays = _expressible(config.model, vocab_size, parameters, biased=architecture.ALWAYS_BIASED)
+    if order is not None:
+        arrays |= {name: arrays[name][order] for name in ("embedding", "unembedding") if name in arrays}
+    described = {
+        "architectures": [architecture.CLASS],
+        "model_type": model_type,
+        "vocab_size": vocab_size,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "tie_word_embeddings": model.tie_embeddings,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+    described |= architecture.describe(dataclasses.replace(config, model=model))
+    (directory / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    packed = {
+        tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in architecture.tensors(model)
+    }
+    save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def _expressible(
+    model: ModelConfig, vocab_size: int, parameters: Parameters, *, biased: bool
+) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    """Gives the same model, with its parameters by path, in the fields that architectures there have."""
+    one_by_one = model_parameters.with_layers(parameters, stacked=False)
+    listed = jax.tree_util.tree_leaves_with_path(jax.device_get(one_by_one))
+    arrays = {model_parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
+    if model.scale_embeddings:  # into the table, which then is another than that of the logits
+        arrays.setdefault("unembedding", arrays["embedding"])
+        arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(model.d_model))
+        model = dataclasses.replace(model, scale_embeddings=False, tie_embeddings=False)
+    model = dataclasses.replace(model, scan_layers=False, use_bias=model.use_bias or biased)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(model_parameters.abstract(model, vocab_size)[1]):
+        arrays.setdefault(model_parameters.path_name(path), np.zeros(leaf.shape, leaf.dtype))  # a bias that it has not
+    return model, arrays

@@ -1,0 +1,169 @@
+"""A directory that Transformers has written, as a run that evaluates, samples and trains on."""
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from mini_gpt import config as configs
+from mini_gpt import files, sharding
+from mini_gpt.data import corpora
+from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
+from mini_gpt.errors import UserError, shown
+from mini_gpt.hugging_face import architectures, settings, tokenizer_files
+from mini_gpt.hugging_face.exporting import CONFIG, WEIGHTS
+from mini_gpt.hugging_face.settings import Settings
+from mini_gpt.hugging_face.tensors import Tensor
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.schema import Config
+from mini_gpt.training import state as states
+from mini_gpt.training import workdir as workdirs
+from mini_gpt.training.checkpoint import Checkpoints, Record
+from mini_gpt.training.optimizer import make_optimizer
+
+INDEX = f"{WEIGHTS}.index.json"
+TIED_HEADS = ("lm_head.weight", "embed_out.weight")  # a tied table may be written a second time
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping[str, str]) -> Config:
+    """Writes a run of the model, at step 0, whole or not at all; gives its config.
+
+    The model, its context and its tokenizer are the directory's; all else comes from the config file, with overrides.
+    Raises UserError for a run that exists, and for what is not readable, or no block here can express, by its name.
+    """
+    if workdir.exists():
+        raise UserError(f"--workdir: {workdir} exists; name a new directory")
+    described = settings.read(source / CONFIG)
+    architecture = architectures.find(described)
+    vocab_size = described.whole("vocab_size")
+    tokenizer = tokenizer_files.read(source, vocab_size, _end(described))
+    config = _config(architecture.fields(described), tokenizer, config_path, overrides)
+    optimizer, mesh = make_optimizer(config), sharding.make_reading_mesh(config)
+    _, like = states.abstract(config, vocab_size, optimizer, mesh)
+    with contextlib.ExitStack() as opened:
+        arrays = _read(source, architecture, config, tokenizer, like.parameters, opened)
+    corpus = corpora.open_corpus(config.data)
+    state = states.create(config, vocab_size, optimizer, like)
+    state = state._replace(parameters=_placed(arrays, like.parameters, stacked=config.model.scan_layers))
+    with files.directory_written_whole(workdir) as draft:
+        workdirs.claim(draft, config, corpus, tokenizer)
+        with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
+            checkpoints.save(0, state, Record())
+    return config
+
+
+def _end(described: Settings) -> int:
+    """Gives the id that ends a document; of several the first."""
+    found = described.get("eos_token_id")
+    found = found[0] if isinstance(found, list) and found else found
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise described.error("eos_token_id", "must be the id of the token that ends a document")
+    return found
+
+
+def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, overrides: Mapping[str, str]) -> Config:
+    given = architectures.IMPLIED | fields | {"data.tokenizer": tokenizer.kind}
+    if tokenizer.kind == "bpe":
+        given["data.vocab_size"] = len(tokenizer.token_bytes)
+    config = configs.load(config_path, given | dict(overrides))
+    found = configs.flatten(configs.to_dict(config))
+    for name, value in given.items():
+        if found[name] != value and name != "context_length":
+            raise UserError(f"{name}: found {shown(found[name])}; the model that is imported has {shown(value)}")
+    return config
+
+
+def _read(
+    source: Path,
+    architecture: ModuleType,
+    config: Config,
+    tokenizer: Tokenizer,
+    like: Parameters,
+    opened: contextlib.ExitStack,
+) -> dict[str, np.ndarray]:
+    """Gives all parameters by path, float32. Names and shapes are looked at before any number is read."""
+    one_by_one = jax.eval_shape(lambda tree: model_parameters.with_layers(tree, stacked=False), like)
+    leaves = jax.tree_util.tree_leaves_with_path(one_by_one)
+    shapes = {model_parameters.path_name(path): leaf.shape for path, leaf in leaves}
+    wanted = {tensor.name: tensor for tensor in architecture.tensors(config.model)}
+    found = _open(source, architecture, wanted, opened)
+    for name, tensor in wanted.items():
+        _check(source, name, found[name], tensor.shape([shapes[path] for path in tensor.paths]))
+    arrays = {}
+    for name, tensor in wanted.items():
+        whole = np.asarray(found[name][:]).astype(np.float32)
+        parts = tensor.unpack(whole, [shapes[path] for path in tensor.paths])
+        arrays |= dict(zip(tensor.paths, parts, strict=True))
+    if isinstance(tokenizer, BpeTokenizer):
+        tables = [name for name in ("embedding", "unembedding") if name in arrays]
+        arrays |= {name: arrays[name][tokenizer.order] for name in tables}
+    return arrays
+
+
+def _open(
+    source: Path, architecture: ModuleType, wanted: Mapping[str, Tensor], opened: contextlib.ExitStack
+) -> dict[str, Any]:
+    """Gives the wanted tensors, not read yet. Raises UserError for one that is missing, or one too many."""
+    found: dict[str, Any] = {}
+    for file in _files(source):
+        try:
+            tensors = opened.enter_context(safe_open(source / file, framework="np"))
+        except FileNotFoundError:
+            raise UserError(f"{source / file}: not found; {INDEX} names it") from None
+        except SafetensorError as error:
+            raise UserError(f"{source / file}: no whole safetensors file ({error}); fetch it again") from None
+        for name in tensors.keys():  # noqa: SIM118  it is no mapping
+            prefixed = architecture.PREFIX + name  # of a model that was saved without its head
+            found[name if name in wanted or prefixed not in wanted else prefixed] = tensors.get_slice(name)
+    for name in wanted:
+        if name not in found:
+            raise UserError(f"{source}: {name}: found no such tensor; {architecture.TITLE} has one of these fields")
+    for name in found:
+        plain = name.removeprefix(architecture.PREFIX)
+        if name not in wanted and plain not in TIED_HEADS and not re.fullmatch(architecture.BUFFERS, plain):
+            raise UserError(f"{source}: {name}: found a tensor that {architecture.TITLE} has not with these fields")
+    return found
+
+
+def _files(source: Path) -> list[str]:
+    if (source / WEIGHTS).exists():
+        return [WEIGHTS]
+    if not (source / INDEX).exists():
+        raise UserError(
+            f"{source / WEIGHTS}: not found; weights are read from safetensors alone, never from pickle: write others "
+            "by save_pretrained(DIR, safe_serialization=True)"
+        )
+    try:
+        listed = sorted(set(json.loads((source / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        outside = [file for file in listed if Path(file).name != file]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{source / INDEX}: no index of files ({type(error).__name__}: {error})") from None
+    if outside:
+        raise UserError(f"{source / INDEX}: found {shown(outside[0])}; must be a file beside it")
+    return listed
+
+
+def _check(source: Path, name: str, found: Any, wanted: tuple[int, ...]) -> None:
+    shape, dtype = tuple(found.get_shape()), found.get_dtype()
+    if shape != wanted:
+        raise UserError(f"{source}: {name}: found the shape {shape}; {CONFIG} asks for {wanted}")
+    if dtype not in FLOATS:
+        raise UserError(f"{source}: {name}: found {dtype}; must be one of {', '.join(FLOATS)}")
+
+
+def _placed(arrays: dict[str, np.ndarray], like: Parameters, *, stacked: bool) -> Parameters:
+    one_by_one = jax.eval_shape(lambda tree: model_parameters.with_layers(tree, stacked=False), like)
+    tree = jax.tree_util.tree_map_with_path(
+        lambda path, _: jnp.asarray(arrays[model_parameters.path_name(path)]), one_by_one
+    )
+    return model_parameters.laid_out(tree, like, stacked=stacked)

@@ -1,0 +1,60 @@
+"""The README.md of a model that is given away."""
+
+import json
+
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.run import Run
+
+
+def text(run: Run, architecture: str) -> str:
+    """Gives the model card of a run that is written as an architecture of Transformers."""
+    config, model = run.config, run.config.model
+    trained = config.train.batch_size * config.context_length * run.step
+    facts = {
+        "architecture": f"{architecture}, {model.num_layers} layers, width {model.d_model}, {model.num_heads} heads",
+        "positions": model.position,
+        "parameters": f"{model_parameters.count(run.parameters):,}",
+        "context": f"{config.context_length:,} tokens",
+        "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
+        "corpus": config.data.corpus,
+        "trained": f"{run.step:,} steps, {trained:,} tokens, from seed {config.seed}",
+    }
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [mini_gpt]
+---
+
+# A mini-GPT
+
+| | |
+|---|---|
+{rows}
+{_measured(run)}
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
+model = AutoModelForCausalLM.from_pretrained(DIRECTORY)
+prompt = tokenizer("The ", return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64, do_sample=True, top_k=40)[0]))
+```
+
+Documents are joined by `{{tokenizer.eos_token}}` in training. Trained with mini_gpt, a JAX codebase.
+"""
+
+
+def _measured(run: Run) -> str:
+    """Gives what eval.py has measured of this checkpoint on the run's own text, if it has."""
+    path = run.workdir / "eval" / "perplexity.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["checkpoint_step"] != run.step or found["overrides"]:
+            return ""
+        return (
+            f"\nOn the {found['split']} split ({found['tokens_scored']:,} tokens, in blocks of "
+            f"{found['context_length']:,}): {found['nll']:.4f} nats a token, {found['bits_per_byte']:.4f} bits a byte.\n"
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,38 @@
+"""What Llama and GPT-NeoX say of RoPE; both keep queries and keys half-split, as ours."""
+
+from typing import Any
+
+from mini_gpt.hugging_face.settings import Settings
+from mini_gpt.model_schema import ModelConfig
+
+# Of Transformers' YaRN the ramp is linear in a pair's number, of ours, as in the paper, in its turns.
+SCALINGS = ("none", "linear", "ntk")
+
+
+def base(model: ModelConfig) -> float:
+    """Gives the base, into which NTK-aware scaling goes."""
+    rope, width = model.rope, model.rotated_width
+    return rope.base * rope.factor ** (width / (width - 2)) if rope.scaling == "ntk" else rope.base
+
+
+def scaling(model: ModelConfig) -> dict[str, Any] | None:
+    """Gives rope_scaling; "type" is what versions before 4.45 read."""
+    if model.rope.scaling != "linear":
+        return None
+    return {"rope_type": "linear", "type": "linear", "factor": model.rope.factor}
+
+
+def fields(settings: Settings, *, base_name: str, fraction_name: str, fraction: float) -> dict[str, Any]:
+    """Gives the config fields of ours, read from rope_parameters (Transformers 5), else from the fields before it."""
+    new, old = settings.section("rope_parameters"), settings.section("rope_scaling")
+    found = new if new.values else old
+    kind = found.get("rope_type", found.get("type", "default"))
+    if kind not in ("default", "linear"):
+        raise found.error("rope_type" if "rope_type" in found.values else "type", "can be read where it is linear")
+    return {
+        "model.position": "rope",
+        "model.rope.base": found.number("rope_theta", settings.number(base_name, 10_000.0)),
+        "model.rope.fraction": found.number("partial_rotary_factor", settings.number(fraction_name, fraction)),
+        "model.rope.scaling": "linear" if kind == "linear" else "none",
+        "model.rope.factor": found.number("factor", 1.0) if kind == "linear" else 1.0,
+    }

@@ -1,0 +1,63 @@
+"""How one tensor of a safetensors file is made of parameters of ours, and the way back."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor's name, and the paths of the parameters that it joins along their last axis.
+
+    transposed: a matrix is kept [out, in], as torch.nn.Linear does; ours are [in, out]. heads: of each head the parts
+    stand together, as GPT-NeoX keeps queries, keys and values; else one whole part follows the other.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    transposed: bool = False
+    heads: int | None = None
+
+    def pack(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Joins parameters into the tensor; exact."""
+        if self.heads is not None:
+            by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in parts]
+            joined = np.stack(by_head, axis=-2).reshape(*parts[0].shape[:-1], -1)
+        else:
+            joined = np.concatenate(parts, axis=-1)
+        return np.ascontiguousarray(joined.T if self.transposed else joined)
+
+    def unpack(self, tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+        """Gives the parameters, of the given shapes, that the tensor joins; exact."""
+        joined = tensor.T if self.transposed else tensor
+        if self.heads is not None:
+            by_head = joined.reshape(*joined.shape[:-1], self.heads, len(shapes), -1)
+            parts = [by_head[..., part, :] for part in range(len(shapes))]
+        else:
+            parts = np.split(joined, np.cumsum([shape[-1] for shape in shapes])[:-1], axis=-1)
+        return [np.ascontiguousarray(part).reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def shape(self, shapes: Sequence[Shape]) -> Shape:
+        """Gives the tensor's shape where the parameters have these."""
+        joined = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+        return joined[::-1] if self.transposed else joined
+
+    def size(self, shapes: Sequence[Shape]) -> int:
+        return math.prod(self.shape(shapes))
+
+
+def linear(name: str, *modules: str, biased: bool, transposed: bool = True, heads: int | None = None) -> list[Tensor]:
+    """Gives the weight, and the bias, of a product that is made of some of ours."""
+    kernels, biases = (tuple(f"{module}/{leaf}" for module in modules) for leaf in ("kernel", "bias"))
+    weight = Tensor(f"{name}.weight", kernels, transposed, heads)
+    return [weight, Tensor(f"{name}.bias", biases, heads=heads)] if biased else [weight]
+
+
+def norm(name: str, module: str, *, biased: bool) -> list[Tensor]:
+    """Gives the scale, and the bias, of a norm."""
+    scale = Tensor(f"{name}.weight", (f"{module}/scale",))
+    return [scale, Tensor(f"{name}.bias", (f"{module}/bias",))] if biased else [scale]

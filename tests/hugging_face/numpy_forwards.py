@@ -1,0 +1,192 @@
+"""Float64 NumPy forward passes of four Hugging Face causal LM architectures, to be used as test oracles.
+
+`logits` takes a parsed config.json and the tensors of model.safetensors, and serves the model types gpt2, llama,
+gpt_neox and mpt. It is written from the architectures' definitions, in no part from the code under test, and is
+float64 throughout (Transformers takes some angles, norms and softmaxes in float32 whatever the model's dtype).
+What a config asks for and this file does not know raises ValueError, so that the oracle is not silently wrong.
+
+Shape suffixes: B batch, L and M query and key position, D model, H heads, G key/value heads, K head width,
+F hidden width of the MLP, R half the rotated width, V vocabulary; X stands for any width.
+"""
+
+import math
+
+import numpy as np
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])  # NumPy has none
+_ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: 0.5 * x * (1 + np.tanh(0.5 * x)),  # x * sigmoid(x), by tanh because exp(-x) may overflow
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "gelu_new": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+_ACTIVATIONS["gelu_pytorch_tanh"] = _ACTIVATIONS["gelu_new"]
+
+
+def logits(config: dict, tensors: dict[str, np.ndarray], tokens_BL: np.ndarray) -> np.ndarray:
+    """logits_BLV, in float64, of the causal LM that `config` and `tensors` describe."""
+    forwards = {"gpt2": _gpt2, "llama": _llama, "gpt_neox": _gpt_neox, "mpt": _mpt}
+    _require(config.get("model_type") in forwards, f"model_type {config.get('model_type')!r}")
+    _require(config.get("quantization_config") is None, "quantization_config")
+    # NumPy would take negative ids from the end.
+    _require(np.min(tokens_BL) >= 0 and np.max(tokens_BL) < config["vocab_size"], "a token outside the vocabulary")
+    # Some GPT-2 files were saved from the model without its head, so without this prefix. (MPT's has it too.)
+    tensors = {name.removeprefix("transformer."): np.asarray(x, np.float64) for name, x in tensors.items()}
+    return forwards[config["model_type"]](config, tensors, np.asarray(tokens_BL))
+
+
+def _require(supported, what):
+    if not supported:
+        raise ValueError(f"not supported: {what}")
+
+
+def _activation(name):
+    _require(name in _ACTIVATIONS, f"activation {name!r}")
+    return _ACTIVATIONS[name]
+
+
+def _linear(t, name, x_BLX, bias=True):
+    y_BLX = x_BLX @ t[name + ".weight"].T  # nn.Linear keeps its weight as [out, in]
+    return y_BLX + t[name + ".bias"] if bias else y_BLX
+
+
+def _rms_norm(t, name, x_BLD, eps):
+    return x_BLD / np.sqrt((x_BLD**2).mean(-1, keepdims=True) + eps) * t[name + ".weight"]
+
+
+def _layer_norm(t, name, x_BLD, eps, bias=True):
+    y_BLD = _rms_norm(t, name, x_BLD - x_BLD.mean(-1, keepdims=True), eps)
+    return y_BLD + t[name + ".bias"] if bias else y_BLD
+
+
+def _head(t, x_BLD, tied, embedding, head):
+    # Transformers does not tie, whatever the config says, if the file's head differs from the embedding.
+    _require(not tied or np.array_equal(t.get(head, t[embedding]), t[embedding]), "a tied head that differs")
+    return x_BLD @ t[embedding if tied else head].T
+
+
+def _heads(x_BLX, H):
+    return x_BLX.reshape(*x_BLX.shape[:2], H, -1).swapaxes(1, 2)  # BHLK
+
+
+def _attention(q_BHLK, k_BGMK, v_BGMK, scale, bias_HLM=0.0):
+    B, H, L, _ = q_BHLK.shape
+    # Query head h reads key/value head h // (H / G).
+    k_BHMK, v_BHMK = (np.repeat(x_BGMK, H // x_BGMK.shape[1], axis=1) for x_BGMK in (k_BGMK, v_BGMK))
+    scores_BHLM = scale * q_BHLK @ k_BHMK.swapaxes(-1, -2) + bias_HLM
+    scores_BHLM = np.where(np.tril(np.ones((L, L), bool)), scores_BHLM, -np.inf)
+    weights_BHLM = np.exp(scores_BHLM - scores_BHLM.max(-1, keepdims=True))
+    y_BHLK = weights_BHLM / weights_BHLM.sum(-1, keepdims=True) @ v_BHMK
+    return y_BHLK.swapaxes(1, 2).reshape(B, L, -1)
+
+
+def _rope_angles(config, L, K, theta, fraction):
+    # Transformers 5 writes rope_parameters; 4.x rope_scaling (null for none) beside flat keys, given as defaults here.
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    _require(kind in ("default", "linear"), f"rope type {kind!r}")
+    rotated = int(K * rope.get("partial_rotary_factor", fraction))
+    _require(rotated % 2 == 0, f"odd rotary width {rotated}")
+    frequencies_R = rope.get("rope_theta", theta) ** (-np.arange(0, rotated, 2) / rotated)
+    return np.arange(L)[:, None] * frequencies_R / (rope["factor"] if kind == "linear" else 1)
+
+
+def _rotate(x_BHLK, angles_LR):
+    cos_LR, sin_LR, R = np.cos(angles_LR), np.sin(angles_LR), angles_LR.shape[1]
+    # The pairs are (i, i + R), not (2i, 2i + 1); columns from 2R on pass unrotated.
+    a_BHLR, b_BHLR, rest_BHLX = x_BHLK[..., :R], x_BHLK[..., R : 2 * R], x_BHLK[..., 2 * R :]
+    return np.concatenate([a_BHLR * cos_LR - b_BHLR * sin_LR, b_BHLR * cos_LR + a_BHLR * sin_LR, rest_BHLX], axis=-1)
+
+
+def _alibi(H, L, bias_max):
+    P = 2 ** math.ceil(math.log2(H))
+    slopes = [2.0 ** (-bias_max * i / P) for i in range(1, P + 1)]
+    slopes_H = np.array(slopes if P == H else (slopes[1::2] + slopes[::2])[:H])
+    return slopes_H[:, None, None] * (np.arange(L)[None, :] - np.arange(L)[:, None])  # slope * (key - query)
+
+
+def _gpt2(config, t, tokens_BL):
+    _require(not config.get("add_cross_attention"), "add_cross_attention")
+    D, H, L, eps = config["n_embd"], config["n_head"], tokens_BL.shape[1], config["layer_norm_epsilon"]
+    t = {name: x.T if ".c_" in name else x for name, x in t.items()}  # GPT-2's Conv1D keeps its weight as [in, out]
+    _require(L <= config["n_positions"], "more tokens than n_positions")
+    _require(len(t["h.0.mlp.c_fc.bias"]) == (config.get("n_inner") or 4 * D), "an MLP not n_inner wide")
+    x_BLD = t["wte.weight"][tokens_BL] + t["wpe.weight"][:L]
+    for i in range(config["n_layer"]):
+        scale = (D // H) ** -0.5 if config.get("scale_attn_weights", True) else 1.0
+        scale /= i + 1 if config.get("scale_attn_by_inverse_layer_idx", False) else 1
+        qkv_BLX = _linear(t, f"h.{i}.attn.c_attn", _layer_norm(t, f"h.{i}.ln_1", x_BLD, eps))
+        q_BHLK, k_BHLK, v_BHLK = (_heads(y_BLD, H) for y_BLD in np.split(qkv_BLX, 3, axis=-1))
+        x_BLD = x_BLD + _linear(t, f"h.{i}.attn.c_proj", _attention(q_BHLK, k_BHLK, v_BHLK, scale))
+        f_BLF = _linear(t, f"h.{i}.mlp.c_fc", _layer_norm(t, f"h.{i}.ln_2", x_BLD, eps))
+        x_BLD = x_BLD + _linear(t, f"h.{i}.mlp.c_proj", _activation(config["activation_function"])(f_BLF))
+    x_BLD = _layer_norm(t, "ln_f", x_BLD, eps)
+    return _head(t, x_BLD, config.get("tie_word_embeddings", True), "wte.weight", "lm_head.weight")
+
+
+def _llama(config, t, tokens_BL):
+    H, eps, act = config["num_attention_heads"], config["rms_norm_eps"], _activation(config["hidden_act"])
+    G, K = config.get("num_key_value_heads") or H, config.get("head_dim") or config["hidden_size"] // H
+    bias, mlp_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
+    angles_LR = _rope_angles(config, tokens_BL.shape[1], K, config.get("rope_theta", 10000.0), 1.0)
+    _require(2 * angles_LR.shape[1] == K and config.get("partial_rotary_factor", 1) == 1, "llama with partial rotary")
+    x_BLD = t["model.embed_tokens.weight"][tokens_BL]
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        y_BLD = _rms_norm(t, layer + "input_layernorm", x_BLD, eps)
+        q_BHLK = _rotate(_heads(_linear(t, layer + "self_attn.q_proj", y_BLD, bias), H), angles_LR)
+        k_BGLK = _rotate(_heads(_linear(t, layer + "self_attn.k_proj", y_BLD, bias), G), angles_LR)
+        v_BGLK = _heads(_linear(t, layer + "self_attn.v_proj", y_BLD, bias), G)
+        a_BLX = _attention(q_BHLK, k_BGLK, v_BGLK, K**-0.5)
+        x_BLD = x_BLD + _linear(t, layer + "self_attn.o_proj", a_BLX, bias)
+        y_BLD = _rms_norm(t, layer + "post_attention_layernorm", x_BLD, eps)
+        f_BLF = act(_linear(t, layer + "mlp.gate_proj", y_BLD, mlp_bias))
+        f_BLF = f_BLF * _linear(t, layer + "mlp.up_proj", y_BLD, mlp_bias)
+        x_BLD = x_BLD + _linear(t, layer + "mlp.down_proj", f_BLF, mlp_bias)
+    x_BLD = _rms_norm(t, "model.norm", x_BLD, eps)
+    return _head(t, x_BLD, config.get("tie_word_embeddings", False), "model.embed_tokens.weight", "lm_head.weight")
+
+
+def _gpt_neox(config, t, tokens_BL):
+    H, eps, bias = config["num_attention_heads"], config["layer_norm_eps"], config.get("attention_bias", True)
+    K, L, act = config["hidden_size"] // H, tokens_BL.shape[1], _activation(config["hidden_act"])
+    angles_LR = _rope_angles(config, L, K, config.get("rotary_emb_base", 10000.0), config.get("rotary_pct", 0.25))
+    x_BLD = t["gpt_neox.embed_in.weight"][tokens_BL]
+    for i in range(config["num_hidden_layers"]):
+        layer = f"gpt_neox.layers.{i}."
+        y_BLD = _layer_norm(t, layer + "input_layernorm", x_BLD, eps)
+        qkv_BHLX = _heads(_linear(t, layer + "attention.query_key_value", y_BLD, bias), H)
+        q_BHLK, k_BHLK, v_BHLK = np.split(qkv_BHLX, 3, axis=-1)  # each head's q, k and v lie together
+        a_BLD = _attention(_rotate(q_BHLK, angles_LR), _rotate(k_BHLK, angles_LR), v_BHLK, K**-0.5)
+        a_BLD = x_BLD + _linear(t, layer + "attention.dense", a_BLD, bias)
+        # With the parallel residual the MLP reads what the attention read, else what the attention left.
+        f_BLD = x_BLD if config.get("use_parallel_residual", True) else a_BLD
+        f_BLD = _layer_norm(t, layer + "post_attention_layernorm", f_BLD, eps)
+        x_BLD = a_BLD + _linear(t, layer + "mlp.dense_4h_to_h", act(_linear(t, layer + "mlp.dense_h_to_4h", f_BLD)))
+    x_BLD = _layer_norm(t, "gpt_neox.final_layer_norm", x_BLD, eps)
+    head = "embed_out.weight" if "embed_out.weight" in t else "lm_head.weight"  # Transformers 5 renamed the module
+    return _head(t, x_BLD, config.get("tie_word_embeddings", False), "gpt_neox.embed_in.weight", head)
+
+
+def _mpt(config, t, tokens_BL):
+    attn = config.get("attn_config") or {}
+    known = {"expansion_ratio": 4, "no_bias": True, "logit_scale": None, "attn_type": "multihead_attention",
+             "alibi": True, "clip_qkv": None, "softmax_scale": None, "qk_ln": False, "prefix_lm": False,
+             "attn_uses_sequence_id": False}  # no learned_pos_emb: ALiBi replaces it, whatever that key says
+    for key, value in known.items():
+        _require({**config, **attn}.get(key, value) == value, f"{key} other than {value}")
+    H, L, eps = config["n_heads"], tokens_BL.shape[1], config["layer_norm_epsilon"]
+    _require(L <= config["max_seq_len"], "more tokens than max_seq_len")
+    bias_HLM = _alibi(H, L, attn.get("alibi_bias_max", 8))  # as defined; Transformers takes 8 whatever it is told
+    x_BLD = t["wte.weight"][tokens_BL]
+    for i in range(config["n_layers"]):
+        y_BLD = _layer_norm(t, f"blocks.{i}.norm_1", x_BLD, eps, bias=False)
+        qkv_BLX = _linear(t, f"blocks.{i}.attn.Wqkv", y_BLD, bias=False)
+        q_BHLK, k_BHLK, v_BHLK = (_heads(z_BLD, H) for z_BLD in np.split(qkv_BLX, 3, axis=-1))
+        a_BLD = _attention(q_BHLK, k_BHLK, v_BHLK, (config["d_model"] // H) ** -0.5, bias_HLM)
+        x_BLD = x_BLD + _linear(t, f"blocks.{i}.attn.out_proj", a_BLD, bias=False)
+        y_BLD = _layer_norm(t, f"blocks.{i}.norm_2", x_BLD, eps, bias=False)
+        f_BLF = _ACTIVATIONS["gelu"](_linear(t, f"blocks.{i}.ffn.up_proj", y_BLD, bias=False))
+        x_BLD = x_BLD + _linear(t, f"blocks.{i}.ffn.down_proj", f_BLF, bias=False)
+    x_BLD = _layer_norm(t, "norm_f", x_BLD, eps, bias=False)
+    return _head(t, x_BLD, config.get("tie_word_embeddings", True), "wte.weight", "lm_head.weight")
