@@ -5,7 +5,8 @@ python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.positio
 python -m mini_gpt.bench --decode configs/tiny.py [--prompt_tokens=16] [--tokens=240]
 
 A comparison alternates the two in one process; its ratio is the second's time a step over the first's. Let nothing else
-run beside it: two cores are soon full. Decoding is of one text, with weights as they are drawn.
+run beside it: two cores are soon full. Decoding is of one text, with weights as they are drawn; where Transformers is
+installed, it takes turns with it on the same weights, and the ratio is that of their tokens a second, ours over its.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import flax
@@ -33,6 +35,7 @@ from mini_gpt import config as configs
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.event_file import EventFile
+from mini_gpt.hugging_face import yardstick
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, compute_dtype
 from mini_gpt.sampling import Sampling
@@ -209,7 +212,7 @@ def peak_memory() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def spread(values: list[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
     """Gives the median and the quartiles."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return {"median": float(median), "quartiles": [float(low), float(high)]}
@@ -255,26 +258,45 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     vocab_size, optimizer = states.vocab_size(config, tokenizer), make_optimizer(config)
     definition, like = states.abstract(config, vocab_size, optimizer, sharding.make_reading_mesh(config))
     parameters = states.create(config, vocab_size, optimizer, like).parameters
-    prompt = np.random.default_rng(0).integers(vocab_size, size=prompt_tokens)
-    first, speeds = [], []
-    for _ in range(1 + ROUNDS):  # the first one compiles
+    prompt, sampling = np.random.default_rng(0).integers(vocab_size, size=prompt_tokens), Sampling(top_k=40)
+
+    def write() -> tuple[float, float]:
         begin = time.perf_counter()
-        parts = generation.stream(definition, parameters, [prompt], length=tokens, sampling=Sampling(top_k=40))
+        parts = generation.stream(definition, parameters, [prompt], length=tokens, sampling=sampling)
         next(parts)
-        first.append(time.perf_counter() - begin)
+        first = time.perf_counter()
         written = sum(part.shape[1] for part in parts)
-        speeds.append(written / (time.perf_counter() - begin - first[-1]))
-    return {
+        return first - begin, written / (time.perf_counter() - first)
+
+    try:
+        theirs, about = yardstick.open_model(config, vocab_size, parameters)
+    except UserError as reason:
+        log.info(f"not beside Transformers: {reason}")
+        theirs = None
+    compile_seconds, _ = write()
+    if theirs:
+        theirs(prompt, tokens, sampling)
+    timed = [(write(), theirs(prompt, tokens, sampling) if theirs else None) for _ in range(ROUNDS)]
+    ours, beside = zip(*timed, strict=True)
+
+    def speed(times: Sequence[tuple[float, float]]) -> dict:
+        first, speeds = zip(*times, strict=True)
+        return {"seconds_to_first_token": spread(first), "tokens_per_second": spread(speeds)}
+
+    report = {
         "decoded": path,
         "overrides": overrides,
         "prompt_tokens": prompt_tokens,
         "tokens": tokens,
-        "compile_seconds": first[0],
-        "seconds_to_first_token": spread(first[1:]),
-        "tokens_per_second": spread(speeds[1:]),
+        "compile_seconds": compile_seconds,
+        **speed(ours),
         "parameters": model_parameters.count(parameters),
         **machine(1),
     }
+    if theirs:
+        report["transformers"] = about | speed(beside)
+        report["ratio"] = spread([mine / other for (_, mine), (_, other) in timed])
+    return report
 
 
 def parse_variant(name: str) -> tuple[str, dict[str, str]]:

@@ -36,8 +36,17 @@ class Sampling:
         require(finite, "repetition_penalty", self.repetition_penalty, "must be above 0, and finite")
 
 
-def draw(logits_BV: jax.Array, seen_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Array:
-    """Draws tokens_B, int32. seen_BV: what stands in each row's text already. keys_B: a key a row."""
+def noise(keys_B: jax.Array, vocab_size: int) -> jax.Array:
+    """Gives noise_BV of the standard Gumbel distribution: the largest of logits and it together is a draw from the
+    logits' softmax (Gumbel 1954; Maddison et al. 2014)."""
+    return jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(keys_B)
+
+
+def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array | None, sampling: Sampling) -> jax.Array:
+    """Draws tokens_B, int32.
+
+    seen_BV: what stands in each row's text already; only a penalty asks for it. noise_BV: a temperature of 0 does not.
+    """
     if sampling.repetition_penalty != 1:
         penalty = sampling.repetition_penalty
         penalised_BV = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
@@ -45,7 +54,7 @@ def draw(logits_BV: jax.Array, seen_BV: jax.Array, keys_B: jax.Array, sampling: 
     if sampling.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     logits_BV = kept(logits_BV / sampling.temperature, sampling)
-    return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
+    return jnp.argmax(logits_BV + noise_BV, axis=-1).astype(jnp.int32)
 
 
 def kept(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.errors import UserError
-from mini_gpt.sampling import Sampling, draw, kept
+from mini_gpt.sampling import Sampling, draw, kept, noise
 
 LOGITS_BV = np.random.default_rng(0).normal(size=(6, 17)).astype(np.float32) * 2
 
@@ -60,7 +60,7 @@ def test_draws_are_of_what_is_left_in_its_proportions():
     sampling, logits = Sampling(temperature=2.0, top_k=6, top_p=0.9), LOGITS_BV[0]
     keys_B = jax.random.split(jax.random.key(3), 4000)
     many_BV = jnp.broadcast_to(logits, (4000, 17))
-    draws = np.asarray(draw(many_BV, jnp.zeros(many_BV.shape, bool), keys_B, sampling))
+    draws = np.asarray(draw(many_BV, None, noise(keys_B, 17), sampling))
     tokens = sorted(allowed(logits / 2, Sampling(top_k=6, top_p=0.9)))
     assert set(draws) == set(tokens)
     expected = softmax(logits[tokens] / 2)
@@ -69,14 +69,14 @@ def test_draws_are_of_what_is_left_in_its_proportions():
 
 def test_what_stands_there_already_is_less_likely():
     logits_BV = jnp.array([[2.0, -1.0, 1.5]])
-    keys_B, greedy = jax.random.split(jax.random.key(0), 1), {"temperature": 0.0}
+    noise_BV, greedy = None, {"temperature": 0.0}  # there is nothing of chance in it
     for seen, expected in (([0, 0, 0], 0), ([1, 1, 0], 2), ([1, 1, 1], 0)):
         seen_BV = jnp.array([seen], bool)
-        assert int(draw(logits_BV, seen_BV, keys_B, Sampling(**greedy, repetition_penalty=1.5))[0]) == expected
-        assert int(draw(logits_BV, seen_BV, keys_B, Sampling(**greedy))[0]) == 0
+        assert int(draw(logits_BV, seen_BV, noise_BV, Sampling(**greedy, repetition_penalty=1.5))[0]) == expected
+        assert int(draw(logits_BV, seen_BV, noise_BV, Sampling(**greedy))[0]) == 0
     below_BV = jnp.array([[-2.0, -1.5]])  # a logit below 0 is multiplied
     seen_BV = jnp.array([[False, True]])
-    assert int(draw(below_BV, seen_BV, keys_B, Sampling(**greedy, repetition_penalty=1.5))[0]) == 0
+    assert int(draw(below_BV, seen_BV, noise_BV, Sampling(**greedy, repetition_penalty=1.5))[0]) == 0
 
 
 @pytest.mark.parametrize(

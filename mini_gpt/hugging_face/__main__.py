@@ -41,8 +41,8 @@ def main() -> None:
         overrides = command_line.config_overrides(rest)
         importing.import_run(flags.input, flags.workdir, flags.config, overrides)
         log.info(
-            f"{flags.workdir}: a run at step 0; python eval.py --workdir={flags.workdir} evaluates it, sample.py writes, "
-            f"and train.py --config={flags.workdir}/config.json --init_from={flags.workdir} trains on from it"
+            f"{flags.workdir}: a run at step 0. eval.py and sample.py take it by --workdir={flags.workdir}, train.py "
+            f"trains on from it by --config={flags.workdir}/config.json --init_from={flags.workdir} --workdir=NEW"
         )
 
 

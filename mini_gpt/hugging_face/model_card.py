@@ -54,7 +54,8 @@ def _measured(run: Run) -> str:
             return ""
         return (
             f"\nOn the {found['split']} split ({found['tokens_scored']:,} tokens, in blocks of "
-            f"{found['context_length']:,}): {found['nll']:.4f} nats a token, {found['bits_per_byte']:.4f} bits a byte.\n"
+            f"{found['context_length']:,}): {found['nll']:.4f} nats a token, "
+            f"{found['bits_per_byte']:.4f} bits a byte.\n"
         )
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -11,17 +11,21 @@ from mini_gpt.model.gpt import MiniGPT, text_layout
 
 
 class Cache(NamedTuple):
-    """What later tokens may see of each row; the token at place p stands in slot p % S.
+    """What later tokens may see of each row, in S slots.
 
-    S is the capacity, or, where a window hides all before it, the window: then slots are a ring.
+    Rows end in the same slot, as if they were filled up on the left, so that the next token of each goes to the slot
+    `steps` % S: a write of one slice, which XLA does in place. S is the capacity, or, where a window hides all before
+    it, the window: then slots are a ring.
 
-    keys_NBGSK, values_NBGSK: one BGSK a layer. places_BS: -1 where a slot is empty. positions_BS, segments_BS: as the
-    model reads them. lengths_B: tokens so far. opened_B: place of the last separator that keeps documents apart.
-    drawn_BT: the positions of all places to come, of a model that is trained on random ones.
+    steps: tokens so far of the longest row, a scalar. keys_NXSK, values_NXSK: one XSK a layer, see Past. places_BS:
+    below 0 where a slot is empty. positions_BS, segments_BS: as the model reads them. lengths_B: tokens so far.
+    opened_B: place of the last separator that keeps documents apart. drawn_BT: the positions of all places to come, of
+    a model that is trained on random ones.
     """
 
-    keys_NBGSK: tuple[jax.Array, ...]
-    values_NBGSK: tuple[jax.Array, ...]
+    steps: jax.Array
+    keys_NXSK: tuple[jax.Array, ...]
+    values_NXSK: tuple[jax.Array, ...]
     places_BS: jax.Array
     positions_BS: jax.Array
     segments_BS: jax.Array
@@ -48,19 +52,24 @@ def prefill(
     cut = lambda of_BT: None if of_BT is None else of_BT[:, :length]
     x_BLD = model.hidden(tokens_BL, cut(positions_BT), cut(segments_BT), remember=lambda *layer: kept.append(layer))
     slots = capacity if config.attention_window is None else min(capacity, config.attention_window)
-    last_B1 = lengths_B[:, None] - 1
-    places_BS = last_B1 - (last_B1 - jnp.arange(slots)) % slots  # the last place that stands in each slot
+    last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
+    places_BS = last_B1 - (steps - 1 - jnp.arange(slots)) % slots  # the last place that stands in each slot
     at_BS = jnp.maximum(places_BS, 0)
 
     def in_slots(of_BLGK: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(of_BLGK, at_BS[:, :, None, None], axis=1).swapaxes(1, 2)
+        return (
+            jnp.take_along_axis(of_BLGK, at_BS[:, :, None, None], axis=1)
+            .swapaxes(1, 2)
+            .reshape(-1, slots, of_BLGK.shape[-1])
+        )
 
     whole = lambda of_BT: jnp.take_along_axis(jnp.broadcast_to(of_BT, (batch, capacity)), at_BS, axis=1)
-    keys_NBGSK, values_NBGSK = (tuple(map(in_slots, layers)) for layers in zip(*kept, strict=True))
+    keys_NXSK, values_NXSK = (tuple(map(in_slots, layers)) for layers in zip(*kept, strict=True))
     in_prompt_BL = jnp.arange(length) < lengths_B[:, None]
     cache = Cache(
-        keys_NBGSK,
-        values_NBGSK,
+        steps,
+        keys_NXSK,
+        values_NXSK,
         places_BS,
         whole(places_1T if positions_BT is None else positions_BT),
         whole(jnp.zeros((1, capacity), jnp.int32) if segments_BT is None else segments_BT),
@@ -73,18 +82,17 @@ def prefill(
 
 def decode(model: MiniGPT, tokens_B: jax.Array, cache: Cache, isolate_at: int | None = None) -> tuple[jax.Array, Cache]:
     """Reads one more token of each row; gives logits_BV, float32, of what follows it, and the cache with it."""
-    rows_B, slots = jnp.arange(len(tokens_B)), cache.places_BS.shape[1]
-    places_B, opened_B = cache.lengths_B, cache.opened_B
-    slots_B = places_B % slots
-    segments_B = cache.segments_BS[rows_B, (places_B - 1) % slots]
+    slots, places_B, opened_B = cache.places_BS.shape[1], cache.lengths_B, cache.opened_B
+    slot = cache.steps % slots
+    put = lambda of_BS, new_B: jax.lax.dynamic_update_slice(of_BS, new_B[:, None], (0, slot))
+    segments_B = jax.lax.dynamic_index_in_dim(cache.segments_BS, (cache.steps - 1) % slots, axis=1, keepdims=False)
     positions_B = places_B
     if isolate_at is not None:
         opens_B = tokens_B == isolate_at
         opened_B = jnp.where(opens_B, places_B, opened_B)
         segments_B, positions_B = segments_B + opens_B, places_B - opened_B
     if cache.drawn_BT is not None:
-        positions_B = cache.drawn_BT[rows_B, places_B]
-    put = lambda of_BS, new_B: of_BS.at[rows_B, slots_B].set(new_B)
+        positions_B = jnp.take_along_axis(cache.drawn_BT, places_B[:, None], axis=1)[:, 0]
     places_BS, positions_BS = put(cache.places_BS, places_B), put(cache.positions_BS, positions_B)
     segments_BS = put(cache.segments_BS, segments_B)
     # Slots hold nothing that is to come, and nothing from before the window.
@@ -93,15 +101,18 @@ def decode(model: MiniGPT, tokens_B: jax.Array, cache: Cache, isolate_at: int | 
 
     def remember(k_B1GK: jax.Array, v_B1GK: jax.Array) -> Past:
         layer = len(kept)
-        put = lambda of_BGSK, new_B1GK: of_BGSK.at[rows_B, :, slots_B].set(new_B1GK[:, 0])
-        keys_BGSK, values_BGSK = put(cache.keys_NBGSK[layer], k_B1GK), put(cache.values_NBGSK[layer], v_B1GK)
-        kept.append(Past(keys_BGSK, values_BGSK, positions_BS, visible_BS))
+        put = lambda of_XSK, new_B1GK: jax.lax.dynamic_update_slice(
+            of_XSK, new_B1GK.reshape(-1, 1, new_B1GK.shape[-1]), (0, slot, 0)
+        )
+        keys_XSK, values_XSK = put(cache.keys_NXSK[layer], k_B1GK), put(cache.values_NXSK[layer], v_B1GK)
+        kept.append(Past(keys_XSK, values_XSK, positions_BS, visible_BS))
         return kept[-1]
 
     x_B1D = model.hidden(tokens_B[:, None], positions_B[:, None], remember=remember)
-    keys_NBGSK, values_NBGSK = tuple(past.keys_BGSK for past in kept), tuple(past.values_BGSK for past in kept)
+    keys_NXSK, values_NXSK = tuple(past.keys_XSK for past in kept), tuple(past.values_XSK for past in kept)
     lengths_B = cache.lengths_B + 1
-    cache = Cache(keys_NBGSK, values_NBGSK, places_BS, positions_BS, segments_BS, lengths_B, opened_B, cache.drawn_BT)
+    known = (places_BS, positions_BS, segments_BS, lengths_B, opened_B, cache.drawn_BT)
+    cache = Cache(cache.steps + 1, keys_NXSK, values_NXSK, *known)
     return _logits(model, x_B1D), cache
 
 

@@ -109,7 +109,7 @@ def _gpt2(config, t, tokens_BL):
     _require(not config.get("add_cross_attention"), "add_cross_attention")
     D, H, L, eps = config["n_embd"], config["n_head"], tokens_BL.shape[1], config["layer_norm_epsilon"]
     t = {name: x.T if ".c_" in name else x for name, x in t.items()}  # GPT-2's Conv1D keeps its weight as [in, out]
-    _require(L <= config["n_positions"], "more tokens than n_positions")
+    _require(config["n_positions"] >= L, "more tokens than n_positions")
     _require(len(t["h.0.mlp.c_fc.bias"]) == (config.get("n_inner") or 4 * D), "an MLP not n_inner wide")
     x_BLD = t["wte.weight"][tokens_BL] + t["wpe.weight"][:L]
     for i in range(config["n_layer"]):
@@ -170,13 +170,22 @@ def _gpt_neox(config, t, tokens_BL):
 
 def _mpt(config, t, tokens_BL):
     attn = config.get("attn_config") or {}
-    known = {"expansion_ratio": 4, "no_bias": True, "logit_scale": None, "attn_type": "multihead_attention",
-             "alibi": True, "clip_qkv": None, "softmax_scale": None, "qk_ln": False, "prefix_lm": False,
-             "attn_uses_sequence_id": False}  # no learned_pos_emb: ALiBi replaces it, whatever that key says
+    known = {
+        "expansion_ratio": 4,
+        "no_bias": True,
+        "logit_scale": None,
+        "attn_type": "multihead_attention",
+        "alibi": True,
+        "clip_qkv": None,
+        "softmax_scale": None,
+        "qk_ln": False,
+        "prefix_lm": False,
+        "attn_uses_sequence_id": False,
+    }  # no learned_pos_emb: ALiBi replaces it, whatever that key says
     for key, value in known.items():
         _require({**config, **attn}.get(key, value) == value, f"{key} other than {value}")
     H, L, eps = config["n_heads"], tokens_BL.shape[1], config["layer_norm_epsilon"]
-    _require(L <= config["max_seq_len"], "more tokens than max_seq_len")
+    _require(config["max_seq_len"] >= L, "more tokens than max_seq_len")
     bias_HLM = _alibi(H, L, attn.get("alibi_bias_max", 8))  # as defined; Transformers takes 8 whatever it is told
     x_BLD = t["wte.weight"][tokens_BL]
     for i in range(config["n_layers"]):

@@ -61,7 +61,7 @@ def test_C7_cached_logits_are_those_of_the_whole(name, isolate_at):
     prefill = jax.jit(lambda model: cache.prefill(model, prompts_BL, jnp.array(lengths_B), CAPACITY, isolate_at))
     decode = jax.jit(lambda model, tokens_B, kept: cache.decode(model, tokens_B, kept, isolate_at))
     logits_BV, kept = prefill(model)
-    assert len(kept.keys_NBGSK) == 3 and kept.places_BS.shape[1] == (model.config.attention_window or CAPACITY)
+    assert len(kept.keys_NXSK) == 3 and kept.places_BS.shape[1] == (model.config.attention_window or CAPACITY)
     tolerance = {"rtol": 0.05, "atol": 0.15} if name == "bfloat16" else {"rtol": 1e-4, "atol": 2e-4}
     for _ in range(CAPACITY - max(lengths_B)):
         np.testing.assert_allclose(logits_BV, whole_BTV[np.arange(3), lengths_B - 1], **tolerance)

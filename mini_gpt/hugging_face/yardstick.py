@@ -1,0 +1,62 @@
+"""How fast Transformers writes text with the same weights, where it is installed."""
+
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mini_gpt.errors import UserError
+from mini_gpt.hugging_face import exporting
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.sampling import Sampling
+from mini_gpt.schema import Config
+
+Write = Callable[[np.ndarray, int, Sampling], tuple[float, float]]
+
+
+def open_model(config: Config, vocab_size: int, parameters: Parameters) -> tuple[Write, dict[str, Any]]:
+    """Gives what writes so many tokens after a prompt, in seconds to the first and tokens a second after it, and what
+    that was measured with. Raises UserError where Transformers is not installed, or has no such architecture."""
+    if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
+        raise UserError("Transformers is not installed; see requirements-hugging-face.txt")
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as directory:
+        exporting.write_model(config, vocab_size, parameters, Path(directory))
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = model.to(device).eval()
+
+    def write(prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
+        times: list[float] = []
+
+        class Streamer(transformers.generation.streamers.BaseStreamer):
+            def put(self, value: Any) -> None:
+                times.append(time.perf_counter())
+
+            def end(self) -> None: ...
+
+        options = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k, "pad_token_id": 0}
+        options |= {"max_new_tokens": tokens, "min_new_tokens": tokens}
+        prompt_BL = torch.from_numpy(np.asarray(prompt, np.int64)).to(device)[None]
+        begin = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(prompt_BL, attention_mask=torch.ones_like(prompt_BL), streamer=Streamer(), **options)
+        _, first, *_, last = times  # the prompt is put first
+        return first - begin, (tokens - 1) / (last - first)
+
+    about = {
+        "model": type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
+    }
+    return write, about
