@@ -22,7 +22,8 @@ from mini_gpt.model_schema import ModelConfig
 from mini_gpt.sampling import Sampling, draw, noise
 
 CHUNK = 16  # tokens that are drawn before anyone is told of them
-BLOCK = 64  # prompts are filled up to a multiple of it, so that few lengths are compiled
+# Few lengths are compiled: prompts are filled up to a power of two, what a row may hold to a multiple.
+SHORTEST_PROMPT, BLOCK = 16, 64
 ALL = Sampling()
 CUT = "\ufffd"  # what a decoder gives for a character that is not whole yet
 
@@ -69,9 +70,12 @@ def stream(
     if config.dtype == "auto" and jax.default_backend() == "cpu":
         definition = _in_float32(config, model.vocab_size)
     lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
-    capacity = int(lengths_B.max()) + length
-    check_length(config, capacity)
-    padded = min(capacity, math.ceil(lengths_B.max() / BLOCK) * BLOCK)
+    longest = int(lengths_B.max())
+    total = capacity = longest + length
+    check_length(config, total)
+    if config.random_positions is None:  # which are drawn for so many tokens as there will be
+        capacity = math.ceil(capacity / BLOCK) * BLOCK
+    padded = min(total, max(SHORTEST_PROMPT, 2 ** math.ceil(math.log2(longest))))
     tokens_BL = np.zeros((len(prompts), padded), np.int32)
     for row, prompt in enumerate(prompts):
         tokens_BL[row, : len(prompt)] = prompt

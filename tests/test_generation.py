@@ -1,5 +1,7 @@
 """Text drawn token by token is what the model's own logits say."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from mini_gpt import generation
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.errors import UserError
 from mini_gpt.generation import Writer
-from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model import MiniGPT, gpt, parameters
 from mini_gpt.sampling import Sampling
 
 CONTEXT, VOCAB = 8, 13
@@ -64,6 +66,35 @@ def test_tokens_come_as_they_are_drawn_and_nothing_is_compiled_after_the_first(m
     finally:
         jax.monitoring.clear_event_listeners()
     assert not [name for name in compiled if "compile" in name]
+
+
+def test_prompts_of_like_lengths_share_their_programs():
+    model = make(**{"model.position": "alibi"})
+    generate(model, [1] * 20, length=20)
+    sizes = generation._read._cache_size(), generation._write._cache_size()
+    generate(model, [1] * 17, length=33)
+    generate(model, [2] * 30, length=30)
+    assert (generation._read._cache_size(), generation._write._cache_size()) == sizes
+
+
+def test_the_cache_is_written_in_place():
+    definition, drawn = make(**{"model.num_kv_heads": 2, "model.num_heads": 4})
+    tokens_BL, lengths_B = np.zeros((3, 16), np.int32), np.array([1, 16, 3], np.int32)
+    writing = generation._read(definition, None, 64, False, drawn, tokens_BL, lengths_B, 0)
+    assert writing.cache.keys_NXSK[0].shape == (6, 64, 4)
+    compiled = generation._write.lower(definition, None, Sampling(top_k=4), drawn, writing, 16).compile().as_text()
+    assert "f32[6,64,4]" in compiled
+    assert not re.findall(r"f32\[6,64,4\]\S* copy\(", compiled)
+
+
+def test_on_cpus_auto_is_float32(monkeypatch):
+    prompt, options = [3, 1], {"length": 12, "sampling": Sampling(temperature=0.7)}
+    plain = generate(make(), prompt, **options)
+    monkeypatch.setattr(gpt.devices, "has_bfloat16", lambda device: True)
+    model = make(**{"model.dtype": "auto"})
+    assert parameters.merge(*model).dtype == jnp.bfloat16
+    assert generate(model, prompt, **options) == plain
+    assert generation._in_float32(parameters.merge(*model).config, VOCAB) == make()[0]
 
 
 def test_isolated_documents_are_written_as_they_were_trained():
