@@ -15,6 +15,8 @@ def activate(name, x):
         return np.maximum(x, 0)
     if name == "swiglu":
         return x / (1 + np.exp(-x))
+    if name == "gelu_exact":
+        return x * np.vectorize(lambda value: 0.5 * (1 + math.erf(value / math.sqrt(2))))(x)
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 

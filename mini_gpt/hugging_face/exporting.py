@@ -76,6 +76,7 @@ def write_model(
         tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in architecture.tensors(model)
     }
     save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
+    (directory / WEIGHTS).chmod(0o644)  # as the others; the library lets nobody else read it
 
 
 def _expressible(

@@ -1,6 +1,7 @@
 """A directory that Transformers has written, as a run that evaluates, samples and trains on."""
 
 import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -21,9 +22,10 @@ from mini_gpt.errors import UserError, shown
 from mini_gpt.hugging_face import architectures, settings, tokenizer_files
 from mini_gpt.hugging_face.exporting import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.settings import Settings
-from mini_gpt.hugging_face.tensors import Tensor
+from mini_gpt.hugging_face.tensors import Shape, Tensor
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.model_schema import ModelConfig
 from mini_gpt.schema import Config
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
@@ -31,7 +33,7 @@ from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.optimizer import make_optimizer
 
 INDEX = f"{WEIGHTS}.index.json"
-TIED_HEADS = ("lm_head.weight", "embed_out.weight")  # a tied table may be written a second time
+TIED_HEADS = {"lm_head.weight", "embed_out.weight"}  # a tied table may be written a second time
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -50,8 +52,9 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     config = _config(architecture.fields(described), tokenizer, config_path, overrides)
     optimizer, mesh = make_optimizer(config), sharding.make_reading_mesh(config)
     _, like = states.abstract(config, vocab_size, optimizer, mesh)
-    with contextlib.ExitStack() as opened:
-        arrays = _read(source, architecture, config, tokenizer, like.parameters, opened)
+    arrays = read_weights(source, architecture, config.model, vocab_size)
+    if isinstance(tokenizer, BpeTokenizer):
+        arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
     corpus = corpora.open_corpus(config.data)
     state = states.create(config, vocab_size, optimizer, like)
     state = state._replace(parameters=_placed(arrays, like.parameters, stacked=config.model.scan_layers))
@@ -83,30 +86,34 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
     return config
 
 
-def _read(
-    source: Path,
-    architecture: ModuleType,
-    config: Config,
-    tokenizer: Tokenizer,
-    like: Parameters,
-    opened: contextlib.ExitStack,
-) -> dict[str, np.ndarray]:
-    """Gives all parameters by path, float32. Names and shapes are looked at before any number is read."""
-    one_by_one = jax.eval_shape(lambda tree: model_parameters.with_layers(tree, stacked=False), like)
-    leaves = jax.tree_util.tree_leaves_with_path(one_by_one)
+def read_weights(source: Path, architecture: ModuleType, model: ModelConfig, vocab_size: int) -> dict[str, np.ndarray]:
+    """Gives all parameters of a model by path, float32, its layers one by one.
+
+    Names and shapes are looked at before any number is read. Raises UserError for what is not as it must be.
+    """
+    one_by_one = dataclasses.replace(model, scan_layers=False)
+    leaves = jax.tree_util.tree_leaves_with_path(model_parameters.abstract(one_by_one, vocab_size)[1])
     shapes = {model_parameters.path_name(path): leaf.shape for path, leaf in leaves}
-    wanted = {tensor.name: tensor for tensor in architecture.tensors(config.model)}
-    found = _open(source, architecture, wanted, opened)
-    for name, tensor in wanted.items():
-        _check(source, name, found[name], tensor.shape([shapes[path] for path in tensor.paths]))
+    wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
+    with contextlib.ExitStack() as opened:
+        found = _open(source, architecture, wanted, opened)
+        for name, tensor in wanted.items():
+            _check(source, name, found[name], tensor.shape([shapes[path] for path in tensor.paths]))
+        return _unpacked(source, wanted, found, shapes)
+
+
+def _unpacked(
+    source: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Any], shapes: Mapping[str, Shape]
+) -> dict[str, np.ndarray]:
+    for name in TIED_HEADS & found.keys() - wanted.keys():
+        table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
+        if not np.array_equal(found[name][:], found[table][:]):
+            raise UserError(f"{source}: {name}: found another table than {table}, and {CONFIG} ties them")
     arrays = {}
     for name, tensor in wanted.items():
         whole = np.asarray(found[name][:]).astype(np.float32)
         parts = tensor.unpack(whole, [shapes[path] for path in tensor.paths])
         arrays |= dict(zip(tensor.paths, parts, strict=True))
-    if isinstance(tokenizer, BpeTokenizer):
-        tables = [name for name in ("embedding", "unembedding") if name in arrays]
-        arrays |= {name: arrays[name][tokenizer.order] for name in tables}
     return arrays
 
 
@@ -130,7 +137,7 @@ def _open(
             raise UserError(f"{source}: {name}: found no such tensor; {architecture.TITLE} has one of these fields")
     for name in found:
         plain = name.removeprefix(architecture.PREFIX)
-        if name not in wanted and plain not in TIED_HEADS and not re.fullmatch(architecture.BUFFERS, plain):
+        if name not in wanted and name not in TIED_HEADS and not re.fullmatch(architecture.BUFFERS, plain):
             raise UserError(f"{source}: {name}: found a tensor that {architecture.TITLE} has not with these fields")
     return found
 
@@ -153,7 +160,7 @@ def _files(source: Path) -> list[str]:
     return listed
 
 
-def _check(source: Path, name: str, found: Any, wanted: tuple[int, ...]) -> None:
+def _check(source: Path, name: str, found: Any, wanted: Shape) -> None:
     shape, dtype = tuple(found.get_shape()), found.get_dtype()
     if shape != wanted:
         raise UserError(f"{source}: {name}: found the shape {shape}; {CONFIG} asks for {wanted}")
@@ -163,7 +170,6 @@ def _check(source: Path, name: str, found: Any, wanted: tuple[int, ...]) -> None
 
 def _placed(arrays: dict[str, np.ndarray], like: Parameters, *, stacked: bool) -> Parameters:
     one_by_one = jax.eval_shape(lambda tree: model_parameters.with_layers(tree, stacked=False), like)
-    tree = jax.tree_util.tree_map_with_path(
-        lambda path, _: jnp.asarray(arrays[model_parameters.path_name(path)]), one_by_one
-    )
+    named = lambda path, _: jnp.asarray(arrays[model_parameters.path_name(path)])
+    tree = jax.tree_util.tree_map_with_path(named, one_by_one)
     return model_parameters.laid_out(tree, like, stacked=stacked)

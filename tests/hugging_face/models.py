@@ -1,0 +1,69 @@
+"""Models whose every parameter is random, and the architectures that they become."""
+
+import jax
+import numpy as np
+
+from mini_gpt import config as configs
+from mini_gpt.hugging_face import exporting
+from mini_gpt.model import parameters
+
+# By the architecture that each becomes; norms and biases of a new model would be ones and zeros.
+EXPRESSIBLE = {
+    "learned": ("gpt2", {"position": "learned"}),
+    "learned, relu, untied": ("gpt2", {"position": "learned", "activation": "relu", "tie_embeddings": False}),
+    "learned, no bias, long": ("gpt2", {"position": "learned", "use_bias": False, "max_positions": 48, "d_ff": 40}),
+    "learned, unscaled": ("gpt2", {"position": "learned", "scale_attention": False, "activation": "gelu_exact"}),
+    "learned, scaled": ("gpt2", {"position": "learned", "scale_embeddings": True}),
+    "rope": ("gpt_neox", {"position": "rope"}),
+    "rope, half turned": ("gpt_neox", {"position": "rope", "rope.fraction": 0.5, "activation": "gelu_exact"}),
+    "rope, linear": (
+        "gpt_neox",
+        {"position": "rope", "rope.scaling": "linear", "rope.factor": 2.5, "rope.base": 500.0},
+    ),
+    "rope, ntk": ("gpt_neox", {"position": "rope", "rope.scaling": "ntk", "rope.factor": 4.0, "use_bias": False}),
+    "rope, stacked": ("gpt_neox", {"position": "rope", "scan_layers": True, "tie_embeddings": False}),
+    "llama": ("llama", {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False}),
+    "llama, grouped, biased": ("llama", {"norm": "rmsnorm", "activation": "swiglu", "num_kv_heads": 2}),
+    "llama, linear": (
+        "llama",
+        {"norm": "rmsnorm", "activation": "swiglu", "rope.scaling": "linear", "rope.factor": 3.0, "num_kv_heads": 1},
+    ),
+    "alibi": ("mpt", {"position": "alibi", "activation": "gelu_exact", "use_bias": False}),
+    "alibi, six heads": (
+        "mpt",
+        {
+            "position": "alibi",
+            "activation": "gelu_exact",
+            "use_bias": False,
+            "num_heads": 6,
+            "d_model": 48,
+            "tie_embeddings": False,
+        },
+    ),
+}
+
+
+VOCAB = 29
+
+
+def make(name, **overrides):
+    """Gives a config, and parameters of which none is as in a new model, where norms are ones and biases zeros."""
+    small = {"context_length": 16, "model.num_layers": 2, "model.d_model": 32, "model.dtype": "float32"}
+    fields = {f"model.{field}": value for field, value in EXPRESSIBLE[name][1].items()}
+    config = configs.load("configs/default.py", small | fields | overrides)
+    draw = np.random.default_rng(3)
+
+    def drawn(path, leaf):
+        around = 1.0 if "scale" in parameters.path_name(path) else 0.0
+        return draw.normal(around, 0.3, leaf.shape).astype(np.float32)
+
+    shapes = parameters.abstract(config.model, VOCAB)[1]
+    return config, jax.tree_util.tree_map_with_path(drawn, shapes)
+
+
+def written(name, directory, **overrides):
+    """Writes such a model; gives its config and parameters."""
+    config, drawn = make(name, **overrides)
+    directory.mkdir(parents=True)
+    exporting.write_model(config, VOCAB, drawn, directory, end=VOCAB - 1)
+    return config, drawn

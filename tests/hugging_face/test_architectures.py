@@ -1,0 +1,195 @@
+"""What becomes which architecture, what none can express, and how config.json says it in old versions and new."""
+
+import json
+
+import pytest
+
+from mini_gpt import config as configs
+from mini_gpt.errors import UserError
+from mini_gpt.hugging_face import architectures, settings
+
+# As save_pretrained of Transformers 5 writes them, but for what is not the model's.
+NEW = {
+    "gpt2": {
+        "activation_function": "gelu_new",
+        "add_cross_attention": False,
+        "layer_norm_epsilon": 1e-05,
+        "n_embd": 24,
+        "n_head": 4,
+        "n_inner": None,
+        "n_layer": 3,
+        "n_positions": 16,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "tie_word_embeddings": True,
+    },
+    "llama": {
+        "attention_bias": True,
+        "head_dim": 6,
+        "hidden_act": "silu",
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "max_position_embeddings": 16,
+        "mlp_bias": True,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {"factor": 2.5, "rope_theta": 5000.0, "rope_type": "linear"},
+        "tie_word_embeddings": True,
+    },
+    "gpt_neox": {
+        "attention_bias": True,
+        "hidden_act": "gelu",
+        "hidden_size": 32,
+        "intermediate_size": 50,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 16,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 5000.0, "rope_type": "default"},
+        "tie_word_embeddings": False,
+        "use_parallel_residual": False,
+    },
+    "mpt": {
+        "attn_config": {"alibi": True, "alibi_bias_max": 8, "attn_type": "multihead_attention", "clip_qkv": None},
+        "d_model": 24,
+        "expansion_ratio": 4,
+        "layer_norm_epsilon": 1e-05,
+        "learned_pos_emb": True,
+        "max_seq_len": 16,
+        "n_heads": 3,
+        "n_layers": 3,
+        "no_bias": True,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def read(directory, model_type, **changes):
+    values = {"model_type": model_type} | NEW.get(model_type, {}) | changes
+    values = {name: value for name, value in values.items() if value is not ...}
+    (directory / "config.json").write_text(json.dumps(values))
+    described = settings.read(directory / "config.json")
+    fields = architectures.find(described).fields(described)
+    return configs.load("configs/default.py", architectures.IMPLIED | fields)
+
+
+def test_each_architecture_is_read(tmp_path):
+    gpt2, llama, neox, mpt = (read(tmp_path, name) for name in NEW)
+    assert all(each.context_length == 16 and each.model.num_layers == 3 for each in (gpt2, llama, neox, mpt))
+    assert [each.model.position for each in (gpt2, llama, neox, mpt)] == ["learned", "rope", "rope", "alibi"]
+    assert [each.model.d_ff for each in (gpt2, llama, neox, mpt)] == [96, 40, 50, 96]
+    assert [each.model.num_kv_heads for each in (gpt2, llama, neox, mpt)] == [4, 2, 4, 3]
+    assert [each.model.activation for each in (gpt2, llama, neox, mpt)] == [
+        "gelu",
+        "swiglu",
+        "gelu_exact",
+        "gelu_exact",
+    ]
+    assert [each.model.use_bias for each in (gpt2, llama, neox, mpt)] == [True, True, True, False]
+    assert [each.model.tie_embeddings for each in (gpt2, llama, neox, mpt)] == [True, True, False, True]
+    assert (llama.model.rope.base, llama.model.rope.scaling, llama.model.rope.factor) == (5000, "linear", 2.5)
+    assert (neox.model.rope.base, neox.model.rope.scaling, neox.model.rope.fraction) == (5000, "none", 0.5)
+
+
+def test_fields_of_transformers_4_say_the_same(tmp_path):
+    new = read(tmp_path, "llama")
+    for scaling in ({"type": "linear", "factor": 2.5}, {"rope_type": "linear", "factor": 2.5}):
+        assert read(tmp_path, "llama", rope_parameters=..., rope_theta=5000.0, rope_scaling=scaling) == new
+    new = read(tmp_path, "gpt_neox")
+    old = {"rope_parameters": ..., "rotary_pct": 0.5, "rotary_emb_base": 5000, "rope_scaling": None}
+    assert read(tmp_path, "gpt_neox", **old) == new
+    without_a_fraction = read(tmp_path, "gpt_neox", rope_parameters={"rope_theta": 5000.0, "rope_type": "default"})
+    assert without_a_fraction.model.rope.fraction == 0.25, "GPT-NeoX's own default"
+
+
+@pytest.mark.parametrize(
+    "model_type, changes, message",
+    [
+        ("bert", {}, r'model_type: found "bert"; can be read where it is gpt2 or llama or gpt_neox or mpt'),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx: found true; can be"),
+        ("gpt2", {"layer_norm_epsilon": 1e-6}, r"layer_norm_epsilon: found 1e-06; can be read where it is 1e-05"),
+        ("gpt2", {"activation_function": "quick_gelu"}, r'activation_function: found "quick_gelu"; can be read where'),
+        ("gpt2", {"n_layer": "three"}, r'n_layer: found "three"; must be a whole number above 0'),
+        ("gpt2", {"n_inner": 0}, r"n_inner: found 0; must be a whole number above 0"),
+        ("gpt2", {"quantization_config": {"bits": 4}}, r"quantization_config: found .*; can be read where it is null"),
+        ("gpt2", {"n_head": 5}, r"model.d_model: found 24; must be divisible by model.num_heads \(5\)"),
+        ("llama", {"rms_norm_eps": ...}, r"rms_norm_eps: found nothing; can be read where it is 1e-05"),
+        ("llama", {"head_dim": 8}, r"head_dim: found 8; can be read where it is 6"),
+        ("llama", {"mlp_bias": False}, r"mlp_bias: found false; can be read where it is true"),
+        ("llama", {"hidden_act": "gelu"}, r'hidden_act: found "gelu"; can be read where it is "silu"'),
+        ("llama", {"rope_parameters": {"rope_type": "llama3"}}, r'rope_parameters.rope_type: found "llama3"; can be '),
+        ("llama", {"rope_parameters": 3}, r"rope_parameters: found 3; must be an object of fields"),
+        ("gpt_neox", {"use_parallel_residual": True}, r"use_parallel_residual: found true; can be read where it is f"),
+        ("gpt_neox", {"use_parallel_residual": ...}, r"use_parallel_residual: found nothing; can be read where"),
+        ("gpt_neox", {"attention_bias": False}, r"attention_bias: found false; can be read where it is true"),
+        ("gpt_neox", {"rotary_pct": "x", "rope_parameters": ...}, r'rotary_pct: found "x"; must be a number of at l'),
+        ("mpt", {"attn_config": {"alibi": False}}, r"attn_config.alibi: found false; can be read where it is true"),
+        ("mpt", {"attn_config": {"alibi_bias_max": 16}}, r"attn_config.alibi_bias_max: found 16; can be read where"),
+        ("mpt", {"attn_config": {"clip_qkv": 6}}, r"attn_config.clip_qkv: found 6; can be read where it is null"),
+        ("mpt", {"expansion_ratio": 2}, r"expansion_ratio: found 2; can be read where it is 4"),
+    ],
+)
+def test_what_no_block_here_can_express_is_named(model_type, changes, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, model_type, **changes)
+
+
+@pytest.mark.parametrize("text, message", [("{", "no JSON"), ("[1]", "must be an object"), (None, "not found")])
+def test_a_config_that_is_none_is_named(text, message, tmp_path):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"config.json: .*{message}"):
+        settings.read(tmp_path / "config.json")
+
+
+LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (
+            {"position": "none"},
+            "model.position: found 'none'; no architecture that can be written here has it",
+        ),
+        ({"position": "t5"}, "model.position: found 't5'; no"),
+        ({"position": "sinusoidal"}, "model.position: found 'sinusoidal'; no"),
+        ({"position": ("rope", "none")}, r"model.position: found \('rope', 'none'\); no"),
+        (
+            {"position": "learned", "norm": "rmsnorm"},
+            "model.norm: found 'rmsnorm'; .* is written as GPT-2, which has",
+        ),
+        (
+            {"position": "learned", "activation": "swiglu"},
+            "model.activation: found 'swiglu'; .* which has gelu or",
+        ),
+        ({"position": "learned", "num_kv_heads": 2}, "model.num_kv_heads: found 2; .* GPT-2, which has 4"),
+        ({"position": "learned", "norm_placement": "post"}, "model.norm_placement: found 'post'; .* which has pre"),
+        ({"position": "learned", "causal": False}, "model.causal: found False; .* which has True"),
+        ({"position": "learned", "residual": False}, "model.residual: found False; .* which has True"),
+        ({"position": "learned", "attention_window": 8}, "model.attention_window: found 8; .* which has None"),
+        ({"position": "rope", "random_positions": 512}, "model.random_positions: found 512; .* which has None"),
+        ({"position": "rope", "activation": "swiglu"}, "model.activation: found 'swiglu'; .* GPT-NeoX, which has gelu"),
+        ({"position": "rope", "scale_attention": False}, "model.scale_attention: found False; .* which has True"),
+        ({"position": "rope", "rope.scaling": "yarn", "rope.factor": 2}, "model.rope.scaling: found 'yarn'; .* lin"),
+        (
+            LLAMA | {"activation": "gelu"},
+            "model.activation: found 'gelu'; .* is written as Llama, which has swi",
+        ),
+        (LLAMA | {"rope.fraction": 0.5}, "model.rope.fraction: found 0.5; .* Llama, which has 1.0"),
+        ({"position": "alibi"}, "model.activation: found 'gelu'; .* is written as MPT, which has gelu_exact"),
+        ({"position": "alibi", "activation": "gelu_exact"}, "model.use_bias: found True; .* MPT, which has False"),
+        (
+            {"position": "alibi", "activation": "gelu_exact", "use_bias": False, "d_ff": 100},
+            "model.d_ff: found 100; .* MPT, which has 512",
+        ),
+    ],
+)
+def test_what_no_architecture_can_express_is_named(fields, message):
+    fields = {f"model.{name}": value for name, value in fields.items()}
+    objective = {"train.objective": "masked"} if fields.get("model.causal") is False else {}
+    config = configs.load("configs/default.py", fields | objective)
+    with pytest.raises(UserError, match=message):
+        architectures.choose(config.model)

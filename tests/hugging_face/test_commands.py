@@ -1,0 +1,114 @@
+"""python -m mini_gpt.hugging_face as a person types it."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mini_gpt.model import parameters
+from mini_gpt.run import Run
+from mini_gpt.training import loop
+from tests.conftest import SMALL
+from tests.test_commands import type_in
+
+COMMAND = "mini_gpt.hugging_face.__main__"
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    return tmp_path_factory.mktemp("exchange")
+
+
+@pytest.fixture
+def run(directories, small):
+    """Gives the directory of a run that has trained a little."""
+    if not (directories / "run").exists():
+        loop.train(small(model__position="learned", data__tokenizer="bpe", data__vocab_size=300), directories / "run")
+    return directories / "run"
+
+
+@pytest.fixture
+def out(directories, run, monkeypatch):
+    """Gives the directory that it is exported to."""
+    if not (directories / "out").exists():
+        assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
+        assert type_in(monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={directories / 'out'}") is None
+    return directories / "out"
+
+
+@pytest.fixture
+def imports(out, monkeypatch, corpus_files, tmp_path):
+    """Gives a function that imports what was exported, with further flags."""
+    plain = {name: value for name, value in SMALL.items() if not name.startswith("model.") or name == "model.dtype"}
+    plain |= {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
+    flags = [f"--config.{name}={value}" for name, value in plain.items() if name != "context_length"]
+    return lambda *more, workdir="again", source=out: type_in(
+        monkeypatch, COMMAND, "import", f"--input={source}", f"--workdir={tmp_path / workdir}", *flags, *more
+    )
+
+
+def leaves(run):
+    listed = jax.tree_util.tree_leaves_with_path(run.parameters)
+    return {parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
+
+
+def test_a_run_leaves_the_house_and_comes_back(run, out, imports, monkeypatch, tmp_path, capsys):
+    assert sorted(path.name for path in out.iterdir()) == [
+        "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    card, score = (out / "README.md").read_text(), json.loads((run / "eval" / "perplexity.json").read_text())
+    assert f"{score['nll']:.4f} nats a token" in card and "| trained | 8 steps, 2,048 tokens, from seed 0 |" in card
+    assert imports() is None
+    again = tmp_path / "again"
+    assert type_in(monkeypatch, "eval.py", f"--workdir={again}") is None
+    scored = json.loads((again / "eval" / "perplexity.json").read_text())
+    assert scored == score | {"checkpoint_step": 0}
+    capsys.readouterr()
+    for workdir in (run, again):
+        assert type_in(monkeypatch, "sample.py", f"--workdir={workdir}", "--prompt=the", "--length=9", "--json") is None
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    before, after = Run(run), Run(again)
+    assert before.trained.model == after.trained.model
+
+
+def test_an_imported_run_trains_on_in_place_and_as_the_origin_of_another(run, imports, monkeypatch, tmp_path):
+    assert imports("--config.optimizer.learning_rate=1e-9") is None
+    start = leaves(Run(run))
+    config = f"--config={tmp_path / 'again' / 'config.json'}"
+    more = ["--config.data.split=documents", "--config.train.steps=2"]
+    origin = f"--init_from={tmp_path / 'again'}"
+    assert type_in(monkeypatch, "train.py", config, origin, f"--workdir={tmp_path / 'tuned'}", *more) is None
+    assert type_in(monkeypatch, "train.py", config, f"--workdir={tmp_path / 'again'}") is None
+    for workdir, step in (("tuned", 2), ("again", 8)):
+        trained = Run(tmp_path / workdir)
+        assert trained.step == step
+        for path, leaf in leaves(trained).items():
+            np.testing.assert_allclose(leaf, start[path], atol=1e-6, err_msg=path)
+
+
+def test_what_is_wrong_is_one_line_and_nothing_is_written(run, out, imports, monkeypatch, tmp_path):
+    export = lambda *flags: type_in(monkeypatch, COMMAND, "export", *flags)
+    assert export(f"--workdir={run}", f"--output={out}") == f"error: --output: {out} exists; name a new directory"
+    message = export(f"--workdir={run}", f"--output={tmp_path / 'new'}", "--checkpoint=3")
+    assert message == "error: --checkpoint: found '3'; must be last, best or one of 4, 8"
+    assert "--fast: no such flag" in export(f"--workdir={run}", f"--output={tmp_path / 'new'}", "--fast")
+    assert not (tmp_path / "new").exists()
+
+    (tmp_path / "there").mkdir()
+    assert imports(workdir="there") == f"error: --workdir: {tmp_path / 'there'} exists; name a new directory"
+    message = imports("--config.model.d_model=64")
+    assert message == "error: model.d_model: found 64; the model that is imported has 32"
+    message = imports("--config.context_length=64")
+    assert "context_length: found 64; learned positions end at model.max_positions (32)" in message
+    assert "config.json: not found; name a directory that holds" in imports(source=tmp_path)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in out.iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes()[: -9 if file.suffix == ".safetensors" else None])
+    assert "model.safetensors: no whole safetensors file" in imports(source=damaged)
+    described = json.loads((out / "config.json").read_text())
+    (damaged / "config.json").write_text(json.dumps(described | {"eos_token_id": None}))
+    assert "eos_token_id: found null; must be the id of the token" in imports(source=damaged)
+    assert not (tmp_path / "again").exists()

@@ -1,0 +1,137 @@
+"""A tokenizer gives the same ids in the tokenizers library as here, and so does one that is read."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers as library
+
+from mini_gpt.data import tokenizers
+from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer
+from mini_gpt.errors import UserError
+from mini_gpt.hugging_face import tokenizer_files
+from tests.conftest import make_text
+
+TEXT = make_text(0, 300)
+HARD = "größer\t naïve 中文 \U0001f642 the  cat\n\n <|endoftext|> e\u0301 </s> dog"
+BPE = BpeTokenizer.train([TEXT], 300)
+
+
+def foreign(**changes):
+    """Gives a tokenizer as Llama's: SentencePiece's BPE, that falls back to bytes and puts a space before a text."""
+    model = library.Tokenizer(library.models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    space = "\N{LOWER ONE EIGHTH BLOCK}"
+    normalizers = [library.normalizers.Prepend(space), library.normalizers.Replace(" ", space)]
+    model.normalizer = library.normalizers.Sequence(normalizers)
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = library.trainers.BpeTrainer(vocab_size=90, special_tokens=special, show_progress=False)
+    model.train_from_iterator([TEXT], trainer)
+    described = json.loads(model.to_str())
+    vocabulary = described["model"]["vocab"]
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    described["decoder"] = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": space}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    }
+    model = library.Tokenizer.from_str(json.dumps(described | changes))
+    model.post_processor = library.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return model
+
+
+@pytest.mark.parametrize(
+    "tokenizer, text",
+    [(ByteTokenizer(), HARD), (BPE, HARD), (CharacterTokenizer("".join(sorted(set(TEXT)))), TEXT)],
+    ids=["bytes", "bpe", "characters"],
+)
+def test_ids_are_the_same_in_the_library_and_come_back(tokenizer, text, tmp_path):
+    end = tokenizer_files.write(tokenizer, tmp_path, 32)
+    assert end == tokenizers.separator(tokenizer)
+    theirs = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == theirs.id_to_token(end)
+    assert theirs.get_vocab_size() == tokenizers.vocab_size(tokenizer)
+    plain = text.replace("<|endoftext|>", "")
+    ids = tokenizer.encode(plain).tolist()
+    assert theirs.encode(plain).ids == ids and theirs.decode(ids) == plain
+    assert theirs.encode("<|endoftext|>").ids == [end]
+    again = tokenizer_files.read(tmp_path, tokenizers.vocab_size(tokenizer), end)
+    assert type(again) is type(tokenizer)
+    assert again.encode(text).tolist() == tokenizer.encode(text).tolist(), "a name of the separator is text"
+    np.testing.assert_array_equal(again.token_bytes, tokenizer.token_bytes)
+    assert again.decode(again.encode(text)) == text
+    tokenizers.save(again, tmp_path / "saved")
+    assert tokenizers.load(tmp_path / "saved").encode(text).tolist() == tokenizer.encode(text).tolist()
+
+
+def test_another_models_separator_changes_places_with_the_last_id(tmp_path):
+    model = foreign()
+    model.save(str(tmp_path / "tokenizer.json"))
+    rows = model.get_vocab_size() + 5  # as tables are filled up
+    read = tokenizer_files.read(tmp_path, rows, 2)
+    assert tokenizers.vocab_size(read) == rows and tokenizers.separator(read) == rows - 1
+    model.encode_special_tokens = True
+    theirs = model.encode(HARD).ids
+    assert theirs[0] == 1, "the tokenizer puts its own first token there"
+    swapped = [{2: rows - 1, rows - 1: 2}.get(token, token) for token in theirs]
+    assert read.encode(HARD).tolist() == swapped
+    assert read.order[read.encode(HARD)].tolist() == theirs
+    assert read.decode(read.encode(HARD)) == " " + HARD, "with the space that the tokenizer puts before a text"
+    assert read.decode([2, rows - 1, rows - 2]) == "", "rows without a token, and the separator, write nothing"
+    stream = np.concatenate([read.encode("the cat"), [rows - 1], read.encode("größer"), [rows - 1]])
+    assert read.token_bytes[stream].sum() == len("the catgrößer".encode()), "that space is none of the text's bytes"
+    tokenizers.save(read, tmp_path / "saved")
+    loaded = tokenizers.load(tmp_path / "saved")
+    assert loaded.encode(HARD).tolist() == swapped
+    assert tokenizer_files.write(loaded, tmp_path / "saved", 32) == 2
+    assert library.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).encode(HARD).ids[0] == 1
+
+
+def test_spaces_that_are_tokens_of_their_own_are_text(tmp_path):
+    model = library.Tokenizer.from_str(BPE.model.to_str())
+    model.add_special_tokens(["<|endoftext|>"])
+    model.add_tokens([library.AddedToken("    ", normalized=True)])
+    model.save(str(tmp_path / "tokenizer.json"))
+    read = tokenizer_files.read(tmp_path, model.get_vocab_size(), model.token_to_id("<|endoftext|>"))
+    text = "the    cat"
+    assert model.token_to_id("    ") in read.order[read.encode(text)]
+    assert read.decode(read.encode(text)) == text and read.token_bytes[read.encode(text)].sum() == len(text)
+
+
+@pytest.mark.parametrize(
+    "content, vocab_size, end, message",
+    [
+        (None, 300, 299, "tokenizer.json: not found; the model's own is needed"),
+        ("{", 300, 299, "tokenizer.json: "),
+        (foreign().to_str(), 100, 2, r"tokenizer.json: found \d+ tokens; the model's vocab_size is 100"),
+        (foreign().to_str(), 500, 490, "tokenizer.json: eos_token_id: found 490, which is no token of it"),
+        (library.Tokenizer(library.models.WordPiece({"a": 0, "b": 1})).to_str(), 3, 1, "model.type: found 'WordPiece'"),
+        (library.Tokenizer(library.models.BPE({"a": 0, "b": 1}, [])).to_str(), 2, 1, "model.type: found 'BPE'; can be"),
+        (
+            library.Tokenizer(library.models.WordLevel({"ab": 0, "b": 1})).to_str(),
+            2,
+            1,
+            "where each token is",
+        ),
+    ],
+)
+def test_what_is_no_tokenizer_of_bytes_or_characters_is_named(content, vocab_size, end, message, tmp_path):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        tokenizer_files.read(tmp_path, vocab_size, end)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"vocab_size": 2**40}, {"vocab_size": 10}, {"separator": 10**6}, {"separator": "x"}]
+)
+def test_a_runs_tokenizer_that_was_tampered_with_is_refused(changes, tmp_path):
+    foreign().save(str(tmp_path / "tokenizer.json"))
+    read = tokenizer_files.read(tmp_path, 400, 2)
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / tokenizers.FILE).write_text(json.dumps(read.to_dict() | changes))
+    with pytest.raises(UserError, match=r"saved/tokenizer.json: not a tokenizer \("):
+        tokenizers.load(tmp_path / "saved")

@@ -1,0 +1,154 @@
+"""A model that is written in Transformers' names is the same model, and so is what is read back."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import flax as safetensors_flax
+from safetensors.numpy import load_file, save_file
+
+from mini_gpt import config as configs
+from mini_gpt.errors import UserError
+from mini_gpt.hugging_face import architectures, importing, settings
+from mini_gpt.model import parameters
+from tests import oracle
+from tests.hugging_face import numpy_forwards
+from tests.hugging_face.models import EXPRESSIBLE, VOCAB, written
+
+TOKENS_BL = np.random.default_rng(5).integers(0, VOCAB, (2, 13))
+
+
+def by_path(tree):
+    listed = jax.tree_util.tree_leaves_with_path(parameters.with_layers(tree, stacked=False))
+    return {parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
+
+
+def read(directory):
+    """Gives the config of what a directory holds, and its parameters by path."""
+    described = settings.read(directory / "config.json")
+    architecture = architectures.find(described)
+    config = configs.load("configs/default.py", architectures.IMPLIED | architecture.fields(described))
+    return config, importing.read_weights(directory, architecture, config.model, described.whole("vocab_size"))
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+def test_the_files_hold_the_model_and_are_read_as_it_was(name, tmp_path):
+    config, drawn = written(name, tmp_path / "out")
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert described["model_type"] == EXPRESSIBLE[name][0]
+    assert all(tensor.dtype == np.float32 for tensor in tensors.values())
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(drawn, stacked=False))
+    expected_BLV = np.stack([oracle.forward(config.model, exact, tokens) for tokens in TOKENS_BL])
+    found_BLV = numpy_forwards.logits(described, tensors, TOKENS_BL)
+    assert np.abs(expected_BLV).max() > 3
+    # The table that is scaled by sqrt(d_model) is rounded to float32 anew.
+    tolerance = 1e-4 if config.model.scale_embeddings else 1e-9
+    np.testing.assert_allclose(found_BLV, expected_BLV, rtol=tolerance, atol=tolerance)
+
+    again, arrays = read(tmp_path / "out")
+    original = by_path(drawn)
+    if not config.model.scale_embeddings:
+        assert all(np.array_equal(arrays[path], leaf) for path, leaf in original.items())
+        assert all(not arrays[path].any() for path in arrays.keys() - original.keys()), "biases that it has not"
+    differing = {name for name, _ in configs.differences(config, again).items() if name.startswith("model.")}
+    assert differing <= {"model.dtype", "model.scan_layers"} | TURNED_INTO.get(name, set())
+
+
+TURNED_INTO = {
+    "learned, no bias, long": {"model.use_bias"},  # of zeros
+    "learned, scaled": {"model.scale_embeddings", "model.tie_embeddings"},
+    "rope, linear": {"model.rope.original_context"},
+    "rope, ntk": {"model.rope.base", "model.rope.scaling", "model.rope.factor", "model.rope.original_context"}
+    | {"model.use_bias"},
+}
+
+
+def rewrite(directory, change):
+    tensors = change(load_file(directory / "model.safetensors"))
+    save_file(tensors, directory / "model.safetensors")
+
+
+def test_parts_bfloat16_bare_names_and_old_buffers_are_read(tmp_path):
+    out = tmp_path / "out"
+    written("learned", out)
+    _, whole = read(out)
+    tensors = {name: jnp.asarray(tensor) for name, tensor in load_file(out / "model.safetensors").items()}
+    (out / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, inside in parts.items():
+        part = {name.removeprefix("transformer."): tensors[name].astype(jnp.bfloat16) for name in inside}
+        part |= {"h.0.attn.bias": jnp.ones((1, 1, 16, 16), jnp.uint8)} if file.startswith("a") else {}
+        safetensors_flax.save_file(part, out / file)
+    index = {"weight_map": {name: file for file, inside in parts.items() for name in inside}}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    _, arrays = read(out)
+    for path, leaf in whole.items():
+        assert arrays[path].dtype == np.float32
+        np.testing.assert_array_equal(arrays[path], np.asarray(jnp.asarray(leaf).astype(jnp.bfloat16), np.float32))
+
+
+def test_a_tied_table_may_stand_there_twice_but_no_other_one(tmp_path):
+    written("rope", tmp_path / "out")
+    rewrite(tmp_path / "out", lambda tensors: tensors | {"embed_out.weight": tensors["gpt_neox.embed_in.weight"]})
+    read(tmp_path / "out")
+    rewrite(tmp_path / "out", lambda tensors: tensors | {"embed_out.weight": 2 * tensors["gpt_neox.embed_in.weight"]})
+    with pytest.raises(UserError, match=r"embed_out.weight: found another table than gpt_neox.embed_in.weight, and "):
+        read(tmp_path / "out")
+
+
+def without(name):
+    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (without("transformer.ln_f.bias"), r"transformer.ln_f.bias: found no such tensor; GPT-2 has one"),
+        (lambda t: t | {"transformer.h.0.extra": t["transformer.ln_f.bias"]}, r"h.0.extra: found a tensor that GPT-2 "),
+        (
+            lambda t: t | {"transformer.h.1.mlp.c_fc.weight": np.zeros((128, 32), np.float32)},
+            r"h.1.mlp.c_fc.weight: found the shape \(128, 32\); config.json asks for \(32, 128\)",
+        ),
+        (
+            lambda t: t | {"transformer.wte.weight": np.zeros((VOCAB, 32), np.int8)},
+            r"wte.weight: found I8; must be one of F64, F32, F16, BF16",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
+    written("learned", tmp_path / "out")
+    rewrite(tmp_path / "out", change)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / "out")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 60, 0.5, 0.999])
+def test_a_file_that_is_cut_short_is_named(kept, tmp_path):
+    written("learned", tmp_path / "out")
+    file = tmp_path / "out" / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    with pytest.raises(UserError, match=r"model.safetensors: no whole safetensors file \(.*\); fetch it again"):
+        read(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "index, message",
+    [
+        (None, r"model.safetensors: not found; .* never from pickle"),
+        ("[]", r"index.json: no index of files \(TypeError"),
+        ('{"weight_map": {"a": "../a"}}', r"index.json: found '../a'; must be a file beside it"),
+        ('{"weight_map": {"a": "a"}}', r"out/a: not found; model.safetensors.index.json names it"),
+    ],
+)
+def test_files_that_are_not_there_are_named(index, message, tmp_path):
+    written("learned", tmp_path / "out")
+    (tmp_path / "out" / "model.safetensors").rename(tmp_path / "out" / "pytorch_model.bin")
+    if index is not None:
+        (tmp_path / "out" / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / "out")
