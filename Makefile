@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test test-slow test-newest test-oldest faults lint sharding-tables clean
+.PHONY: train test test-slow test-newest test-oldest test-hugging-face faults lint sharding-tables clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -15,6 +15,10 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(VENV)/bin/python -m pytest -q -n 2 -m slow $(SLOW)
+
+# What leaves the house is loaded by Transformers, and what Transformers writes is read; PyTorch comes with it.
+test-hugging-face: .venv-hugging-face/installed
+	.venv-hugging-face/bin/python -m pytest -q tests/hugging_face
 
 # Training processes killed at random moments, compared with one that nobody killed; a quarter of an hour.
 faults: $(VENV)/installed-dev
@@ -46,7 +50,12 @@ sharding-tables: $(VENV)/installed
 	done
 
 clean:
-	rm -rf .venv .venv-newest .venv-oldest
+	rm -rf .venv .venv-newest .venv-oldest .venv-hugging-face
+
+.venv-hugging-face/installed: requirements-hugging-face.txt requirements-dev.txt requirements.txt
+	@$(MAKE) --no-print-directory .venv-hugging-face/bin/python VENV=.venv-hugging-face
+	.venv-hugging-face/bin/pip install --quiet --disable-pip-version-check -r requirements-hugging-face.txt
+	@touch $@
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
