@@ -16,6 +16,7 @@ ALL_CAN = {
     "causal": (True,),
     "norm_placement": ("pre",),
     "residual": (True,),
+    "scale_attention": (True,),  # GPT-2 may say no, which some versions of Transformers do not hear
     "attention_window": (None,),
     "random_positions": (None,),
 }

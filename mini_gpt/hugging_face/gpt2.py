@@ -20,7 +20,6 @@ def can(model: ModelConfig) -> dict[str, tuple]:
         "num_kv_heads": (model.num_heads,),
         "norm": ("layernorm",),
         "activation": ("gelu", "gelu_exact", "relu"),
-        "scale_attention": (True, False),
     }
 
 
@@ -35,7 +34,6 @@ def describe(config: Config) -> dict[str, Any]:
         "n_inner": model.d_ff,
         "activation_function": {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[model.activation],
         "layer_norm_epsilon": 1e-5,
-        "scale_attn_weights": model.scale_attention,
         "embd_pdrop": model.embedding_dropout,
         "resid_pdrop": model.sublayer_dropout,
         "attn_pdrop": model.attention_dropout,
@@ -46,6 +44,7 @@ def fields(settings: Settings) -> dict[str, Any]:
     """Gives the config fields of ours that say the same."""
     settings.must_be("layer_norm_epsilon", 1e-5, default=1e-5)
     settings.must_be("scale_attn_by_inverse_layer_idx", False, default=False)
+    settings.must_be("scale_attn_weights", True, default=True)
     settings.must_be("add_cross_attention", False, default=False)
     width, positions = settings.whole("n_embd", 768), settings.whole("n_positions", 1024)
     return {
@@ -60,7 +59,6 @@ def fields(settings: Settings) -> dict[str, Any]:
         "model.norm": "layernorm",
         "model.use_bias": True,
         "model.activation": settings.one_of("activation_function", ACTIVATIONS, "gelu_new"),
-        "model.scale_attention": settings.boolean("scale_attn_weights", True),
         "model.tie_embeddings": settings.boolean("tie_word_embeddings", True),
     }
 

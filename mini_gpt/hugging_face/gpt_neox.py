@@ -21,7 +21,6 @@ def can(model: ModelConfig) -> dict[str, tuple]:
         "num_kv_heads": (model.num_heads,),
         "norm": ("layernorm",),
         "activation": ("gelu", "gelu_exact", "relu"),
-        "scale_attention": (True,),
         "rope.scaling": rotary.SCALINGS,
     }
 

@@ -19,7 +19,6 @@ def can(model: ModelConfig) -> dict[str, tuple]:
     return {
         "norm": ("rmsnorm",),
         "activation": ("swiglu",),
-        "scale_attention": (True,),
         "rope.fraction": (1.0,),
         "rope.scaling": rotary.SCALINGS,
     }

@@ -21,7 +21,6 @@ def can(model: ModelConfig) -> dict[str, tuple]:
         "activation": ("gelu_exact",),
         "d_ff": (4 * model.d_model,),
         "use_bias": (False,),
-        "scale_attention": (True,),
     }
 
 

@@ -12,7 +12,7 @@ EXPRESSIBLE = {
     "learned": ("gpt2", {"position": "learned"}),
     "learned, relu, untied": ("gpt2", {"position": "learned", "activation": "relu", "tie_embeddings": False}),
     "learned, no bias, long": ("gpt2", {"position": "learned", "use_bias": False, "max_positions": 48, "d_ff": 40}),
-    "learned, unscaled": ("gpt2", {"position": "learned", "scale_attention": False, "activation": "gelu_exact"}),
+    "learned, exact": ("gpt2", {"position": "learned", "activation": "gelu_exact"}),
     "learned, scaled": ("gpt2", {"position": "learned", "scale_embeddings": True}),
     "rope": ("gpt_neox", {"position": "rope"}),
     "rope, half turned": ("gpt_neox", {"position": "rope", "rope.fraction": 0.5, "activation": "gelu_exact"}),

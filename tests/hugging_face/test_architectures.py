@@ -109,6 +109,7 @@ def test_fields_of_transformers_4_say_the_same(tmp_path):
     [
         ("bert", {}, r'model_type: found "bert"; can be read where it is gpt2 or llama or gpt_neox or mpt'),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx: found true; can be"),
+        ("gpt2", {"scale_attn_weights": False}, r"scale_attn_weights: found false; can be read where it is true"),
         ("gpt2", {"layer_norm_epsilon": 1e-6}, r"layer_norm_epsilon: found 1e-06; can be read where it is 1e-05"),
         ("gpt2", {"activation_function": "quick_gelu"}, r'activation_function: found "quick_gelu"; can be read where'),
         ("gpt2", {"n_layer": "three"}, r'n_layer: found "three"; must be a whole number above 0'),
@@ -172,7 +173,7 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"position": "learned", "attention_window": 8}, "model.attention_window: found 8; .* which has None"),
         ({"position": "rope", "random_positions": 512}, "model.random_positions: found 512; .* which has None"),
         ({"position": "rope", "activation": "swiglu"}, "model.activation: found 'swiglu'; .* GPT-NeoX, which has gelu"),
-        ({"position": "rope", "scale_attention": False}, "model.scale_attention: found False; .* which has True"),
+        ({"position": "learned", "scale_attention": False}, "model.scale_attention: found False; .* which has True"),
         ({"position": "rope", "rope.scaling": "yarn", "rope.factor": 2}, "model.rope.scaling: found 'yarn'; .* lin"),
         (
             LLAMA | {"activation": "gelu"},

@@ -58,7 +58,7 @@ WRITTEN_THERE = {
     "gpt2, relu, untied": (
         "GPT2",
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 40, "activation_function": "relu"}
-        | {"tie_word_embeddings": False, "scale_attn_weights": False},
+        | {"tie_word_embeddings": False},
     ),
     "llama": ("Llama", LLAMA),
     "llama, grouped, biased": (
