@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt import config as configs
-from mini_gpt import generation
+from mini_gpt import generation, sharding
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.errors import UserError
 from mini_gpt.generation import Writer
@@ -95,6 +95,18 @@ def test_on_cpus_auto_is_float32(monkeypatch):
     assert parameters.merge(*model).dtype == jnp.bfloat16
     assert generate(model, prompt, **options) == plain
     assert generation._in_float32(parameters.merge(*model).config, VOCAB) == make()[0]
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 4}, {"tensor": 2, "fsdp": 2}, {"data": 2, "tensor": 4}])
+def test_parameters_on_several_devices_write_the_same(axes):
+    fields = {"model.num_heads": 4, "model.d_model": 16}
+    definition, drawn = make(**fields)
+    mesh = sharding.make_mesh(configs.load("configs/default.py", {f"mesh.{name}": n for name, n in axes.items()}).mesh)
+    divided = jax.device_put(drawn, sharding.tree_shardings(drawn, mesh))
+    assert max(len(leaf.sharding.device_set) for leaf in jax.tree.leaves(divided)) == mesh.size > 1
+    options = {"length": 9, "sampling": Sampling(temperature=0.5, top_k=5), "seed": 2}
+    expected = generate((definition, drawn), [1, 2, 3], [4], **options)
+    assert generate((definition, divided), [1, 2, 3], [4], **options) == expected
 
 
 def test_isolated_documents_are_written_as_they_were_trained():

@@ -16,9 +16,12 @@ def text(run: Run, architecture: str) -> str:
         "parameters": f"{model_parameters.count(run.parameters):,}",
         "context": f"{config.context_length:,} tokens",
         "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
-        "corpus": config.data.corpus,
-        "trained": f"{run.step:,} steps, {trained:,} tokens, from seed {config.seed}",
     }
+    if run.step:  # else another's weights, of whose training nothing is known here
+        facts |= {
+            "corpus": config.data.corpus,
+            "trained": f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}",
+        }
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""---
 library_name: transformers
@@ -41,7 +44,7 @@ prompt = tokenizer("The ", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64, do_sample=True, top_k=40)[0]))
 ```
 
-Documents are joined by `{{tokenizer.eos_token}}` in training. Trained with mini_gpt, a JAX codebase.
+Between documents stands the end-of-sequence token, in training too. Written by mini_gpt.
 """
 
 

@@ -46,7 +46,7 @@ EXPRESSIBLE = {
 VOCAB = 29
 
 
-def make(name, **overrides):
+def make(name, vocab_size=VOCAB, **overrides):
     """Gives a config, and parameters of which none is as in a new model, where norms are ones and biases zeros."""
     small = {"context_length": 16, "model.num_layers": 2, "model.d_model": 32, "model.dtype": "float32"}
     fields = {f"model.{field}": value for field, value in EXPRESSIBLE[name][1].items()}
@@ -57,13 +57,13 @@ def make(name, **overrides):
         around = 1.0 if "scale" in parameters.path_name(path) else 0.0
         return draw.normal(around, 0.3, leaf.shape).astype(np.float32)
 
-    shapes = parameters.abstract(config.model, VOCAB)[1]
+    shapes = parameters.abstract(config.model, vocab_size)[1]
     return config, jax.tree_util.tree_map_with_path(drawn, shapes)
 
 
-def written(name, directory, **overrides):
+def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
     """Writes such a model; gives its config and parameters."""
-    config, drawn = make(name, **overrides)
+    config, drawn = make(name, vocab_size)
     directory.mkdir(parents=True)
-    exporting.write_model(config, VOCAB, drawn, directory, end=VOCAB - 1)
+    exporting.write_model(config, vocab_size, drawn, directory, end=end)
     return config, drawn

@@ -3,13 +3,18 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from mini_gpt.model import parameters
 from mini_gpt.run import Run
 from mini_gpt.training import loop
 from tests.conftest import SMALL
+from tests.hugging_face import numpy_forwards
+from tests.hugging_face.models import written
+from tests.hugging_face.test_tokenizer_files import foreign
 from tests.test_commands import type_in
 
 COMMAND = "mini_gpt.hugging_face.__main__"
@@ -58,7 +63,7 @@ def test_a_run_leaves_the_house_and_comes_back(run, out, imports, monkeypatch, t
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     card, score = (out / "README.md").read_text(), json.loads((run / "eval" / "perplexity.json").read_text())
-    assert f"{score['nll']:.4f} nats a token" in card and "| trained | 8 steps, 2,048 tokens, from seed 0 |" in card
+    assert f"{score['nll']:.4f} nats a token" in card and "| trained | 8 steps, 2,048 tokens, seed 0 |" in card
     assert imports() is None
     again = tmp_path / "again"
     assert type_in(monkeypatch, "eval.py", f"--workdir={again}") is None
@@ -86,6 +91,27 @@ def test_an_imported_run_trains_on_in_place_and_as_the_origin_of_another(run, im
         assert trained.step == step
         for path, leaf in leaves(trained).items():
             np.testing.assert_allclose(leaf, start[path], atol=1e-6, err_msg=path)
+
+
+def test_another_models_ids_are_its_own_in_the_files(imports, monkeypatch, tmp_path):
+    tokenizer, source = foreign(), tmp_path / "llama"
+    written("llama", source, vocab_size=400, end=2)
+    tokenizer.save(str(source / "tokenizer.json"))
+    assert imports("--config.train.steps=1", source=source) is None
+    run, tensors = Run(tmp_path / "again"), load_file(source / "model.safetensors")
+    assert run.config.data.tokenizer == "bpe" and run.config.data.vocab_size == 400
+    described = json.loads((source / "config.json").read_text())
+    theirs = np.array([[*tokenizer.encode("the größer cat").ids, 2]])
+    mine = np.array([[*run.tokenizer.encode("the größer cat"), 399]])
+    model = parameters.merge(run.definition, run.parameters)
+    expected_BLV = numpy_forwards.logits(described, tensors, theirs)
+    np.testing.assert_allclose(model(jnp.asarray(mine)), expected_BLV[..., run.tokenizer.order], rtol=1e-4, atol=1e-4)
+    command = ["export", f"--workdir={tmp_path / 'again'}", f"--output={tmp_path / 'back'}"]
+    assert type_in(monkeypatch, COMMAND, *command) is None
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == described
+    for name, tensor in load_file(tmp_path / "back" / "model.safetensors").items():
+        np.testing.assert_array_equal(tensor, tensors[name], name)
+    assert "| trained |" not in (tmp_path / "back" / "README.md").read_text()
 
 
 def test_what_is_wrong_is_one_line_and_nothing_is_written(run, out, imports, monkeypatch, tmp_path):
