@@ -93,7 +93,9 @@ def test_on_cpus_auto_is_float32(monkeypatch):
     monkeypatch.setattr(gpt.devices, "has_bfloat16", lambda device: True)
     model = make(**{"model.dtype": "auto"})
     assert parameters.merge(*model).dtype == jnp.bfloat16
-    assert generate(model, prompt, **options) == plain
+    asked, in_float32 = [], generation._in_float32
+    monkeypatch.setattr(generation, "_in_float32", lambda *model: asked.append(model) or in_float32(*model))
+    assert generate(model, prompt, **options) == plain and asked
     assert generation._in_float32(parameters.merge(*model).config, VOCAB) == make()[0]
 
 
@@ -131,6 +133,14 @@ def test_places_draw_one_by_one_and_what_was_drawn_is_repeated_less():
     assert len(set(even)) > 6, "all but even chances, a key a place"
     (repelled,) = generate(model, [1, 2], length=10, sampling=Sampling(temperature=0.0, repetition_penalty=1e6))
     assert len({*repelled}) > 8 > 3 * len({*generate(model, [1, 2], length=10, sampling=GREEDY)[0]})
+
+
+def test_chance_is_of_the_seed_the_row_and_the_place_alone():
+    written = generate(make(), [1], [2, 3, 4], length=37, sampling=Sampling(temperature=1e9), seed=5)
+    for row, (begin, drawn) in enumerate(zip((1, 3), written, strict=True)):
+        key = jax.random.fold_in(jax.random.key(5), row)
+        draws = [jax.random.gumbel(jax.random.fold_in(key, begin + place), (VOCAB,)) for place in range(37)]
+        assert drawn == [int(jnp.argmax(draw)) for draw in draws]
 
 
 def test_draws_follow_the_softmax_at_the_temperature():
