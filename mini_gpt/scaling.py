@@ -31,7 +31,8 @@ from mini_gpt.training.state import TrainState
 
 ACTIVATION_BYTES = 2  # bfloat16, in which an accelerator multiplies
 STREAM_BYTES = 4  # the residual stream is float32
-HIDDEN = {"gelu": 4, "relu": 2, "swiglu": 6}  # arrays of a feed-forward's width that XLA keeps for the backward pass
+# Arrays of a feed-forward's width that are kept for the backward pass.
+HIDDEN = {"gelu": 4, "gelu_exact": 4, "relu": 2, "swiglu": 6}
 GIGA = 1e9
 
 
