@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mini_gpt.hugging_face.settings import Settings
+from mini_gpt.hugging_face.settings import ACTIVATION_NAMES, ACTIVATIONS, Settings
 from mini_gpt.hugging_face.tensors import Tensor, linear, norm
 from mini_gpt.model_schema import ModelConfig
 from mini_gpt.schema import Config
@@ -10,7 +10,6 @@ from mini_gpt.schema import Config
 TITLE, CLASS = "GPT-2", "GPT2LMHeadModel"
 ALWAYS_BIASED = True
 PREFIX = "transformer."  # which files that were saved without the head lack
-ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 BUFFERS = r"h\.\d+\.attn\.(masked_)?bias"
 
 
@@ -19,7 +18,7 @@ def can(model: ModelConfig) -> dict[str, tuple]:
     return {
         "num_kv_heads": (model.num_heads,),
         "norm": ("layernorm",),
-        "activation": ("gelu", "gelu_exact", "relu"),
+        "activation": tuple(ACTIVATION_NAMES),
     }
 
 
@@ -32,7 +31,7 @@ def describe(config: Config) -> dict[str, Any]:
         "n_layer": model.num_layers,
         "n_head": model.num_heads,
         "n_inner": model.d_ff,
-        "activation_function": {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[model.activation],
+        "activation_function": ACTIVATION_NAMES[model.activation],
         "layer_norm_epsilon": 1e-5,
         "embd_pdrop": model.embedding_dropout,
         "resid_pdrop": model.sublayer_dropout,

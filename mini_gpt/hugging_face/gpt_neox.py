@@ -3,7 +3,7 @@
 from typing import Any
 
 from mini_gpt.hugging_face import rotary
-from mini_gpt.hugging_face.settings import Settings
+from mini_gpt.hugging_face.settings import ACTIVATION_NAMES, ACTIVATIONS, Settings
 from mini_gpt.hugging_face.tensors import Tensor, linear, norm
 from mini_gpt.model_schema import ModelConfig
 from mini_gpt.schema import Config
@@ -11,7 +11,6 @@ from mini_gpt.schema import Config
 TITLE, CLASS = "GPT-NeoX", "GPTNeoXForCausalLM"
 ALWAYS_BIASED = True
 PREFIX = "gpt_neox."
-ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 BUFFERS = r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
 
 
@@ -20,7 +19,7 @@ def can(model: ModelConfig) -> dict[str, tuple]:
     return {
         "num_kv_heads": (model.num_heads,),
         "norm": ("layernorm",),
-        "activation": ("gelu", "gelu_exact", "relu"),
+        "activation": tuple(ACTIVATION_NAMES),
         "rope.scaling": rotary.SCALINGS,
     }
 
@@ -34,7 +33,7 @@ def describe(config: Config) -> dict[str, Any]:
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
         "intermediate_size": model.d_ff,
-        "hidden_act": {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[model.activation],
+        "hidden_act": ACTIVATION_NAMES[model.activation],
         "layer_norm_eps": 1e-5,
         "attention_bias": True,
         "use_parallel_residual": False,

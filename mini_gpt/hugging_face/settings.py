@@ -6,6 +6,10 @@ from typing import Any
 
 from mini_gpt.errors import UserError, shown
 
+# Of a feed-forward of two products: what is written for ours, and what else says the same.
+ACTIVATION_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu", "relu": "relu"}
+ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATION_NAMES.items()} | {"gelu_pytorch_tanh": "gelu"}
+
 
 class Settings:
     """The fields of a config.json, or of a section in it.

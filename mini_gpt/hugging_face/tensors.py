@@ -1,7 +1,6 @@
 """How one tensor of a safetensors file is made of parameters of ours, and the way back."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,9 +44,6 @@ class Tensor:
         """Gives the tensor's shape where the parameters have these."""
         joined = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
         return joined[::-1] if self.transposed else joined
-
-    def size(self, shapes: Sequence[Shape]) -> int:
-        return math.prod(self.shape(shapes))
 
 
 def linear(name: str, *modules: str, biased: bool, transposed: bool = True, heads: int | None = None) -> list[Tensor]:
