@@ -12,7 +12,7 @@ LOGITS_BV = np.random.default_rng(0).normal(size=(6, 17)).astype(np.float32) * 2
 
 
 def softmax(logits):
-    exp = np.exp(np.float64(logits) - np.max(logits))
+    exp = np.exp(np.asarray(logits, np.float64) - np.max(logits))
     return exp / exp.sum()
 
 
