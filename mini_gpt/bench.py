@@ -2,7 +2,7 @@
 
 python -m mini_gpt.bench --config=configs/tiny.py [--steps=200] [--config.model.dtype=float32 ...]
 python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.position=alibi [--steps=200]
-python -m mini_gpt.bench --decode configs/tiny.py [--prompt_tokens=16] [--tokens=240]
+python -m mini_gpt.bench --decode configs/tiny.py[,model.position=alibi] [--prompt_tokens=16] [--tokens=240]
 
 A comparison alternates the two in one process; its ratio is the second's time a step over the first's. Let nothing else
 run beside it: two cores are soon full. Decoding is of one text, with weights as they are drawn; where Transformers is
@@ -258,6 +258,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     vocab_size, optimizer = states.vocab_size(config, tokenizer), make_optimizer(config)
     definition, like = states.abstract(config, vocab_size, optimizer, sharding.make_reading_mesh(config))
     parameters = states.create(config, vocab_size, optimizer, like).parameters
+    dtype = generation.dtype(config.model).name
     prompt, sampling = np.random.default_rng(0).integers(vocab_size, size=prompt_tokens), Sampling(top_k=40)
 
     def write() -> tuple[float, float]:
@@ -269,14 +270,13 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
         return first - begin, written / (time.perf_counter() - first)
 
     try:
-        theirs, about = yardstick.open_model(config, vocab_size, parameters)
+        theirs, about = yardstick.open_model(config, vocab_size, parameters, dtype)
     except UserError as reason:
         log.info(f"not beside Transformers: {reason}")
         theirs = None
     compile_seconds, _ = write()
-    if theirs:
-        theirs(prompt, tokens, sampling)
-    timed = [(write(), theirs(prompt, tokens, sampling) if theirs else None) for _ in range(ROUNDS)]
+    turns = [write, (lambda: theirs(prompt, tokens, sampling)) if theirs else (lambda: None)]
+    timed = [[each() for each in turns[::order]][::order] for order in [1, -1] * (ROUNDS // 2)]
     ours, beside = zip(*timed, strict=True)
 
     def speed(times: Sequence[tuple[float, float]]) -> dict:
@@ -288,6 +288,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
         "overrides": overrides,
         "prompt_tokens": prompt_tokens,
         "tokens": tokens,
+        "dtype": dtype,
         "compile_seconds": compile_seconds,
         **speed(ours),
         "parameters": model_parameters.count(parameters),
@@ -312,7 +313,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", help="a file such as configs/tiny.py")
     what.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two of FILE[,field=value ...]")
-    what.add_argument("--decode", metavar="CONFIG", help="how fast a config's model writes")
+    what.add_argument("--decode", metavar="FILE[,field=value ...]", help="how fast a config's model writes")
     parser.add_argument("--prompt_tokens", type=int, default=16, help="of --decode; default: 16")
     parser.add_argument("--tokens", type=int, default=240, help="of --decode, to write; default: 240")
     parser.add_argument("--steps", type=int, default=100, help="measured, after the warm-up; default: 100")
@@ -328,7 +329,8 @@ def main() -> None:
         if flags.config:
             result = measure(flags.config, overrides, flags.steps)
         elif flags.decode:
-            result = decode(flags.decode, overrides, flags.prompt_tokens, flags.tokens)
+            path, own = parse_variant(flags.decode)
+            result = decode(path, overrides | own, flags.prompt_tokens, flags.tokens)
         else:
             result = compare(flags.compare, overrides, flags.steps)
     print(json.dumps(result, ensure_ascii=False))

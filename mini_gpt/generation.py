@@ -16,7 +16,7 @@ from mini_gpt.errors import UserError
 from mini_gpt.model import cache as caches
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.cache import Cache
-from mini_gpt.model.gpt import check_length
+from mini_gpt.model.gpt import check_length, compute_dtype
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.model_schema import ModelConfig
 from mini_gpt.sampling import Sampling, draw, noise
@@ -29,12 +29,12 @@ CUT = "\ufffd"  # what a decoder gives for a character that is not whole yet
 
 
 class _Writing(NamedTuple):
-    """Where decoding stands: the logits of the next token, and what they are made of.
+    """Where decoding stands: the last token drawn, and what the next one is made of.
 
     seen_BV: what stands in each row's text already, where there is a penalty on it.
     """
 
-    logits_BV: jax.Array
+    tokens_B: jax.Array
     seen_BV: jax.Array | None
     keys_B: jax.Array
     cache: Cache
@@ -54,8 +54,9 @@ def stream(
 
     prompts: token ids, a row each, of any lengths. isolate_at: the separator at which documents are kept apart, for a
     model that was trained so. With `model.dtype=auto` products are in float32 on CPUs. The same seed gives a row the
-    same tokens, whatever the other rows are. Raises UserError for an empty prompt, a bidirectional model, or where
-    prompt and length pass the positions that there are.
+    same tokens, whatever the other rows are (not so with `model.random_positions`, which are drawn for the longest).
+    Raises UserError for an empty prompt, a bidirectional model, or where prompt and length pass the positions that
+    there are.
     """
     model = nnx.merge(definition, nnx.State(jax.eval_shape(lambda: parameters)))
     config = model.config
@@ -67,66 +68,88 @@ def stream(
         raise UserError(f"length: found {length}; must be at least 0")
     if not all(map(len, prompts)):
         raise UserError("prompt: found no token; give at least one")
-    if config.dtype == "auto" and jax.default_backend() == "cpu":
+    if dtype(config) != model.dtype:
         definition = _in_float32(config, model.vocab_size)
     lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths_B.max())
-    total = capacity = longest + length
-    check_length(config, total)
+    capacity = longest + length
+    check_length(config, capacity)
     if config.random_positions is None:  # which are drawn for so many tokens as there will be
         capacity = math.ceil(capacity / BLOCK) * BLOCK
-    padded = min(total, max(SHORTEST_PROMPT, 2 ** math.ceil(math.log2(longest))))
+    padded = min(capacity, max(SHORTEST_PROMPT, 2 ** math.ceil(math.log2(longest))))
+    if config.position == "learned":
+        padded = min(padded, config.max_positions)
     tokens_BL = np.zeros((len(prompts), padded), np.int32)
     for row, prompt in enumerate(prompts):
         tokens_BL[row, : len(prompt)] = prompt
-    penalised = sampling.repetition_penalty != 1
-    writing = _read(definition, isolate_at, capacity, penalised, parameters, tokens_BL, lengths_B, seed)
-    written = 0
+    if length == 0:
+        return
+    writing = _read(definition, isolate_at, sampling, capacity, parameters, tokens_BL, lengths_B, seed)
+    writing, _ = _write(definition, isolate_at, sampling, parameters, writing, 0)  # compiled while none waits for more
+    yield np.asarray(writing.tokens_B)[:, None]
+    written = 1
     while written < length:
-        count = 1 if written == 0 else min(CHUNK, length - written)
+        count = min(CHUNK, length - written)
         writing, tokens_BN = _write(definition, isolate_at, sampling, parameters, writing, count)
         yield np.asarray(tokens_BN)[:, :count]
         written += count
 
 
+def dtype(config: ModelConfig) -> jnp.dtype:
+    """Gives what products are in: with auto on CPUs float32, since bfloat16 makes those of one row slower there."""
+    in_float32 = config.dtype == "auto" and jax.default_backend() == "cpu"
+    return compute_dtype("float32" if in_float32 else config.dtype)
+
+
 @functools.cache
 def _in_float32(config: ModelConfig, vocab_size: int) -> nnx.GraphDef:
-    """Gives the definition of a model in float32: products of one row are no faster in bfloat16 on CPUs, but slower."""
     return model_parameters.abstract(dataclasses.replace(config, dtype="float32"), vocab_size)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _read(definition, isolate_at, capacity, penalised, parameters, tokens_BL, lengths_B, seed) -> _Writing:
+def _read(definition, isolate_at, sampling, capacity, parameters, tokens_BL, lengths_B, seed) -> _Writing:
+    """Reads prompts, and draws the first token after each."""
     model = model_parameters.merge(definition, parameters)
     logits_BV, cache = caches.prefill(model, tokens_BL, lengths_B, capacity, isolate_at)
-    rows_B1 = jnp.arange(len(tokens_BL))[:, None]
+    rows_B = jnp.arange(len(tokens_BL))
     seen_BV = None
-    if penalised:
+    if sampling.repetition_penalty != 1:
         is_prompt_BL = jnp.arange(tokens_BL.shape[1]) < lengths_B[:, None]
-        seen_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B1, tokens_BL].max(is_prompt_BL)
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows_B1[:, 0])
-    return _Writing(logits_BV, seen_BV, keys_B, cache)
+        seen_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B[:, None], tokens_BL].max(is_prompt_BL)
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows_B)
+    noise_BV = noise(jax.vmap(jax.random.fold_in)(keys_B, lengths_B), model.vocab_size)
+    return _drawn(logits_BV, seen_BV, noise_BV, sampling, keys_B, cache)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
 def _write(definition, isolate_at, sampling, parameters, writing, count) -> tuple[_Writing, jax.Array]:
     """Draws `count` tokens, at most CHUNK, of each row."""
     model = model_parameters.merge(definition, parameters)
-    rows_B = jnp.arange(len(writing.logits_BV))
-    # All numbers of chance at once: one by one they took a third of a small model's time.
-    places_BN = writing.cache.lengths_B[:, None] + jnp.arange(CHUNK)
-    keys_BN = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(writing.keys_B, places_BN)
-    noise_NBV = jax.vmap(lambda keys_B: noise(keys_B, model.vocab_size), 1)(keys_BN)
+
+    def chance() -> jax.Array:
+        """Gives the numbers of chance of all places: one by one they took a fifth of a small model's time."""
+        places_BN = writing.cache.lengths_B[:, None] + 1 + jnp.arange(CHUNK)
+        keys_BN = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(writing.keys_B, places_BN)
+        return jax.vmap(lambda keys_B: noise(keys_B, model.vocab_size), 1)(keys_BN)
+
+    shape = jax.eval_shape(chance)
+    noise_NBV = jax.lax.cond(count > 0, chance, lambda: jnp.zeros(shape.shape, shape.dtype))
 
     def one(number, carry):
         writing, tokens_BN = carry
-        tokens_B = draw(writing.logits_BV, writing.seen_BV, noise_NBV[number], sampling)
-        seen_BV = None if writing.seen_BV is None else writing.seen_BV.at[rows_B, tokens_B].set(True)
-        logits_BV, cache = caches.decode(model, tokens_B, writing.cache, isolate_at)
-        return _Writing(logits_BV, seen_BV, writing.keys_B, cache), tokens_BN.at[:, number].set(tokens_B)
+        logits_BV, cache = caches.decode(model, writing.tokens_B, writing.cache, isolate_at)
+        writing = _drawn(logits_BV, writing.seen_BV, noise_NBV[number], sampling, writing.keys_B, cache)
+        return writing, tokens_BN.at[:, number].set(writing.tokens_B)
 
-    tokens_BN = jnp.zeros((len(rows_B), CHUNK), jnp.int32)
+    tokens_BN = jnp.zeros((len(writing.tokens_B), CHUNK), jnp.int32)
     return jax.lax.fori_loop(0, count, one, (writing, tokens_BN))
+
+
+def _drawn(logits_BV, seen_BV, noise_BV, sampling, keys_B, cache) -> _Writing:
+    tokens_B = draw(logits_BV, seen_BV, noise_BV, sampling)
+    if seen_BV is not None:
+        seen_BV = seen_BV.at[jnp.arange(len(tokens_B)), tokens_B].set(True)
+    return _Writing(tokens_B, seen_BV, keys_B, cache)
 
 
 def generate(*model, prompts: Sequence[Sequence[int]], length: int, **options) -> np.ndarray:

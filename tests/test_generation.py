@@ -72,7 +72,7 @@ def test_prompts_of_like_lengths_share_their_programs():
     model = make(**{"model.position": "alibi"})
     generate(model, [1] * 20, length=20)
     sizes = generation._read._cache_size(), generation._write._cache_size()
-    generate(model, [1] * 17, length=33)
+    generate(model, [1] * 17, length=5)
     generate(model, [2] * 30, length=30)
     assert (generation._read._cache_size(), generation._write._cache_size()) == sizes
 
@@ -80,7 +80,7 @@ def test_prompts_of_like_lengths_share_their_programs():
 def test_the_cache_is_written_in_place():
     definition, drawn = make(**{"model.num_kv_heads": 2, "model.num_heads": 4})
     tokens_BL, lengths_B = np.zeros((3, 16), np.int32), np.array([1, 16, 3], np.int32)
-    writing = generation._read(definition, None, 64, False, drawn, tokens_BL, lengths_B, 0)
+    writing = generation._read(definition, None, Sampling(top_k=4), 64, drawn, tokens_BL, lengths_B, 0)
     assert writing.cache.keys_NXSK[0].shape == (6, 64, 4)
     compiled = generation._write.lower(definition, None, Sampling(top_k=4), drawn, writing, 16).compile().as_text()
     assert "f32[6,64,4]" in compiled

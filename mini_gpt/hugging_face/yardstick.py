@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from mini_gpt.errors import UserError
@@ -18,9 +19,12 @@ from mini_gpt.schema import Config
 Write = Callable[[np.ndarray, int, Sampling], tuple[float, float]]
 
 
-def open_model(config: Config, vocab_size: int, parameters: Parameters) -> tuple[Write, dict[str, Any]]:
+def open_model(config: Config, vocab_size: int, parameters: Parameters, dtype: str) -> tuple[Write, dict[str, Any]]:
     """Gives what writes so many tokens after a prompt, in seconds to the first and tokens a second after it, and what
-    that was measured with. Raises UserError where Transformers is not installed, or has no such architecture."""
+    that was measured with: `generate` as it comes, with as many threads as are faster, one or PyTorch's own number.
+
+    Raises UserError where Transformers is not installed, has no such architecture, or would run on another device.
+    """
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
         raise UserError("Transformers is not installed; see requirements-hugging-face.txt")
     import torch
@@ -28,11 +32,13 @@ def open_model(config: Config, vocab_size: int, parameters: Parameters) -> tuple
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if (device == "cpu") != (jax.default_backend() == "cpu"):
+        raise UserError(f"PyTorch would run on {device}, JAX runs on {jax.default_backend()}")
     with tempfile.TemporaryDirectory() as directory:
         exporting.write_model(config, vocab_size, parameters, Path(directory))
-        model = transformers.AutoModelForCausalLM.from_pretrained(directory)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = model.to(device).eval()
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model = load(directory, dtype=getattr(torch, dtype)).to(device).eval()
 
     def write(prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
         times: list[float] = []
@@ -52,6 +58,11 @@ def open_model(config: Config, vocab_size: int, parameters: Parameters) -> tuple
         _, first, *_, last = times  # the prompt is put first
         return first - begin, (tokens - 1) / (last - first)
 
+    prompt, speeds = np.zeros(8, np.int64), {}
+    for threads in (torch.get_num_threads(), 1):
+        torch.set_num_threads(threads)
+        speeds[threads] = max(write(prompt, 16, Sampling(top_k=40))[1] for _ in range(3))
+    torch.set_num_threads(max(speeds, key=speeds.get))
     about = {
         "model": type(model).__name__,
         "dtype": str(model.dtype).removeprefix("torch."),
