@@ -95,6 +95,10 @@ def read(path: Path) -> Config:
         raise UserError(f"{path}: not found; a run directory holds the config.json of its run") from None
     except ValueError as error:
         raise UserError(f"{path}: not a run's config ({error})") from None
+    if "model_type" in values:
+        raise UserError(
+            f"{path}: found a model of Transformers; python -m mini_gpt.hugging_face import makes a run of it"
+        )
     for name, value in ADDED.items():
         section, _, field = name.partition(".")
         if isinstance(values, Mapping) and isinstance(values.get(section), Mapping):
@@ -124,10 +128,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _run_config_file(path: str) -> dict[str, Any]:
     file, _, argument = path.partition(":")
-    if file.endswith(".json"):
-        return to_dict(read(Path(file)))
     if not Path(file).is_file():
         raise UserError(f"--config: {file} not found; name a file such as configs/tiny.py")
+    if file.endswith(".json"):
+        return to_dict(read(Path(file)))
     spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
     if spec is None:
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")

@@ -6,7 +6,8 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -85,13 +86,19 @@ class BpeTokenizer:
 
     One of another model's has its own separator among its tokens, and may have fewer tokens than that model's table
     has rows: `separator` is its id there, `vocab_size` the number of rows. Here the separator's id and the last one
-    change places.
+    change places. `special`: what others of its tokens are for, such as {"bos_token": "<s>"}; no text spells them.
     """
 
     kind = "bpe"
 
-    def __init__(self, model: tokenizers.Tokenizer, separator: int | None = None, vocab_size: int | None = None):
-        self.model, self.separator, self.vocab_size = model, separator, vocab_size
+    def __init__(
+        self,
+        model: tokenizers.Tokenizer,
+        separator: int | None = None,
+        vocab_size: int | None = None,
+        special: Mapping[str, str] = types.MappingProxyType({}),
+    ):
+        self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special)
         model.encode_special_tokens = True  # the separator's name in a text is text
         texts = _token_texts(model)
         size = len(texts) + 1 if separator is None else vocab_size
@@ -126,8 +133,10 @@ class BpeTokenizer:
         return b"".join(texts[i] for i in ids if i < len(texts)).decode(errors="replace")
 
     def to_dict(self) -> dict:
-        foreign = {} if self.separator is None else {"separator": self.separator, "vocab_size": self.vocab_size}
-        return {"kind": self.kind, "bpe": json.loads(self.model.to_str())} | foreign
+        foreign = {"separator": self.separator, "vocab_size": self.vocab_size, "special": self.special}
+        return {"kind": self.kind, "bpe": json.loads(self.model.to_str())} | (
+            foreign if self.separator is not None else {}
+        )
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
@@ -195,8 +204,7 @@ def load(directory: Path) -> Tokenizer:
             "characters": lambda: CharacterTokenizer(values["characters"]),
             "bpe": lambda: BpeTokenizer(
                 tokenizers.Tokenizer.from_str(json.dumps(values["bpe"])),
-                values.get("separator"),
-                values.get("vocab_size"),
+                *(values[name] for name in ("separator", "vocab_size", "special") if name in values),
             ),
         }
         return makers[values["kind"]]()
@@ -213,12 +221,12 @@ def _token_texts(model: tokenizers.Tokenizer) -> dict[int, bytes]:
     byte_level = "ByteLevel" in json.dumps(described["decoder"])
 
     def text(name: str, token: int) -> bytes:
+        if not byte_level and re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # a byte of a character that has no token
+            return bytes.fromhex(name[3:5])
         if token in is_special:
             return b"" if is_special[token] else name.encode()
         if byte_level:
             return bytes(alphabet[character] for character in name)
-        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # a byte of a character that has no token (SentencePiece)
-            return bytes.fromhex(name[3:5])
         return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
     return {token: text(name, token) for name, token in model.get_vocab().items()}

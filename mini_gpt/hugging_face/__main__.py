@@ -19,7 +19,10 @@ log = logging.getLogger("mini_gpt.hugging_face")
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        prog="python -m mini_gpt.hugging_face",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     out = commands.add_parser("export", help="write a run's model as a directory for Transformers", allow_abbrev=False)
@@ -36,13 +39,14 @@ def main() -> None:
         if rest:
             raise UserError(f"{rest[0]}: no such flag; see --help")
         title = exporting.export(Run(flags.workdir, checkpoint=flags.checkpoint), flags.output)
-        log.info(f"{flags.output}: a {title} that Transformers loads by from_pretrained({str(flags.output)!r})")
+        log.info(f"{flags.output}: written as {title}; Transformers loads it by from_pretrained({str(flags.output)!r})")
     else:
         overrides = command_line.config_overrides(rest)
-        importing.import_run(flags.input, flags.workdir, flags.config, overrides)
+        config = importing.import_run(flags.input, flags.workdir, flags.config, overrides)
         log.info(
-            f"{flags.workdir}: a run at step 0. eval.py and sample.py take it by --workdir={flags.workdir}, train.py "
-            f"trains on from it by --config={flags.workdir}/config.json --init_from={flags.workdir} --workdir=NEW"
+            f"{flags.workdir}: a run at step 0, its corpus {config.data.corpus}. eval.py and sample.py take it by "
+            f"--workdir={flags.workdir}; train.py trains on from it by --config={flags.workdir}/config.json "
+            f"--init_from={flags.workdir} --workdir=NEW"
         )
 
 

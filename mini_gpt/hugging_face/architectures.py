@@ -39,20 +39,22 @@ def choose(model: ModelConfig) -> str:
             f"must be {', '.join(by_position)}"
         )
     model_type = by_position[model.position]
-    architecture = ARCHITECTURES[model_type]
+    architecture, problems = ARCHITECTURES[model_type], []
     for name, values in (ALL_CAN | architecture.can(model)).items():
         section, _, leaf = name.rpartition(".")
         found = getattr(getattr(model, section) if section else model, leaf)
         if found not in values:
-            raise UserError(
-                f"model.{name}: found {shown(found)}; a model with {model.position} positions and {model.norm} is "
-                f"written as {architecture.TITLE}, which has {' or '.join(map(str, values))}"
-            )
+            problems.append(f"model.{name}: found {shown(found)}; must be {' or '.join(map(str, values))}")
+    if problems:
+        written = f"a model with {model.position} positions and {model.norm} is written as {architecture.TITLE}"
+        raise UserError("; ".join([*problems, written]))
     return model_type
 
 
 def find(settings: Settings) -> ModuleType:
     """Gives the architecture that a config.json names. Raises UserError for one that is not read here."""
+    if "optimizer" in settings.values:
+        raise UserError(f"{settings.path}: found a run's config; its directory is a run already")
     architecture = ARCHITECTURES[settings.one_of("model_type", {name: name for name in ARCHITECTURES}, default="")]
     settings.must_be("quantization_config", None, default=None)
     return architecture

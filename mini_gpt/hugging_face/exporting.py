@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import types
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -34,9 +36,9 @@ def export(run: Run, output: Path) -> str:
     architecture = ARCHITECTURES[architectures.choose(run.config.model)]
     order = run.tokenizer.order if isinstance(run.tokenizer, BpeTokenizer) else None
     with files.directory_written_whole(output) as draft:
-        end = tokenizer_files.write(run.tokenizer, draft, run.config.context_length)
+        ids = tokenizer_files.write(run.tokenizer, draft, run.config.context_length)
         vocab_size = tokenizers.vocab_size(run.tokenizer)
-        write_model(run.config, vocab_size, run.parameters, draft, order=order, end=end)
+        write_model(run.config, vocab_size, run.parameters, draft, order=order, ids=ids)
         (draft / "README.md").write_text(model_card.text(run, architecture.TITLE), encoding="utf-8")
     return architecture.TITLE
 
@@ -48,12 +50,12 @@ def write_model(
     directory: Path,
     *,
     order: np.ndarray | None = None,
-    end: int | None = None,
+    ids: Mapping[str, int] = types.MappingProxyType({}),
 ) -> None:
     """Writes config.json and model.safetensors.
 
-    order: for each id there the id of ours, where they differ. end: the id there that ends a document. Raises UserError
-    for a model that no architecture there can express.
+    order: for each id there the id of ours, where they differ. ids: fields of config.json that are ids there. Raises
+    UserError for a model that no architecture there can express.
     """
     model_type = architectures.choose(config.model)
     architecture = ARCHITECTURES[model_type]
@@ -64,8 +66,9 @@ def write_model(
         "architectures": [architecture.CLASS],
         "model_type": model_type,
         "vocab_size": vocab_size,
-        "bos_token_id": end,
-        "eos_token_id": end,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **ids,
         "tie_word_embeddings": model.tie_embeddings,
         "torch_dtype": "float32",
         "use_cache": True,

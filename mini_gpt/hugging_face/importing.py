@@ -21,12 +21,12 @@ from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
 from mini_gpt.errors import UserError, shown
 from mini_gpt.hugging_face import architectures, settings, tokenizer_files
 from mini_gpt.hugging_face.exporting import CONFIG, WEIGHTS
-from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.model_schema import ModelConfig
 from mini_gpt.schema import Config
+from mini_gpt.training import origin as origins
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
@@ -48,30 +48,24 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     described = settings.read(source / CONFIG)
     architecture = architectures.find(described)
     vocab_size = described.whole("vocab_size")
-    tokenizer = tokenizer_files.read(source, vocab_size, _end(described))
+    tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"))
     config = _config(architecture.fields(described), tokenizer, config_path, overrides)
+    with contextlib.ExitStack() as opened:  # before anything that takes longer the more layers there are said to be
+        _open(source, architecture, config.model, opened)
     optimizer, mesh = make_optimizer(config), sharding.make_reading_mesh(config)
     _, like = states.abstract(config, vocab_size, optimizer, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
     corpus = corpora.open_corpus(config.data)
-    state = states.create(config, vocab_size, optimizer, like)
-    state = state._replace(parameters=_placed(arrays, like.parameters, stacked=config.model.scan_layers))
+    placed = _placed(arrays, like.parameters, stacked=config.model.scan_layers)
+    state = states.first(placed, optimizer, like)
     with files.directory_written_whole(workdir) as draft:
         workdirs.claim(draft, config, corpus, tokenizer)
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
             checkpoints.save(0, state, Record())
+        origins.record_import(draft, source, architecture.TITLE)
     return config
-
-
-def _end(described: Settings) -> int:
-    """Gives the id that ends a document; of several the first."""
-    found = described.get("eos_token_id")
-    found = found[0] if isinstance(found, list) and found else found
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-        raise described.error("eos_token_id", "must be the id of the token that ends a document")
-    return found
 
 
 def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, overrides: Mapping[str, str]) -> Config:
@@ -94,18 +88,17 @@ def read_weights(source: Path, architecture: ModuleType, model: ModelConfig, voc
     one_by_one = dataclasses.replace(model, scan_layers=False)
     leaves = jax.tree_util.tree_leaves_with_path(model_parameters.abstract(one_by_one, vocab_size)[1])
     shapes = {model_parameters.path_name(path): leaf.shape for path, leaf in leaves}
-    wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
     with contextlib.ExitStack() as opened:
-        found = _open(source, architecture, wanted, opened)
+        wanted, found = _open(source, architecture, model, opened)
         for name, tensor in wanted.items():
             _check(source, name, found[name], tensor.shape([shapes[path] for path in tensor.paths]))
-        return _unpacked(source, wanted, found, shapes)
+        return _unpacked(source, wanted, found, shapes, tied=model.tie_embeddings)
 
 
 def _unpacked(
-    source: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Any], shapes: Mapping[str, Shape]
+    source: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Any], shapes: Mapping[str, Shape], *, tied: bool
 ) -> dict[str, np.ndarray]:
-    for name in TIED_HEADS & found.keys() - wanted.keys():
+    for name in TIED_HEADS & found.keys() - wanted.keys() if tied else ():
         table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
         if not np.array_equal(found[name][:], found[table][:]):
             raise UserError(f"{source}: {name}: found another table than {table}, and {CONFIG} ties them")
@@ -118,16 +111,18 @@ def _unpacked(
 
 
 def _open(
-    source: Path, architecture: ModuleType, wanted: Mapping[str, Tensor], opened: contextlib.ExitStack
-) -> dict[str, Any]:
-    """Gives the wanted tensors, not read yet. Raises UserError for one that is missing, or one too many."""
+    source: Path, architecture: ModuleType, model: ModelConfig, opened: contextlib.ExitStack
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Gives the tensors that a model has, and what the files hold, not read yet. Raises UserError for one that is
+    missing, or one too many."""
+    wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
     found: dict[str, Any] = {}
     for file in _files(source):
         try:
             tensors = opened.enter_context(safe_open(source / file, framework="np"))
         except FileNotFoundError:
             raise UserError(f"{source / file}: not found; {INDEX} names it") from None
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise UserError(f"{source / file}: no whole safetensors file ({error}); fetch it again") from None
         for name in tensors.keys():  # noqa: SIM118  it is no mapping
             prefixed = architecture.PREFIX + name  # of a model that was saved without its head
@@ -139,7 +134,7 @@ def _open(
         plain = name.removeprefix(architecture.PREFIX)
         if name not in wanted and name not in TIED_HEADS and not re.fullmatch(architecture.BUFFERS, plain):
             raise UserError(f"{source}: {name}: found a tensor that {architecture.TITLE} has not with these fields")
-    return found
+    return wanted, found
 
 
 def _files(source: Path) -> list[str]:
@@ -152,7 +147,7 @@ def _files(source: Path) -> list[str]:
         )
     try:
         listed = sorted(set(json.loads((source / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        outside = [file for file in listed if Path(file).name != file]
+        outside = [file for file in listed if Path(file).name != file or file in ("", "..")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{source / INDEX}: no index of files ({type(error).__name__}: {error})") from None
     if outside:

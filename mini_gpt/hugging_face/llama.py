@@ -48,10 +48,11 @@ def describe(config: Config) -> dict[str, Any]:
 def fields(settings: Settings) -> dict[str, Any]:
     """Gives the config fields of ours that say the same."""
     width, heads = settings.whole("hidden_size", 4096), settings.whole("num_attention_heads", 32)
-    settings.must_be("hidden_act", "silu", default="silu")
+    settings.one_of("hidden_act", {"silu": "swiglu", "swish": "swiglu"}, "silu")
     settings.must_be("rms_norm_eps", 1e-5, default=1e-6)
     settings.must_be("head_dim", width // heads, default=width // heads)
-    settings.must_be("partial_rotary_factor", 1.0, default=1.0)
+    for where in (settings, settings.section("rope_parameters")):  # which Transformers' Llama does not hear
+        where.must_be("partial_rotary_factor", 1.0, default=1.0)
     biased = settings.boolean("attention_bias", False)
     settings.must_be("mlp_bias", biased, default=False)
     return {

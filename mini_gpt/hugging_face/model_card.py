@@ -4,6 +4,7 @@ import json
 
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.run import Run
+from mini_gpt.training import origin as origins
 
 
 def text(run: Run, architecture: str) -> str:
@@ -17,7 +18,10 @@ def text(run: Run, architecture: str) -> str:
         "context": f"{config.context_length:,} tokens",
         "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
     }
-    if run.step:  # else another's weights, of whose training nothing is known here
+    origin = origins.described(run.workdir)
+    if origin is not None:
+        facts["first weights"] = origin
+    if run.step:
         facts |= {
             "corpus": config.data.corpus,
             "trained": f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}",
@@ -40,12 +44,25 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
 model = AutoModelForCausalLM.from_pretrained(DIRECTORY)
-prompt = tokenizer("The ", return_tensors="pt")
+prompt = tokenizer({_prompt(run)!r}, return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64, do_sample=True, top_k=40)[0]))
 ```
 
-Between documents stands the end-of-sequence token, in training too. Written by mini_gpt.
+Written by mini_gpt.{_alphabet(run)}
 """
+
+
+def _prompt(run: Run) -> str:
+    """Gives a text that the tokenizer can express."""
+    prompt = "The "
+    characters = getattr(run.tokenizer, "characters", prompt)
+    return prompt if set(prompt) <= set(characters) else characters[:1]
+
+
+def _alphabet(run: Run) -> str:
+    if run.tokenizer.kind != "characters":
+        return ""
+    return f" It reads {len(run.tokenizer.characters)} characters; any other is an error of the tokenizer."
 
 
 def _measured(run: Run) -> str:
@@ -56,8 +73,8 @@ def _measured(run: Run) -> str:
         if found["checkpoint_step"] != run.step or found["overrides"]:
             return ""
         return (
-            f"\nOn the {found['split']} split ({found['tokens_scored']:,} tokens, in blocks of "
-            f"{found['context_length']:,}): {found['nll']:.4f} nats a token, "
+            f"\nOn the {found['split']} split of {run.config.data.corpus} ({found['tokens_scored']:,} tokens, in "
+            f"blocks of {found['context_length']:,}): {found['nll']:.4f} nats a token, "
             f"{found['bits_per_byte']:.4f} bits a byte.\n"
         )
     except (OSError, ValueError, KeyError, TypeError):

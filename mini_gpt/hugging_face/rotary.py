@@ -23,16 +23,20 @@ def scaling(model: ModelConfig) -> dict[str, Any] | None:
 
 
 def fields(settings: Settings, *, base_name: str, fraction_name: str, fraction: float) -> dict[str, Any]:
-    """Gives the config fields of ours, read from rope_parameters (Transformers 5), else from the fields before it."""
-    new, old = settings.section("rope_parameters"), settings.section("rope_scaling")
-    found = new if new.values else old
+    """Gives the config fields of ours, from rope_scaling and what is beside it, or rope_parameters (Transformers 5)."""
+    old = settings.section("rope_scaling")
+    found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 chooses
     kind = found.get("rope_type", found.get("type", "default"))
     if kind not in ("default", "linear"):
-        raise found.error("rope_type" if "rope_type" in found.values else "type", "can be read where it is linear")
+        name = "rope_type" if "rope_type" in found.values else "type"
+        raise found.error(name, "can be read where it is default or linear")
+    factor = found.number("factor", 0.0) if kind == "linear" else 1.0
+    if factor < 1:
+        raise found.error("factor", "must be at least 1")
     return {
         "model.position": "rope",
         "model.rope.base": found.number("rope_theta", settings.number(base_name, 10_000.0)),
         "model.rope.fraction": found.number("partial_rotary_factor", settings.number(fraction_name, fraction)),
-        "model.rope.scaling": "linear" if kind == "linear" else "none",
-        "model.rope.factor": found.number("factor", 1.0) if kind == "linear" else 1.0,
+        "model.rope.scaling": "linear" if factor > 1 else "none",
+        "model.rope.factor": factor,
     }

@@ -1,14 +1,17 @@
 """A config.json of Hugging Face's, read field by field."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from mini_gpt.errors import UserError, shown
+from mini_gpt.model_schema import LARGEST
 
 # Of a feed-forward of two products: what is written for ours, and what else says the same.
 ACTIVATION_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu", "relu": "relu"}
-ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATION_NAMES.items()} | {"gelu_pytorch_tanh": "gelu"}
+ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATION_NAMES.items()}
+ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
 
 
 class Settings:
@@ -20,7 +23,8 @@ class Settings:
     def __init__(self, path: Path, values: Any, prefix: str = ""):
         self.path, self.values, self.prefix = path, values, prefix
         if not isinstance(values, dict):
-            raise UserError(f"{path}: {prefix.rstrip('.')}: found {shown(values)}; must be an object of fields")
+            where = f"{path}: {prefix.rstrip('.')}" if prefix else path
+            raise UserError(f"{where}: found {shown(values)}; must be an object of fields")
 
     def get(self, name: str, default: Any = None) -> Any:
         """Gives a field's value, or the default where it is missing or null."""
@@ -32,16 +36,16 @@ class Settings:
         return Settings(self.path, self.get(name, {}), f"{self.prefix}{name}.")
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Gives a whole number above 0."""
+        """Gives a whole number above 0, no larger than any model has."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(name, "must be a whole number above 0")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise self.error(name, f"must be a whole number in 1..{LARGEST}")
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Gives a finite number of 0 at least."""
+        """Gives a number of 0 at least that a float holds."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             raise self.error(name, "must be a number of at least 0")
         return float(value)
 

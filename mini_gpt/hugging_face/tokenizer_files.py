@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import tokenizers as library
 from tokenizers import decoders, models, pre_tokenizers
@@ -18,22 +19,26 @@ from mini_gpt.errors import UserError, shown
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first that is no token yet
+NOT_FOUND = "not found; AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes it"
+SPECIAL = ("bos_token", "unk_token", "pad_token")  # what of another tokenizer is kept for its way back
 
 
-def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> int:
-    """Writes the tokenizer's files; gives the separator's id in them."""
+def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[str, int]:
+    """Writes the tokenizer's files; gives the ids that config.json tells of, by its fields' names."""
     model, end = _described(tokenizer)
     model.save(str(directory / FILE))
     name = model.id_to_token(end)
+    special = {"bos_token": name, "eos_token": name, "pad_token": name} | getattr(tokenizer, "special", {})
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": name,
-        "eos_token": name,
+        **special,
+        "padding_side": "left",  # so that texts of different lengths can be gone on with
         "model_max_length": context_length,
         "clean_up_tokenization_spaces": False,
     }
     (directory / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return end
+    ids = {f"{field}_id": model.token_to_id(special[field]) for field in ("bos_token", "eos_token", "pad_token")}
+    return ids | {"eos_token_id": end}
 
 
 def _described(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
@@ -55,34 +60,67 @@ def _described(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
     return model, separator(tokenizer)
 
 
-def read(directory: Path, vocab_size: int, end: int) -> Tokenizer:
-    """Reads a tokenizer whose documents end with the id `end`, of a model with so many ids.
+def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
+    """Reads a tokenizer, of a model with so many ids.
 
-    Raises UserError, naming the file, for one that is not made of bytes or characters.
+    end: the config.json's eos_token_id, the id of the token that ends a document, or of several the first; None leaves
+    it to tokenizer_config.json. Raises UserError, naming the file, for one that is not made of bytes or characters.
     """
     path = directory / FILE
     try:
         model = library.Tokenizer.from_file(str(path))
         described = json.loads(model.to_str())
     except Exception as error:  # the library raises bare Exceptions
-        reason = str(error).splitlines()[0] if path.exists() else "not found; the model's own is needed"
+        reason = str(error).splitlines()[0] if path.exists() else NOT_FOUND
         raise UserError(f"{path}: {reason}") from None
     kind, vocabulary = described["model"]["type"], described["model"].get("vocab")
-    if max(model.get_vocab().values(), default=0) >= vocab_size:
-        raise UserError(f"{path}: found {len(model.get_vocab())} tokens; the model's vocab_size is {vocab_size}")
-    if model.id_to_token(end) is None:
-        raise UserError(f"{path}: eos_token_id: found {end}, which is no token of it")
+    largest = max(model.get_vocab().values(), default=0)
+    if largest >= vocab_size:
+        raise UserError(f"{path}: found a token with the id {largest}; the model's vocab_size is {vocab_size}")
+    names = _names(directory)
+    end = end[0] if isinstance(end, list) and end else end
+    if end is None:
+        end = model.token_to_id(names.get("eos_token", ""))
+    if not (type(end) is int and 0 <= end < vocab_size and model.id_to_token(end) is not None):
+        raise UserError(
+            f"{directory / 'config.json'}: eos_token_id: found {shown(end)}; must be the id of the token in {FILE} "
+            "that ends a document"
+        )
     if kind == "WordLevel":
+        if model.get_vocab_size() != vocab_size:
+            raise UserError(f"{path}: found {model.get_vocab_size()} tokens; the model's vocab_size is {vocab_size}")
         characters = sorted(set(vocabulary) - {model.id_to_token(end)})
         if any(len(c) != 1 for c in characters) or [vocabulary[c] for c in characters] != list(range(vocab_size - 1)):
             raise UserError(f"{path}: model.type: found WordLevel; can be read where each token is one character")
         return CharacterTokenizer("".join(characters))
-    if kind != "BPE" or not (described["model"]["byte_fallback"] or "ByteLevel" in json.dumps(described["decoder"])):
+    falls_back = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
+    if kind != "BPE" or not (falls_back or "ByteLevel" in json.dumps(described["decoder"])):
         raise UserError(
-            f"{path}: model.type: found {shown(kind)}; can be read where it is BPE that falls back to bytes"
+            f"{path}: model.type: found {shown(kind)}; can be read where it is byte-level BPE, or BPE with a token for "
+            "each byte"
         )
-    if not described["model"]["merges"] and vocabulary == byte_alphabet() and end == vocab_size - 1 == len(vocabulary):
+    if described["model"]["dropout"]:
+        raise UserError(f"{path}: model.dropout: found {described['model']['dropout']}; can be read where it is null")
+    ours = json.loads(_described(ByteTokenizer())[0].to_str())
+    same = all(described[name] == ours[name] for name in ("normalizer", "pre_tokenizer", "model"))
+    if same and end == vocab_size - 1 == len(vocabulary):
         return ByteTokenizer()
     model.no_truncation()
     model.no_padding()
-    return BpeTokenizer(model, end, vocab_size)
+    try:
+        return BpeTokenizer(model, end, vocab_size, {name: names[name] for name in SPECIAL if name in names})
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path}: not a tokenizer of bytes ({type(error).__name__}: {error})") from None
+
+
+def _names(directory: Path) -> dict[str, str]:
+    """Gives the tokens that tokenizer_config.json names, by what they are for."""
+    try:
+        said = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{directory / CONFIG}: no JSON ({error})") from None
+    named = {name: said.get(name) for name in (*SPECIAL, "eos_token")} if isinstance(said, dict) else {}
+    named = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: value for name, value in named.items() if isinstance(value, str)}

@@ -19,7 +19,7 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.optimizer import make_optimizer
 
-FILE = "init_from.json"
+FILE, IMPORTED = "init_from.json", "imported_from.json"
 log = logging.getLogger(__name__)
 
 
@@ -71,6 +71,23 @@ def record(workdir: Path, origin: Origin | None) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     said = {"workdir": str(origin.workdir.resolve()), "checkpoint_step": origin.step}
     files.write_text(workdir / FILE, json.dumps(files.sealed(said), indent=2) + "\n")
+
+
+def record_import(workdir: Path, source: Path, title: str) -> None:
+    """Writes into a new run the directory of another program's model that it was made of."""
+    said = {"directory": str(source.resolve()), "architecture": title}
+    files.write_text(workdir / IMPORTED, json.dumps(files.sealed(said), indent=2) + "\n")
+
+
+def described(workdir: Path) -> str | None:
+    """Says where a run's first weights come from, or None where it drew them."""
+    if (workdir / IMPORTED).exists():
+        said = files.read_sealed(workdir / IMPORTED)
+        return f"those of {Path(said['directory']).name}, a {said['architecture']}"
+    if (workdir / FILE).exists():
+        said = _recorded(workdir / FILE)
+        return f"those of the run {Path(said['workdir']).name}, step {said['checkpoint_step']}"
+    return None
 
 
 def find(workdir: Path, init_from: Path | None, config: Config) -> Origin | None:

@@ -46,6 +46,16 @@ def abstract(
     return definition, state
 
 
+def first(parameters: Parameters, optimizer: optax.GradientTransformation, like: TrainState) -> TrainState:
+    """Gives the state at step 0 around parameters that lie where they shall."""
+    begin = jax.jit(optimizer.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like.optimizer_state))
+    step, halted = (
+        jax.device_put(zero, leaf.sharding)
+        for zero, leaf in ((jnp.int32(0), like.step), (jnp.bool(False), like.halted))
+    )
+    return TrainState(step, parameters, begin(parameters), halted)
+
+
 def create(config: Config, vocab_size: int, optimizer: optax.GradientTransformation, like: TrainState) -> TrainState:
     """Draws the initial state from the seed, each part made where it will lie."""
 

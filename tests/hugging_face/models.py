@@ -65,5 +65,5 @@ def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
     """Writes such a model; gives its config and parameters."""
     config, drawn = make(name, vocab_size)
     directory.mkdir(parents=True)
-    exporting.write_model(config, vocab_size, drawn, directory, end=end)
+    exporting.write_model(config, vocab_size, drawn, directory, ids={"bos_token_id": end, "eos_token_id": end})
     return config, drawn

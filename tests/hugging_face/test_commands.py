@@ -86,6 +86,9 @@ def test_an_imported_run_trains_on_in_place_and_as_the_origin_of_another(run, im
     origin = f"--init_from={tmp_path / 'again'}"
     assert type_in(monkeypatch, "train.py", config, origin, f"--workdir={tmp_path / 'tuned'}", *more) is None
     assert type_in(monkeypatch, "train.py", config, f"--workdir={tmp_path / 'again'}") is None
+    command = ["export", f"--workdir={tmp_path / 'tuned'}", f"--output={tmp_path / 'out'}"]
+    assert type_in(monkeypatch, COMMAND, *command) is None
+    assert "| first weights | those of the run again, step 0 |" in (tmp_path / "out" / "README.md").read_text()
     for workdir, step in (("tuned", 2), ("again", 8)):
         trained = Run(tmp_path / workdir)
         assert trained.step == step
@@ -108,10 +111,11 @@ def test_another_models_ids_are_its_own_in_the_files(imports, monkeypatch, tmp_p
     np.testing.assert_allclose(model(jnp.asarray(mine)), expected_BLV[..., run.tokenizer.order], rtol=1e-4, atol=1e-4)
     command = ["export", f"--workdir={tmp_path / 'again'}", f"--output={tmp_path / 'back'}"]
     assert type_in(monkeypatch, COMMAND, *command) is None
-    assert json.loads((tmp_path / "back" / "config.json").read_text()) == described
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == described | {"pad_token_id": 2}
     for name, tensor in load_file(tmp_path / "back" / "model.safetensors").items():
         np.testing.assert_array_equal(tensor, tensors[name], name)
-    assert "| trained |" not in (tmp_path / "back" / "README.md").read_text()
+    card = (tmp_path / "back" / "README.md").read_text()
+    assert "| trained |" not in card and "| first weights | those of llama, a Llama |" in card
 
 
 def test_what_is_wrong_is_one_line_and_nothing_is_written(run, out, imports, monkeypatch, tmp_path):
@@ -135,6 +139,8 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(run, out, imports, mon
         (damaged / file.name).write_bytes(file.read_bytes()[: -9 if file.suffix == ".safetensors" else None])
     assert "model.safetensors: no whole safetensors file" in imports(source=damaged)
     described = json.loads((out / "config.json").read_text())
-    (damaged / "config.json").write_text(json.dumps(described | {"eos_token_id": None}))
-    assert "eos_token_id: found null; must be the id of the token" in imports(source=damaged)
+    (damaged / "config.json").write_text(json.dumps(described | {"eos_token_id": 999}))
+    assert "eos_token_id: found 999; must be the id of the token" in imports(source=damaged)
+    assert "found a run's config; its directory is a run already" in imports(source=run)
+    assert "found a model of Transformers; python -m" in type_in(monkeypatch, "eval.py", f"--workdir={out}")
     assert not (tmp_path / "again").exists()

@@ -49,7 +49,9 @@ def foreign(**changes):
     ids=["bytes", "bpe", "characters"],
 )
 def test_ids_are_the_same_in_the_library_and_come_back(tokenizer, text, tmp_path):
-    end = tokenizer_files.write(tokenizer, tmp_path, 32)
+    ids = tokenizer_files.write(tokenizer, tmp_path, 32)
+    end = ids["eos_token_id"]
+    assert ids == {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     assert end == tokenizers.separator(tokenizer)
     theirs = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == theirs.id_to_token(end)
@@ -70,8 +72,11 @@ def test_ids_are_the_same_in_the_library_and_come_back(tokenizer, text, tmp_path
 def test_another_models_separator_changes_places_with_the_last_id(tmp_path):
     model = foreign()
     model.save(str(tmp_path / "tokenizer.json"))
+    named = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "unk_token": "<unk>", "other": 3}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
     rows = model.get_vocab_size() + 5  # as tables are filled up
-    read = tokenizer_files.read(tmp_path, rows, 2)
+    assert tokenizer_files.read(tmp_path, rows, None).separator == 2, "which tokenizer_config.json names"
+    read = tokenizer_files.read(tmp_path, rows, [2, 1])
     assert tokenizers.vocab_size(read) == rows and tokenizers.separator(read) == rows - 1
     model.encode_special_tokens = True
     theirs = model.encode(HARD).ids
@@ -86,7 +91,10 @@ def test_another_models_separator_changes_places_with_the_last_id(tmp_path):
     tokenizers.save(read, tmp_path / "saved")
     loaded = tokenizers.load(tmp_path / "saved")
     assert loaded.encode(HARD).tolist() == swapped
-    assert tokenizer_files.write(loaded, tmp_path / "saved", 32) == 2
+    ids = tokenizer_files.write(loaded, tmp_path / "saved", 32)
+    assert ids == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    said = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert (said["bos_token"], said["unk_token"], said["eos_token"]) == ("<s>", "<unk>", "</s>")
     assert library.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).encode(HARD).ids[0] == 1
 
 
@@ -104,10 +112,10 @@ def test_spaces_that_are_tokens_of_their_own_are_text(tmp_path):
 @pytest.mark.parametrize(
     "content, vocab_size, end, message",
     [
-        (None, 300, 299, "tokenizer.json: not found; the model's own is needed"),
+        (None, 300, 299, "tokenizer.json: not found; AutoTokenizer"),
         ("{", 300, 299, "tokenizer.json: "),
-        (foreign().to_str(), 100, 2, r"tokenizer.json: found \d+ tokens; the model's vocab_size is 100"),
-        (foreign().to_str(), 500, 490, "tokenizer.json: eos_token_id: found 490, which is no token of it"),
+        (foreign().to_str(), 100, 2, r"found a token with the id \d+; the model's vocab_size is 100"),
+        (foreign().to_str(), 500, 490, "config.json: eos_token_id: found 490; must be the id of the token"),
         (library.Tokenizer(library.models.WordPiece({"a": 0, "b": 1})).to_str(), 3, 1, "model.type: found 'WordPiece'"),
         (library.Tokenizer(library.models.BPE({"a": 0, "b": 1}, [])).to_str(), 2, 1, "model.type: found 'BPE'; can be"),
         (

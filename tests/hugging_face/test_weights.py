@@ -142,6 +142,7 @@ def test_a_file_that_is_cut_short_is_named(kept, tmp_path):
         (None, r"model.safetensors: not found; .* never from pickle"),
         ("[]", r"index.json: no index of files \(TypeError"),
         ('{"weight_map": {"a": "../a"}}', r"index.json: found '../a'; must be a file beside it"),
+        ('{"weight_map": {"a": ".."}}', r"index.json: found '..'; must be a file beside it"),
         ('{"weight_map": {"a": "a"}}', r"out/a: not found; model.safetensors.index.json names it"),
     ],
 )
