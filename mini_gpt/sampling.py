@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from mini_gpt.errors import require
 
+COLDEST = 1e-6  # logits divided by less are no longer finite
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -27,8 +29,8 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self):
-        finite = 0 <= self.temperature < math.inf
-        require(finite, "temperature", self.temperature, "must be at least 0, and finite")
+        finite = self.temperature == 0 or COLDEST <= self.temperature < math.inf
+        require(finite, "temperature", self.temperature, f"must be 0, or at least {COLDEST}, and finite")
         require(self.top_k >= 0, "top_k", self.top_k, "must be at least 0")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]")
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "must be in [0, 1]")

@@ -72,6 +72,31 @@ def test_a_file_a_dialogue_and_several_texts(sample, capsys, tmp_path, monkeypat
     assert re.findall(r"^--- (\d) of 3\na", capsys.readouterr().out, re.MULTILINE) == ["1", "2", "3"]
 
 
+def test_a_dialogue_goes_on_after_text_that_is_none_and_after_ctrl_c(sample, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("caf\udce9\none\ntwo\n"))
+    stream, asked = generation.stream, []
+
+    def stopped_once(*arguments, **options):
+        asked.append(arguments)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return stream(*arguments, **options)
+
+    monkeypatch.setattr(generation, "stream", stopped_once)
+    assert sample("--interactive", "--length=3") is None
+    said = capsys.readouterr()
+    assert "surrogates not allowed" in said.err and "Traceback" not in said.err
+    assert "one" not in said.out and said.out.startswith("two") and len(asked) == 2
+
+
+def test_without_a_length_the_trained_context_is_filled_and_line_ends_are_kept(sample, capsys, caplog, tmp_path):
+    (tmp_path / "prompt.txt").write_bytes(b"the\r\n")
+    assert sample(f"--prompt_file={tmp_path}/prompt.txt", "--json", "--temperature=0") is None
+    written = json.loads(capsys.readouterr().out)
+    assert written["prompt"] == "the\r\n" and "more than" not in caplog.text
+    assert len(written["tokens"]) == 32 - 5 or written["ended_by"] == "end of document"
+
+
 def test_a_learned_table_stops_and_other_positions_are_warned_of(sample, capsys, caplog):
     assert sample("--prompt=the cat", "--length=99", "--json", "--temperature=0", position="learned") is None
     assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 32 - 7
@@ -86,11 +111,13 @@ def test_a_learned_table_stops_and_other_positions_are_warned_of(sample, capsys,
 
 BAD = [
     (["--prompt=", "--length=3"], "prompt: found no token; give at least one"),
-    (["--prompt=a", "--temperature=-1"], r"temperature: found -1\.0; must be at least 0, and finite"),
+    (["--prompt=a", "--temperature=-1"], r"temperature: found -1\.0; must be 0, or at least 1e-06, and finite"),
     (["--prompt=a", "--top_p=0"], r"top_p: found 0\.0; must be in \(0, 1\]"),
     (["--prompt=a", "--top_p=1.5"], r"top_p: found 1\.5; must be in \(0, 1\]"),
-    (["--prompt=a", "--length=-3"], r"length: found -3; must be at least 0"),
-    (["--prompt=a", "--samples=0"], r"--samples: found 0; must be at least 1"),
+    (["--prompt=a", "--length=-3"], "--length: found -3; must be in 0..1000000"),
+    (["--prompt=a", "--samples=0"], r"--samples: found 0; must be in 1..65536"),
+    (["--prompt=a", "--length=1000000000"], r"--length: found 1000000000; must be in 0..1000000"),
+    (["--prompt=a", "--seed=2147483648"], r"--seed: found 2147483648; must be in 0..2147483647"),
     (["--prompt=a", "--stop="], r"--stop: found ''; must have a character at least"),
     (["--prompt_file=/nowhere.txt"], r"--prompt_file: /nowhere\.txt: No such file or directory"),
 ]

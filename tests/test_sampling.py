@@ -82,7 +82,8 @@ def test_what_stands_there_already_is_less_likely():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"temperature": -1.0}, r"temperature: found -1\.0; must be at least 0, and finite"),
+        ({"temperature": -1.0}, r"temperature: found -1\.0; must be 0, or at least 1e-06, and finite"),
+        ({"temperature": 1e-40}, "temperature: found 1e-40"),
         ({"temperature": float("nan")}, "temperature: found nan"),
         ({"top_k": -2}, "top_k: found -2; must be at least 0"),
         ({"top_p": 0.0}, r"top_p: found 0\.0; must be in \(0, 1\]"),

@@ -49,6 +49,8 @@ def main() -> None:
     longest = max(np.split(split, np.flatnonzero(split == separator)), key=len)
     document = longest[longest != separator]
     document = document[: len(document) // length * length]
+    if not len(document):
+        raise SystemExit(f"no document of the validation split has {length} tokens, a whole block")
     text = run.tokenizer.decode(document)
     stream, size = np.append(separator, document), len(text.encode())
 
@@ -69,7 +71,7 @@ def by_transformers(directory: Path, stream: np.ndarray, text: str, length: int,
     """Gives the text's loss in nats, in blocks of the length."""
     ids = transformers.AutoTokenizer.from_pretrained(directory)(text)["input_ids"]
     if ids != stream[1:].tolist():
-        raise SystemExit("the exported tokenizer reads the text in another way")
+        raise SystemExit("the exported tokenizer reads the text in another way; an imported run's numbers its own")
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).to(device).eval()
     nats = 0.0
     for begin in range(0, len(stream) - 1, length):
