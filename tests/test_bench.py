@@ -15,6 +15,7 @@ from mini_gpt.training import loop
 from tests.training.interruption import assert_same_bits
 
 
+@pytest.mark.slow
 def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "LOADED_TOKENS", 10_000)
     monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)

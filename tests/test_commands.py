@@ -213,6 +213,7 @@ print(*[after - before for before, after in zip(counts, counts[1:])])
     assert first > pages / 10 > statistics.median(others)
 
 
+@pytest.mark.slow
 def test_sample_refuses_what_is_no_text_and_writes_to_any_terminal(trained):
     command = [sys.executable, "sample.py", f"--workdir={trained}", "--length=4", "--prompt"]
     done = subprocess.run([*command, b"\xff"], cwd=REPOSITORY, capture_output=True)

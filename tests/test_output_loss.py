@@ -47,6 +47,7 @@ def test_the_loss_in_chunks_and_its_gradient_are_the_plain_ones(arrays, monkeypa
     np.testing.assert_allclose(nll_BL, losses.nll(jnp.einsum("bld,vd->blv", x_BLD, table_VD), targets_BL), rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_every_token_counts_whatever_the_length(arrays, monkeypatch):
     """47 tokens are divided by 1 and 47 alone; 5 chunks of 10 do, the last filled up."""
     x_BLD, table_VD, targets_BL, weights_BL = arrays

@@ -70,6 +70,7 @@ def test_isolated_documents_are_scored_as_they_were_trained(model):
     assert joined.nll_sum != pytest.approx(total, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_masked_documents_are_kept_apart_by_the_text_under_the_masks(model):
     overrides = {"train__objective": "masked", "model__causal": False, "train__mask_rate": 0.5}
     config, definition, drawn = model(data__isolate_documents=True, **overrides)

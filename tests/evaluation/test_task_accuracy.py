@@ -92,6 +92,7 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
     assert (row["length"], row["problems"], row["answer_tokens"], row["status"]) == (5, 10, 50, "ok")
 
 
+@pytest.mark.slow
 def test_each_problem_has_random_positions_of_its_own(config):
     config = config(model__position="rope", model__random_positions=40, train__batch_size=3)
     definition, drawn = model_of(config)
@@ -121,6 +122,7 @@ def test_a_loss_that_is_not_finite_is_no_accuracy(config):
     assert (row["status"], row["exact_match"], row["nll"]) == ("undefined", None, None)
 
 
+@pytest.mark.slow
 def test_masked_answers_are_scored_where_they_stand(config):
     masked = {"train__objective": "masked", "model__causal": False, "data__isolate_documents": True}
     config = config("reverse", **masked)

@@ -41,6 +41,7 @@ class Accepted(Exception):
     """A config that is none of the invalid ones."""
 
 
+@pytest.mark.slow
 def test_five_hundred_invalid_configs_each_end_in_one_line_that_names_the_field(tmp_path, monkeypatch, capsys):
     invalid = []
     monkeypatch.chdir(REPOSITORY)

@@ -85,6 +85,7 @@ def test_A3_a_text_of_ones_own_is_shown_up_to_the_context(small, tmp_path):
         explorer.explorer(run, Request(text=""))
 
 
+@pytest.mark.slow
 def test_A3_of_a_task_the_page_shows_a_problem(small, tmp_path):
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
     loop.train(small(train__steps=1, context_length=12, **fields), tmp_path / "run", conclude=False)

@@ -176,6 +176,7 @@ def test_the_shortest_contexts_are_reported_without_induction(small, tmp_path, l
     assert {head["kinds"]["induction"]["queries"] for head in heads} == {0}
 
 
+@pytest.mark.slow
 def test_what_can_not_be_reported_ends_in_one_line(small, tmp_path):
     workdir = tmp_path / "run"
     loop.train(small(train__steps=1, model__position="rope"), workdir, conclude=False)

@@ -130,6 +130,7 @@ def test_the_suite_measures_the_curve_of_each_order(run, capsys):
     assert curves["importance", None][1] == pytest.approx(loss_of(trained, pruned, pruning.SCORED_TOKENS), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_tasks_heads_are_worth_what_its_answers_lose(run, monkeypatch):
     for name in ("SCORED_TOKENS", "IMPORTANCE_TOKENS"):
         monkeypatch.setattr(pruning, name, 1200)

@@ -170,6 +170,7 @@ def test_stopping_after_a_resume_leaves_the_best_checkpoint_the_best(small, tmp_
     assert checkpoints.record(6).validation_loss is None
 
 
+@pytest.mark.slow
 def test_a_run_from_other_weights_goes_back_to_them(small, tmp_path, poison):
     loop.train(small(**FIELDS), tmp_path / "origin", conclude=False)
     config = small(train__nonfinite="rewind", **FIELDS)
@@ -184,6 +185,7 @@ def test_a_run_from_other_weights_goes_back_to_them(small, tmp_path, poison):
     assert int(state.step) == int(plain.step) == 8
 
 
+@pytest.mark.slow
 def test_a_stop_does_not_change_where_a_run_goes_back_to(small, tmp_path, poison, monkeypatch):
     config = small(train__nonfinite="rewind", **FIELDS | {"checkpoint__keep": 1})
     poison(6)

@@ -72,6 +72,7 @@ def batch_of(config, place):
     return run.train_batches[place]
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_where_the_schedule_has_no_end(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path / "run")
     longer = loop.train(small(train__steps=8), tmp_path / "run")
@@ -230,6 +231,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_name(small, tmp_path, monk
     assert (tmp_path / "checkpoints" / "2").exists()
 
 
+@pytest.mark.slow
 def test_the_same_configuration_gives_the_same_bits_in_another_directory(small, tmp_path):
     assert_same_bits(loop.train(small(**HARD), tmp_path / "a"), loop.train(small(**HARD), tmp_path / "b"))
 
