@@ -93,7 +93,8 @@ def test_A3_of_a_task_the_page_shows_a_problem(small, tmp_path):
     assert re.fullmatch(r"([a-z]{4})=\1\n", shown), shown
 
 
-@pytest.mark.parametrize("position", [pytest.param("learned", marks=pytest.mark.slow), "t5"])
+@pytest.mark.slow
+@pytest.mark.parametrize("position", ["learned", "t5"])
 def test_B12_the_page_holds_what_positions_learnt(small, tmp_path, position):
     loop.train(small(train__steps=2, model__position=position), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")

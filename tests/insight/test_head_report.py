@@ -197,7 +197,8 @@ def test_what_can_not_be_reported_ends_in_one_line(small, tmp_path):
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
 
 
-@pytest.mark.parametrize("objective", ["next_token", pytest.param("masked", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["next_token", "masked"])
 def test_what_heads_do_with_a_tasks_problems_is_told_without_what_fills_them_up(small, tmp_path, objective):
     fields = {"train__objective": objective, "model__causal": objective == "next_token", "context_length": 12}
     fields |= {"data__isolate_documents": objective == "masked"}

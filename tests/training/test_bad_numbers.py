@@ -116,6 +116,7 @@ def test_stopping_names_the_step_and_keeps_the_state_before_it(small, tmp_path, 
     assert logged(tmp_path) == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_bad_numbers_before_the_first_checkpoint(small, tmp_path, poison):
     poison(0)
     with pytest.raises(UserError, match=r"step 1: found loss .*; no step is saved yet; go on with"):

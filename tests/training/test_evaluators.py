@@ -29,6 +29,7 @@ def test_a_task_is_learnt_and_watched(small, tmp_path, capsys):
     assert said.count("    right") + said.count("    wrong, must be") == 5 and "--suite=tasks" in said
 
 
+@pytest.mark.slow
 def test_a_task_is_resumed_with_the_same_bits(small, tmp_path, monkeypatch, capsys):
     whole = loop.train(small(**TASK), tmp_path / "whole", conclude=False)
     with monkeypatch.context() as patch, pytest.raises(PowerCut):

@@ -172,6 +172,7 @@ def test_muon_orthogonalises_the_hidden_matrices_alone_one_by_one_or_stacked_and
             np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_orthogonalised_update_is_as_large_as_adamws():
     """Liu et al. 2025, 2.2: 0.2 to 0.4 is the root mean square of AdamW's updates, whatever the shape."""
     config = configs.load(

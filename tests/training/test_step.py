@@ -54,7 +54,7 @@ def test_accumulation_over_devices(small):
     assert_close(whole.parameters, cut.parameters)
 
 
-@pytest.mark.parametrize("objective", ["next_token", "masked"])
+@pytest.mark.parametrize("objective", ["next_token", pytest.param("masked", marks=pytest.mark.slow)])
 def test_documents_are_kept_apart_by_the_text_as_it_was_before_any_mask(small, objective):
     """The loss of a batch with a separator in it is that of its documents alone."""
     config = small(train__objective=objective, model__causal=objective == "next_token", model__position="alibi")

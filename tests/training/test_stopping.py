@@ -33,7 +33,9 @@ def signal_in_step(monkeypatch, number, step_number):
     monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "number, status", [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_the_step_under_way_and_ends_with_its_status(
     small, tmp_path, monkeypatch, number, status, capfd, caplog
 ):
