@@ -106,9 +106,8 @@ OF_RUN = {
 }
 
 
-@pytest.mark.parametrize(
-    "position", ["rope", *(pytest.param(name, marks=pytest.mark.slow) for name in ("learned", "sinusoidal", "t5"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal", "t5"])
 def test_A14_the_figures_of_a_run(small, tmp_path, monkeypatch, position):
     loop.train(small(train__steps=1, model__num_layers=2, model__position=position), tmp_path / "run", conclude=False)
     suites.evaluate(Run(tmp_path / "run"), "figures", Request())

@@ -164,7 +164,8 @@ def test_relations_of_every_document_in_a_window_count(by_hand):
     assert np.argwhere(related("matching bracket", np.array([0]))).tolist() == [[0, 5 * n + 2, 5 * n] for n in range(4)]
 
 
-@pytest.mark.parametrize("length", ["1", *(pytest.param(length, marks=pytest.mark.slow) for length in "23")])
+@pytest.mark.slow
+@pytest.mark.parametrize("length", "123")
 def test_the_shortest_contexts_are_reported_without_induction(small, tmp_path, length):
     workdir = tmp_path / "run"
     loop.train(small(train__steps=1, model__position="rope"), workdir, conclude=False)

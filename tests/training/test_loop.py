@@ -207,6 +207,7 @@ def test_a_better_evaluation_is_saved_between_two_checkpoints(small, tmp_path, m
     assert [checkpoints.resolve(which) for which in ("last", "best")] == [6, 4]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_is_never_the_best(small, tmp_path, monkeypatch):
     losses = iter([float("nan"), 2.0, 3.0, float("nan"), 4.0, float("nan")])
     monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
