@@ -158,6 +158,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 def test_a_bad_request_ends_in_one_line_and_leaves_nothing(monkeypatch, trained):
     workdir = trained(model__position="alibi")
     before = sorted(workdir.rglob("*"))

@@ -90,6 +90,7 @@ def told(request, monkeypatch):
     monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_stopping_names_the_step_and_keeps_the_state_before_it(small, tmp_path, poison, told, accumulation, capsys):
     config = small(train__accumulation_steps=accumulation, **FIELDS)

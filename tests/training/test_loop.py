@@ -346,6 +346,7 @@ def test_config_json_is_the_resolved_config(small, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["model"]["d_ff"] == 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written, read", [((2, 2, 2), 1), pytest.param((4, 1, 1), 8, marks=pytest.mark.slow)])
 def test_a_run_is_read_on_other_devices_than_it_was_written_on(small, tmp_path, monkeypatch, written, read):
     data, fsdp, tensor = written

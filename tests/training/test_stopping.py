@@ -63,6 +63,7 @@ def heed_and_wait(reading, ready):
         os._exit(request.heard or 0)
 
 
+@pytest.mark.slow
 def test_a_second_signal_leaves_at_once():
     context = multiprocessing.get_context("spawn")
     never, ready = context.Event(), context.Event()
