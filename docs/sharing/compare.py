@@ -1,6 +1,6 @@
 """Scores one text with a run here, with Transformers, and with EleutherAI's harness: three numbers that must agree.
 
-python docs/sharing/compare.py --workdir=runs/tiny --output=DIR [--device=cpu]
+PYTHONPATH=. python docs/sharing/compare.py --workdir=runs/tiny --output=DIR [--device=cpu]
 
 DIR is a new directory for the exported model and the harness's task. The text is the longest document of the validation
 split, cut to whole blocks of the context length; before it stands the separator, so that all its tokens are scored.

@@ -17,10 +17,10 @@ import tokenizers
 from mini_gpt import files, processes
 from mini_gpt.data import corpora, tasks
 from mini_gpt.errors import UserError
+from mini_gpt.model_schema import LARGEST
 from mini_gpt.schema import DataConfig
 
 FILE = "tokenizer.json"
-LARGEST = 2**24  # ids; so that a file from elsewhere can't ask for any memory
 log = logging.getLogger(__name__)
 
 
