@@ -46,7 +46,7 @@ lint: $(VENV)/installed-dev
 # How each preset's parameters are divided, and what that costs; after a change of sharding.RULES or a preset.
 sharding-tables: $(VENV)/installed
 	for file in docs/sharding/*.md; do \
-	  $(VENV)/bin/python -m mini_gpt.scaling --config=configs/presets.py:$$(basename $$file .md) > $$file || exit 1; \
+	  $(VENV)/bin/python -m mini_gpt.commands.mesh_cost --config=configs/presets.py:$$(basename $$file .md) > $$file || exit 1; \
 	done
 
 clean:

@@ -2,9 +2,11 @@
 
 import argparse
 
-from mini_gpt import command_line, config, errors, suites
+from mini_gpt.commands import command_line, suites
+from mini_gpt.config import loading as config
 from mini_gpt.data.corpora import SPLITS
-from mini_gpt.run import Run
+from mini_gpt.runtime import errors
+from mini_gpt.training.run import Run
 
 
 def main() -> None:

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mini_gpt import command_line, errors, generation
-from mini_gpt.errors import UserError
-from mini_gpt.generation import Writer
-from mini_gpt.run import Run
-from mini_gpt.sampling import Sampling
+from mini_gpt.commands import command_line
+from mini_gpt.generation import decoding as generation
+from mini_gpt.generation.decoding import Writer
+from mini_gpt.generation.sampling import Sampling
+from mini_gpt.runtime import errors
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
 
 MOST_TOKENS = 10**6
 log = logging.getLogger("mini_gpt.sample")  # run as a command, the module is called __main__

@@ -2,7 +2,9 @@
 
 import argparse
 
-from mini_gpt import command_line, config, errors
+from mini_gpt.commands import command_line
+from mini_gpt.config import loading as config
+from mini_gpt.runtime import errors
 from mini_gpt.training import loop
 
 

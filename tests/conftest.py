@@ -16,8 +16,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from mini_gpt import config as configs
-from mini_gpt import devices, sharding
+from mini_gpt.config import loading as configs
+from mini_gpt.runtime import devices, sharding
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -48,12 +48,12 @@ def _as_many_devices_as_are_asked_for(monkeypatch):
     strict, everything = sharding.make_mesh, jax.devices
 
     @functools.wraps(strict)
-    def make_mesh(config):
-        count = config.data * config.fsdp * config.tensor
+    def make_mesh(data, fsdp, tensor):
+        count = data * fsdp * tensor
         with monkeypatch.context() as patch:
             if 0 < count < len(jax.devices()):
                 patch.setattr(jax, "devices", lambda: everything()[:count])
-            return strict(config)
+            return strict(data, fsdp, tensor)
 
     monkeypatch.setattr(sharding, "make_mesh", make_mesh)
 

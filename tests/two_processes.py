@@ -1,4 +1,4 @@
-"""What each of two processes does in tests/test_processes.py: several commands, one after the other.
+"""What each of two processes does in tests/runtime/test_processes.py: several commands, one after the other.
 
 python -m tests.two_processes COMMANDS.json   [["train.py", "--config=...", ...], ["eval.py", ...]]
 """
@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from mini_gpt import errors
+from mini_gpt.runtime import errors
 from mini_gpt.training import loop
 
 if __name__ == "__main__":

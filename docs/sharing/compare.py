@@ -20,7 +20,7 @@ import transformers
 from mini_gpt.data import tokenizers
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.hugging_face import exporting
-from mini_gpt.run import Run
+from mini_gpt.training.run import Run
 
 TASK = """\
 task: blocks_of_one_text

@@ -1,1 +1,1 @@
-"""Text in, batches out; knows no model."""
+"""Text in, batches of tokens out. Imports runtime and config."""

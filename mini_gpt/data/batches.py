@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import grain
 import numpy as np
 
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.errors import UserError
-from mini_gpt.schema import Config
+from mini_gpt.runtime.errors import UserError
 
 Batch = dict[str, np.ndarray]
 DTYPES = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}  # of a batch

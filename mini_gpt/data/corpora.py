@@ -17,12 +17,12 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from mini_gpt import files, processes
+from mini_gpt.config.schema import DataConfig
 from mini_gpt.data import tasks
 from mini_gpt.data.builders.python_stdlib import PythonStdlib
 from mini_gpt.data.builders.tiny_shakespeare import TinyShakespeare
-from mini_gpt.errors import UserError
-from mini_gpt.schema import DataConfig
+from mini_gpt.runtime import files, processes
+from mini_gpt.runtime.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 FEWEST_DOCUMENTS = 100  # below this a split by document is a matter of luck

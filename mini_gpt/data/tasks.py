@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mini_gpt.errors import UserError
-from mini_gpt.schema import TASK
+from mini_gpt.config.schema import TASK
+from mini_gpt.runtime.errors import UserError
 
 ANSWER, END = "=", "\n"  # the answer begins after the one, and is complete with the other
 ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "+_?. " + ANSWER + END))  # of all tasks alike

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mini_gpt import files, processes
+from mini_gpt.config.schema import DataConfig
 from mini_gpt.data import corpora, tokenizers
-from mini_gpt.errors import UserError
-from mini_gpt.schema import DataConfig
+from mini_gpt.runtime import files, processes
+from mini_gpt.runtime.errors import UserError
 
 FORMAT = 2
 META = "meta.json"

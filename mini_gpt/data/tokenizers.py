@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 
-from mini_gpt import files, processes
+from mini_gpt.config.model_schema import LARGEST
+from mini_gpt.config.schema import DataConfig
 from mini_gpt.data import corpora, tasks
-from mini_gpt.errors import UserError
-from mini_gpt.model_schema import LARGEST
-from mini_gpt.schema import DataConfig
+from mini_gpt.runtime import files, processes
+from mini_gpt.runtime.errors import UserError
 
 FILE = "tokenizer.json"
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""A model and tokens in, numbers out; knows no run directory."""
+"""A model and tokens in, losses and accuracies out. Imports runtime, config, data and model."""

@@ -7,13 +7,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
-from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity, progress, scoring
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.model_schema import ModelConfig
-from mini_gpt.schema import Config
+from mini_gpt.runtime.errors import UserError
 
 LENGTHS = "1x,2x,4x,8x,16x"  # of the trained context
 SLIDING_TARGETS = 16_384  # a sliding window runs the model many times over each token: a sample is enough

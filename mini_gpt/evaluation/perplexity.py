@@ -7,16 +7,17 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mini_gpt import output_loss, sharding
+from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tokenizers
-from mini_gpt.errors import UserError
 from mini_gpt.evaluation import progress, scoring
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.evaluation.scoring import NllFn, Score
+from mini_gpt.model import output_loss
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, text_layout
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.schema import Config
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
 
 STRETCHES = 16
 COUNTED_TOKENS = 10_000_000

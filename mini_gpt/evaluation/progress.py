@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
-from mini_gpt import processes
+from mini_gpt.runtime import processes
 
 SECONDS_BETWEEN_LINES = 30.0
 log = logging.getLogger(__name__)

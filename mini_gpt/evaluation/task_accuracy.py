@@ -14,16 +14,17 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mini_gpt import losses, sharding
+from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
+from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, text_layout
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.schema import Config
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
 
 PROBLEMS = 512  # a length, where it has so many
 FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # of the longest trained length, where no lengths are given

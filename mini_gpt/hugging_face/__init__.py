@@ -1,1 +1,1 @@
-"""Models to and from the files that Hugging Face's Transformers reads: safetensors, never pickle."""
+"""Runs to and from the files of Hugging Face Transformers. Imports all rooms before it."""

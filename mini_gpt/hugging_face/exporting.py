@@ -11,17 +11,18 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from mini_gpt import files
+from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import BpeTokenizer
-from mini_gpt.errors import UserError
-from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
-from mini_gpt.hugging_face.architectures import ARCHITECTURES
+from mini_gpt.hugging_face import model_card, tokenizer_files
+from mini_gpt.hugging_face.architectures import registry as architectures
+from mini_gpt.hugging_face.architectures.registry import ARCHITECTURES
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.model_schema import ModelConfig
-from mini_gpt.run import Run
-from mini_gpt.schema import Config
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

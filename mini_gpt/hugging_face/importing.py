@@ -14,18 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from mini_gpt import config as configs
-from mini_gpt import files, sharding
+from mini_gpt.config import loading as configs
+from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
-from mini_gpt.errors import UserError, shown
-from mini_gpt.hugging_face import architectures, settings, tokenizer_files
+from mini_gpt.hugging_face import tokenizer_files
+from mini_gpt.hugging_face.architectures import registry as architectures
+from mini_gpt.hugging_face.architectures import settings
+from mini_gpt.hugging_face.architectures.tensors import Shape, Tensor
 from mini_gpt.hugging_face.exporting import CONFIG, WEIGHTS
-from mini_gpt.hugging_face.tensors import Shape, Tensor
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.model_schema import ModelConfig
-from mini_gpt.schema import Config
+from mini_gpt.runtime import files, sharding
+from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training import origin as origins
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
@@ -52,7 +54,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     config = _config(architecture.fields(described), tokenizer, config_path, overrides)
     with contextlib.ExitStack() as opened:  # before anything that takes longer the more layers there are said to be
         _open(source, architecture, config.model, opened)
-    optimizer, mesh = make_optimizer(config), sharding.make_reading_mesh(config)
+    optimizer, mesh = make_optimizer(config), sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     _, like = states.abstract(config, vocab_size, optimizer, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):

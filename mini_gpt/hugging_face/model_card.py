@@ -3,8 +3,8 @@
 import json
 
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.run import Run
 from mini_gpt.training import origin as origins
+from mini_gpt.training.run import Run
 
 
 def text(run: Run, architecture: str) -> str:

@@ -15,7 +15,7 @@ from mini_gpt.data.tokenizers import (
     byte_alphabet,
     separator,
 )
-from mini_gpt.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, shown
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first that is no token yet

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from mini_gpt.errors import UserError
+from mini_gpt.config.schema import Config
+from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import exporting
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.sampling import Sampling
-from mini_gpt.schema import Config
+from mini_gpt.runtime.errors import UserError
 
 Write = Callable[[np.ndarray, int, Sampling], tuple[float, float]]
 

@@ -1,1 +1,1 @@
-"""What a model's attention does, in numbers and pictures."""
+"""A model and tokens in, findings and figures out. Imports the rooms up to evaluation."""

@@ -9,13 +9,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mini_gpt import sharding
+from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace, text_layout
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.model_schema import ModelConfig
+from mini_gpt.runtime import sharding
 
 MOST_ENTRIES = 2**27  # of a layer's maps at a time, half a gigabyte
 

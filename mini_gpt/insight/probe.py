@@ -10,14 +10,14 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mini_gpt import sharding
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention_maps
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import Trace, text_layout
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.schema import Config
+from mini_gpt.runtime import sharding
 
 WINDOWS = 64
 

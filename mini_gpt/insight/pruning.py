@@ -12,16 +12,17 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mini_gpt import output_loss, sharding
+from mini_gpt.config.schema import Config
 from mini_gpt.data import batches
 from mini_gpt.data.batches import Batch
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
+from mini_gpt.model import output_loss
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import text_layout
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.schema import Config
+from mini_gpt.runtime import sharding
 
 IMPORTANCE_TOKENS = 65_536  # of the training split
 SCORED_TOKENS = 32_768  # of the split that the curve is measured on

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.insight.length_curves import finish
+from mini_gpt.insight.curves import finish
 
 
 def pruning_figure(importance_NH: np.ndarray, rows: list[dict[str, Any]], *, title: str) -> Figure:

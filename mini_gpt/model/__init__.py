@@ -1,4 +1,4 @@
-"""Tokens in, logits out; knows no data and no training."""
+"""Tokens in, logits out. Imports runtime and config."""
 
 from mini_gpt.model.gpt import MiniGPT
 

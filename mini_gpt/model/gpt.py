@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt import devices, output_loss, sharding
-from mini_gpt.errors import UserError
-from mini_gpt.model import positions
+from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.model import output_loss, positions
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Remember, residual_std
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, computed_again, dropout, make_norm
 from mini_gpt.model.positions import Position
-from mini_gpt.model_schema import ModelConfig
+from mini_gpt.runtime import devices, sharding
+from mini_gpt.runtime.errors import UserError
 
 # What a block keeps for its gradient; all else is computed again. Products of weights are what is dear to compute.
 SAVED = {

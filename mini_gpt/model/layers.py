@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from mini_gpt.model_schema import ModelConfig
+from mini_gpt.config.model_schema import ModelConfig
 
 INIT_STD = 0.02  # Radford et al. 2019
 PRODUCT = "product"  # the name by which a policy of rematerialisation knows what a Linear gives

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt import config as configs
-from mini_gpt import errors
-from mini_gpt.errors import UserError
+from mini_gpt.config import loading as configs
+from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.model.gpt import MiniGPT
-from mini_gpt.model_schema import ModelConfig
+from mini_gpt.runtime import errors
+from mini_gpt.runtime.errors import UserError
 
 Parameters = dict[str, Any]
 

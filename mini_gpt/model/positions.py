@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mini_gpt.config.model_schema import ModelConfig, RopeConfig
 from mini_gpt.model.layers import INIT_STD
-from mini_gpt.model_schema import ModelConfig, RopeConfig
 
 
 class Position(nnx.Module):

@@ -1,1 +1,1 @@
-"""Optimizer, state, step, checkpoints, reporting, and the loop that joins them."""
+"""A config in, a run directory out. Imports all rooms before it."""

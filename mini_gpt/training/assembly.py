@@ -7,11 +7,12 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from mini_gpt import sharding
+from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, token_store, tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.schema import Config
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.optimizer import make_optimizer
@@ -42,6 +43,12 @@ class Assembly(NamedTuple):
         shape, place = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
         batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=place) for name, dtype in batches.DTYPES.items()}
         return train_step.lower(self.like, batch).compile()
+
+
+def check_batch(config: Config, mesh: Mesh) -> None:
+    """Raise UserError if the devices that `mesh.data=-1` takes do not divide the batch evenly."""
+    if problem := batch_problem(config.train, mesh.shape["data"], mesh.shape["fsdp"]):
+        raise UserError(problem)
 
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:

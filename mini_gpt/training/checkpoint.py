@@ -21,9 +21,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from mini_gpt import files, processes
-from mini_gpt.errors import UserError
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.runtime import files, processes
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.checksums import checksums
 from mini_gpt.training.state import TrainState
 

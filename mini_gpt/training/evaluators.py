@@ -7,17 +7,18 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from mini_gpt import generation, sharding
+from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.scoring import Score
+from mini_gpt.generation import decoding as generation
+from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import images
 from mini_gpt.insight.attention_statistics import attention_statistics
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.sampling import Sampling
-from mini_gpt.schema import Config
+from mini_gpt.runtime import sharding
 
 PROMPT_TOKENS = 32  # of the validation text, which a sample goes on from
 SAMPLE_PROBLEMS = 5

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import jax
 
-from mini_gpt import devices, files, processes, sharding
+from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, tokenizers
-from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.schema import Config
+from mini_gpt.runtime import devices, files, processes, sharding
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, stopping
 from mini_gpt.training import origin as origins
 from mini_gpt.training import workdir as workdirs
@@ -46,9 +46,9 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
 
     Gives the last state. Raises UserError, with nothing overwritten, for what the user can put right.
     """
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(*config.mesh.sizes)
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
-    sharding.check_batch(config, mesh)
+    assembly.check_batch(config, mesh)
     corpus = corpora.open_corpus(config.data)
     tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
     new = tokenizer is None

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
+from mini_gpt.config.schema import Config, OptimizerConfig
 from mini_gpt.model.parameters import Parameters, path_name, with_layers
-from mini_gpt.schema import Config, OptimizerConfig
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:

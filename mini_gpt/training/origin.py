@@ -7,13 +7,13 @@ from pathlib import Path
 
 import jax
 
-from mini_gpt import config as configs
-from mini_gpt import files
+from mini_gpt.config import loading as configs
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
-from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.schema import Config
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints

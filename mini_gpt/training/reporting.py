@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from mini_gpt import files
-from mini_gpt.event_file import EventFile
+from mini_gpt.runtime import files
+from mini_gpt.training.event_file import EventFile
 
 METRICS = "metrics.jsonl"
 SECONDS_BETWEEN_LINES = 5.0

@@ -8,12 +8,12 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from mini_gpt import sharding
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.schema import Config
+from mini_gpt.runtime import sharding
 
 
 class TrainState(NamedTuple):

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from mini_gpt import output_loss, sharding
+from mini_gpt.config.schema import Config
+from mini_gpt.model import output_loss
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import text_layout
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.schema import Config
+from mini_gpt.runtime import sharding
 from mini_gpt.training.optimizer import make_schedule
 from mini_gpt.training.state import TrainState
 

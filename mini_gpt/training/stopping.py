@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jax.experimental import multihost_utils
 
-from mini_gpt import processes
+from mini_gpt.runtime import processes
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from mini_gpt import config as configs
-from mini_gpt import files
+from mini_gpt.config import loading as configs
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.errors import UserError
-from mini_gpt.schema import Config
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
 log = logging.getLogger(__name__)

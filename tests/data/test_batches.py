@@ -8,7 +8,7 @@ import pytest
 
 from mini_gpt.data import batches
 from mini_gpt.data.token_store import TokenSplit
-from mini_gpt.errors import UserError
+from mini_gpt.runtime.errors import UserError
 
 VOCAB = 5_000  # larger than any place, so that the mask is too
 MASK = VOCAB

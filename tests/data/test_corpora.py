@@ -11,7 +11,7 @@ import pytest
 
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.data.builders import python_stdlib, tiny_shakespeare
-from mini_gpt.errors import UserError
+from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
 
 

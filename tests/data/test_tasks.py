@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import batches, tasks, tokenizers
-from mini_gpt.errors import UserError
+from mini_gpt.runtime.errors import UserError
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from mini_gpt import files
 from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.errors import UserError
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
 
 
 def open_store(config, tokenizer=None):

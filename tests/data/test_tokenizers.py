@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import corpora, tokenizers
-from mini_gpt.errors import UserError
+from mini_gpt.runtime.errors import UserError
 
 KINDS = ("bytes", "characters", "bpe")
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import losses, sharding
-from mini_gpt.errors import UserError
 from mini_gpt.evaluation import extrapolation, perplexity
 from mini_gpt.evaluation.extrapolation import Windowing
 from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model import loss as losses
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
 
 TOKEN_BYTES = np.array([1] * 200 + [2] * 56 + [0])
 
@@ -29,7 +30,7 @@ def measure(small, monkeypatch):
         drawn = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), drawn)
         tokens = np.random.default_rng(0).integers(256, size=count)
         windowings = extrapolation.plan(count, "validation", lengths, strides)
-        mesh = sharding.make_mesh(config.mesh)
+        mesh = sharding.make_mesh(*config.mesh.sizes)
         rows, by_position = extrapolation.extrapolation(
             definition, drawn, config, tokens, TOKEN_BYTES, mesh, windowings
         )
@@ -82,7 +83,9 @@ def test_blocks_at_the_trained_length_are_the_perplexity(measure, small):
     definition, drawn = parameters.split(MiniGPT(config.model, 257, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(1), 99))
     drawn = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), drawn)
-    score = perplexity.score_split(definition, drawn, config, tokens, TOKEN_BYTES, sharding.make_mesh(config.mesh))
+    score = perplexity.score_split(
+        definition, drawn, config, tokens, TOKEN_BYTES, sharding.make_mesh(*config.mesh.sizes)
+    )
     assert rows[0]["nll"] == pytest.approx(score.nll, rel=1e-6)
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import losses, sharding
 from mini_gpt.data import batches
-from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model import loss as losses
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
 
@@ -45,7 +46,7 @@ def make_tokens(count):
 @pytest.mark.parametrize("devices", [1, 4])
 def test_blocks_of_the_context_length_each_token_once(model, devices):
     config, definition, drawn = model(mesh__data=devices)
-    tokens, mesh = make_tokens(300), sharding.make_mesh(config.mesh)
+    tokens, mesh = make_tokens(300), sharding.make_mesh(*config.mesh.sizes)
     score = perplexity.score_split(definition, drawn, config, tokens, TOKEN_BYTES, mesh)
     forward, total = jax.jit(parameters.merge(definition, drawn)), 0.0
     for start in range(0, 299, 32):
@@ -58,7 +59,7 @@ def test_blocks_of_the_context_length_each_token_once(model, devices):
 
 def test_isolated_documents_are_scored_as_they_were_trained(model):
     config, definition, drawn = model(data__isolate_documents=True)
-    tokens, mesh = make_tokens(33), sharding.make_mesh(config.mesh)
+    tokens, mesh = make_tokens(33), sharding.make_mesh(*config.mesh.sizes)
     score = perplexity.score_split(definition, drawn, config, tokens, TOKEN_BYTES, mesh)
     opens = [0, *np.flatnonzero(tokens[:-1] == 256).tolist(), 32]
     forward, total = jax.jit(parameters.merge(definition, drawn)), 0.0
@@ -74,7 +75,7 @@ def test_isolated_documents_are_scored_as_they_were_trained(model):
 def test_masked_documents_are_kept_apart_by_the_text_under_the_masks(model):
     overrides = {"train__objective": "masked", "model__causal": False, "train__mask_rate": 0.5}
     config, definition, drawn = model(data__isolate_documents=True, **overrides)
-    tokens, mesh = make_tokens(32), sharding.make_mesh(config.mesh)
+    tokens, mesh = make_tokens(32), sharding.make_mesh(*config.mesh.sizes)
     tokens[::5] = 256
     embedding = jnp.concatenate([drawn["embedding"], drawn["embedding"][:1] + 1])  # one row more, for the mask
     _, definition, _ = model_of(config, 258)
@@ -100,7 +101,7 @@ def test_evaluation_holds_no_more_sequences_at_a_time_than_training(model, monke
         return nll(*args)
 
     monkeypatch.setattr(perplexity, "_nll", watched)
-    mesh, seen = sharding.make_mesh(config.mesh), []
+    mesh, seen = sharding.make_mesh(*config.mesh.sizes), []
     perplexity.score_split(definition, drawn, config, make_tokens(300), TOKEN_BYTES, mesh)
     assert shapes == {(2, 32)}
     shapes.clear()

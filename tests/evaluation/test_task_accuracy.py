@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import generation, losses, sharding
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.evaluation import task_accuracy
+from mini_gpt.generation import decoding as generation
+from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model import loss as losses
 from mini_gpt.model.gpt import text_layout
-from mini_gpt.sampling import Sampling
+from mini_gpt.runtime import sharding
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 
@@ -55,7 +57,9 @@ def test_exact_match_is_what_greedy_decoding_writes(config, fields):
         (question, TOKENIZER.decode(tokens[:1]) if row % 3 else answer)
         for row, ((question, answer), tokens) in enumerate(zip(problems, written, strict=True))
     ]
-    score = task_accuracy.accuracy(definition, drawn, config, TOKENIZER, sharding.make_mesh(config.mesh), given, length)
+    score = task_accuracy.accuracy(
+        definition, drawn, config, TOKENIZER, sharding.make_mesh(*config.mesh.sizes), given, length
+    )
     first = [
         int(tokens[0]) == int(TOKENIZER.encode(answer)[0]) for (_, answer), tokens in zip(given, written, strict=True)
     ]
@@ -81,7 +85,7 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
         return jnp.full(predicted.shape, 0.5), predicted
 
     monkeypatch.setattr(task_accuracy, "_predict", predict)
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(*config.mesh.sizes)
     score = task_accuracy.accuracy(None, None, config, TOKENIZER, mesh, problems, config.context_length)
     assert (score.problems, score.solved, score.tokens, score.right) == (10, 7, 50, 47)
     assert score.nll_sum == pytest.approx(30)
@@ -98,7 +102,7 @@ def test_each_problem_has_random_positions_of_its_own(config):
     definition, drawn = model_of(config)
     drawn = jax.tree.map(lambda x: 3 * x, drawn)  # else nearly all that is said is the same
     problems = problems_of(config, 8)
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(*config.mesh.sizes)
     length = config.context_length
     score = task_accuracy.accuracy(definition, drawn, config, TOKENIZER, mesh, problems, length)
     model, nll_sum = parameters.merge(definition, drawn), 0.0
@@ -117,7 +121,7 @@ def test_a_loss_that_is_not_finite_is_no_accuracy(config):
     definition, drawn = model_of(config)
     drawn["embedding"] = drawn["embedding"] * np.nan
     (row,) = task_accuracy.by_length(
-        definition, drawn, config, TOKENIZER, sharding.make_mesh(config.mesh), "test", (4,)
+        definition, drawn, config, TOKENIZER, sharding.make_mesh(*config.mesh.sizes), "test", (4,)
     )
     assert (row["status"], row["exact_match"], row["nll"]) == ("undefined", None, None)
 
@@ -129,7 +133,7 @@ def test_masked_answers_are_scored_where_they_stand(config):
     definition, drawn = parameters.split(MiniGPT(config.model, len(TOKENIZER.token_bytes) + 1, rngs=nnx.Rngs(0)))
     problems = problems_of(config, 3)
     score = task_accuracy.accuracy(
-        definition, drawn, config, TOKENIZER, sharding.make_mesh(config.mesh), problems, config.context_length
+        definition, drawn, config, TOKENIZER, sharding.make_mesh(*config.mesh.sizes), problems, config.context_length
     )
     assert score.tokens == 15
     # Alone, without the filling that other rows need: isolation keeps the filling out of sight.
@@ -138,7 +142,7 @@ def test_masked_answers_are_scored_where_they_stand(config):
     np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[0, 6:], score.answers[0])
     nll_BL = losses.nll(logits_BLV, jnp.array(batch["targets"]))
     filled = task_accuracy.accuracy(
-        definition, drawn, config, TOKENIZER, sharding.make_mesh(config.mesh), problems[:1], 60
+        definition, drawn, config, TOKENIZER, sharding.make_mesh(*config.mesh.sizes), problems[:1], 60
     )
     assert filled.nll_sum == pytest.approx(float(nll_BL[0, 6:].sum()), rel=1e-6)
 
@@ -148,7 +152,7 @@ def test_lengths(config):
     assert task_accuracy.default_lengths(config("associative_recall", length=30)) == (8, 15, 22, 30, 38, 45, 52)
     config = config(model__position="learned")
     definition, drawn = model_of(config)
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(*config.mesh.sizes)
     rows = task_accuracy.by_length(definition, drawn, config, TOKENIZER, mesh, "test", (4, 8))
     assert [row["status"] for row in rows] == ["ok", "undefined"]
     assert rows[1]["exact_match"] is None and "the learned table has 14 positions" in rows[1]["reason"]

@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mini_gpt.run import Run
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.run import Run
 from tests.conftest import make_text
-from tests.test_processes import free_port
+from tests.runtime.test_processes import free_port
 
 for noisy in ("absl", "tensorboard"):
     logging.getLogger(noisy).setLevel(logging.ERROR)

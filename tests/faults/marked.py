@@ -9,8 +9,9 @@ import jax
 from orbax.checkpoint import CheckpointManager
 
 import train
-from mini_gpt import command_line, processes
+from mini_gpt.commands import command_line
 from mini_gpt.data import token_store
+from mini_gpt.runtime import processes
 from mini_gpt.training import assembly, checkpoint, evaluators, loop
 
 PIPE = int(os.environ["MARKS"])

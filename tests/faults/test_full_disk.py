@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from mini_gpt.run import Run
+from mini_gpt.training.run import Run
 from tests.faults import kills
 from tests.faults.kills import Marks, Trainer
 

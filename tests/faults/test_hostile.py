@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import train
-from mini_gpt import config as configs
-from mini_gpt import errors, suites
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites import Request
+from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.errors import UserError
-from mini_gpt.run import Run
-from mini_gpt.suites import Request
+from mini_gpt.runtime import errors
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
+from mini_gpt.training.run import Run
 from tests.conftest import REPOSITORY
 
 FUZZ = settings(

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from mini_gpt import config as configs
+from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import exporting
 from mini_gpt.model import parameters
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from mini_gpt import config as configs
-from mini_gpt.errors import UserError
-from mini_gpt.hugging_face import architectures, settings
+from mini_gpt.config import loading as configs
+from mini_gpt.hugging_face.architectures import registry as architectures
+from mini_gpt.hugging_face.architectures import settings
+from mini_gpt.runtime.errors import UserError
 
 # As save_pretrained of Transformers 5 writes them, but for what is not the model's.
 NEW = {

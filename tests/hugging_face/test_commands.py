@@ -9,15 +9,15 @@ import pytest
 from safetensors.numpy import load_file
 
 from mini_gpt.model import parameters
-from mini_gpt.run import Run
 from mini_gpt.training import loop
+from mini_gpt.training.run import Run
+from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
 from tests.hugging_face import numpy_forwards
 from tests.hugging_face.models import written
 from tests.hugging_face.test_tokenizer_files import foreign
-from tests.test_commands import type_in
 
-COMMAND = "mini_gpt.hugging_face.__main__"
+COMMAND = "mini_gpt.commands.hugging_face"
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import tokenizers as library
 
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer
-from mini_gpt.errors import UserError
 from mini_gpt.hugging_face import tokenizer_files
+from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
 
 TEXT = make_text(0, 300)

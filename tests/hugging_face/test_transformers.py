@@ -5,14 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt import config as configs
-from mini_gpt import generation
+from mini_gpt.config import loading as configs
 from mini_gpt.evaluation import perplexity
-from mini_gpt.hugging_face import architectures, exporting, importing, settings
+from mini_gpt.generation import decoding as generation
+from mini_gpt.generation.sampling import Sampling
+from mini_gpt.hugging_face import exporting, importing
+from mini_gpt.hugging_face.architectures import registry as architectures
+from mini_gpt.hugging_face.architectures import settings
 from mini_gpt.model import parameters
-from mini_gpt.run import Run
-from mini_gpt.sampling import Sampling
 from mini_gpt.training import loop
+from mini_gpt.training.run import Run
 from tests.hugging_face.models import EXPRESSIBLE, VOCAB, written
 
 torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")

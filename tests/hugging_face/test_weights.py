@@ -9,10 +9,12 @@ import pytest
 from safetensors import flax as safetensors_flax
 from safetensors.numpy import load_file, save_file
 
-from mini_gpt import config as configs
-from mini_gpt.errors import UserError
-from mini_gpt.hugging_face import architectures, importing, settings
+from mini_gpt.config import loading as configs
+from mini_gpt.hugging_face import importing
+from mini_gpt.hugging_face.architectures import registry as architectures
+from mini_gpt.hugging_face.architectures import settings
 from mini_gpt.model import parameters
+from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.hugging_face import numpy_forwards
 from tests.hugging_face.models import EXPRESSIBLE, VOCAB, written

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import sharding, suites
+from mini_gpt.commands import suites
+from mini_gpt.commands.suite_options import Request
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.insight import diagnosis, probe
 from mini_gpt.insight.probe import Probe
 from mini_gpt.model import MiniGPT
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.attention.masks import Mask
-from mini_gpt.request import Request
-from mini_gpt.run import Run
+from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
+from mini_gpt.training.run import Run
 
 LIBRARY = os.path.dirname(os.__file__)  # real text, which every Python has
 REAL = {
@@ -51,7 +52,7 @@ def drawn(small, tmp_path):
         model = MiniGPT(config.model, 257 + (config.train.objective == "masked"), rngs=nnx.Rngs(0))
         definition, parameters = model_parameters.split(model)
         parameters = jax.tree.map(lambda leaf: 6 * leaf if leaf.ndim > 1 else leaf, parameters)
-        mesh = sharding.make_reading_mesh(config)
+        mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
         checked = Probe(definition, parameters, config, tokenizers.ByteTokenizer(), mesh, None)
         return checked, probe.windows(store.split("validation").tokens, 33), store.split("train").tokens
 

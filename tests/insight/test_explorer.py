@@ -14,16 +14,16 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from mini_gpt import config as configs
-from mini_gpt import suites
-from mini_gpt.errors import UserError
+from mini_gpt.commands import suites
+from mini_gpt.commands.suite_options import Request
+from mini_gpt.config import loading as configs
 from mini_gpt.insight import toy
 from mini_gpt.insight.attention_maps import attention_maps
 from mini_gpt.insight.explorer import page as explorer
 from mini_gpt.model.positions import ENCODINGS
-from mini_gpt.request import Request
-from mini_gpt.run import Run
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
+from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import suites
+from mini_gpt.commands import suites
+from mini_gpt.commands.suite_options import Request
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning
 from mini_gpt.model import MiniGPT
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.request import Request
-from mini_gpt.run import Run
 from mini_gpt.training import loop
+from mini_gpt.training.run import Run
 
 
 @pytest.fixture

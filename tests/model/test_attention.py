@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import config as configs
-from mini_gpt import sharding
+from mini_gpt.config import loading as configs
 from mini_gpt.insight.attention_statistics import attention_statistics
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.attention import masks
@@ -17,7 +16,7 @@ from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
 from mini_gpt.model.attention.reference import attend
 from mini_gpt.model.positions import Position
-from mini_gpt.schema import MeshConfig
+from mini_gpt.runtime import sharding
 from tests import oracle
 
 
@@ -126,7 +125,7 @@ def test_A4_the_statistics_are_those_of_the_visible_pairs():
     model, maps = MiniGPT(config, 257, rngs=nnx.Rngs(0)), []
     tokens = jnp.arange(24).reshape(2, 12)
     model(tokens, record=lambda trace: maps.append(trace.attention))
-    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
+    mesh = sharding.make_mesh(1, 1, 1)
     statistics, maps_NHLS = attention_statistics(*parameters.split(model), np.asarray(tokens), mesh)
     assert len(statistics) == (2 + config.num_heads) * config.num_layers
     np.testing.assert_allclose(maps_NHLS, np.stack([m.weights_BHLS[0] for m in maps]), rtol=1e-4, atol=1e-6)

@@ -12,12 +12,12 @@ from flax import nnx
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mini_gpt import config as configs
-from mini_gpt import devices, sharding
-from mini_gpt.errors import UserError
+from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.attention import blockwise, choice, cudnn, reference, splash
 from mini_gpt.model.attention.masks import Mask
+from mini_gpt.runtime import devices, sharding
+from mini_gpt.runtime.errors import UserError
 
 
 def draw(*shape, seed, dtype=jnp.float32):
@@ -157,7 +157,7 @@ def test_splash_interpreted_is_the_reference(case):
 
 
 def test_splash_runs_on_each_device_for_its_rows_and_heads():
-    mesh = sharding.make_mesh(configs.load("configs/tiny.py", {"mesh.fsdp": 2, "mesh.tensor": 2}).mesh)
+    mesh = sharding.make_mesh(*configs.load("configs/tiny.py", {"mesh.fsdp": 2, "mesh.tensor": 2}).mesh.sizes)
     heads = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
     arrays = [draw(4, 128, 2, 64, seed=seed) for seed in range(3)]
     segments = jnp.arange(4 * 128).reshape(4, 128) // 50

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import config as configs
-from mini_gpt.errors import UserError
+from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.gpt import text_layout
+from mini_gpt.runtime.errors import UserError
 from tests import oracle
 
 ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")

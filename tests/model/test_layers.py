@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import config as configs
+from mini_gpt.config import loading as configs
 from mini_gpt.model.layers import Linear, make_norm
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt import config as configs
+from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, positions
 from tests import oracle
 

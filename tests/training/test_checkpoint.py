@@ -14,14 +14,14 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mini_gpt import config as configs
-from mini_gpt import sharding
+from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, tokenizers
-from mini_gpt.errors import UserError
-from mini_gpt.run import Run
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import READABLE, Checkpoints, Damaged
 from mini_gpt.training.checksums import checksums
+from mini_gpt.training.run import Run
 from tests.training.interruption import assert_same_bits
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ def written(small, tmp_path):
     config = small(train__steps=8, train__log_every=8, eval__sample_tokens=0)
     loop.train(config, tmp_path / "run", conclude=False)
     corpus = corpora.open_corpus(config.data)
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(*config.mesh.sizes)
     like = assembly.assemble(config, mesh, corpus, tokenizers.fit(corpus, config.data)).like
     directory = tmp_path / "run" / "checkpoints"
     with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:

@@ -10,15 +10,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboardX import event_file_writer
 
-from mini_gpt import config as configs
-from mini_gpt import sharding
+from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, tokenizers
-from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model import parameters
-from mini_gpt.run import Run
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.run import Run
 from tests.training.interruption import PowerCut, assert_same_bits, cut_after
 
 HARD = {"model__dropout": 0.2, "train__accumulation_steps": 2, "train__batch_size": 8, "data__isolate_documents": True}
@@ -68,7 +68,7 @@ def test_a_run_goes_on_on_another_number_of_devices(small, tmp_path, monkeypatch
 
 def batch_of(config, place):
     corpus = corpora.open_corpus(config.data)
-    run = assembly.assemble(config, sharding.make_mesh(config.mesh), corpus, tokenizers.fit(corpus, config.data))
+    run = assembly.assemble(config, sharding.make_mesh(*config.mesh.sizes), corpus, tokenizers.fit(corpus, config.data))
     return run.train_batches[place]
 
 
@@ -352,7 +352,7 @@ def test_a_run_is_read_on_other_devices_than_it_was_written_on(small, tmp_path, 
     data, fsdp, tensor = written
     config = small(mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
     state = loop.train(config, tmp_path)
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(*config.mesh.sizes)
     devices = jax.devices()[:read]
     monkeypatch.setattr(jax, "devices", lambda: devices)
     run = Run(tmp_path)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt import config as configs
+from mini_gpt.config import loading as configs
 from mini_gpt.training.optimizer import decays, is_hidden_matrix, make_optimizer, make_schedule
 
 PEAK, WARMUP, STEPS = 3e-3, 20, 200

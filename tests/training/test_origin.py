@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.errors import UserError
-from mini_gpt.run import Run
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
+from mini_gpt.training.run import Run
 from tests.training.interruption import PowerCut, assert_same_bits, cut_after
 
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt import losses, sharding
+from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters
+from mini_gpt.runtime import sharding
 from mini_gpt.training import state as states
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.step import make_train_step
@@ -24,7 +25,7 @@ def make_batch(config, step=0):
 
 
 def run(config, steps=3):
-    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
     definition, like = states.abstract(config, VOCAB, optimizer, mesh)
     state = states.create(config, VOCAB, optimizer, like)
     train_step, history = make_train_step(definition, optimizer, config, like), []
@@ -58,7 +59,7 @@ def test_accumulation_over_devices(small):
 def test_documents_are_kept_apart_by_the_text_as_it_was_before_any_mask(small, objective):
     """The loss of a batch with a separator in it is that of its documents alone."""
     config = small(train__objective=objective, model__causal=objective == "next_token", model__position="alibi")
-    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
     definition, like = states.abstract(config, VOCAB, optimizer, mesh)
     batch = make_batch(config)
     text = "inputs" if objective == "next_token" else "targets"
@@ -81,7 +82,7 @@ def test_a_second_step_does_not_compile_again(small):
 
 def test_the_old_state_is_donated(small):
     config = small()
-    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
     definition, like = states.abstract(config, VOCAB, optimizer, mesh)
     state = states.create(config, VOCAB, optimizer, like)
     make_train_step(definition, optimizer, config, like)(state, sharding.put_batch(make_batch(config), mesh))
@@ -90,7 +91,7 @@ def test_the_old_state_is_donated(small):
 
 def test_C5_the_loss_is_unsmoothed_and_the_objective_is_not(small):
     config = small(train__label_smoothing=0.3)
-    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
     definition, like = states.abstract(config, VOCAB, optimizer, mesh)
     state, batch = states.create(config, VOCAB, optimizer, like), make_batch(config)
     logits = parameters.merge(definition, state.parameters)(jnp.array(batch["inputs"]))
@@ -106,7 +107,7 @@ def test_C5_the_loss_is_unsmoothed_and_the_objective_is_not(small):
 
 def test_C3_dropout_differs_from_step_to_step_and_repeats_for_the_same_step(small):
     config = small(model__dropout=0.5, optimizer__learning_rate=1e-30)
-    mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
     definition, like = states.abstract(config, VOCAB, optimizer, mesh)
     train_step, seen = make_train_step(definition, optimizer, config, like), []
     for start in (0, 0, 1):
@@ -119,7 +120,7 @@ def test_a_new_state_is_drawn_from_the_seed(small):
     states_of = []
     for seed in (0, 0, 1):
         config = small(seed=seed)
-        mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+        mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
         _, like = states.abstract(config, VOCAB, optimizer, mesh)
         states_of.append(states.create(config, VOCAB, optimizer, like).parameters["embedding"])
     np.testing.assert_array_equal(states_of[0], states_of[1])
@@ -153,7 +154,7 @@ def test_rematerialisation_takes_less_memory_and_gives_the_same_gradients(small,
     moments, memory = [], []
     for remat in ("none", "dots", "block"):
         config = small(model__remat=remat, **fields)
-        mesh, optimizer = sharding.make_mesh(config.mesh), make_optimizer(config)
+        mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
         definition, like = states.abstract(config, VOCAB, optimizer, mesh)
         state, batch = states.create(config, VOCAB, optimizer, like), sharding.put_batch(make_batch(config), mesh)
         step = make_train_step(definition, optimizer, config, like).lower(state, batch).compile()

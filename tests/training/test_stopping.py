@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from mini_gpt.errors import UserError
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop, stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from mini_gpt.errors import UserError
+from mini_gpt.runtime.errors import UserError
 
 # encodings/ is near-identical tables, which would leak across a split by document; some machines install no tests.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "__pycache__"}

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mini_gpt import sharding
-from mini_gpt.insight import images, position_figures, toy
+from mini_gpt.commands.suite_options import Request
+from mini_gpt.insight import images, toy
+from mini_gpt.insight import positions as position_figures
 from mini_gpt.insight.attention_maps import attention_maps
 from mini_gpt.model import positions
-from mini_gpt.request import Request
-from mini_gpt.run import Run
+from mini_gpt.runtime import sharding
+from mini_gpt.training.run import Run
 
 FOLDER = Path(__file__).parent
 LIBRARY = "vendor/htm-preact-3.1.1.js"

@@ -5,9 +5,9 @@ import logging
 
 import jax
 
-from mini_gpt import devices
-from mini_gpt.errors import UserError
 from mini_gpt.model.attention.masks import Mask
+from mini_gpt.runtime import devices
+from mini_gpt.runtime.errors import UserError
 
 FUSED = {"cuda": "cudnn", "tpu": "splash"}  # the other implementations run on any device
 DEVICES = {"cuda": "NVIDIA GPUs", "rocm": "AMD GPUs", "tpu": "TPUs", "cpu": "CPUs"}

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.model.attention import blockwise, cached, choice, cudnn, reference, splash
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.model.layers import INIT_STD, Linear
 from mini_gpt.model.positions import Position
-from mini_gpt.model_schema import ModelConfig
 
 RecordMaps = Callable[[reference.AttentionMaps], None]
 Remember = Callable[[jax.Array, jax.Array], cached.Past | None]

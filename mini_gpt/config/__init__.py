@@ -1,0 +1,6 @@
+"""What a run is: every config field once, with its type, range and default. Imports runtime."""
+
+from mini_gpt.config.loading import load
+from mini_gpt.config.schema import Config
+
+__all__ = ["Config", "load"]

@@ -1,0 +1,1 @@
+"""One file for each Transformers architecture, and the tables that they share."""

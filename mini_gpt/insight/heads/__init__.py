@@ -1,0 +1,1 @@
+"""What each attention head attends to: scores, report, figure."""

@@ -1,0 +1,113 @@
+"""The loss of final hidden states, chunk by chunk, so that the logits of all tokens never stand in memory together.
+
+Each device works through its own rows; T counts the tokens of a chunk.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from mini_gpt.model import loss as losses
+from mini_gpt.runtime import sharding
+
+LIMIT = 2**27  # bytes of float32 logits that a device makes at a time; where all are fewer, there is one chunk
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def loss_sums(
+    x_BLD: jax.Array,
+    table_VD: jax.Array,
+    targets_BL: jax.Array,
+    weights_BL: jax.Array,
+    smoothing: float,
+    mesh: Mesh,
+) -> tuple[jax.Array, jax.Array]:
+    """Gives the weighted sums of losses.smoothed_cross_entropy and of losses.nll, float32 scalars, of logits x Wᵀ.
+
+    x_BLD: rows are divided over the mesh; its dtype is that of the products, whose results are float32. The gradient of
+    the first sum, for x and the table alone, is made in the forward pass, while a chunk's logits are there (Hsu et al.
+    2024); the second sum has none.
+    """
+    return _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)[0]
+
+
+def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh):
+    def local(x_BLD, table_VD, targets_BL, weights_BL):
+        table_VD = table_VD.astype(x_BLD.dtype)
+        classes_V = jnp.arange(len(table_VD))
+
+        def add(carry, chunk):
+            x_TD, targets_T, weights_T = chunk
+            logits_TV = logits(x_TD, table_VD)
+            max_T1 = jnp.max(logits_TV, axis=-1, keepdims=True)
+            exp_TV = jnp.exp(logits_TV - max_T1)
+            sum_T1 = jnp.sum(exp_TV, axis=-1, keepdims=True)
+            lse_T = (jnp.log(sum_T1) + max_T1)[:, 0]
+            nll_T = lse_T - jnp.take_along_axis(logits_TV, targets_T[:, None], axis=-1)[:, 0]
+            objective_T = nll_T
+            if smoothing:
+                objective_T = (1 - smoothing) * nll_T + smoothing * (lse_T - jnp.mean(logits_TV, axis=-1))
+            wanted_TV = (1 - smoothing) * (classes_V == targets_T[:, None]) + smoothing / len(classes_V)
+            d_logits_TV = (weights_T[:, None] * (exp_TV / sum_T1 - wanted_TV)).astype(x_TD.dtype)
+            d_table_VD = _product(d_logits_TV, x_TD, (0, 0))
+            sums = jnp.sum(objective_T * weights_T), jnp.sum(nll_T * weights_T), d_table_VD
+            return jax.tree.map(jnp.add, carry, sums), _product(d_logits_TV, table_VD, (1, 0)).astype(x_TD.dtype)
+
+        zero = jnp.float32(0), jnp.float32(0), jnp.zeros(table_VD.shape, jnp.float32)
+        sums, d_x_TD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(classes_V))
+        return jax.lax.psum(sums, rows[0]), d_x_TD.reshape(x_BLD.shape)
+
+    rows, whole = sharding.batch_sharding(mesh).spec, PartitionSpec()
+    local = jax.shard_map(
+        local, mesh=mesh, in_specs=(rows, whole, rows, rows), out_specs=((whole,) * 3, rows), check_vma=False
+    )
+    (objective, nll, d_table_VD), d_x_BLD = local(x_BLD, table_VD, targets_BL, weights_BL)
+    return (objective, nll), (d_x_BLD, d_table_VD.astype(table_VD.dtype))
+
+
+def _loss_sums_backward(smoothing, mesh, gradients, cotangents):
+    d_x_BLD, d_table_VD = gradients
+    return (cotangents[0] * d_x_BLD).astype(d_x_BLD.dtype), cotangents[0] * d_table_VD, None, None
+
+
+loss_sums.defvjp(_loss_sums_forward, _loss_sums_backward)
+
+
+def token_nll(x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, mesh: Mesh) -> jax.Array:
+    """Gives losses.nll of the logits x Wᵀ, nll_BL in float32, rows divided over the mesh."""
+
+    def local(x_BLD, table_VD, targets_BL):
+        table_VD = table_VD.astype(x_BLD.dtype)
+        score = lambda _, chunk: (None, losses.nll(logits(chunk[0], table_VD), chunk[1]))
+        return _scan(score, None, (x_BLD, targets_BL), len(table_VD))[1].reshape(targets_BL.shape)
+
+    rows = sharding.batch_sharding(mesh).spec
+    specs = (rows, PartitionSpec(), rows)
+    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)(x_BLD, table_VD, targets_BL)
+
+
+def logits(x_TD: jax.Array, table_VD: jax.Array) -> jax.Array:
+    """Gives x Wᵀ as logits_TV in float32, of operands of one dtype."""
+    return _product(x_TD, table_VD, (1, 1))
+
+
+def _product(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
+    axes = tuple((axis,) for axis in contracted)
+    return jax.lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _scan(function, carry, arrays_BL, classes: int):
+    """Scans over as few equal chunks of the B·L tokens as LIMIT allows, filled up with zeros, which have no weight;
+    without a loop where one will do."""
+    tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
+    size = -(-tokens // -(-4 * tokens * classes // LIMIT))
+
+    def cut(array_BL: jax.Array) -> jax.Array:
+        rest = array_BL.shape[2:]
+        padding = [(0, -tokens % size)] + [(0, 0)] * len(rest)
+        return jnp.pad(array_BL.reshape(tokens, *rest), padding).reshape(-1, size, *rest)
+
+    carry, outputs_CT = jax.lax.scan(function, carry, tuple(map(cut, arrays_BL)), unroll=size == tokens)
+    return carry, outputs_CT.reshape(-1, *outputs_CT.shape[2:])[:tokens]

@@ -1,0 +1,180 @@
+"""Where derived files lie, and how a file or a directory gets there whole or not at all."""
+
+import contextlib
+import errno
+import fcntl
+import glob
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mini_gpt.runtime.errors import UserError
+
+CANT_WRITE = [
+    os.strerror(number)
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+]
+DRAFT = ".draft"  # how the names of what is not written yet end
+SEAL = "sha256"  # the key under which a JSON object has its own checksum
+LONGEST_NAME = 240  # bytes; file systems take 255, and the programs that write there add to it
+
+
+def cache_directory(cache_dir: str | None) -> Path:
+    """Gives `data.cache_dir`, else mini_gpt under $XDG_CACHE_HOME or ~/.cache."""
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_gpt"
+
+
+@contextlib.contextmanager
+def directory_written_whole(target: Path) -> Iterator[Path]:
+    """Gives a new directory that becomes `target` when the block ends well, and is gone when it does not.
+
+    Where another process was faster, its result stands: both made it from the same inputs.
+    """
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _delete_left_drafts(target)
+        with _draft(target) as draft:
+            yield draft
+            draft.chmod(0o755)
+            try:
+                draft.rename(target)
+            except OSError:
+                if not target.exists():
+                    raise
+
+
+@contextlib.contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """Gives a new directory beside `target`, locked as long as this process writes in it."""
+    while True:
+        draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.{_host()}.", suffix=DRAFT, dir=target.parent))
+        with contextlib.suppress(FileNotFoundError):  # before the lock is there it may be taken for one that was left
+            handle = os.open(draft, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # where there are no locks, nobody can take it
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if draft.exists():
+                break
+            os.close(handle)
+    try:
+        yield draft
+    finally:
+        os.close(handle)
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _delete_left_drafts(target: Path) -> None:
+    """Deletes the drafts of this host's processes that were killed: those that nobody has locked."""
+    for left in target.parent.glob(f"{glob.escape(f'{target.name}.{_host()}')}.*{DRAFT}"):
+        with contextlib.suppress(OSError):
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            finally:
+                os.close(handle)
+
+
+def _host() -> str:
+    """Gives this host's name: a shared file system may pass no locks to other hosts."""
+    return socket.gethostname().replace("/", "_")[:64]
+
+
+def check_name(name: str, way_out: str) -> None:
+    """Raises UserError where overrides make a name that no file system takes."""
+    if len(name.encode()) > LONGEST_NAME:
+        raise UserError(f"the overrides make a file name of {len(name.encode())} bytes; {way_out}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file's content in one move."""
+    draft = path.with_name(path.name + DRAFT)
+    with writing(path):
+        try:
+            draft.unlink(missing_ok=True)  # a link that lies there must not be written through
+            with draft.open("x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives a JSON object with a checksum of itself in it."""
+    return dict(body) | {SEAL: _digest(body)}
+
+
+def read_sealed(path: Path, *, must: bool = False) -> dict[str, Any]:
+    """Gives the JSON object that was sealed in a file.
+
+    Raises ValueError where it is another one or none, or, if it must have one, it has no checksum.
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(body, dict):
+        raise ValueError(f"found {str(body)[:40]!r}; must be an object of fields")
+    found = body.pop(SEAL, None)
+    if found != _digest(body) and (found is not None or must):
+        raise ValueError(f"its {SEAL} is another: damaged, or changed by hand, in which case take out that line")
+    return body
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def check_links(directory: Path) -> None:
+    """Raises UserError where a link in a directory, however deep, leads out of it, as what is written would."""
+    root = directory.resolve()
+    for parent, directories, names in os.walk(root):
+        for path in (Path(parent, name) for name in (*directories, *names)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise UserError(f"{path}: found a link to {path.resolve()}; put what it leads to in its place")
+
+
+def unused(path: Path) -> Path:
+    """Gives a path that nothing has: the one asked for, or it with the first number that is free."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(free for free in itertools.chain([path], numbered) if not free.exists())
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what a full disk, a read-only one or a missing permission raises in any library into a UserError.
+
+    What has been written whole before stands.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = _cant_write(error)
+        if reason is None:
+            raise
+        raise UserError(
+            f"{path}: can't be written ({reason}); what was saved before is whole: make room, or allow writing, and "
+            "the same command goes on from there"
+        ) from error
+
+
+def _cant_write(error: BaseException | None) -> str | None:
+    while error is not None:
+        for reason in CANT_WRITE:
+            if reason.lower() in str(error).lower():
+                return reason
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,123 @@
+"""The bench measures the step that trains, and counts as its docstrings say."""
+
+import json
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mini_gpt.commands import bench
+from mini_gpt.config import loading as configs
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.training import loop
+from tests.training.interruption import assert_same_bits
+
+
+@pytest.mark.slow
+def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "LOADED_TOKENS", 10_000)
+    monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
+    config = small(train__steps=9)
+    measured = bench.Bench(config)
+    seconds, waiting_share = measured.run(6)
+    assert len(seconds) == 6 and min(seconds) > 0 and 0 < waiting_share < 1
+    trained = loop.train(config, tmp_path, conclude=False)
+    assert trained.step == 9 == measured.state.step  # one before; six intervals have seven ends, and a step after each
+    assert_same_bits(measured.state, trained)
+    measured.run(3)  # past the end of the run's batches
+    took_memory = []
+    monkeypatch.setattr(bench, "peak_flops", lambda *args, real=bench.peak_flops: took_memory.append(1) or real(*args))
+    monkeypatch.setattr(bench, "peak_memory", lambda real=bench.peak_memory: 0 if took_memory else real())
+    report = json.loads(json.dumps(measured.report([0.3, 0.1, 0.2, 0.2, 0.2], 0.01)))
+    tokens = config.train.batch_size * config.context_length
+    assert report["milliseconds_per_step"] == {"median": 200.0, "quartiles": [200.0, 200.0]}
+    assert report["tokens_per_second"] == pytest.approx(tokens / 0.2)
+    watching = report["milliseconds_watching"]["median"] / 1000
+    assert watching > 0 and report["watching_share"] == pytest.approx(watching / (config.eval.every * 0.2))
+    assert report["temporary_bytes"] > 4 * tokens * config.model.d_model
+    used = report["flops_per_token"] * tokens / 0.2
+    assert report["model_flops_utilisation"] == pytest.approx(used / report["peak_flops_per_device"])
+    assert "measured" in report["peak_source"] and report["peak_memory_bytes"] > 2**26
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_are_those_of_palm(tied):
+    config = configs.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
+    parameters = model_parameters.abstract(config.model, 50_257)[1]
+    products = 12 * 12 * 768**2 + 50_257 * 768  # matrices that tokens are multiplied with
+    rest = 12 * 13 * 768 + 2 * 768  # biases and norms: 13 vectors a layer, and the final norm
+    attention = 12 * 12 * 768 * 1024  # 12 · layers · width · context
+    assert bench.flops_per_token(config, parameters) == 6 * (products + rest) + attention
+
+
+@pytest.mark.parametrize(
+    "kind, name, peak",
+    [
+        ("TPU v5 lite", "TPU v5 lite", 197e12),
+        ("NVIDIA H100 80GB HBM3", "H100", 989e12),
+        ("NVIDIA H100 PCIe", "H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "A100", 312e12),
+    ],
+)
+def test_the_peak_is_that_of_the_longest_name_that_fits(kind, name, peak, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+    assert bench.peak_flops(jnp.dtype("bfloat16")) == (peak, f"data sheet of {name}, dense bfloat16")
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA RTX A1000", "cpu"])
+def test_the_peak_of_a_device_that_is_in_no_table_is_measured(kind, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+    monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
+    peak, source = bench.peak_flops(jnp.dtype("float32"))
+    assert 0 < peak < 1e15 and source == "measured: float32 product of 256 × 256 matrices, the best of 5"
+
+
+def test_a_comparison_takes_turns(small, monkeypatch):
+    turns = []
+
+    class Fake:
+        def __init__(self, config):
+            self.position = config.model.position
+
+        def run(self, steps):
+            turns.append((self.position, steps))
+            return [{"rope": 0.1, "none": 0.2}[self.position]] * steps, 0.0
+
+    monkeypatch.setattr(bench, "Bench", Fake)
+    names = ["configs/tiny.py", "configs/tiny.py,model.position=none,train.steps=7"]
+    result = bench.compare(names, {}, steps=40)
+    assert result["ratio"] == {"median": 2.0, "quartiles": [2.0, 2.0]} and result["compared"] == names
+    assert [each["median"] for each in result["milliseconds_per_step"]] == pytest.approx([100, 200])
+    warm, measured = turns[:2], turns[2:]
+    assert warm == [("rope", bench.WARMUP_STEPS), ("none", bench.WARMUP_STEPS)]
+    assert measured == [("rope", 4), ("none", 4), ("none", 4), ("rope", 4)] * (bench.ROUNDS // 2)
+
+
+def test_a_variant_is_read_as_a_run_is_named():
+    path, overrides = bench.parse_variant("configs/presets.py:gpt2_small,model.position=(rope,none),train.steps=7")
+    assert path == "configs/presets.py:gpt2_small"
+    assert overrides == dict(map(configs.parse_override, ["model.position=(rope,none)", "train.steps=7"]))
+
+
+def test_spread_is_median_and_quartiles():
+    assert bench.spread([4, 1, 3, 2, 5]) == {"median": 3, "quartiles": [2, 4]}
+    assert np.isclose(bench.spread([1, 2])["median"], 1.5)
+
+
+def test_writing_is_measured_after_the_compilation(small, monkeypatch):
+    config, written = small(model__position="rope"), []
+
+    def stream(*model, length, real=bench.generation.stream, **options):
+        for part in real(*model, length=length, **options):
+            written.append(part.shape[1])
+            yield part
+
+    monkeypatch.setattr(bench, "ROUNDS", 2)
+    monkeypatch.setattr(bench.generation, "stream", stream)
+    monkeypatch.setattr(bench.configs, "load", lambda *_: config)
+    report = json.loads(json.dumps(bench.decode("some.py", {}, 5, 20)))
+    assert sum(written) == 3 * 20 and written[0] == 1
+    assert report["compile_seconds"] > 3 * report["seconds_to_first_token"]["median"] > 0
+    assert report["tokens_per_second"]["median"] > 0 and report["tokens"] == 20

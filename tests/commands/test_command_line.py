@@ -1,0 +1,230 @@
+"""The commands as a person types them: what they write, and the one line when something is wrong."""
+
+import importlib
+import json
+import math
+import os
+import platform
+import re
+import resource
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from mini_gpt.runtime import errors
+from mini_gpt.training import loop
+from tests.conftest import REPOSITORY, SMALL
+
+
+def type_in(monkeypatch, command, *arguments):
+    """Runs a command in this process; gives None, or what it would print to stderr with exit status 1."""
+    monkeypatch.setattr(sys, "argv", [command, *arguments])
+    monkeypatch.setattr("mini_gpt.commands.command_line.set_up", lambda *_: None)
+    try:
+        errors.run(importlib.import_module(command.removesuffix(".py")).main)
+    except SystemExit as stop:
+        assert isinstance(stop.code, str) and "\n" not in stop.code
+        return stop.code
+    return None
+
+
+@pytest.fixture
+def flags(corpus_files, tmp_path):
+    """Gives the flags that make the default config small."""
+    paths = {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
+    return ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in (SMALL | paths).items())]
+
+
+@pytest.fixture
+def trained(small, tmp_path):
+    loop.train(small(model__position="learned"), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_train_eval_and_sample(monkeypatch, flags, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    assert type_in(monkeypatch, "train.py", *flags, f"--workdir={workdir}", "--config.train.steps", "4") is None
+    said = re.search(
+        r"Validation loss ([\d.]+) nats a token, ([\d.]+) bits a byte \(([\d,]+) tokens", capsys.readouterr().out
+    )
+    assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}") is None
+    result = json.loads((workdir / "eval" / "perplexity.json").read_text())
+    assert list(result) == [
+        "checkpoint_step", "split", "protocol", "context_length", "nll", "perplexity", "bits_per_byte", "tokens_scored",
+        "bytes_scored", "overrides",
+    ]  # fmt: skip
+    assert (result["checkpoint_step"], result["split"], result["protocol"]) == (4, "validation", "blocks")
+    assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))
+    assert result["bits_per_byte"] == pytest.approx(
+        result["nll"] * result["tokens_scored"] / math.log(2) / result["bytes_scored"]
+    )
+    assert said.groups() == (f"{result['nll']:.4f}", f"{result['bits_per_byte']:.3f}", f"{result['tokens_scored']:,}")
+    assert str(workdir / "eval" / "perplexity.json") in capsys.readouterr().out
+    for _ in range(2):
+        assert type_in(monkeypatch, "sample.py", f"--workdir={workdir}", "--prompt=the cat", "--length=20") is None
+    first, second = capsys.readouterr().out.split("the cat")[1:]
+    assert first == second
+
+
+def test_an_evaluation_that_differs_stands_beside_the_plain_one(monkeypatch, trained, capsys):
+    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}") is None
+    plain = (trained / "eval" / "perplexity.json").read_text()
+    override = "--override=context_length=16"
+    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", override, "--split=test") is None
+    assert (trained / "eval" / "perplexity.json").read_text() == plain
+    result = json.loads((trained / "eval" / "perplexity,split=test,context_length=16.json").read_text())
+    assert (result["split"], result["context_length"]) == ("test", 16)
+    assert result["overrides"] == {"context_length": "16"}
+    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", "--checkpoint=4") is None
+    assert json.loads((trained / "eval" / "perplexity,checkpoint=4.json").read_text())["checkpoint_step"] == 4
+    assert (trained / "eval" / "perplexity.json").read_text() == plain
+
+
+def test_the_default_workdir_joins_the_overrides(monkeypatch):
+    seen = []
+    monkeypatch.setattr(loop, "train", lambda config, workdir, **_: seen.append(str(workdir)))
+    for extra in ([], ["--config.model.position=alibi", "--config.seed=1"], ["--config.data.path=a/b"]):
+        assert type_in(monkeypatch, "train.py", "--config=configs/tiny.py", *extra) is None
+    assert type_in(monkeypatch, "train.py", "--config=configs/presets.py:gpt2_small") is None
+    long = f"--config.data.path={'x' * 230}"
+    assert "the overrides make a file name of" in type_in(monkeypatch, "train.py", "--config=configs/tiny.py", long)
+    assert "flag without its directory" in type_in(monkeypatch, "train.py", "--config=configs/tiny.py", "--workdir=")
+    assert seen == [
+        "runs/tiny",
+        "runs/tiny,model.position=alibi,seed=1",
+        "runs/tiny,data.path=a_b",
+        "runs/presets:gpt2_small",
+    ]
+
+
+BAD_TRAIN = [
+    (
+        ["--config.model.num_layer=3"],
+        r"error: model\.num_layer: no such config field; did you mean model\.num_layers\?",
+    ),
+    (["--config.train.steps=ten"], r"error: train\.steps: found 'ten'"),
+    (["--confg.seed=1"], r"error: --confg\.seed=1: no such flag"),
+    (["--config.seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
+    (["--config.train.batch_size=3", "--config.mesh.data=2"], r"error: train\.batch_size: found 3"),
+    (["--config.data.path=nothing/*"], r"error: data\.path: 'nothing/\*' matches no file"),
+    (["--config.context_length=50000"], r"error: data\.corpus: the train split has .* needs at least 50001"),
+    (["--config.data.split_fractions=(1,0,0)"], r"error: data\.split_fractions: .* the validation split is empty"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", BAD_TRAIN)
+def test_a_bad_start_ends_in_one_line_and_writes_no_run(monkeypatch, flags, tmp_path, arguments, message):
+    line = type_in(monkeypatch, "train.py", *flags, f"--workdir={tmp_path}/run", *arguments)
+    assert re.match(message, line)
+    assert not (tmp_path / "run").exists()
+
+
+BAD_EVAL = [
+    (["--suite=nothing"], r"error: --suite: found 'nothing'; must be of perplexity"),
+    (["--checkpoint=77"], r"error: --checkpoint: found '77'; must be last, best or one of 4, 8"),
+    (
+        ["--override=context_length=64"],
+        r"error: context_length: found 64; learned positions end at model\.max_positions \(32\)",
+    ),
+    (["--override=model.rope.bas=7"], r"error: model\.rope\.bas: no such config field; did you mean model\.rope\.base"),
+    (
+        ["--override=model.num_layers=2"],
+        r"error: --override: the checkpoint has the parameter blocks/1/\S+ of shape none; the config asks for",
+    ),
+    (
+        ["--override=model.max_positions=64"],
+        r"error: --override: the checkpoint has .*learned/embedding of shape \(32, 32\); the config asks for \(64, 32",
+    ),
+    (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which is the run's own"),
+    (["--override=data.split_fractions=(0.5,0.4,0.1)"], r"error: --override: found data\.split_fractions, which is"),
+    (["--override=seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", BAD_EVAL)
+def test_a_bad_evaluation_ends_in_one_line(monkeypatch, trained, arguments, message):
+    assert re.match(message, type_in(monkeypatch, "eval.py", f"--workdir={trained}", *arguments))
+    assert not (trained / "eval").exists()
+
+
+def test_directories_that_hold_no_run(monkeypatch, small, tmp_path, trained):
+    assert "config.json: not found" in type_in(monkeypatch, "eval.py", f"--workdir={tmp_path}/none")
+    (trained / "checkpoints").rename(trained / "elsewhere")
+    for command in (["eval.py"], ["sample.py", "--prompt=a"]):
+        line = type_in(monkeypatch, *command, f"--workdir={trained}")
+        assert re.match(r"error: .*checkpoints: not found; train first", line)
+    (trained / "checkpoints").mkdir()
+    assert "no checkpoint; train first" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+
+
+def test_a_damaged_record_of_the_corpus_is_named(monkeypatch, trained):
+    (trained / "corpus.json").write_text("{")
+    assert "corpus.json: not a record of a corpus" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+
+
+def test_another_text_than_the_run_was_trained_on_is_refused(monkeypatch, trained, corpus_files, tmp_path):
+    config = json.loads((trained / "config.json").read_text())
+    (tmp_path / "other").mkdir()
+    for number in range(120):
+        (tmp_path / "other" / f"{number}.txt").write_text(f"other text {number} " * 10)
+    config["data"]["path"] = f"{tmp_path}/other/*"
+    (trained / "config.json").write_text(json.dumps(config))
+    assert "config.json: not a run's config (its sha256 is another: damaged, or changed by hand" in type_in(
+        monkeypatch, "eval.py", f"--workdir={trained}"
+    )
+    del config["sha256"]
+    (trained / "config.json").write_text(json.dumps(config))
+    assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", f"--override=data.path={tmp_path}/other/*") is None
+
+
+def test_a_process_ends_with_one_line_and_status_1():
+    command = [sys.executable, "train.py", "--config=configs/tiny.py", "--config.model.d_model=130"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: model.d_model: found 130; must be divisible by model.num_heads (4)\n"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what keeps the memory is glibc's")
+def test_the_memory_of_a_step_is_kept_for_the_next(tmp_path):
+    """An array of 64 MB, which a step makes and frees, does not touch its pages anew in each step."""
+    script = """
+import resource
+import sys
+import jax
+import jax.numpy as jnp
+from mini_gpt import command_line
+
+command_line.set_up(sys.argv[1])
+x = jnp.ones((4096, 64))
+step = jax.jit(lambda x: jnp.tanh(x @ x.T) @ x)
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+counts = [faults()]
+for _ in range(20):
+    step(x).block_until_ready()
+    counts.append(faults())
+print(*[after - before for before, after in zip(counts, counts[1:])])
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=REPOSITORY, capture_output=True, text=True)
+    first, *others = map(int, done.stdout.split())
+    pages = 4 * 4096**2 // resource.getpagesize()
+    assert first > pages / 10 > statistics.median(others)
+
+
+@pytest.mark.slow
+def test_sample_refuses_what_is_no_text_and_writes_to_any_terminal(trained):
+    command = [sys.executable, "sample.py", f"--workdir={trained}", "--length=4", "--prompt"]
+    done = subprocess.run([*command, b"\xff"], cwd=REPOSITORY, capture_output=True)
+    assert done.returncode == 1 and done.stderr.startswith(b"error: found text that is no valid Unicode")
+    done = subprocess.run(
+        [*command, "the"], cwd=REPOSITORY, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_parameter_report_is_a_command():
+    command = [sys.executable, "-m", "mini_gpt.model.parameters", "--config=configs/tiny.py"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert re.search(r"total +826,240", done.stdout)

@@ -1,0 +1,147 @@
+"""What a mesh costs: against the arrays that JAX really divides, its program's own collectives, and sums by hand."""
+
+import dataclasses
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from configs import presets
+from mini_gpt.commands import mesh_cost as scaling
+from mini_gpt.config import loading as configs
+from mini_gpt.config.schema import MeshConfig
+from mini_gpt.runtime import sharding
+from mini_gpt.training import state as states
+from mini_gpt.training.optimizer import make_optimizer
+from mini_gpt.training.step import make_train_step
+from tests.conftest import REPOSITORY
+
+SMALL_MODEL = {
+    "model__num_heads": 8,
+    "model__activation": "swiglu",
+    "model__tie_embeddings": False,
+    "context_length": 16,
+}
+ITEM = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "pred": 1}
+
+
+def on(small, mesh):
+    fields = {"mesh__data": mesh.data, "mesh__fsdp": mesh.fsdp, "mesh__tensor": mesh.tensor}
+    return small(data__tokenizer="bpe", data__vocab_size=320, **fields, **SMALL_MODEL)
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), MeshConfig(1, 8, 1)], ids=str)
+def test_memory_is_that_of_the_shards_that_a_device_holds(small, mesh):
+    config = on(small, mesh)
+    optimizer = make_optimizer(config)
+    _, like = states.abstract(config, 320, optimizer, sharding.make_mesh(*config.mesh.sizes))
+    state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), like)
+    device = jax.devices()[5]
+
+    def held(tree):
+        shards = [shard for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]
+        return sum(shard.data.nbytes for shard in shards if shard.device == device)
+
+    found = scaling.cost(config, scaling.abstract_state(config), mesh)
+    assert (found.parameters, found.gradients) == (held(state.parameters), held(state.parameters))
+    assert found.optimizer_state == held(state.optimizer_state)
+    assert found.state == 2 * held(state.parameters) + held(state.optimizer_state)
+
+
+def test_the_sums_of_a_model_small_enough_to_do_them_by_hand():
+    fields = {"context_length": 8, "model.num_layers": 1, "model.d_model": 4, "model.num_heads": 2, "model.d_ff": 8}
+    fields |= {"model.use_bias": False, "model.norm": "rmsnorm", "data.tokenizer": "bpe", "data.vocab_size": 300}
+    config = configs.load("configs/default.py", fields)
+    like = scaling.abstract_state(config)
+    # Four kernels of 4 × 4, two of 4 × 8, an embedding of 300 × 4; three scales of 4; two int32 of the optimizer.
+    kernels, embedding, scales = 4 * (4 * 16 + 2 * 32), 4 * 1200, 4 * 12
+    alone = scaling.cost(config, like, MeshConfig(1, 1, 1))
+    assert alone.parameters == alone.gradients == kernels + embedding + scales
+    assert alone.optimizer_state == pytest.approx(2 * alone.parameters, abs=8)
+    assert alone.sent_gradients == alone.sent_parameters == alone.sent_activations == 0
+    # A token, in halves of float32: six of the width at the norms; q, k, v, attended; four hidden; the final norm.
+    assert alone.activations == 8 * 2 * (6 * 4 + 4 * 4 + 4 * 8 + 3 * 4)
+    assert alone.maps == 2 * 8 * 8 * (4 + 4 + 2)
+    after = configs.override(config, {"model.norm_placement": "post"})
+    assert (
+        scaling.cost(after, scaling.abstract_state(after), MeshConfig(1, 1, 1)).activations
+        == alone.activations - 8 * 2 * 3 * 4
+    )
+    four = scaling.cost(config, like, MeshConfig(4, 1, 1))
+    assert four.parameters == alone.parameters and four.sent_gradients == 2 * 3 / 4 * alone.parameters
+    four = scaling.cost(config, like, MeshConfig(1, 4, 1))
+    assert four.parameters == (kernels + embedding) // 4 + scales
+    assert four.sent_parameters == 3 * 3 / 4 * (kernels + embedding) and four.sent_gradients == 2 * 3 / 4 * scales
+    two = scaling.cost(config, like, MeshConfig(1, 1, 2))
+    assert two.parameters == kernels // 2 + embedding + scales and two.sent_gradients == two.sent_parameters == 0
+    assert two.sent_activations == 4 * (2 * 1 / 2) * (8 * 4 * 2) and two.maps == alone.maps / 2
+    mixed = scaling.cost(config, like, MeshConfig(3, 2, 2))
+    assert mixed.parameters == kernels // 4 + embedding // 2 + scales
+    assert mixed.sent_gradients == pytest.approx(2 * 2 / 3 * (kernels / 4 + embedding / 2) + 2 * 5 / 6 * scales)
+
+
+def test_only_meshes_that_divide_the_model_are_shown(small):
+    assert [(m.data, m.fsdp, m.tensor) for m in scaling.meshes(on(small, MeshConfig(8, 1, 1)), 8)] == [
+        (8 // t // f, f, t) for t in (1, 2, 4, 8) for f in (1, 2, 4, 8) if t * f <= 8
+    ]
+    gpt2 = configs.load("configs/presets.py:gpt2_small")  # twelve heads
+    assert {mesh.tensor for mesh in scaling.meshes(gpt2, 8)} == {1, 2, 4}
+
+
+def test_the_program_sends_about_what_is_calculated(small):
+    """Without `sharding.gather`, XLA divides activations by their width too, and sends several times as much."""
+    mesh = MeshConfig(1, 8, 1)
+    config = dataclasses.replace(on(small, mesh), context_length=128)
+    optimizer, place = make_optimizer(config), sharding.make_mesh(*config.mesh.sizes)
+    definition, like = states.abstract(config, 320, optimizer, place)
+    shape, rows = (config.train.batch_size, config.context_length), sharding.batch_sharding(place)
+    kinds = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
+    batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=rows) for name, kind in kinds.items()}
+    program = make_train_step(definition, optimizer, config, like).lower(like, batch).compile().as_text()
+    sent = {"all-gather": 7 / 8, "all-reduce": 2 * 7 / 8, "reduce-scatter": 7, "all-to-all": 7 / 8, "permute": 1}
+    total = 0.0
+    for found, kind in re.findall(
+        r"= (\S+|\(.*?\)) (?:collective-)?(all-\w+|reduce-scatter|permute)(?:-start)?\(", program
+    ):
+        sizes = re.findall(r"(\w+)\[([\d,]*)\]", found)
+        total += sent[kind] * sum(ITEM[name] * math.prod(map(int, filter(None, s.split(",")))) for name, s in sizes)
+    cost = scaling.cost(config, scaling.abstract_state(config), mesh)
+    # Parameters are gathered once and kept; a CPU's reduce-scatter is written as an all-reduce, of twice the bytes.
+    assert 0.9 < total / (cost.sent_parameters + cost.sent_gradients) < 1.4
+
+
+def test_the_presets_tables_are_those_that_the_rules_give():
+    assert {path.stem for path in (REPOSITORY / "docs" / "sharding").glob("*.md")} == set(presets.SHAPES)
+    for name in presets.SHAPES:
+        written = (REPOSITORY / "docs" / "sharding" / f"{name}.md").read_text()
+        config = configs.load(f"configs/presets.py:{name}", {"model.num_layers": 2})  # all layers are one row
+        assert scaling.parameter_table(scaling.abstract_state(config)) in written, f"{name}: make sharding-tables"
+    whole = scaling.report("configs/presets.py:gpt2_small")
+    assert (REPOSITORY / "docs" / "sharding" / "gpt2_small.md").read_text() == whole + "\n", "make sharding-tables"
+
+
+def test_the_tables_of_the_guide_are_those_of_the_presets():
+    guide = (REPOSITORY / "docs" / "scaling.md").read_text()
+    for name in ("gpt2_small", "gpt3_xl", "llama2_7b"):
+        written = (REPOSITORY / "docs" / "sharding" / f"{name}.md").read_text()
+        (eight,) = re.findall(r"Eight devices:\n\n(.*?)\n\n", written, re.DOTALL)
+        assert eight in guide, name
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        # 50,257 + 2,048 rows of 2,048; 24 layers of 12 D² + 13 D (biases and norms); a last norm.
+        ("gpt3_xl", (50_257 + 2_048) * 2_048 + 24 * (12 * 2_048**2 + 13 * 2_048) + 2 * 2_048),
+        ("llama2_7b", 6_738_415_616),  # of the released weights
+    ],
+)
+def test_parameter_counts_of_the_larger_presets(name, count):
+    config = configs.load(f"configs/presets.py:{name}")
+    layers = [
+        scaling.count(scaling.abstract_state(configs.override(config, {"model.num_layers": n})).parameters)
+        for n in (1, 2)
+    ]
+    assert layers[0] + (config.model.num_layers - 1) * (layers[1] - layers[0]) == count

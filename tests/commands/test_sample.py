@@ -1,0 +1,137 @@
+"""sample.py as a person types it: text as it comes, or objects for machines, and one line when something is wrong."""
+
+import io
+import json
+import re
+
+import pytest
+
+from mini_gpt.generation import decoding as generation
+from mini_gpt.generation.sampling import Sampling
+from mini_gpt.training import loop
+from mini_gpt.training.run import Run
+from tests.commands.test_command_line import type_in
+
+
+@pytest.fixture(scope="module")
+def workdirs(tmp_path_factory, corpus_files):
+    """Gives directories of runs that learnt little, by their position."""
+    made = {}
+
+    def make(small, position):
+        if position not in made:
+            made[position] = tmp_path_factory.mktemp(position)
+            loop.train(small(train__steps=2, model__position=position), made[position], conclude=False)
+        return made[position]
+
+    return make
+
+
+@pytest.fixture
+def sample(monkeypatch, small, workdirs):
+    def typed(*arguments, position="rope"):
+        return type_in(monkeypatch, "sample.py", f"--workdir={workdirs(small, position)}", *arguments)
+
+    return typed
+
+
+def test_the_text_is_what_generation_draws(sample, small, workdirs, capsys):
+    assert sample("--prompt=the cat", "--length=20", "--temperature=0.7", "--top_k=9", "--seed=3") is None
+    run = Run(workdirs(small, "rope"))
+    sampling = Sampling(temperature=0.7, top_k=9)
+    prompts = [run.tokenizer.encode("the cat")]
+    (drawn,) = generation.generate(
+        run.definition, run.parameters, prompts=prompts, length=20, sampling=sampling, seed=3
+    )
+    assert capsys.readouterr().out == "the cat" + run.tokenizer.decode(drawn) + "\n"
+
+
+def test_objects_for_machines(sample, capsys):
+    arguments = ["--length=30", "--json", "--samples=2", "--temperature=5", "--top_k=0", "--stop=e", "--seed=1"]
+    assert sample("--prompt=the", *arguments) is None
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["sample"], line["prompt"], line["seed"]) for line in lines] == [(0, "the", 1), (1, "the", 1)]
+    assert lines[0]["text"] != lines[1]["text"]
+    for line in lines:
+        assert "e" not in line["text"] and line["ended_by"] in ("e", "length", "end of document")
+        assert bytes(line["tokens"]).decode(errors="replace").removesuffix("e") == line["text"]
+    assert sample("--prompt=the", *arguments) is None
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines, "the seed reproduces"
+
+
+def test_a_file_a_dialogue_and_several_texts(sample, capsys, tmp_path, monkeypatch):
+    (tmp_path / "prompt.txt").write_text("größe")
+    assert sample(f"--prompt_file={tmp_path}/prompt.txt", "--length=3") is None
+    assert capsys.readouterr().out.startswith("größe")
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+    assert sample("--interactive", "--length=3") is None
+    said = capsys.readouterr()
+    assert said.out.startswith("one") and "\ntwo" in said.out
+    assert said.err == "error: prompt: found no token; give at least one\n", "and the dialogue goes on"
+    assert sample("--prompt=a", "--length=3", "--samples=3") is None
+    assert re.findall(r"^--- (\d) of 3\na", capsys.readouterr().out, re.MULTILINE) == ["1", "2", "3"]
+
+
+def test_a_dialogue_goes_on_after_text_that_is_none_and_after_ctrl_c(sample, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("caf\udce9\none\ntwo\n"))
+    stream, asked = generation.stream, []
+
+    def stopped_once(*arguments, **options):
+        asked.append(arguments)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return stream(*arguments, **options)
+
+    monkeypatch.setattr(generation, "stream", stopped_once)
+    assert sample("--interactive", "--length=3") is None
+    said = capsys.readouterr()
+    assert "surrogates not allowed" in said.err and "Traceback" not in said.err
+    assert "one" not in said.out and said.out.startswith("two") and len(asked) == 2
+
+
+def test_without_a_length_the_trained_context_is_filled_and_line_ends_are_kept(sample, capsys, caplog, tmp_path):
+    (tmp_path / "prompt.txt").write_bytes(b"the\r\n")
+    assert sample(f"--prompt_file={tmp_path}/prompt.txt", "--json", "--temperature=0") is None
+    written = json.loads(capsys.readouterr().out)
+    assert written["prompt"] == "the\r\n" and "more than" not in caplog.text
+    assert len(written["tokens"]) == 32 - 5 or written["ended_by"] == "end of document"
+
+
+def test_a_learned_table_stops_and_other_positions_are_warned_of(sample, capsys, caplog):
+    assert sample("--prompt=the cat", "--length=99", "--json", "--temperature=0", position="learned") is None
+    assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 32 - 7
+    assert "the model has positions for 32 tokens: it stops after 25 new ones" in caplog.text
+    caplog.clear()
+    assert sample("--prompt=the cat", "--length=99") is None
+    assert "106 tokens are more than the 32 that the model was trained on" in caplog.text
+    long = "a" * 33
+    line = sample(f"--prompt={long}", position="learned")
+    assert line == "error: --prompt: it has 33 tokens; the model has positions for 32 at most, the prompt's among them"
+
+
+BAD = [
+    (["--prompt=", "--length=3"], "prompt: found no token; give at least one"),
+    (["--prompt=a", "--temperature=-1"], r"temperature: found -1\.0; must be 0, or at least 1e-06, and finite"),
+    (["--prompt=a", "--top_p=0"], r"top_p: found 0\.0; must be in \(0, 1\]"),
+    (["--prompt=a", "--top_p=1.5"], r"top_p: found 1\.5; must be in \(0, 1\]"),
+    (["--prompt=a", "--length=-3"], "--length: found -3; must be in 0..1000000"),
+    (["--prompt=a", "--samples=0"], r"--samples: found 0; must be in 1..65536"),
+    (["--prompt=a", "--length=1000000000"], r"--length: found 1000000000; must be in 0..1000000"),
+    (["--prompt=a", "--seed=2147483648"], r"--seed: found 2147483648; must be in 0..2147483647"),
+    (["--prompt=a", "--stop="], r"--stop: found ''; must have a character at least"),
+    (["--prompt_file=/nowhere.txt"], r"--prompt_file: /nowhere\.txt: No such file or directory"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", BAD, ids=str)
+def test_what_is_wrong_is_said_in_one_line(sample, arguments, message):
+    assert re.fullmatch(f"error: {message}", sample(*arguments))
+
+
+def test_a_prompt_that_is_no_text_or_has_unknown_characters(sample, monkeypatch, small, tmp_path):
+    (tmp_path / "bytes").write_bytes(b"ab\xff")
+    line = sample(f"--prompt_file={tmp_path}/bytes")
+    assert line == f"error: --prompt_file: {tmp_path}/bytes is no text in UTF-8: invalid start byte at byte 2"
+    loop.train(small(train__steps=1, data__tokenizer="characters"), tmp_path / "run", conclude=False)
+    line = type_in(monkeypatch, "sample.py", f"--workdir={tmp_path}/run", "--prompt=the☃")
+    assert line.startswith("error: tokenizer: found character '☃' at place 3, which is not among the")

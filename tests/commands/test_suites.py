@@ -1,0 +1,253 @@
+"""The suites as eval.py runs them: the files that they write, and what each figure in them is."""
+
+import csv
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites import Request
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loop
+from mini_gpt.training.run import Run
+from tests.commands.test_command_line import type_in
+
+ROW = ["length", "protocol", "stride", "nll", "perplexity", "bits_per_byte", "tokens_scored", "status", "reason"]
+ROW += ["first_target", "sample_nll"]
+
+
+@pytest.fixture
+def trained(small, tmp_path):
+    def make(**overrides):
+        loop.train(small(**overrides), tmp_path / "run", conclude=False)
+        return tmp_path / "run"
+
+    return make
+
+
+TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 6, "context_length": 14}
+
+
+def scalars(directory):
+    events = EventAccumulator(str(directory), size_guidance={"scalars": 0, "images": 0})
+    events.Reload()
+    return {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}, events
+
+
+def test_extrapolation_writes_one_result_in_four_forms(monkeypatch, trained, capsys):
+    workdir = trained(model__position="learned")
+    arguments = [f"--workdir={workdir}", "--suite=extrapolation,perplexity", "--lengths=16,1x,2x", "--strides=8,0.5x"]
+    assert type_in(monkeypatch, "eval.py", *arguments) is None
+    result = json.loads((workdir / "eval" / "extrapolation.json").read_text())
+    assert list(result) == ["checkpoint_step", "train_length", "split", "overrides", "rows", "by_position", "request"]
+    assert (result["checkpoint_step"], result["train_length"], result["split"]) == (8, 32, "validation")
+    assert (result["overrides"], result["request"]) == ({}, {"lengths": "16,1x,2x", "strides": "8,0.5x"})
+    assert all(list(row) == ROW for row in result["rows"])
+    told_apart = [(row["length"], row["protocol"], row["stride"], row["status"]) for row in result["rows"]]
+    assert told_apart == [
+        (16, "blocks", 16, "ok"), (16, "sliding", 8, "ok"),
+        (32, "blocks", 32, "ok"), (32, "sliding", 8, "ok"), (32, "sliding", 16, "ok"),
+        (64, "blocks", 64, "undefined"), (64, "sliding", 8, "undefined"), (64, "sliding", 16, "undefined"),
+    ]  # fmt: skip
+    targets = {(row["tokens_scored"], row["first_target"]) for row in result["rows"] if row["status"] == "ok"}
+    blocks, sliding = sorted(targets, key=lambda each: each[1])
+    assert blocks[1] == 1 and sliding[1] == 64 - 8 + 1 and sliding[0] == blocks[0] - 64 + 8, "a split below the sample"
+    plain = json.loads((workdir / "eval" / "perplexity.json").read_text())
+    assert result["rows"][2]["nll"] == pytest.approx(plain["nll"], rel=1e-6)
+    assert result["rows"][2]["bits_per_byte"] == pytest.approx(plain["bits_per_byte"], rel=1e-6)
+    assert {length: len(nll) for length, nll in result["by_position"].items()} == {"16": 16, "32": 32}
+
+    with (workdir / "eval" / "extrapolation.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [[row[name] for name in ROW] for row in table] == [
+        ["" if row[name] is None else str(row[name]) for name in ROW] for row in result["rows"]
+    ]
+    assert (workdir / "eval" / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
+    curves, events = scalars(workdir / "tensorboard" / "extrapolation")
+    for row in result["rows"]:
+        label = "blocks" if row["protocol"] == "blocks" else f"sliding_stride_{row['stride']}"
+        shown = curves[f"extrapolation/{label}/nll"].get(row["length"])
+        assert shown == (None if row["nll"] is None else pytest.approx(row["nll"]))
+    by_position = curves["extrapolation/by_position/blocks_of_32"]
+    np.testing.assert_allclose([by_position[i + 1] for i in range(32)], result["by_position"]["32"], rtol=1e-6)
+    assert events.Tags()["images"] == ["extrapolation"]
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^ *\d+ +(?:blocks|sliding) ", said, re.M)) == 8
+    assert said.count("undefined: model.max_positions: the learned table has 32 positions") == 1
+
+
+@pytest.mark.slow
+def test_scaling_is_an_override_and_stands_beside_the_plain_result(monkeypatch, trained):
+    workdir = trained(model__position="rope", model__num_layers=2)
+    asked = [f"--workdir={workdir}", "--suite=extrapolation", "--lengths=2x", "--strides=1x"]
+    assert type_in(monkeypatch, "eval.py", *asked) is None
+    plain = (workdir / "eval" / "extrapolation.json").read_text()
+    losses = [json.loads(plain)["rows"][0]["nll"]]
+    for fields in (
+        {"model.rope.scaling": "linear", "model.rope.factor": "4"},
+        {"model.rope.scaling": "ntk", "model.rope.factor": "4"},
+        {"model.rope.scaling": "yarn", "model.rope.factor": "4"},
+        {"model.rope.base": "500", "model.rope.fraction": "0.5"},
+        {"model.position": "('rope', 'none')", "model.attention_window": "8"},
+        {"model.random_positions": "200"},
+    ):
+        typed = [f"{field}={value}" for field, value in fields.items()]
+        assert type_in(monkeypatch, "eval.py", *asked, *[f"--override={each}" for each in typed]) is None
+        name = ",".join(["extrapolation", *typed])
+        result = json.loads((workdir / "eval" / f"{name}.json").read_text())
+        assert (result["overrides"], result["train_length"]) == (fields, 32)
+        assert (workdir / "tensorboard" / name).is_dir()
+        losses.append(result["rows"][0]["nll"])
+    assert (workdir / "eval" / "extrapolation.json").read_text() == plain
+    assert len(set(losses)) == 7
+
+
+def test_tasks_writes_one_result_in_four_forms(monkeypatch, trained, capsys):
+    workdir = trained(**TASK, model__position="learned")
+    assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--lengths=0.5x,6,12") is None
+    result = json.loads((workdir / "eval" / "tasks.json").read_text())
+    assert (result["task"], result["train_length"], result["split"]) == ("task:copy", 6, "validation")
+    assert [(row["length"], row["status"]) for row in result["rows"]] == [(3, "ok"), (6, "ok"), (12, "undefined")]
+    assert [row["answer_tokens"] for row in result["rows"]] == [512 * 3, 512 * 6, 0]
+    assert 0 <= result["rows"][0]["exact_match"] <= result["rows"][0]["token_accuracy"] < 1
+    assert (workdir / "eval" / "tasks.png").exists() and (workdir / "eval" / "tasks.csv").exists()
+    curves, _ = scalars(workdir / "tensorboard" / "tasks")
+    assert curves["tasks/nll"] == {row["length"]: pytest.approx(row["nll"]) for row in result["rows"][:2]}
+    assert "undefined: model.max_positions" in capsys.readouterr().out
+
+
+BAD = [
+    (["--suite=extrapolation", "--lengths=1"], r"error: --lengths: found '1', 1 tokens; must be at least 2"),
+    (["--suite=extrapolation", "--lengths=far"], r"error: --lengths: found 'far'; must be whole tokens or multiples"),
+    (["--suite=extrapolation", "--strides=33"], r"error: --strides: found 33, longer than the window of 32"),
+    (["--suite=extrapolation", "--strides=0"], r"error: --strides: found '0', 0 tokens; must be at least 1"),
+    (
+        ["--suite=extrapolation", "--lengths=1x,2x,1000x"],
+        r"error: --lengths: found 32000; the validation split has \d+ tokens .* that can be scored: 32, 64$",
+    ),
+    (["--suite=extrapolatoin"], r"error: --suite: found 'extrapolatoin'; must be of .*; did you mean extrapolation\?"),
+    (["--lengths=1x"], r"error: --lengths: the suite perplexity takes none; for: extrapolation, tasks"),
+    (["--suite=heads", "--text=a"], r"error: --text: the suite heads takes none; for: figures, explorer"),
+    (["--suite=tasks", "--strides=1"], r"error: --strides: the suite tasks takes none; for: extrapolation"),
+    (["--suite=tasks"], r"error: --suite: tasks needs a run of data\.corpus=task:NAME; this one's is text"),
+    (
+        ["--suite=extrapolation", "--override=model.rope.scaling=ntk", "--override=model.rope.factor=4"],
+        r"error: model\.rope\.scaling: found 'ntk'; scales rotary positions, and model\.position is 'alibi'",
+    ),
+    (["--suite=extrapolation", "--override=model.ropes=1"], r"error: model\.ropes: no such config field; did you mean"),
+    (["--suite=perplexity,tasks"], r"error: --suite: tasks needs a run of data\.corpus=task:NAME"),
+    (["--suite=perplexity,extrapolation", "--lengths=1000x"], r"error: --lengths: found 32000; the validation split"),
+    (["--suite=extrapolation", "--lengths="], r"error: --lengths: found ''; must be whole tokens or multiples"),
+    (
+        ["--override=model.rope.base=500"],
+        r"error: --override: .* model\.position=alibi has no RoPE",
+    ),
+    (
+        ["--override=model.position=rope", "--override=model.rope.factor=4"],
+        r"error: --override: .* takes model\.rope\.scaling",
+    ),
+    (
+        [f"--override=data.path={'x' * 230}"],
+        r"error: the overrides make a file name of 2\d\d bytes; give fewer",
+    ),
+    (["--suite=tasks", "--override=data.corpus=task:copi"], r"error: data\.tokenizer: found 'bytes'; the tasks have"),
+]
+
+
+@pytest.mark.slow
+def test_a_bad_request_ends_in_one_line_and_leaves_nothing(monkeypatch, trained):
+    workdir = trained(model__position="alibi")
+    before = sorted(workdir.rglob("*"))
+    for arguments, message in BAD:
+        assert re.match(message, type_in(monkeypatch, "eval.py", f"--workdir={workdir}", *arguments)), message
+        assert sorted(workdir.rglob("*")) == before
+
+
+def test_suites_that_a_run_has_no_answer_to(monkeypatch, trained):
+    workdir = trained(**TASK)
+    corpus = (workdir / "corpus.json").read_text()
+    other = re.sub(r'"fingerprint": "....', '"fingerprint": "0000', corpus).replace("sha256", "note")
+    (workdir / "corpus.json").write_text(other)
+    assert "the text has changed" in type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks")
+    (workdir / "corpus.json").write_text(corpus)
+    for suite in ("perplexity", "extrapolation"):
+        line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", f"--suite={suite}")
+        assert line == f"error: --suite: {suite} needs text; task:copy has none: use --suite=tasks"
+    line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--override=data.corpus=task:copi")
+    assert line.startswith("error: data.corpus: found 'task:copi'; the tasks are copy, reverse")
+    line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--lengths=1")
+    assert line == "error: --lengths: found 1; task:copy has problems of at least 2 (letters)"
+    assert not (workdir / "eval").exists()
+
+
+def test_masked_runs_are_not_extrapolated(monkeypatch, trained):
+    workdir = trained(train__objective="masked", model__causal=False)
+    line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=extrapolation")
+    assert line == "error: --suite: extrapolation needs train.objective=next_token; this run's is masked"
+
+
+def test_nothing_is_written_when_a_measurement_breaks_off(trained, monkeypatch):
+    workdir = trained(model__position="rope")
+    calls = []
+
+    def stop(*args, **kwargs):
+        calls.append(args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suites.length_curves, "extrapolation_figure", stop)
+    with pytest.raises(KeyboardInterrupt):
+        suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x"))
+    assert calls and not (workdir / "eval").exists() and not (workdir / "tensorboard" / "extrapolation").exists()
+
+
+def test_a_model_without_a_finite_loss_has_no_result(trained, monkeypatch):
+    workdir = trained(model__position="rope")
+    monkeypatch.setattr(suites.perplexity, "_nll", lambda *args: np.full(args[-1].shape, np.nan))
+    with pytest.raises(UserError, match=r"the model of step 8 gives no finite loss; its training went wrong"):
+        suites.evaluate(Run(workdir), "perplexity", Request())
+    assert not (workdir / "eval").exists()
+
+
+def test_a_loss_whose_perplexity_no_float_holds_is_written_without_it(trained, monkeypatch):
+    workdir = trained(model__position="rope")
+    monkeypatch.setattr(suites.perplexity, "_nll", lambda *args: np.full(args[-1].shape, 800.0))
+    (row,) = suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x", strides="1x"))["rows"]
+    assert (row["nll"], row["perplexity"]) == (800.0, None)
+    curves, _ = scalars(workdir / "tensorboard" / "extrapolation")
+    assert "extrapolation/blocks/perplexity" not in curves
+    assert curves["extrapolation/blocks/nll"] == {32: pytest.approx(800.0)}
+
+
+def test_what_a_long_evaluation_shows_where_there_is_no_terminal(trained, monkeypatch, caplog):
+    caplog.set_level("INFO", "mini_gpt")
+    workdir = trained(model__position="rope", train__steps=2)
+    monkeypatch.setattr(suites.progress, "SECONDS_BETWEEN_LINES", 0.0)
+    suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x", strides="8"))
+    stated = re.search(r"2 windowings of [\d,]+ targets, .* last ([\d,]+): ([\d,]+) tokens go", caplog.text)
+    sample, cost = (int(number.replace(",", "")) for number in stated.groups())
+    result = json.loads((workdir / "eval" / "extrapolation.json").read_text())
+    assert sample == result["rows"][1]["tokens_scored"]
+    done = [int(n.replace(",", "")) for n in re.findall(rf"([\d,]+) of {cost:,} tokens done", caplog.text)]
+    assert len(done) > 5 and done == sorted(done) and done[-1] == cost, "never more than all, filling aside"
+
+
+def test_another_context_length_puts_no_more_tokens_through_the_model_at_a_time(trained):
+    workdir = trained(model__position="rope", train__steps=2)
+    assert Run(workdir).batch_tokens == 8 * 32
+    assert Run(workdir, overrides={"context_length": "128"}).batch_tokens == 8 * 32
+    assert Run(workdir, overrides={"context_length": "128", "train.batch_size": "16"}).batch_tokens == 16 * 32
+
+
+@pytest.mark.slow
+def test_a_run_trained_with_random_positions_is_scored_alike_in_any_batch(small, tmp_path):
+    loop.train(small(model__position="rope", model__random_positions=300), tmp_path / "run", conclude=False)
+    results = []
+    for fields in ({"train.batch_size": "8"}, {"train.batch_size": "2"}):
+        run = Run(tmp_path / "run", overrides=fields)
+        results.append(suites.evaluate(run, "extrapolation", Request(lengths="1x,4x", strides="0.5x"))["rows"])
+    for left, right in zip(*results, strict=True):
+        assert left["nll"] == pytest.approx(right["nll"], rel=1e-5) and math.isfinite(left["nll"])

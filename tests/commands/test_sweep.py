@@ -1,0 +1,253 @@
+"""Sweeps: what is run, skipped and survived, and the table against its own arithmetic."""
+
+import csv
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from mini_gpt.commands import sweep
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loop
+from tests.commands import test_command_line as test_commands
+from tests.conftest import REPOSITORY, SMALL
+
+
+def type_in(monkeypatch, *arguments):
+    monkeypatch.setattr(sweep.jax, "clear_caches", lambda: None)  # the models are small, and alike
+    return test_commands.type_in(monkeypatch, "mini_gpt.sweep", *arguments)
+
+
+@pytest.fixture
+def flags(corpus_files, tmp_path):
+    """Gives the flags of a sweep over small models, into tmp_path/sweep."""
+    fields = SMALL | {
+        "data.path": corpus_files,
+        "data.cache_dir": tmp_path / "cache",
+        "train.steps": 4,
+        "seed": 3,
+    }
+    typed = [f"--config.{name}={value}" for name, value in fields.items()]
+    return ["--config=configs/default.py", f"--workdir={tmp_path}/sweep", *typed]
+
+
+@pytest.fixture
+def trainings(monkeypatch, caplog):
+    """Gives the list of what is trained, in order."""
+    caplog.set_level("INFO", "mini_gpt")
+    train, names = loop.train, []
+
+    def watched(config, workdir, **options):
+        names.append(workdir.name)
+        return train(config, workdir, **options)
+
+    monkeypatch.setattr(loop, "train", watched)
+    return names
+
+
+EXTRAPOLATION = ["--suite=extrapolation", "--lengths=1x,2x", "--strides=0.5x"]
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_survives_a_failure(
+    monkeypatch, flags, trainings, tmp_path, capsys, caplog
+):
+    vary = "--vary=model.position=learned,rope,roap"
+    said = type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION)
+    assert said == "error: 2 of 6 combinations failed; the same command tries them again"
+    assert caplog.text.count("model.position=roap,seed=3: model.position: found 'roap'") == 1
+    expected = [f"model.position={name},seed={seed}" for seed in (3, 4) for name in ("learned", "rope")]
+    assert trainings == expected
+    folder = tmp_path / "sweep"
+    results = {name: json.loads((folder / name / "eval" / "extrapolation.json").read_text()) for name in expected}
+
+    # The table, recomputed from the runs' own results.
+    with (folder / "extrapolation.csv").open() as file:
+        table = {(row["model.position"], row["measured"], int(row["length"])): row for row in csv.DictReader(file)}
+    assert len(table) == 2 * 2 * 2
+    for (position, measured, length), row in table.items():
+        mine = [
+            found
+            for seed in (3, 4)
+            for found in results[f"model.position={position},seed={seed}"]["rows"]
+            if found["length"] == length and measured.startswith(found["protocol"])
+        ]
+        assert len(mine) == 2
+        if position == "learned" and length == 64:
+            assert (row["seeds"], row["nll_mean"]) == ("0", "") and "the learned table has 32" in row["reason"]
+            continue
+        for value in ("nll", "perplexity", "bits_per_byte"):
+            found = [each[value] for each in mine]
+            assert found[0] != found[1]
+            assert float(row[f"{value}_mean"]) == pytest.approx(sum(found) / 2)
+            assert float(row[f"{value}_standard_deviation"]) == pytest.approx(abs(found[0] - found[1]) / 2**0.5)
+            assert [float(row[f"{value}_{end}"]) for end in ("lowest", "highest")] == sorted(found)
+    text = (folder / "extrapolation.md").read_text()
+    assert text.startswith("extrapolation of the validation split") and text in capsys.readouterr().out
+    nll = [results[f"model.position=rope,seed={seed}"]["rows"][0]["nll"] for seed in (3, 4)]
+    shown = f"{statistics.mean(nll):.4f} ± {statistics.stdev(nll):.4f}"
+    assert re.search(rf"\*\*nll\*\*, blocks\n\n.*\n.*\n\| learned .* undefined \|\n\| rope \| 2 \| {shown} \|", text)
+    assert (folder / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
+
+    # Again: all of it is complete. With one more seed, that one is run. With other lengths, all are scored again.
+    vary = "--vary=model.position=learned,rope"
+    trainings.clear()
+    assert type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION) is None
+    table_alone = text.split("\nfailed: model.position=roap,seed=3: model.position: found 'roap'")[0]
+    assert trainings == [] and (folder / "extrapolation.md").read_text() == table_alone
+    assert type_in(monkeypatch, *flags, vary, "--seeds=3", *EXTRAPOLATION) is None
+    assert trainings == ["model.position=learned,seed=5", "model.position=rope,seed=5"]
+    before = {name: (folder / name / "checkpoints" / "4").stat().st_mtime_ns for name in expected}
+    assert type_in(monkeypatch, *flags, vary, "--suite=extrapolation", "--lengths=1x", "--strides=0.5x") is None
+    assert "| 64 |" not in (folder / "extrapolation.md").read_text()
+    assert before == {name: (folder / name / "checkpoints" / "4").stat().st_mtime_ns for name in expected}
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_a_crash_and_a_damaged_result(monkeypatch, flags, trainings, tmp_path, caplog):
+    train = loop.train
+
+    def crash(config, workdir, **options):
+        if config.model.d_ff == 48:
+            raise RuntimeError("out of memory\nand more")
+        return train(config, workdir, **options)
+
+    monkeypatch.setattr(loop, "train", crash)
+    arguments = [*flags, "--vary=model.d_ff=48,64", "--suite=perplexity"]
+    assert type_in(monkeypatch, *arguments).startswith("error: 1 of 2 combinations failed")
+    assert "model.d_ff=48,seed=3: RuntimeError: out of memory" in caplog.text
+    folder = tmp_path / "sweep"
+    assert "\nfailed: model.d_ff=48,seed=3: RuntimeError: out of memory\n" in (folder / "perplexity.md").read_text()
+    assert "| 64 | 1 |" in (folder / "perplexity.md").read_text() and (folder / "perplexity.png").exists()
+    assert "±" not in (folder / "perplexity.md").read_text().split("± is")[0], "one seed has no spread"
+    (folder / "model.d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
+    monkeypatch.setattr(loop, "train", train)
+    assert type_in(monkeypatch, *arguments) is None
+    assert trainings == ["model.d_ff=64,seed=3", "model.d_ff=48,seed=3", "model.d_ff=64,seed=3"]
+    other = [*flags, "--config.context_length=16", "--vary=model.d_ff=64", "--suite=perplexity"]
+    assert type_in(monkeypatch, *other).startswith("error: 1 of 1 combinations failed")
+    assert "holds another run (context_length was 32, is 16" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--vary=model.positoin=rope"], r"error: model\.positoin: no such config field; did you mean model\.position"),
+        (["--vary=model.position"], r"error: override: found 'model\.position'; must be FIELD=VALUE"),
+        (["--vary=model.position=rope,"], r"error: --vary: found 'model\.position=rope,'; must be FIELD=VALUE,VALUE"),
+        (["--vary=model.position=rope,rope"], r"error: --vary: .* with different values"),
+        (["--vary=seed=1,2"], r"error: --vary: found seed; give the number of seeds with --seeds"),
+        (["--vary=train.steps=2,3"], r"error: --vary: found train\.steps, which --config\.train\.steps sets as well"),
+        (["--vary=model.position=rope", "--vary=model.position=none"], r"error: --vary: found model\.position twice"),
+        (["--vary=model.position=rope", "--seeds=0"], r"error: --seeds: found 0; must be at least 1"),
+        (["--vary=model.position=rope", "--suite=tusks"], r"error: --suite: found 'tusks'; .* did you mean tasks\?"),
+        (["--vary=model.position=roap,rop"], r"error: model\.position: found 'rop'"),
+        (
+            ["--vary=model.position=rope", "--suite=tasks"],
+            r"error: --suite: tasks needs a run of data\.corpus=task:NAME",
+        ),
+        (
+            ["--vary=model.position=rope", "--suite=extrapolation", "--lengths=far"],
+            r"error: --lengths: found 'far'; must be whole tokens",
+        ),
+        (["--vary=model.position=rope", "--lengths=1x"], r"error: --lengths: the suite perplexity takes none"),
+    ],
+)
+def test_a_sweep_that_can_not_be_ends_in_one_line_and_writes_nothing(monkeypatch, flags, tmp_path, arguments, message):
+    assert re.match(message, type_in(monkeypatch, *flags, *arguments))
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_seeds_on_another_text_are_not_joined_with_the_first(monkeypatch, flags, tmp_path, caplog):
+    caplog.set_level("INFO", "mini_gpt")
+    (tmp_path / "text").mkdir()
+    for number in range(120):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"some text {number} " * 12)
+    arguments = [
+        *flags,
+        f"--config.data.path={tmp_path}/text/*.txt",
+        "--vary=model.position=rope",
+        "--suite=perplexity",
+    ]
+    arguments = [argument for argument in arguments if "data.path" not in argument or str(tmp_path) in argument]
+    assert type_in(monkeypatch, *arguments) is None
+    (tmp_path / "text" / "0.txt").write_text("another text " * 12)
+    assert type_in(monkeypatch, *arguments) == "error: 1 of 1 combinations failed; the same command tries them again"
+    assert "the text has changed" in caplog.text
+
+
+def test_what_the_split_is_too_short_for_is_refused_before_training(monkeypatch, flags, trainings, tmp_path, caplog):
+    arguments = [*flags, "--vary=model.position=rope,none", "--suite=extrapolation", "--lengths=1x,1000x"]
+    assert type_in(monkeypatch, *arguments).startswith("error: 2 of 2 combinations failed")
+    assert "model.position=rope,seed=3: --lengths: found 32000; the validation split" in caplog.text
+    nothing = [f"--workdir={tmp_path}/other", "--config.data.split_fractions=(0.7,0.3,0)", "--split=test"]
+    assert type_in(monkeypatch, *flags, *nothing, "--vary=model.position=rope").startswith("error: 1 of 1")
+    assert "rope,seed=3: data.split_fractions: found (0.7, 0.3, 0.0); the test split is empty" in caplog.text
+    assert trainings == []
+
+
+@pytest.mark.slow
+def test_masked_models_and_losses_that_are_no_number_leave_a_table(monkeypatch, flags, tmp_path, caplog):
+    caplog.set_level("INFO", "mini_gpt")
+    masked = [*flags, "--config.model.causal=False", "--config.train.objective=masked", "--config.train.steps=2"]
+    masked = [argument for argument in masked if argument != "--config.train.steps=4"]
+    assert type_in(monkeypatch, *masked, "--vary=model.position=none", "--seeds=2") is None
+    with (tmp_path / "sweep" / "perplexity.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["seeds"] == "2" and float(row["nll_mean"]) > 0 and row["bits_per_byte_mean"] == ""
+    text = (tmp_path / "sweep" / "perplexity.md").read_text()
+    assert "**nll**" in text and "| none | 0 | undefined |" in text and "no bits_per_byte for such a run" in text
+    broken = [*flags, f"--workdir={tmp_path}/broken", "--vary=optimizer.learning_rate=1e-3,1e30", "--seeds=2"]
+    assert type_in(monkeypatch, *broken).startswith("error: 2 of 4 combinations failed")
+    assert "learning_rate=1e30,seed=3: " in caplog.text and "found loss nan, gradient norm nan" in caplog.text
+    assert "| 1e-3 | 2 |" in (tmp_path / "broken" / "perplexity.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_field_may_be_right_in_the_combinations_alone(monkeypatch, flags, tmp_path):
+    arguments = [*flags, "--config.model.num_heads=3", "--vary=model.d_model=33,48", "--config.model.position=alibi"]
+    arguments = [a for a in arguments if a not in ("--config.model.num_heads=4", "--config.model.d_model=32")]
+    assert type_in(monkeypatch, *arguments) is None
+
+
+def test_values_may_hold_commas_in_brackets():
+    name, values = sweep.parse_vary("model.position=rope,('rope', 'none'),[rope,t5],alibi")
+    assert (name, values) == ("model.position", ["rope", "('rope', 'none')", "[rope,t5]", "alibi"])
+    with pytest.raises(UserError):
+        sweep.parse_vary("nothing=1")
+
+
+def test_the_default_directory_is_named_by_what_was_typed(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sweep, "sweep", lambda *arguments: seen.append(str(arguments[-1])))
+    plain = ["--config=configs/positions.py", "--vary=model.position=none,rope", "--vary=model.num_layers=1,2"]
+    type_in(monkeypatch, *plain)
+    type_in(monkeypatch, *plain, "--config.train.steps=5")
+    assert seen == [
+        "runs/sweeps/positions,model.position,model.num_layers",
+        "runs/sweeps/positions,train.steps=5,model.position,model.num_layers",
+    ]
+
+
+@pytest.mark.slow
+def test_a_sweep_over_tasks_from_the_shell(tmp_path):
+    fields = {"train.steps": 3, "train.batch_size": 4, "optimizer.warmup_steps": 2, "model.num_layers": 1}
+    fields |= {
+        "mesh.data": 1,
+        "model.d_model": 16,
+        "eval.tokens": 64,
+        "data.task_length": 4,
+        "data.cache_dir": tmp_path / "cache",
+    }
+    typed = [f"--config.{name}={value}" for name, value in fields.items()]
+    command = [sys.executable, "-m", "mini_gpt.sweep", "--config=configs/tasks.py:copy", "--suite=tasks", *typed]
+    command += ["--vary=model.position=none,alibi", "--lengths=1x,2x", f"--workdir={tmp_path}/sweep"]
+    alone = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # one device
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=alone)
+    assert done.returncode == 0, done.stderr
+    assert "[2 of 2] model.position=alibi,seed=0" in done.stderr and "**exact_match**" in done.stdout
+    assert "| none | 1 | 0." in (tmp_path / "sweep" / "tasks.md").read_text()

@@ -1,0 +1,267 @@
+"""Configs: read strictly, filled in, and nothing in them that nothing reads."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mini_gpt.config import loading as configs
+from mini_gpt.model import parameters
+from mini_gpt.runtime.errors import UserError
+from tests.conftest import REPOSITORY
+
+FILES = sorted(
+    str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__"
+)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_every_config_loads_and_its_model_builds_without_memory(path):
+    config = configs.load(path)
+    definition, shapes = parameters.abstract(config.model, config.data.vocab_size)
+    assert parameters.count(shapes) > 0 and definition is not None
+
+
+def test_every_field_is_read_by_something():
+    folder = REPOSITORY / "mini_gpt"
+    sources = "\n".join(
+        path.read_text()
+        for path in folder.rglob("*.py")
+        if path.name not in ("model_schema.py", "schema.py", "config.py")
+    )
+    # A property of the schema that others read stands for the fields in it, model.dropout for the rates after it.
+    proxies = {"model.rope.fraction": "rotated_width", "model.position": "position_pattern", "data.corpus": "is_task"}
+    for name in configs.flatten(configs.to_dict(configs.load("configs/default.py"))):
+        *sections, leaf = name.split(".")
+        owners = ["config", "o", *sections[-1:]]
+        read = rf"\b({'|'.join(owners)})\.{proxies.get(name, leaf)}\b"
+        assert name == "model.dropout" or re.search(read, sources), f"nothing reads {name}"
+
+
+def test_defaults_are_filled_in():
+    config = configs.load(
+        "configs/default.py", {"context_length": 77, "model.dropout": 0.3, "model.attention_dropout": 0.0}
+    )
+    m = config.model
+    assert (m.max_positions, m.num_kv_heads, m.d_ff) == (77, m.num_heads, 4 * m.d_model)
+    assert (m.embedding_dropout, m.sublayer_dropout, m.attention_dropout) == (0.3, 0.3, 0.0)
+    assert m.dtype == "auto", "resolved when the model is built, not before"
+    swiglu = configs.load("configs/default.py", {"model.activation": "swiglu", "model.d_model": 96}).model
+    assert swiglu.d_ff == 256
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 3
+
+
+def test_the_original_context_is_what_the_factor_has_multiplied():
+    load = lambda **fields: configs.load("configs/default.py", {k.replace("__", "."): v for k, v in fields.items()})
+    trained = load(context_length=64)
+    assert trained.model.rope.original_context == 64
+    longer = {"model.rope.scaling": "yarn", "model.rope.factor": "4"}
+    assert configs.override(trained, longer).model.rope.original_context == 64
+    assert configs.override(trained, longer | {"context_length": 256}).model.rope.original_context == 64
+    tuned = load(context_length=256, model__rope__scaling="yarn", model__rope__factor=4.0)
+    assert tuned.model.rope.original_context == 64
+    own = load(context_length=64, model__rope__original_context=50)
+    assert configs.override(own, {"model.position": "('rope', 'none')"}).model.rope.original_context == 50
+    assert load(model__position="alibi").model.rope.original_context is None
+    assert configs.override(trained, {"model.position": "none"}).model.rope.original_context is None
+    assert configs.override(trained, {"model.position": "('none', 'rope')"}).model.rope.original_context == 64
+    assert load(model__position="learned", model__random_positions=512).model.max_positions == 512
+
+
+def test_a_config_file_may_set_a_pattern_and_a_pattern_of_one_is_none(tmp_path):
+    file = tmp_path / "my.py"
+    for value in ('("rope", "none")', '("learned",)'):
+        file.write_text(
+            "from configs import default\n\ndef get_config():\n    config = default.get_config()\n"
+            f"    config.model.position = {value}\n    return config\n"
+        )
+        position = configs.load(str(file)).model.position
+        assert position == (("rope", "none") if "rope" in value else "learned")
+    with pytest.raises(UserError, match="learned positions end at"):
+        configs.load(str(file), {"model.max_positions": 8})
+
+
+def test_config_json_gives_the_same_config(tmp_path):
+    config = configs.load("configs/tiny.py", {"model.position": ("rope", "none")})
+    (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(config)))
+    assert configs.read(tmp_path / "config.json") == config
+    assert configs.differences(config, configs.override(config, {"seed": "5"})) == {"seed": (0, 5)}
+
+
+def test_a_run_from_before_a_field_is_read_as_what_it_did(tmp_path):
+    config = configs.load("configs/tiny.py")
+    values = configs.to_dict(config)
+    for name in configs.ADDED:
+        section, field = name.split(".")
+        del values[section][field]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert configs.read(tmp_path / "config.json") == config
+
+
+def test_reading_a_config_touches_no_device():
+    program = "import sys, mini_gpt.config as c; c.load('configs/tiny.py'); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "typed, value",
+    [
+        ({"model.position": "alibi"}, "alibi"),
+        ({"model.position": "('rope', 'none')"}, ("rope", "none")),
+        ({"optimizer.learning_rate": "1e-4"}, 1e-4),
+        ({"optimizer.learning_rate": "1"}, 1.0),
+        ({"model.num_kv_heads": "2"}, 2),
+        ({"model.use_bias": "False"}, False),
+        ({"model.use_bias": "true"}, True),
+        ({"data.path": "None"}, None),
+        ({"data.path": "123"}, "123"),
+        ({"data.split_fractions": "(0.8, 0.1, 0.1)"}, (0.8, 0.1, 0.1)),
+        ({"mesh.data": "-1"}, -1),
+    ],
+)
+def test_values_typed_on_a_command_line_are_read_by_the_fields_type(typed, value):
+    (name,) = typed
+    assert configs.flatten(configs.to_dict(configs.load("configs/default.py", typed)))[name] == value
+
+
+BAD = [
+    ({"model.num_layer": "3"}, r"^model\.num_layer: no such config field; did you mean model\.num_layers\?$"),
+    ({"modle.num_layers": "3"}, r"did you mean model\.num_layers"),
+    ({"zzz": 1}, r"^zzz: no such config field; configs/default\.py lists them, in the sections model, data, train"),
+    ({"base": 1}, r"did you mean model\.rope\.base or model\.sinusoidal\.base\?$"),
+    ({"model": 1}, r"^model: no such config field; it is a section, of position, .* rope\.base"),
+    ({"optimiser.learning_rat": 1}, r"did you mean optimizer\.learning_rate\?$"),
+    ({"attention_windwo": 1}, r"did you mean model\.attention_window\?$"),
+    ({"train.steps": "many"}, r"^train\.steps: found 'many'; must be a whole number below 2\*\*31$"),
+    ({"train.steps": 1.5}, "must be a whole number"),
+    ({"train.steps": True}, "must be a whole number"),
+    ({"optimizer.learning_rate": "fast"}, r"optimizer\.learning_rate: found 'fast'; must be a number"),
+    ({"model.use_bias": "maybe"}, r"model\.use_bias: found 'maybe'; must be true or false"),
+    ({"model.norm": "batchnorm"}, r"model\.norm: found 'batchnorm'; must be one of layernorm, rmsnorm"),
+    ({"data.split_fractions": (0.5, 0.5)}, r"must be a tuple of 3"),
+    ({"data.split_fractions": (0.5, 0.6, 0.1)}, "sum to 1"),
+    ({"model.d_model": 130}, r"model\.d_model: found 130; must be divisible by model\.num_heads \(4\)"),
+    ({"model.num_kv_heads": 3}, r"model\.num_kv_heads: found 3; must divide model\.num_heads \(4\)"),
+    ({"model.d_model": 12}, r"rope turns pairs of dimensions.* must be even"),
+    ({"model.position": "roap"}, "did you mean 'rope'"),
+    ({"model.position": ("rope", "learned")}, "learned acts once at the input and can't be part of a pattern"),
+    ({"model.position": ("sinusoidal", "none")}, "sinusoidal acts once at the input"),
+    ({"model.position": ("rope",) * 5}, r"must not be longer than model\.num_layers \(4\)"),
+    ({"model.position": ()}, "at least one"),
+    ({"model.dtype": "float16"}, r"model\.dtype: found 'float16'; must be one of auto, float32, bfloat16"),
+    ({"model.causal": False}, "a bidirectional model sees the next token: must be masked"),
+    ({"train.objective": "masked"}, r"set model\.causal=False"),
+    ({"model.dropout": 1.0}, r"model\.dropout: found 1\.0; must be in \[0, 1\)"),
+    ({"model.num_layers": 0}, r"model\.num_layers: found 0; must be in 1\.\.4096"),
+    ({"train.label_smoothing": -0.1}, r"must be in \[0, 1\)"),
+    ({"train.batch_size": 10, "train.accumulation_steps": 4}, r"must be divisible by train\.accumulation_steps \(4\)"),
+    ({"optimizer.warmup_steps": 0}, "inverse_sqrt needs at least 1"),
+    ({"model.position": "learned", "model.max_positions": 9}, r"context_length: found 256; learned .* \(9\)"),
+    ({"model.rope.scaling": "yarm"}, r"model\.rope\.scaling: found 'yarm'; must be one of none, linear, ntk, yarn"),
+    ({"model.rope.factor": 0.5}, r"model\.rope\.factor: found 0\.5; must be at least 1"),
+    ({"model.rope.scaling": "linear"}, r"model\.rope\.factor: found 1\.0; model\.rope\.scaling=linear changes nothing"),
+    (
+        {"model.position": "none", "model.rope.factor": 4.0},
+        r"model\.rope\.factor: found 4\.0; scales rotary positions, and model\.position is 'none'",
+    ),
+    (
+        {"model.position": "alibi", "model.rope.scaling": "ntk"},
+        r"model\.rope\.scaling: found 'ntk'; scales rotary positions, and model\.position is 'alibi'",
+    ),
+    ({"model.position": "t5", "model.rope.original_context": 64}, r"model\.rope\.original_context: found 64; scales"),
+    ({"model.rope.beta_slow": 0.0}, r"model\.rope\.beta_slow: found 0\.0; must be above 0"),
+    (
+        {"model.rope.beta_fast": 1.0},
+        r"model\.rope\.beta_fast: found 1\.0; must be above model\.rope\.beta_slow \(1\.0\)",
+    ),
+    ({"model.position": "none", "model.rope.beta_fast": 4.0}, r"model\.rope\.beta_fast: found 4\.0; scales rotary"),
+    ({"model.rope.original_context": 0}, r"model\.rope\.original_context: found 0; must be at least 1"),
+    (
+        {"model.rope.scaling": "ntk", "model.rope.factor": 2.0, "model.d_model": 8},
+        r"model\.rope\.scaling: found 'ntk'; needs more than one pair of dimensions",
+    ),
+    ({"model.attention_window": 0}, r"model\.attention_window: found 0; must be in 1\.\.16777216, or None"),
+    (
+        {"model.random_positions": 200},
+        r"model\.random_positions: found 200; must leave room for context_length \(256\)",
+    ),
+    (
+        {"model.position": "learned", "model.random_positions": 900, "model.max_positions": 300},
+        r"model\.random_positions: found 900; learned positions end at model\.max_positions \(300\)",
+    ),
+    ({"data.corpus": "task:copy"}, r"data\.tokenizer: found 'bytes'; the tasks have a fixed vocabulary: must be char"),
+    ({"data.task_length": 0}, r"data\.task_length: found 0; must be at least 1"),
+    (
+        {
+            "data.corpus": "task:copy",
+            "data.tokenizer": "characters",
+            "train.objective": "masked",
+            "model.causal": False,
+        },
+        r"data\.isolate_documents: found False; must be True for a task with masked answers",
+    ),
+    ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
+    ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),
+    ({"model.position": ("rope",) * 3, "model.scan_layers": True}, r"num_layers: found 4; .* must be divisible by 3"),
+    ({"optimizer.muon.adam_learning_rate": 0.0}, r"muon\.adam_learning_rate: found 0\.0; must be above 0, or None"),
+    ({"optimizer.muon.newton_schulz_steps": 0}, r"muon\.newton_schulz_steps: found 0; must be at least 1"),
+    ({"mesh.data": 0}, r"mesh\.data: found 0"),
+    ({"seed": -1}, "seed: found -1"),
+]
+
+
+@pytest.mark.parametrize("overrides, message", BAD, ids=lambda value: str(value)[:50])
+def test_bad_values_end_in_one_line_that_names_the_field(overrides, message):
+    with pytest.raises(UserError, match=message) as raised:
+        configs.load("configs/default.py", overrides)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("config.model.num_layer = 3", r"^model\.num_layer: no such config field; did you mean model\.num_layers"),
+        ("config.model.num_layers = 'three'", r"my\.py: TypeError|num_layers: found 'three'"),
+        ("config.model.heads: = 3", r"my\.py: SyntaxError"),
+        ("return 1 / 0", r"my\.py: ZeroDivisionError: division by zero"),
+        ("return None", r"my\.py: AttributeError: .*to_dict"),
+    ],
+)
+def test_a_mistake_in_a_config_file_ends_in_one_line(tmp_path, line, message):
+    file = tmp_path / "my.py"
+    file.write_text(
+        f"from configs import default\n\ndef get_config():\n    config = default.get_config()\n    {line}\n"
+        "    return config\n"
+    )
+    with pytest.raises(UserError, match=message) as raised:
+        configs.load(str(file))
+    assert "\n" not in str(raised.value)
+
+
+def test_files_that_are_not_there_or_not_json(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.py not found"):
+        configs.load("configs/nothing.py")
+    with pytest.raises(UserError, match=r"config\.json: not found"):
+        configs.read(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json: not a run's config"):
+        configs.read(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    with pytest.raises(UserError, match=r"config\.json: .*missing"):
+        configs.read(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("3")
+    with pytest.raises(UserError, match=r"config\.json: not a run's config .found '3'; must be an object"):
+        configs.read(tmp_path / "config.json")
+    with pytest.raises(UserError, match=r"found README\.md; must be a Python file"):
+        configs.load("README.md")
+    with pytest.raises(UserError, match="found preset 'gpt5'"):
+        configs.load("configs/presets.py:gpt5")
+
+
+def test_A2_a_width_that_the_heads_do_not_divide_is_refused_with_both_values():
+    with pytest.raises(UserError, match=r"^model\.d_model: found 100; must be divisible by model\.num_heads \(12\)$"):
+        configs.load("configs/default.py", {"model.d_model": 100, "model.num_heads": 12})

@@ -1,0 +1,11 @@
+"""Figures against length: what a reader needs of them."""
+
+from mini_gpt.insight.curves import tick_labels
+
+
+def test_labels_that_would_touch_the_one_before_are_left_out():
+    octaves = [64, 128, 256, 512, 1024]
+    assert tick_labels(octaves, True) == ["64", "128", "256", "512", "1024"]
+    assert tick_labels([4, 10, 14, 15, 16, 20], True) == ["4", "10", "14", "", "16", "20"]
+    assert tick_labels([100, 101, 102, 103, 200], False) == ["100", "", "", "", "200"]
+    assert tick_labels([7], False) == ["7"] and tick_labels([], False) == []

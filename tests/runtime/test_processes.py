@@ -1,0 +1,277 @@
+"""Several processes on one machine: they find each other, or say who is missing, and train as one."""
+
+import base64
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from mini_gpt.runtime import errors, processes
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.processes import Job
+from mini_gpt.training import loop
+from mini_gpt.training import workdir as workdirs
+from mini_gpt.training.run import Run
+from tests.conftest import REPOSITORY, SMALL
+
+ONE_DEVICE = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start_two(command, apart=()):
+    """Starts the two processes of a job; `apart` are the arguments that differ."""
+    job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    calls = [[*command, *job, f"--process_id={number}", *(apart[number] if apart else ())] for number in range(2)]
+    return [subprocess.Popen([sys.executable, *call], cwd=REPOSITORY, env=ONE_DEVICE, **pipes) for call in calls]
+
+
+def rows(workdir):
+    logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "train/tokens_per_second"} for row in logged]
+
+
+def assert_close(a, b):
+    """Within rounding: Adam turns the last bits of a gradient near zero into up to a step's length."""
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(left, right, atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_and_read_each_others_checkpoints(small, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    divided = {"mesh.data": 1, "mesh.fsdp": 2}
+    paths = {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "data.tokenizer": "bpe"}
+    paths["data.vocab_size"] = 300
+    bpe = {name.replace(".", "__"): value for name, value in paths.items()}
+    loop.train(small(train__steps=4, **bpe), one)
+    (tmp_path / "apart").mkdir()  # their corpus and tokenizer are prepared anew
+    paths["data.cache_dir"] = str(tmp_path / "apart")
+
+    fields = SMALL | paths | divided
+    train = ["train.py", "--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
+    job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
+    commands = [[*train, f"--workdir={two}", "--config.train.steps=4"], [*train, f"--workdir={one}"]]
+    commands.append(["eval.py", f"--workdir={one}"])
+    both = []
+    for number in range(2):
+        numbered = [[*command, *job, f"--process_id={number}"] for command in commands]
+        (tmp_path / f"{number}.json").write_text(json.dumps(numbered))
+        call = [sys.executable, "-m", "tests.two_processes", str(tmp_path / f"{number}.json")]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        both.append(subprocess.Popen(call, cwd=REPOSITORY, env=ONE_DEVICE, **pipes))
+    said = [process.communicate(timeout=150) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert "Validation loss" in said[0][0] and "The model, going on from" in said[0][0]
+    assert "alidation" not in said[1][0] and said[1][1] == "", "the first alone speaks"
+
+    # Four steps by two processes are those by one, and so is what they go on to from another's checkpoint.
+    assert [row["step"] for row in rows(two)] == [1, 2, 3, 4]
+    assert_close(rows(two), rows(one)[:4])
+    assert_close(Run(two).parameters, Run(one, checkpoint="4").parameters)
+    again = loop.train(small(**bpe), two)
+    assert_close(rows(two), rows(one))
+    assert_close(again.parameters, Run(one).parameters)
+    for written in (two / "checkpoints" / "4", one / "checkpoints" / "8"):
+        recorded = json.loads((written / "parameters" / "_sharding").read_text())
+        place = json.loads(recorded[base64.b64encode(b"blocks.0.mlp.up.kernel").decode()])
+        assert (place["shape"], place["partition_spec"]) == ([1, 2, 1], ["fsdp", "tensor"])
+        assert {path.name for path in (written / "parameters").glob("ocdbt.process_*/d/*")}, "both wrote"
+    result = json.loads((one / "eval" / "perplexity.json").read_text())
+    assert result["nll"] == pytest.approx(rows(one)[-1]["validation/loss"], rel=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told, number", [(1, signal.SIGTERM), (0, signal.SIGINT)])
+def test_a_signal_to_one_process_stops_both_at_one_step_and_another_number_of_them_goes_on(
+    small, tmp_path, told, number
+):
+    fields = SMALL | {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "mesh.data": 1}
+    fields |= {"mesh.fsdp": 2, "train.steps": 1000, "eval.every": 1000, "checkpoint.every": 4, "model.dropout": 0.2}
+    arguments = [f"--config.{name}={value}" for name, value in fields.items()]
+    workdir = tmp_path / "run"
+    both = start_two(["train.py", "--config=configs/default.py", *arguments, f"--workdir={workdir}"])
+    metrics = workdir / "metrics.jsonl"
+    deadline = time.monotonic() + 100
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 8):
+        assert time.monotonic() < deadline and all(process.poll() is None for process in both)
+        time.sleep(0.02)
+    both[told].send_signal(number)
+    said = [process.communicate(timeout=100) for process in both]
+    assert both[told].returncode == 128 + number and both[1 - told].returncode == 143, said
+    stopped = int(re.search(r"stopped at step (\d+), which is saved", said[0][1])[1])
+    assert Run(workdir).step == stopped == len(rows(workdir)) < 1000, said
+    fields = {"train__steps": stopped + 4, "eval__every": 1000, "model__dropout": 0.2, "data__path": small().data.path}
+    loop.train(small(**fields), tmp_path / "alone", conclude=False)
+    loop.train(small(**fields), workdir, conclude=False)  # one process goes on
+    assert_close(losses_of(workdir), losses_of(tmp_path / "alone"))
+
+
+@pytest.mark.slow
+def test_what_one_process_alone_finds_damaged_is_damaged_for_both(small, tmp_path):
+    fields = SMALL | {"data.path": small().data.path, "mesh.data": 1, "mesh.fsdp": 2, "train.steps": 4}
+    fields |= {"checkpoint.every": 2, "checkpoint.keep": 2, "model.dropout": 0.2}
+    arguments = [f"--config.{name}={value}" for name, value in fields.items()]
+    workdir = tmp_path / "run"
+    command = ["train.py", "--config=configs/default.py", *arguments, f"--workdir={workdir}"]
+    caches = [[f"--config.data.cache_dir={tmp_path}/cache{number}"] for number in range(2)]
+
+    def train():
+        both = start_two(command, caches)
+        said = [process.communicate(timeout=100) for process in both]
+        return said, [process.returncode for process in both]
+
+    assert train()[1] == [0, 0]
+    whole = Run(workdir).parameters, rows(workdir)
+    for part in (workdir / "checkpoints/4/parameters/ocdbt.process_1/d").iterdir():  # which process 1 alone reads
+        part.write_bytes(part.read_bytes()[: part.stat().st_size // 4])
+    (store,) = (tmp_path / "cache1" / "tokens").glob("*/train.tokens")
+    store.write_bytes(store.read_bytes()[::-1])
+    said, statuses = train()
+    assert statuses == [0, 0], said
+    assert "is damaged (as another process finds): set aside as" in said[0][1] and "at step 2: going on" in said[0][1]
+    assert (workdir / "damaged/checkpoints-4/parameters").is_dir()
+    again = Run(workdir).parameters, rows(workdir)
+    assert again[1] == whole[1]
+    with workdirs.locked(workdir, new=False):
+        said, statuses = train()
+    # The other does not wait for the first, which is refused: it says so, or JAX, which may be faster, ends it.
+    assert statuses[0] == 1 and statuses[1] != 0 and "another run is at work in" in said[0][1], said
+    for left, right in zip(*map(jax.tree.leaves, (again[0], whole[0])), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def losses_of(workdir):
+    return [{"loss": row["train/loss"]} for row in rows(workdir)]
+
+
+def start_all(jobs, timeout):
+    """Lets the processes of a job meet, as threads, and gives what each of them raises."""
+    raised = {}
+
+    def meet(index, job):
+        try:
+            processes.start(job, timeout)
+        except UserError as error:
+            raised[index] = str(error)
+
+    threads = [threading.Thread(target=meet, args=item) for item in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Gives the arguments that JAX is started with, instead of starting it."""
+    calls = []
+    monkeypatch.setattr(errors, "waits_for_others", False)  # which a start changes: put back after the test
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **_: calls.append(arguments))
+    return calls
+
+
+def test_processes_meet_before_jax_is_started(joined):
+    address = f"localhost:{free_port()}"
+    assert start_all([Job(address, 3, number) for number in (2, 0, 1)], timeout=20) == {}
+    assert sorted(joined) == [(address, 3, number, None) for number in range(3)]
+
+
+def test_who_is_missing_is_named_by_all_who_are_there(joined):
+    address = f"127.0.0.1:{free_port()}"
+    raised = start_all([Job(address, 4, 0), Job(address, 4, 2)], timeout=1)
+    expected = f"--coordinator={address}: of 4 processes, numbers 1, 3 did not come up within 1 s; start them, or"
+    assert raised[0].startswith(expected) and (raised[1].startswith(expected) or "waits for others still" in raised[1])
+    nobody = start_all([Job(address, 4, 2)], timeout=0.5)[0]
+    assert nobody.startswith(f"--coordinator: process 0 at {address} does not answer after 0.5 s (this is process 2 of")
+    assert not joined
+
+
+def test_strangers_and_double_numbers_at_the_port(joined):
+    port = free_port()
+    first = threading.Thread(target=start_all, args=([Job(f"localhost:{port}", 2, 0)], 20))
+    first.start()
+    for _ in range(100):
+        try:
+            with socket.create_connection(("localhost", port)) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            break
+        except OSError:
+            first.join(0.05)
+    assert start_all([Job(f"localhost:{port}", 2, 1)], 20) == {}
+    first.join()
+    assert len(joined) == 2
+    address = f"localhost:{free_port()}"
+    raised = start_all([Job(address, 3, 0), Job(address, 3, 1), Job(address, 3, 1)], timeout=5)
+    assert set(raised) == {0, 1, 2} and set(raised.values()) == {
+        "--process_id: found 1 twice; each process has its own"
+    }
+    address = f"localhost:{free_port()}"
+    raised = start_all([Job(address, 3, 0), Job(address, 2, 1)], timeout=5)
+    assert set(raised.values()) == {"--num_processes: process 1 found 2, process 0 3"}
+
+
+def test_a_port_that_is_taken_is_named(joined):
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=rf"--coordinator: process 0 can't listen on port {port} \(Address already"):
+            processes.start(Job(f"localhost:{port}", 2, 0), 1)
+
+
+@pytest.mark.parametrize(
+    "job, message",
+    [
+        (Job("node1:1234", 2, None), "found some of them; must be all, or none"),
+        (Job(None, 2, 0), "found some of them"),
+        (Job("node1", 2, 0), "--coordinator: found node1; must be HOST:PORT"),
+        (Job("node1:x", 2, 0), "must be HOST:PORT"),
+        (Job("node1:1", 0, 0), "--num_processes: found 0; must be at least 1"),
+        (Job("node1:1", 2, 2), r"--process_id: found 2; must be in 0\.\.1"),
+    ],
+)
+def test_flags_that_can_not_be(joined, job, message):
+    with pytest.raises(UserError, match=message):
+        processes.start(job, 1)
+    assert not joined
+
+
+def test_a_process_alone_starts_nothing(joined, monkeypatch):
+    assert [processes.start(job) for job in (Job(), Job(num_processes=1), Job("localhost:1", 1, 0))] == [0, 0, 0]
+    slurm = {"JOB_ID": "7", "STEP_NODELIST": "localhost", "NTASKS": "1", "PROCID": "0", "LOCALID": "0"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert processes.start(Job()) == 0 and not joined
+
+
+def test_slurm_says_who_is_who(joined, monkeypatch):
+    slurm = {"JOB_ID": "7", "STEP_NODELIST": "node[03-04],x", "NTASKS": "16", "PROCID": "9", "LOCALID": "1"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(processes, "_report_to_first", lambda *_: None)
+    assert processes.start(Job()) == 9
+    ((address, *rest),) = joined
+    assert re.fullmatch(r"node03:\d+", address) and rest == [16, 9, [1]]
+    assert processes.start(Job(num_processes=1)) == 0 and len(joined) == 1, "the flag is stronger"
+
+
+def test_a_host_that_does_not_come_up_ends_the_command_in_one_line(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "train.py", "--config=configs/tiny.py", f"--workdir={tmp_path}/run"]
+    command += [f"--coordinator={address}", "--num_processes=2", "--process_id=0", "--start_timeout=1"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "run").exists()
+    assert re.fullmatch(rf"error: --coordinator={address}: of 2 processes, number 1 did not come up .*\n", done.stderr)

@@ -1,0 +1,222 @@
+"""The mesh and the rules: the same numbers on every shape, all really divided, and one line where it can't be."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from mini_gpt.config import loading as configs
+from mini_gpt.model import parameters
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import state as states
+from mini_gpt.training.optimizer import make_optimizer
+from mini_gpt.training.step import make_train_step
+from tests.training.test_step import VOCAB, assert_close, make_batch
+
+EIGHT = [(2**i, 2**j, 2 ** (3 - i - j)) for i in range(4) for j in range(4 - i)]
+QUICK = [(8, 1, 1), (1, 8, 1), (2, 2, 2)]
+SMALL_MODEL = {
+    "context_length": 8,
+    "model__num_heads": 8,
+    "model__d_model": 16,
+    "model__d_ff": 32,
+    "model__dropout": 0.2,
+    "model__activation": "swiglu",
+    "model__tie_embeddings": False,
+    "model__position": "learned",
+}
+
+
+def on(small, mesh):
+    return small(**SMALL_MODEL, **dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True)))
+
+
+def like(config):
+    return states.abstract(config, VOCAB, make_optimizer(config), sharding.make_mesh(*config.mesh.sizes))[1]
+
+
+def first_state(config):
+    return states.create(config, VOCAB, make_optimizer(config), like(config))
+
+
+def train(config, state):
+    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
+    definition, places = states.abstract(config, VOCAB, optimizer, mesh)
+    step, history = make_train_step(definition, optimizer, config, places), []
+    for number in range(3):
+        state, metrics = step(state, sharding.put_batch(make_batch(config, number), mesh))
+        history.append({name: float(value) for name, value in metrics.items()})
+    return state, history
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Holds what one device gives, once it was asked for: the first state, the last, and the metrics."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    "mesh", [pytest.param(mesh, id=str(mesh), marks=() if mesh in QUICK else pytest.mark.slow) for mesh in EIGHT]
+)
+def test_eight_devices_equal_one_on_every_mesh(small, mesh, alone):
+    if not alone:
+        config = on(small, (1, 1, 1))
+        alone["first"] = jax.tree.map(np.asarray, first_state(config))
+        alone["last"], alone["history"] = train(config, first_state(config))
+    config = on(small, mesh)
+    if mesh == (2, 2, 2):  # drawn where it lies; on the other meshes put there, which takes no compilation
+        first = first_state(config)
+        assert_close(first, alone["first"], tolerance=0)
+    else:
+        first = jax.device_put(alone["first"], jax.tree.map(lambda leaf: leaf.sharding, like(config)))
+    many, history = train(config, first)
+    assert_close(many, alone["last"])
+    assert_close(history, alone["history"])
+
+    # Stated here once more, by hand: how many parts each array has, and that a device holds one of them.
+    _, fsdp, tensor = mesh
+    parts = {
+        "attention/query/kernel": fsdp * tensor,
+        "attention/key/bias": tensor,
+        "attention/out/kernel": fsdp * tensor,
+        "attention/out/bias": 1,
+        "mlp/gate/kernel": fsdp * tensor,
+        "mlp/up/bias": tensor,
+        "mlp/down/kernel": fsdp * tensor,
+        "mlp_norm/scale": 1,
+        "embedding": fsdp,
+    }
+    seen = set()
+    for path, leaf in jax.tree_util.tree_leaves_with_path((many.parameters, many.optimizer_state)):
+        assert len(leaf.addressable_shards) == 8
+        name = next((name for name in parts if parameters.path_name(path).endswith(name)), None)
+        seen.add(name)
+        if name:
+            assert {shard.data.size for shard in leaf.addressable_shards} == {leaf.size // parts[name]}, name
+    assert seen >= set(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-4), ("bfloat16", 2e-2)])
+def test_blockwise_attention_and_bfloat16_products_equal_one_device(small, dtype, tolerance):
+    fields = {"model__attention": "blockwise", "model__position": "t5", "model__dtype": dtype, "model__dropout": 0.0}
+    histories = []
+    for mesh in ((1, 1, 1), (2, 2, 2)):
+        config = small(
+            **SMALL_MODEL | fields, **dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
+        )
+        histories.append(train(config, first_state(config))[1])
+    for alone, together in zip(*histories, strict=True):
+        assert together == pytest.approx(alone, rel=tolerance)
+
+
+def test_a_batch_is_divided_by_rows(small):
+    for mesh in ((2, 2, 2), (1, 4, 2)):
+        config = on(small, mesh)
+        batch = make_batch(config)
+        put = sharding.put_batch(batch, sharding.make_mesh(*config.mesh.sizes))
+        rows = 8 // (mesh[0] * mesh[1])
+        assert {shard.data.shape for shard in put["inputs"].addressable_shards} == {(rows, 8)}
+        np.testing.assert_array_equal(put["inputs"], batch["inputs"])
+        whole = sharding.put_whole(batch, sharding.make_mesh(*config.mesh.sizes))
+        assert whole["inputs"].sharding == put["inputs"].sharding
+        np.testing.assert_array_equal(whole["targets"], batch["targets"])
+
+
+@pytest.mark.parametrize(
+    "order, shape, hosts",
+    [
+        (range(8), (8, 1, 1), {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}),
+        (range(8), (2, 2, 2), {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}),
+        ((0, 4, 1, 5, 2, 6, 3, 7), (2, 2, 2), {0: range(8), 1: range(8)}),  # tensor across hosts: the same rows
+        ((0, 1, 4, 5, 2, 3, 6, 7), (4, 1, 2), {0: [0, 1, 4, 5], 1: [2, 3, 6, 7]}),  # as a torus may lie
+    ],
+    ids=str,
+)
+def test_a_host_reads_the_rows_of_its_own_devices(monkeypatch, order, shape, hosts):
+    mesh = Mesh(np.array(jax.devices())[list(order)].reshape(shape), sharding.AXES)
+    place = type(sharding.batch_sharding(mesh))
+    everyone = place.addressable_devices_indices_map
+    for host, rows in hosts.items():
+
+        def own(self, size, host=host):
+            return {device: index for device, index in everyone(self, size).items() if device.id // 4 == host}
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place, "addressable_devices_indices_map", own)
+            assert sharding.host_rows(8, mesh) == list(rows)
+
+
+def test_every_parameter_has_a_rule(small):
+    for position in ("none", "learned", "sinusoidal", "rope", "alibi", "t5"):
+        for extra in (
+            {},
+            {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},
+        ):
+            _, shapes = parameters.abstract(small(model__position=position, **extra).model, VOCAB)
+            for path, _ in jax.tree_util.tree_leaves_with_path(shapes):
+                sharding.rule(parameters.path_name(path))
+    with pytest.raises(KeyError, match="blocks/0/mystery"):
+        sharding.rule("blocks/0/mystery")
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (16, 1, 1), (-1, 3, 1), (-1, 16, 1), (2, 2, 1)])
+def test_a_mesh_of_another_number_of_devices_is_refused_with_both_numbers(mesh):
+    product = " × ".join(map(str, mesh))
+    message = f"^mesh: found data × fsdp × tensor = {product}, and the devices here are 8; the product must be that"
+    with pytest.raises(UserError, match=message):
+        sharding.make_mesh.__wrapped__(*mesh)
+
+
+@pytest.mark.parametrize(
+    "asked, devices, mesh",
+    [
+        ((4, 1, 1), 8, (8, 1, 1)),
+        ((2, 2, 2), 8, (2, 2, 2)),
+        ((2, 2, 2), 1, (1, 1, 1)),
+        ((1, 8, 1), 4, (1, 4, 1)),
+        ((1, 2, 4), 6, (3, 2, 1)),
+    ],
+)
+def test_a_run_is_read_on_a_mesh_of_all_devices_that_are_here(small, monkeypatch, asked, devices, mesh):
+    here = jax.devices()[:devices]
+    monkeypatch.setattr(jax, "devices", lambda: here)
+    assert tuple(sharding.make_reading_mesh(*on(small, asked).mesh.sizes[1:]).shape.values()) == mesh
+
+
+def test_all_sizes_that_the_mesh_does_not_divide_are_named_in_one_line():
+    fields = {
+        "model.num_heads": 6,
+        "model.num_kv_heads": 3,
+        "model.d_model": 96,
+        "model.d_ff": 130,
+        "mesh.data": 3,
+        "mesh.fsdp": 5,
+        "mesh.tensor": 4,
+        "train.accumulation_steps": 2,
+    }
+    with pytest.raises(UserError) as raised:
+        configs.load("configs/default.py", fields)
+    assert str(raised.value) == (
+        "model.num_heads: found 6; must be divisible by mesh.tensor (4); "
+        "model.num_kv_heads: found 3; must be divisible by mesh.tensor (4); "
+        "model.d_ff: found 130; must be divisible by mesh.tensor (4); "
+        "model.d_model: found 96; must be divisible by mesh.fsdp (5); "
+        "train.batch_size: found 16; must be divisible by 30: 15 devices (mesh.data × mesh.fsdp) × 2 "
+        "train.accumulation_steps"
+    )
+    fits = {"model.num_heads": 8, "model.num_kv_heads": 4, "model.d_model": 96, "mesh.fsdp": 3, "mesh.tensor": 4}
+    assert configs.load("configs/default.py", fits).mesh.tensor == 4
+
+
+def test_a_batch_is_put_before_the_one_ahead_of_it_is_used():
+    mesh = sharding.make_mesh(4, 2, 1)
+    asked = []
+    batches = ({"inputs": np.full((8, 3), asked.append(step) or step)} for step in range(3))
+    seen = []
+    for batch in sharding.put_ahead(batches, mesh):
+        assert batch["inputs"].sharding == sharding.batch_sharding(mesh)
+        seen.append((int(batch["inputs"][0, 0]), list(asked)))
+    assert seen == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
+    assert list(sharding.put_ahead([], mesh)) == []
