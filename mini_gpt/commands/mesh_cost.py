@@ -142,7 +142,8 @@ def report(path: str) -> str:
     parts = [
         f"# How the parameters of `{path}` are divided",
         f"Written by `python -m mini_gpt.commands.mesh_cost --config={path}`.\n"
-        f"{count(like.parameters):,} parameters with a vocabulary of {config.data.vocab_size:,}. AdamW's two moments lie as their parameters do.",
+        f"{count(like.parameters):,} parameters with a vocabulary of {config.data.vocab_size:,}. "
+        "AdamW's two moments lie as their parameters do.",
         parameter_table(like),
         f"GB a device, context {config.context_length:,}; `docs/scaling.md` explains the columns. Eight devices:",
         cost_table(config, like, meshes(config, 8)),

@@ -119,6 +119,11 @@ def whole(array: jax.Array, mesh: Mesh) -> np.ndarray:
     return np.asarray(jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
 
 
+def replicate(tree: Any, mesh: Mesh) -> Any:
+    """Constrain arrays, inside a jitted function, to be whole on every device."""
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
+
+
 def host_rows(batch_size: int, mesh: Mesh) -> list[int]:
     """Gives the rows of the global batch that this host's devices work on, in order.
 

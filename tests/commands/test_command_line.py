@@ -195,7 +195,7 @@ import resource
 import sys
 import jax
 import jax.numpy as jnp
-from mini_gpt import command_line
+from mini_gpt.commands import command_line
 
 command_line.set_up(sys.argv[1])
 x = jnp.ones((4096, 64))

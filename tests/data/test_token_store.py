@@ -76,7 +76,7 @@ def test_a_rival_that_was_faster_keeps_its_store(small, tmp_path):
 
 def test_the_draft_of_a_killed_process_goes_and_that_of_a_live_one_stays(tmp_path):
     target = tmp_path / "store"
-    writing = "import os, pathlib, signal, sys; from mini_gpt import files\n"
+    writing = "import os, pathlib, signal, sys; from mini_gpt.runtime import files\n"
     writing += "with files.directory_written_whole(pathlib.Path(sys.argv[1])) as draft:\n"
     writing += "    (draft / 'half').touch(); os.kill(os.getpid(), signal.SIGKILL)"
     subprocess.run([sys.executable, "-c", writing, str(target)], check=False)

@@ -1,0 +1,85 @@
+"""A model with its parameters, as one object that evaluation, generation, insight and export take."""
+
+import dataclasses
+import functools
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from mini_gpt.config.schema import Config
+from mini_gpt.model import output_loss
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.gpt import MiniGPT, text_layout
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.runtime import sharding
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("parameters", "head_mask_NBH"),
+    meta_fields=("definition", "config", "mesh", "separator_id", "batch_tokens"),
+)
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model, its parameters and what is needed to run it on a batch.
+
+    It is a pytree: a jitted function takes it as one argument. Its leaves are the parameters and the head mask; all
+    other fields are static.
+
+    parameters: nested dicts of float32 arrays, sharded over `mesh`. definition: the model without parameters, of
+    `model.parameters.split`. separator_id: attention stays inside documents that this token begins; None: it does not.
+    batch_tokens: tokens that go through the model at a time. head_mask_NBH: factors of the heads' outputs, float32;
+    None: no head is masked; the batch axis may be 1.
+    """
+
+    parameters: Parameters
+    definition: nnx.GraphDef
+    config: Config
+    mesh: Mesh
+    separator_id: int | None
+    batch_tokens: int
+    head_mask_NBH: jax.Array | None = None
+
+    @property
+    def masked(self) -> bool:
+        """Whether the model is trained to predict masked tokens, not next ones."""
+        return self.config.train.objective == "masked"
+
+    def merge(self) -> MiniGPT:
+        """Return the module with its parameters in place; under jit too."""
+        return model_parameters.merge(self.definition, self.parameters)
+
+    @jax.jit
+    def hidden(
+        self, inputs_BL: jax.Array, text_BL: jax.Array | None = None, keys_B: jax.Array | None = None
+    ) -> jax.Array:
+        """Return the last hidden states x_BLD, in the model's dtype.
+
+        inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`. text_BL: the text before any token was
+        masked, from which documents are told apart; the inputs unless given. keys_B: one key a row for
+        `model.random_positions`; drawn from the row's first token unless given.
+        """
+        model = self.merge()
+        layout = text_layout(model.config, inputs_BL if text_BL is None else text_BL, self.separator_id, keys_B)
+        with sharding.over(self.mesh):
+            return model.hidden(inputs_BL, *layout, head_mask_NBH=self.head_mask_NBH)
+
+    @jax.jit
+    def logits(
+        self, inputs_BL: jax.Array, text_BL: jax.Array | None = None, keys_B: jax.Array | None = None
+    ) -> jax.Array:
+        """Return logits_BLV, float32, replicated over the mesh. Takes the arguments of `hidden`."""
+        model, x_BLD = self.merge(), self.hidden(inputs_BL, text_BL, keys_B)
+        logits_TV = output_loss.logits(x_BLD.reshape(-1, x_BLD.shape[-1]), model.output_table.astype(model.dtype))
+        return sharding.replicate(logits_TV.reshape(*x_BLD.shape[:-1], -1), self.mesh)
+
+    @jax.jit
+    def nll(self, inputs_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
+        """Return nll_BL, the loss of each target in nats, float32, replicated over the mesh.
+
+        targets_BL: the next tokens, or under the masked objective the text itself.
+        """
+        x_BLD = self.hidden(inputs_BL, targets_BL if self.masked else None)
+        nll_BL = output_loss.token_nll(x_BLD, self.merge().output_table, targets_BL, self.mesh)
+        return sharding.replicate(nll_BL, self.mesh)
