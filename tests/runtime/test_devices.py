@@ -40,8 +40,8 @@ def test_who_has_bfloat16(monkeypatch, tmp_path):
 
 def test_a_dtype_that_the_gpu_only_emulates_is_refused():
     message = (
-        r"^model\.dtype: found bfloat16, which the Tesla V100 of this machine \(compute capability 7\.0, below 8\.0\) only "
-        r"emulates; must be float32 or auto$"
+        r"^model\.dtype: found bfloat16, which the Tesla V100 of this machine \(compute capability 7\.0, "
+        r"below 8\.0\) only emulates; must be float32 or auto$"
     )
     with pytest.raises(UserError, match=message):
         devices.check_dtype("bfloat16", V100)

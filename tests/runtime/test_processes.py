@@ -196,8 +196,6 @@ def test_who_is_missing_is_named_by_all_who_are_there(joined):
     expected = f"--coordinator={address}: of 4 processes, numbers 1, 3 did not connect within 1 s; start them, or"
     waits = "still waits for other processes"
     assert raised[0].startswith(expected) and (raised[1].startswith(expected) or waits in raised[1])
-        raised[1].startswith(expected) or "still waits for other processes" in raised[1]
-    )
     nobody = start_all([(address, 4, 2)], timeout=0.5)[0]
     assert nobody.startswith(f"--coordinator: process 0 at {address} does not answer after 0.5 s (this is process 2 of")
     assert not joined
