@@ -219,7 +219,7 @@ def test_a_loss_that_is_no_number_is_never_the_best(small, tmp_path, monkeypatch
 
 def test_fewer_steps_than_are_done_are_refused(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path)
-    with pytest.raises(UserError, match=r"train\.steps: found 2; the run in .* is at step 4 already"):
+    with pytest.raises(UserError, match=r"train\.steps: found 2, but the run in .* is already at step 4"):
         loop.train(small(train__steps=2), tmp_path)
 
 
