@@ -144,7 +144,7 @@ def test_what_says_the_same_in_other_words(tmp_path):
         (
             "gpt_neox",
             {"use_parallel_residual": True},
-            r"use_parallel_residual: found true; must be false to be imported",
+            r"use_parallel_residual: found true; must be false to be",
         ),
         ("gpt_neox", {"use_parallel_residual": ...}, r"use_parallel_residual: found nothing; must be"),
         ("gpt_neox", {"attention_bias": False}, r"attention_bias: found false; must be true to be imported"),
