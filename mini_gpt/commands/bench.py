@@ -316,14 +316,12 @@ def parse_variant(name: str) -> tuple[str, dict[str, str]]:
 def main() -> None:
     parser = command_line.parser(__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", help="measure the training step of a config file, such as configs/tiny.py")
-    what.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two of FILE[,FIELD=VALUE ...]")
-    what.add_argument("--decode", metavar="FILE[,FIELD=VALUE ...]", help="measure how fast a config's model writes")
-    parser.add_argument("--steps", type=int, default=100, help="training steps to measure; default: %(default)s")
-    parser.add_argument(
-        "--prompt_tokens", type=int, default=16, help="of --decode: prompt length; default: %(default)s"
-    )
-    parser.add_argument("--tokens", type=int, default=240, help="of --decode: tokens to write; default: %(default)s")
+    what.add_argument("--config", metavar="FILE", help="measure a training step")
+    what.add_argument("--compare", nargs=2, metavar="FILE[,FIELD=VALUE ...]", help="compare two training steps")
+    what.add_argument("--decode", metavar="FILE[,FIELD=VALUE ...]", help="measure how fast a model writes")
+    parser.add_argument("--steps", type=int, default=100, help="training steps to measure, after the warm-up")
+    parser.add_argument("--prompt_tokens", type=int, default=16, help="of --decode: length of the prompt")
+    parser.add_argument("--tokens", type=int, default=240, help="of --decode: tokens to write")
     flags, rest = parser.parse_known_args()
     for name, least in (("steps", 1), ("prompt_tokens", 1), ("tokens", 2)):
         if getattr(flags, name) < least:

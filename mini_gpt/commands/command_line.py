@@ -69,43 +69,36 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
     return functools.wraps(main)(lambda: errors.run(main))
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Show the description as it is written, and the default of each flag that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_default = not (action.default is None or isinstance(action.default, bool | list))
+        return super()._get_help_string(action) if has_default else action.help
+
+
 def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser that shows the description as it is, and takes no abbreviated flags."""
-    as_written = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(prog, description=description, formatter_class=as_written, allow_abbrev=False)
+    return argparse.ArgumentParser(prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
 
 
-def add_run_flags(parser: argparse.ArgumentParser, *, checkpoint: bool = True) -> None:
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", type=directory, required=True, help="the run directory, such as runs/tiny")
-    if checkpoint:
-        parser.add_argument("--checkpoint", default="last", help="last, best, or a step; default: %(default)s")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
 
 
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--split", default="validation", choices=SPLITS, help="the split to measure; default: %(default)s"
-    )
-    parser.add_argument(
-        "--lengths", help="of extrapolation and tasks: lengths such as 64,1x,2x, where 1x is the trained length"
-    )
-    parser.add_argument(
-        "--strides", help="of extrapolation: strides of the sliding windows, such as 32,0.25x; default: 0.25x at most"
-    )
+    parser.add_argument("--split", default="validation", choices=SPLITS, help="the split to measure")
+    parser.add_argument("--lengths", help="of extrapolation and tasks: such as 64,1x,2x; 1x is the trained length")
+    parser.add_argument("--strides", help="of extrapolation: strides of sliding windows; default: 0.25x at most")
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for several processes. Without them SLURM, Open MPI or the TPU pod is asked, if there is one."""
-    parser.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="for several processes: the host of process 0, and any free port"
-    )
-    parser.add_argument("--num_processes", type=int, help="number of processes; 1: run alone")
-    parser.add_argument("--process_id", type=int, help="number of this process, from 0")
-    parser.add_argument(
-        "--start_timeout",
-        type=float,
-        default=processes.START_TIMEOUT,
-        help="seconds to wait for the other processes; default: %(default)s",
-    )
+    add = parser.add_argument
+    add("--coordinator", metavar="HOST:PORT", help="for several processes: the host of process 0, and any free port")
+    add("--num_processes", type=int, help="number of processes; 1: run alone")
+    add("--process_id", type=int, help="number of this process, from 0")
+    add("--start_timeout", type=float, default=processes.START_TIMEOUT, help="seconds to wait for other processes")
 
 
 def directory(text: str) -> Path:

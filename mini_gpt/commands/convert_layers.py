@@ -24,7 +24,7 @@ from mini_gpt.training.optimizer import make_optimizer
 
 
 def convert(workdir: Path, to: Path) -> None:
-    """Copy the run in `workdir` to `to`, a new directory. Raise UserError if `to` exists, or a checkpoint is damaged."""
+    """Copy the run in `workdir` to `to`, a new directory. Raise UserError if it exists, or a checkpoint is damaged."""
     files.check_links(workdir)
     config = configs.read(workdir / workdirs.CONFIG)
     stacked = not config.model.scan_layers
@@ -56,7 +56,7 @@ def convert(workdir: Path, to: Path) -> None:
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__)
-    command_line.add_run_flags(parser, checkpoint=False)
+    parser.add_argument("--workdir", type=command_line.directory, required=True, help="the run directory")
     parser.add_argument("--to", type=command_line.directory, required=True, help="a new directory for the copy")
     flags = parser.parse_args()
     command_line.set_up()

@@ -13,19 +13,10 @@ from mini_gpt.training.run import Run
 def main() -> None:
     parser = command_line.parser(__doc__)
     command_line.add_run_flags(parser)
-    parser.add_argument(
-        "--suite",
-        default="perplexity",
-        help=f"comma-separated, of: {', '.join(suites.SUITES)}; default: %(default)s",
-    )
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="a config field with another value than in training; may be repeated",
-    )
-    parser.add_argument("--text", help="of figures and explorer: the text that the model reads; default: of the split")
+    add = parser.add_argument
+    add("--suite", default="perplexity", help=f"comma-separated, of: {', '.join(suites.SUITES)}")
+    add("--override", action="append", default=[], metavar="FIELD=VALUE", help="change a config field; repeatable")
+    add("--text", help="of figures and explorer: the text that the model reads; default: the start of the split")
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags = parser.parse_args()

@@ -52,7 +52,7 @@ class ResultFiles:
 def write_tensorboard(
     directory: Path, scalars: Iterable[tuple[str, float, int]], figures: Mapping[str, Figure], step: int
 ) -> None:
-    """Write scalars (name, value, step), and the figures at `step`, as one TensorBoard run that replaces the old one."""
+    """Write scalars (name, value, step), and the figures at `step`, as a TensorBoard run in place of the old one."""
     shutil.rmtree(directory, ignore_errors=True)
     with EventFile(directory) as events:
         for scalar in scalars:

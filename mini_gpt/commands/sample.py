@@ -31,20 +31,17 @@ def _parse() -> argparse.Namespace:
     prompt.add_argument("--prompt", help="the text to continue")
     prompt.add_argument("--prompt_file", type=Path, help="a file with the text to continue, in UTF-8")
     prompt.add_argument("--interactive", action="store_true", help="ask for prompts, one line each")
-    parser.add_argument("--length", type=int, help="new tokens at most; default: up to the trained context length")
-    defaults = " default: %(default)s"
-    add = lambda name, kind, default, text: parser.add_argument(name, type=kind, default=default, help=text + defaults)
-    add("--temperature", float, 0.8, "0: always take the most likely token;")
-    add("--top_k", int, 40, "sample from the k most likely tokens, 0: from all;")
-    add("--top_p", float, 1.0, "sample from the fewest tokens that have this probability together;")
-    add("--min_p", float, 0.0, "sample from tokens with at least this share of the highest probability;")
-    add("--repetition_penalty", float, 1.0, "above 1: tokens that occurred become less likely;")
-    add("--samples", int, 1, "number of texts to write;")
-    add("--seed", int, 0, "seed of the sampling, the same for each prompt;")
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
-    )
-    parser.add_argument("--json", action="store_true", help="print only a JSON object a line, one for each text")
+    add = parser.add_argument
+    add("--length", type=int, help="new tokens at most; default: up to the trained context length")
+    add("--temperature", type=float, default=0.8, help="0: always take the most likely token")
+    add("--top_k", type=int, default=40, help="sample from the k most likely tokens; 0: from all")
+    add("--top_p", type=float, default=1.0, help="sample from the fewest tokens with this probability together")
+    add("--min_p", type=float, default=0.0, help="sample from tokens with this share of the highest probability")
+    add("--repetition_penalty", type=float, default=1.0, help="above 1: tokens that occurred become less likely")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    add("--samples", type=int, default=1, help="number of texts to write")
+    add("--seed", type=int, default=0, help="seed of the sampling, the same for each prompt")
+    add("--json", action="store_true", help="print only JSON: one object and line for each text")
     flags = parser.parse_args()
     for name, least, most in (("samples", 1, 2**16), ("length", 0, MOST_TOKENS), ("seed", 0, 2**31 - 1)):
         found = getattr(flags, name)

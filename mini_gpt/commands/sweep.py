@@ -7,7 +7,6 @@ Each combination and seed is a run directory inside the sweep's directory. If a 
 resumes it: it skips complete runs and tries failed ones again.
 """
 
-import argparse
 import itertools
 import json
 import logging
@@ -165,51 +164,35 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
 
 def _parse() -> Sweep:
     """Read the command line. Raise UserError for a sweep that cannot run."""
+    compared = ", ".join(name for name, suite in SUITES.items() if suite.values)
     parser = command_line.parser(__doc__)
-    parser.add_argument("--config", required=True, help="config file, such as configs/positions.py")
-    parser.add_argument(
-        "--vary", action="append", required=True, metavar="FIELD=VALUE,VALUE,…",
-        help="a config field and its values; if repeated, all combinations are run",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        default=1,
-        help="seeds of each combination, counted from the seed of the config; default: 1",
-    )
-    compared = [name for name, suite in SUITES.items() if suite.values]
-    parser.add_argument("--suite", default="perplexity", help=f"one of {', '.join(compared)}; default: %(default)s")
-    parser.add_argument(
-        "--workdir", type=command_line.directory,
-        help="directory of the sweep; default: runs/sweeps/ and the names of the config and the varied fields",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("--config", required=True, help="config file, such as configs/positions.py")
+    add("--vary", action="append", required=True, metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
+    add("--seeds", type=int, default=1, help="number of seeds, counted from the seed of the config")
+    add("--suite", default="perplexity", help=f"one of {compared}")
+    add("--workdir", type=command_line.directory, help="directory of the sweep; default: runs/sweeps/ and a name")
     command_line.add_suite_flags(parser)
     flags, rest = parser.parse_known_args()
-    overrides, vary = command_line.config_overrides(rest), _parse_all(flags)
+    overrides, vary = command_line.config_overrides(rest), {}
+    for name, values in map(parse_vary, flags.vary):
+        if name in vary:
+            raise UserError(f"--vary: found {name} twice; give all its values in one")
+        if name in overrides:
+            raise UserError(f"--vary: found {name}, which --config.{name} sets as well; give it once")
+        vary[name] = values
     if flags.seeds < 1:
         raise UserError(f"--seeds: found {flags.seeds}; must be at least 1")
-    both = sorted(vary.keys() & overrides.keys())
-    if both:
-        raise UserError(f"--vary: found {both[0]}, which --config.{both[0]} sets as well; give it once")
     options = SuiteOptions(flags.split, flags.lengths, flags.strides)
     suites.check([flags.suite], options)
-    if flags.suite not in compared:
-        raise UserError(f"--suite={flags.suite} is not supported by a sweep; must be one of {', '.join(compared)}")
+    if not SUITES[flags.suite].values:
+        raise UserError(f"--suite={flags.suite} is not supported by a sweep; must be one of {compared}")
     workdir = flags.workdir or _default_workdir(flags.config, overrides, list(vary))
     return Sweep(flags.config, overrides, vary, flags.seeds, flags.suite, options, workdir)
 
 
-def _parse_all(flags: argparse.Namespace) -> dict[str, list[str]]:
-    vary: dict[str, list[str]] = {}
-    for name, values in map(parse_vary, flags.vary):
-        if name in vary:
-            raise UserError(f"--vary: found {name} twice; give all its values in one")
-        vary[name] = values
-    return vary
-
-
 def _default_workdir(config_path: str, overrides: dict[str, str], fields: list[str]) -> Path:
-    """Return runs/sweeps/ and the names of the config, its overrides, and the varied fields."""
+    """Return a path such as runs/sweeps/tiny,train.steps=5,model.position."""
     plain = command_line.default_workdir(config_path, overrides)
     return plain.parent / "sweeps" / ",".join([plain.name, *fields])
 

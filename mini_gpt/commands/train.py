@@ -14,12 +14,8 @@ from mini_gpt.training import loop
 def main() -> None:
     parser = command_line.parser(__doc__)
     parser.add_argument("--config", required=True, help="config file, such as configs/tiny.py")
-    parser.add_argument(
-        "--workdir", type=command_line.directory, help="the run directory; default: runs/ and the name of the config"
-    )
-    parser.add_argument(
-        "--init_from", type=command_line.directory, help="a run; the new run starts with its weights, at step 0"
-    )
+    parser.add_argument("--workdir", type=command_line.directory, help="run directory; default: runs/ and a name")
+    parser.add_argument("--init_from", type=command_line.directory, help="a run whose weights a new run starts with")
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)

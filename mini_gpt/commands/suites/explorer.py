@@ -3,7 +3,7 @@
 import json
 
 from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites.base import Result, Suite
+from mini_gpt.commands.suites.base import Suite
 from mini_gpt.insight.explorer import page
 from mini_gpt.training.run import Run
 
@@ -12,14 +12,8 @@ class Explorer(Suite):
     name = "explorer"
     flags = ("text",)
 
-    def measure(self, run: Run, options: SuiteOptions) -> Result:
-        return {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
-
     def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str]:
         return {".html": page.explorer(run, options, _labels(run))}
-
-    def printed(self, result: Result) -> str:
-        return f"Step {result['checkpoint_step']:,}. The .html file opens in any browser, without a network."
 
 
 def _labels(run: Run) -> list[list[str]] | None:

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.commands import figures
 from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites.base import Result, Suite
+from mini_gpt.commands.suites.base import Suite
 from mini_gpt.training.run import Run
 
 
@@ -12,11 +12,5 @@ class Figures(Suite):
     name = "figures"
     flags = ("text",)
 
-    def measure(self, run: Run, options: SuiteOptions) -> Result:
-        return {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
-
     def more_files(self, run: Run, options: SuiteOptions) -> dict[str, Figure]:
         return {f"/{name}.png": figure for name, figure in figures.of_run(run, options).items()}
-
-    def printed(self, result: Result) -> str:
-        return f"Step {result['checkpoint_step']:,}."
