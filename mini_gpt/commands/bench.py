@@ -131,7 +131,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
             for step in range(ATTENTION_METRICS_RUNS):
                 begin = time.perf_counter()
-                curves, pictures = self.run.evaluator.watch(self.state.parameters)
+                curves, pictures = self.run.evaluator.watch(self.run.loaded(self.state.parameters))
                 for name, value in curves.items():
                     events.scalar(name, value, step)
                 for name, pixels in pictures.items():
