@@ -14,11 +14,11 @@ from mini_gpt.commands.suite_options import Request
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.evaluation import perplexity, progress, task_accuracy
-from mini_gpt.insight import diagnosis, pruning, pruning_figure
+from mini_gpt.insight import diagnosis, figures, pruning
 from mini_gpt.insight.explorer import page as explorer
 from mini_gpt.insight.heads import figure as head_figure
+from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
-from mini_gpt.insight.probe import Probe
 from mini_gpt.model.gpt import check_length
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import reporting
@@ -43,14 +43,14 @@ def _tokens(run: Run, split: str) -> np.ndarray:
     return tokens
 
 
-def _rows(run: Run, split: str) -> head_report.Rows:
-    """Gives windows spread over a split, or a task's problems, of about head_report.TOKENS tokens."""
+def _rows(run: Run, split: str) -> head_inputs.Inputs:
+    """Gives windows spread over a split, or a task's problems, of about head_inputs.TOKENS tokens."""
     length = run.config.context_length
     if not run.config.data.is_task:
-        return head_report.rows_of_text(_tokens(run, split), run.tokenizer, length)
-    problems = _problems(run, split, head_report.TOKENS)
+        return head_inputs.of_text(_tokens(run, split), run.tokenizer, length)
+    problems = _problems(run, split, head_inputs.TOKENS)
     inputs_BL = batches.problem_batch(problems, run.config, run.tokenizer, length)["inputs"]
-    return head_report.rows_of_problems(inputs_BL, run.tokenizer)
+    return head_inputs.of_problems(inputs_BL, run.tokenizer)
 
 
 def _problems(run: Run, split: str, tokens: int) -> list[tuple[str, str]]:
@@ -74,17 +74,7 @@ def report_heads(run: Run, request: Request) -> dict[str, Any]:
     else:
         train_tokens = run.store.split("train").tokens
     with progress.shown("head report", head_report.cost(texts)) as advance:
-        heads = head_report.head_report(
-            run.definition,
-            run.parameters,
-            run.config,
-            run.tokenizer,
-            run.mesh,
-            texts,
-            train_tokens,
-            batch_tokens=run.batch_tokens,
-            advance=advance,
-        )
+        heads = head_report.head_report(run.model, run.tokenizer, texts, train_tokens, advance=advance)
     _check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
     return {
         "checkpoint_step": run.step,
@@ -122,8 +112,7 @@ def printed_heads(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def measure_pruning(run: Run, request: Request) -> dict[str, Any]:
     """Measures each head's importance on the training split, and on the other the loss as heads are removed."""
-    config, vocab_size = run.config, len(run.tokenizer.token_bytes)
-    per_batch = perplexity.rows_at_a_time(run.batch_tokens, run.mesh, config.context_length)
+    config = run.config
     model, what = (
         (run.definition, run.parameters, config),
         f"pruning {config.model.num_layers * config.model.num_heads}",
@@ -133,18 +122,18 @@ def measure_pruning(run: Run, request: Request) -> dict[str, Any]:
         if config.data.is_task:
             asked = _problems(run, request.split, pruning.SCORED_TOKENS)
             train = _problems(run, "train", pruning.IMPORTANCE_TOKENS)
-            texts = pruning.problem_batches(train, config, run.tokenizer, per_batch)
+            texts = pruning.problem_batches(run.model, run.tokenizer, train)
             score = functools.partial(
                 task_accuracy.accuracy, *model, run.tokenizer, run.mesh, asked, config.context_length, **options
             )
         else:
             tokens, train = (_tokens(run, split) for split in (request.split, "train"))
-            texts = pruning.text_batches(train, config, vocab_size, per_batch)
+            texts = pruning.text_batches(run.model, train)
             options |= {"most_tokens": pruning.SCORED_TOKENS}
             score = functools.partial(
                 perplexity.score_split, *model, tokens, run.tokenizer.token_bytes, run.mesh, **options
             )
-        importance_NH = pruning.importance(*model, texts, vocab_size, run.mesh, advance=advance)
+        importance_NH = pruning.importance(run.model, texts, advance=advance)
         _check_finite(run, importance_NH.flat)
         rows = pruning.curves(importance_NH, lambda mask_NH: score(head_mask_NBH=mask_NH[:, None]).nll)
     _check_finite(run, (row["nll"] for row in rows))
@@ -161,7 +150,7 @@ def measure_pruning(run: Run, request: Request) -> dict[str, Any]:
 
 def draw_pruning(result: dict[str, Any]) -> Figure:
     title = f"Step {result['checkpoint_step']:,}: what the heads are worth"
-    return pruning_figure.pruning_figure(np.array(result["importance"]), result["rows"], title=title)
+    return pruning.pruning_figure(np.array(result["importance"]), result["rows"], title=title)
 
 
 def printed_pruning(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -195,13 +184,29 @@ def explorer_page(run: Run, request: Request) -> str:
                 labels[head["layer"]][head["head"]] = str(head["label"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         labels = None  # it is an ornament
-    return explorer.explorer(run, request, labels)
+    config = run.config.model
+    tokens = run.opening(request, explorer.most_tokens(run.config))
+    source = f"the {request.split} split" if request.text is None else "--text"
+    return explorer.explorer(
+        run.model,
+        run.tokenizer,
+        tokens,
+        title=f"{run.workdir.resolve().name}: what {config.num_layers} × {config.num_heads} heads attend to",
+        subtitle=f"step {run.step:,}, {len(tokens)} tokens of {source}, position={config.position}",
+        labels=labels,
+    )
+
+
+def run_figures(run: Run, request: Request) -> dict[str, Figure]:
+    """Return the figures of a checkpoint by name."""
+    tokens = run.opening(request, figures.MOST_TOKENS)
+    return figures.model_figures(f"{run.workdir.name}, step {run.step:,}", run.model, run.tokenizer, tokens)
 
 
 def diagnose(run: Run, request: Request) -> dict[str, Any]:
     """Says what is wrong with a checkpoint, if anything."""
-    model = Probe(run.definition, run.parameters, run.config, run.tokenizer, run.mesh, run.batch_tokens)
-    findings = diagnosis.diagnose(model, _tokens(run, request.split), _tokens(run, "train"), _history(run))
+    tokens, train_tokens = (_tokens(run, split) for split in (request.split, "train"))
+    findings = diagnosis.diagnose(run.model, tokens, train_tokens, _history(run))
     return {
         "checkpoint_step": run.step,
         "split": request.split,

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import figures, insight_suites
+from mini_gpt.commands import insight_suites
 from mini_gpt.commands.suite_options import Request
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks
@@ -229,7 +229,10 @@ SUITES = {
         printed=insight_suites.printed_pruning,
     ),
     "figures": Suite(
-        insight_suites.describe, takes=("text",), pictures=figures.of_run, printed=insight_suites.printed_description
+        insight_suites.describe,
+        takes=("text",),
+        pictures=insight_suites.run_figures,
+        printed=insight_suites.printed_description,
     ),
     "explorer": Suite(
         insight_suites.describe,
