@@ -97,7 +97,8 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -
     writers = [Writer(run.tokenizer, flags.stop) for _ in range(flags.samples)]
     streams = flags.samples == 1 and not flags.json
     prompts = [prompt] * flags.samples
-    chunks = generation.stream(run.model, prompts, length=length, sampling=sampling, seed=flags.seed)
+    options = {"sampling": sampling, "seed": flags.seed, "isolate_at": run.model.separator_id}
+    chunks = generation.stream(run.model.definition, run.model.parameters, prompts, length=length, **options)
     for number, tokens_BN in enumerate(chunks):
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)

@@ -3,6 +3,7 @@
 import json
 
 from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites import texts
 from mini_gpt.commands.suites.base import Suite
 from mini_gpt.insight.explorer import page
 from mini_gpt.training.run import Run
@@ -13,7 +14,18 @@ class Explorer(Suite):
     flags = ("text",)
 
     def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str]:
-        return {".html": page.explorer(run, options, _labels(run))}
+        config = run.config.model
+        tokens = texts.opening(run, options, page.most_tokens(run.config))
+        source = f"the {options.split} split" if options.text is None else "--text"
+        html = page.explorer(
+            run.model,
+            run.tokenizer,
+            tokens,
+            title=f"{run.workdir.resolve().name}: what {config.num_layers} × {config.num_heads} heads attend to",
+            subtitle=f"step {run.step:,}, {len(tokens)} tokens of {source}, position={config.position}",
+            labels=_labels(run),
+        )
+        return {".html": html}
 
 
 def _labels(run: Run) -> list[list[str]] | None:

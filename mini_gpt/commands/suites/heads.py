@@ -8,7 +8,7 @@ from mini_gpt.commands.suites import texts
 from mini_gpt.commands.suites.base import Result, Row, Suite
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.evaluation import progress
-from mini_gpt.insight.heads import figure, report
+from mini_gpt.insight.heads import figure, inputs, report
 from mini_gpt.training.run import Run
 
 PRINTED = ("layer", "head", "label", "strength", "also", "entropy", "distance", "pair")
@@ -18,9 +18,9 @@ class Heads(Suite):
     name = "heads"
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        read = _rows(run, options.split)
+        read = _inputs(run, options.split)
         if run.config.data.is_task:
-            train_BL = _rows(run, "train").tokens_BL
+            train_BL = _inputs(run, "train").tokens_BL
             train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
         else:
             train_tokens = run.store.split("train").tokens
@@ -40,14 +40,14 @@ class Heads(Suite):
         return results.table([{name: row[name] for name in PRINTED} for row in self.rows(result)])
 
 
-def _rows(run: Run, split: str) -> report.Rows:
-    """Return windows spread over a split, or problems of a task, of about report.TOKENS tokens."""
+def _inputs(run: Run, split: str) -> inputs.Inputs:
+    """Return windows spread over a split, or problems of a task, of about inputs.TOKENS tokens."""
     length = run.config.context_length
     if not run.config.data.is_task:
-        return report.rows_of_text(texts.split_tokens(run, split), run.tokenizer, length)
-    problems = texts.problems(run, split, report.TOKENS)
+        return inputs.of_text(texts.split_tokens(run, split), run.tokenizer, length)
+    problems = texts.problems(run, split, inputs.TOKENS)
     inputs_BL = batches.problem_batch(problems, run.config, run.tokenizer, length)["inputs"]
-    return report.rows_of_problems(inputs_BL, run.tokenizer)
+    return inputs.of_problems(inputs_BL, run.tokenizer)
 
 
 def _flat(head: Row) -> Row:

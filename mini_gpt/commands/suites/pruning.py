@@ -10,7 +10,7 @@ from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.commands.suites import texts
 from mini_gpt.commands.suites.base import Result, Suite
 from mini_gpt.evaluation import perplexity, progress, task_accuracy
-from mini_gpt.insight import pruning, pruning_figure
+from mini_gpt.insight import pruning
 from mini_gpt.training.run import Run
 
 
@@ -20,18 +20,17 @@ class Pruning(Suite):
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         config, model, tokenizer = run.config, run.model, run.tokenizer
         num_heads = config.model.num_layers * config.model.num_heads
-        rows_at_a_time = perplexity.rows_at_a_time(model, config.context_length)
         with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads)) as advance:
             if config.data.is_task:
                 scored = texts.problems(run, options.split, pruning.SCORED_TOKENS)
                 train = texts.problems(run, "train", pruning.IMPORTANCE_TOKENS)
-                read = pruning.problem_batches(train, config, tokenizer, rows_at_a_time)
+                read = pruning.problem_batches(model, tokenizer, train)
                 score = lambda model: task_accuracy.accuracy(
                     model, tokenizer, scored, config.context_length, advance=advance
                 )
             else:
                 tokens, train = (texts.split_tokens(run, split) for split in (options.split, "train"))
-                read = pruning.text_batches(train, config, len(tokenizer.token_bytes), rows_at_a_time)
+                read = pruning.text_batches(model, train)
                 score = lambda model: perplexity.score_split(
                     model, tokens, tokenizer.token_bytes, most_tokens=pruning.SCORED_TOKENS, advance=advance
                 )
@@ -50,7 +49,7 @@ class Pruning(Suite):
 
     def draw(self, result: Result) -> Figure:
         title = f"Step {result['checkpoint_step']:,}: what the heads are worth"
-        return pruning_figure.pruning_figure(np.array(result["importance"]), result["rows"], title=title)
+        return pruning.pruning_figure(np.array(result["importance"]), result["rows"], title=title)
 
     def printed(self, result: Result) -> str:
         """Return a row for each number of removed heads: the loss by importance, its mean and range at random."""
