@@ -12,23 +12,18 @@ text, with random weights. Run nothing else on the machine meanwhile.
 import functools
 import json
 import logging
-import platform
 import re
-import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, hardware
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, tokenizers
@@ -48,23 +43,6 @@ WARMUP_STEPS = 20
 ATTENTION_METRICS_RUNS = 11  # the first one compiles
 ROUNDS = 10  # turns of each config in a comparison, and texts that are written
 LOADED_TOKENS = 1_000_000  # about so many tokens measure the speed of making batches
-PEAK_PRODUCT = 4096  # rows and columns of the matrices that measure the peak of an unknown device
-
-# FLOP/s of dense bfloat16 products on one device, from the makers' data sheets, by a part of JAX's device_kind.
-PEAKS = {
-    "A100": 312e12,
-    "H100": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H200": 989e12,
-    "B200": 2250e12,
-    "GB200": 2500e12,
-    "L40S": 362e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-}
 
 log = logging.getLogger("mini_gpt.bench")
 
@@ -142,9 +120,9 @@ class Bench:
     def report(self, seconds: list[float], waiting_share: float) -> dict:
         """Return the JSON object of what `steps` has measured."""
         config, parameters = self.config, self.run.like.parameters
-        memory = peak_memory()  # first: measuring the peak FLOP/s takes memory
+        memory = hardware.peak_memory()  # first: measuring the peak FLOP/s takes memory
         median, tokens = statistics.median(seconds), self.tokens_per_step
-        peak, peak_source = peak_flops(compute_dtype(config.model.dtype))
+        peak, peak_source = hardware.peak_flops(compute_dtype(config.model.dtype))
         flops = flops_per_token(config, parameters)
         watching = self.attention_metrics()
         return {
@@ -164,17 +142,8 @@ class Bench:
             "watching_share": statistics.median(watching) / (config.eval.every * median),
             "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(parameters),
-            **machine(self.mesh.size),
+            **hardware.machine(self.mesh.size),
         }
-
-
-def machine(count: int) -> dict:
-    """Return the device, how many of them, and the versions that a measurement belongs to."""
-    device = jax.devices()[0]
-    return {
-        "device": {"kind": device.device_kind, "platform": device.platform, "count": count},
-        "versions": {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__},
-    }
 
 
 def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> float:
@@ -190,32 +159,6 @@ def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> 
             looked_up += leaf.size
     attention = 12 * model.num_layers * model.num_heads * model.head_width * config.context_length
     return 6 * (model_parameters.count(parameters) - looked_up) + attention
-
-
-def peak_flops(dtype: jnp.dtype) -> tuple[float, str]:
-    """Return the peak FLOP/s of a device and the source of the number: a data sheet, or a product in `dtype` here."""
-    kind = jax.devices()[0].device_kind
-    for name in sorted(PEAKS, key=len, reverse=True):
-        if re.search(rf"\b{name}\b", kind):
-            return PEAKS[name], f"data sheet of {name}, dense bfloat16"
-    n = PEAK_PRODUCT
-    product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=jnp.float32))
-    x = jnp.ones((n, n), dtype)
-    seconds = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        jax.block_until_ready(product(x, x))
-        seconds.append(time.perf_counter() - begin)
-    return 2 * n**3 / min(seconds), f"measured: {dtype.name} product of {n} × {n} matrices, the best of 5"
-
-
-def peak_memory() -> int:
-    """Return the most bytes ever in use on the first device, or in this process if the device does not tell."""
-    of_device = jax.local_devices()[0].memory_stats()
-    if of_device:
-        return of_device["peak_bytes_in_use"]
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -302,7 +245,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
         "compile_seconds": compile_seconds,
         **writing_speed([write() for _ in range(ROUNDS)]),
         "parameters": model_parameters.count(model.parameters),
-        **machine(1),
+        **hardware.machine(1),
     }
 
 
