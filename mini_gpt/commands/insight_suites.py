@@ -1,7 +1,6 @@
 """The suites that look inside of a run: what its heads attend to, what they are worth, and what is wrong."""
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Iterable
@@ -112,30 +111,25 @@ def printed_heads(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def measure_pruning(run: Run, request: Request) -> dict[str, Any]:
     """Measures each head's importance on the training split, and on the other the loss as heads are removed."""
-    config = run.config
-    model, what = (
-        (run.definition, run.parameters, config),
-        f"pruning {config.model.num_layers * config.model.num_heads}",
-    )
-    with progress.shown(f"{what} heads", pruning.cost(config.model.num_layers * config.model.num_heads)) as advance:
-        options = {"batch_tokens": run.batch_tokens, "advance": advance}
+    config, num_heads = run.config, run.config.model.num_layers * run.config.model.num_heads
+    with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads)) as advance:
         if config.data.is_task:
             asked = _problems(run, request.split, pruning.SCORED_TOKENS)
             train = _problems(run, "train", pruning.IMPORTANCE_TOKENS)
             texts = pruning.problem_batches(run.model, run.tokenizer, train)
-            score = functools.partial(
-                task_accuracy.accuracy, *model, run.tokenizer, run.mesh, asked, config.context_length, **options
+            score = lambda masked: task_accuracy.accuracy(
+                masked, run.tokenizer, asked, config.context_length, advance=advance
             )
         else:
             tokens, train = (_tokens(run, split) for split in (request.split, "train"))
             texts = pruning.text_batches(run.model, train)
-            options |= {"most_tokens": pruning.SCORED_TOKENS}
-            score = functools.partial(
-                perplexity.score_split, *model, tokens, run.tokenizer.token_bytes, run.mesh, **options
+            score = lambda masked: perplexity.score_split(
+                masked, tokens, run.tokenizer.token_bytes, most_tokens=pruning.SCORED_TOKENS, advance=advance
             )
         importance_NH = pruning.importance(run.model, texts, advance=advance)
         _check_finite(run, importance_NH.flat)
-        rows = pruning.curves(importance_NH, lambda mask_NH: score(head_mask_NBH=mask_NH[:, None]).nll)
+        with_mask = lambda mask_NH: dataclasses.replace(run.model, head_mask_NBH=mask_NH[:, None])
+        rows = pruning.curves(importance_NH, lambda mask_NH: score(with_mask(mask_NH)).nll)
     _check_finite(run, (row["nll"] for row in rows))
     return {
         "checkpoint_step": run.step,
