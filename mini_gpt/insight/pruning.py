@@ -66,7 +66,7 @@ def _mask_gradient(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Arr
 def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of windows spread over a stream, with the targets of the model's objective."""
     config, length = model.config, model.config.context_length
-    rows = perplexity.rows_at_a_time(model.batch_tokens, model.mesh, length)
+    rows = perplexity.rows_at_a_time(model, length)
     for piece in perplexity.stretches(tokens, IMPORTANCE_TOKENS, length):
         if model.masked:
             mask_token = model.parameters["embedding"].shape[0] - 1
@@ -83,7 +83,7 @@ def problem_batches(
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of a task's problems, (question, answer)."""
     length = model.config.context_length
-    rows = perplexity.rows_at_a_time(model.batch_tokens, model.mesh, length)
+    rows = perplexity.rows_at_a_time(model, length)
     for count, some in batches.in_full_batches(problems, rows):
         yield count, batches.problem_batch(some, model.config, tokenizer, length)
 
