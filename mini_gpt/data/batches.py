@@ -122,6 +122,13 @@ def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: To
     return {"inputs": np.where(answer > 0, mask, rows).astype(np.int32), "targets": rows, "weights": answer}
 
 
+def in_full_batches(items: Sequence, batch_size: int) -> Iterator[tuple[int, list]]:
+    """Yield (count, items) of `batch_size` items, of which the first `count` are new; the last batch is filled up."""
+    for first in range(0, len(items), batch_size):
+        batch = list(items[first : first + batch_size])
+        yield len(batch), batch + batch[:1] * (batch_size - len(batch))
+
+
 def iterate(batches: TrainBatches | TaskBatches, start: int, count: int) -> Iterator[Batch]:
     """Yields so many batches from a step on, prepared ahead by Grain's threads."""
     dataset = grain.MapDataset.range(start, start + count).map(batches.__getitem__)
