@@ -192,7 +192,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(small, tmp_path):
     embedding = unread.model.parameters["embedding"]
     unread.model.parameters["embedding"] = embedding.at[5].set(np.nan)  # in no text, but in the softmax
     for suite, broken in (("heads", run), ("pruning", run), ("pruning", unread)):
-        with pytest.raises(UserError, match="the model of step 1 gives no finite numbers; see --suite=diagnose"):
+        with pytest.raises(UserError, match="the model of step 1 gives non-finite numbers; see --suite=diagnose"):
             suites.evaluate(broken, suite, Request())
     assert not (workdir / "eval").exists()
     assert suites.evaluate(run, "diagnose", Request())["most_likely"] == "a training step with non-finite gradients"
@@ -244,4 +244,4 @@ def test_a_context_too_short_for_a_problem_is_refused(small, tmp_path, monkeypat
 def test_a_sweep_has_no_table_for_heads(monkeypatch):
     arguments = ["--config=configs/tiny.py", "--vary", "model.num_heads=2,4", "--suite=heads"]
     line = type_in(monkeypatch, "mini_gpt.sweep", *arguments)
-    assert line.startswith("error: --suite: found heads, which a sweep has no table for; must be of perplexity, extra")
+    assert line.startswith("error: --suite=heads is not supported by a sweep; must be one of perplexity, extra")
