@@ -74,7 +74,7 @@ def test_few_documents_are_split_by_place_and_it_is_said(small, tmp_path, caplog
     assert corpora.split_kind(corpus, data) == "contiguous"
     with caplog.at_level("INFO", logger="mini_gpt"):
         token_store.open_store(corpus, data, tokenizers.ByteTokenizer())
-    assert caplog.text.count("fewer than 100 documents (1): split by place") == 1
+    assert caplog.text.count("fewer than 100 documents (1): data.split=contiguous") == 1
 
 
 def make_library(root):
