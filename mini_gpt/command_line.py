@@ -2,12 +2,15 @@
 
 import argparse
 import ctypes
+import functools
 import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from tqdm import tqdm
@@ -18,6 +21,9 @@ from mini_gpt.errors import UserError
 
 log = logging.getLogger(__name__)
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+READ_ONLY = "Given directory is read only="  # Orbax warns of what read_only=True asks for
+LOOP_CLOSED = "Event loop is closed"
+ROOM_BELOW = 600  # bytes of a path, for the files of a run directory
 
 
 class _AboveTheBar(logging.Handler):
@@ -27,18 +33,46 @@ class _AboveTheBar(logging.Handler):
         tqdm.write(self.format(record), file=sys.stderr)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for the records of libraries that the main thread reports again, or that say what was asked for."""
+    if record.name.partition(".")[0] == "mini_gpt":
+        return True
+    message = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    return not (_is_raised_again(error or Exception(message)) or message.startswith(READ_ONLY))
+
+
+def _is_raised_again(error: BaseException | None) -> bool:
+    """Return True for an error of a background thread that the main thread raises when it waits for that thread.
+
+    A full disk fails in several threads of a save. The first is told in one line, without a traceback. The array
+    operations beside a failed one find their event loop closed.
+    """
+    if str(error) == LOOP_CLOSED:
+        return True
+    reason = files.cant_write(error)
+    if reason is not None:
+        _warn_once(reason)
+    return reason is not None or isinstance(error, UserError)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    log.warning(f"a background thread can't write ({reason}); the run ends when it waits for that thread")
+
+
 def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
-    """Shows our own log lines and no library's, and keeps compiled programs for the next start.
+    """Show our own log lines and the warnings of libraries, and keep compiled programs for the next start.
 
     flags: with those of `add_process_flags`, joins the other processes of the job, of which the first alone speaks.
     Must come before anything that touches a device. Raises UserError where the others do not come.
     """
-    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_AboveTheBar()], force=True)
+    handler = _AboveTheBar()
+    handler.addFilter(_is_news)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
-    # A full disk ends a save in several of Orbax's threads; what it raises where it is waited for is said once, by us.
-    for library in ("absl", "asyncio"):
-        logging.getLogger(library).setLevel(logging.CRITICAL)
-    sys.unraisablehook = threading.excepthook = lambda raised: log.debug("in the background: %s", raised)
+    sys.unraisablehook = _unless_raised_again(sys.__unraisablehook__)
+    threading.excepthook = _unless_raised_again(threading.__excepthook__)
     sys.stdout.reconfigure(errors="replace")  # what a model writes need not fit the terminal's encoding
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -46,8 +80,14 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
     if flags is not None:
         job = processes.Job(flags.coordinator, flags.num_processes, flags.process_id)
         if processes.start(job, flags.start_timeout) > 0:
-            logging.getLogger("mini_gpt").setLevel(logging.ERROR)
+            for name in ("mini_gpt", None):
+                logging.getLogger(name).setLevel(logging.ERROR)
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it lives as long as the process
+
+
+def _unless_raised_again(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a hook for errors outside the main thread that leaves out those which the main thread raises too."""
+    return lambda raised: None if _is_raised_again(raised.exc_value) else hook(raised)
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -93,17 +133,29 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def directory(text: str) -> Path:
-    """Reads a directory from a flag; no shell expands the ~ of --workdir=~/run. Raises UserError where it is empty."""
+    """Return the directory that a flag names, with ~ expanded, which no shell does in --workdir=~/run.
+
+    Raises UserError where it is empty, too long, or has a character that no terminal shows as it is.
+    """
     if not text:
         raise UserError("found a flag without its directory; such as --workdir=DIR")
-    return Path(text).expanduser()
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):  # control, not UTF-8, ends of lines
+            raise UserError(f"{text!r}: found {character!r} in the path of a directory; name one without it")
+    path = Path(text).expanduser()
+    longest = os.pathconf("/", "PC_PATH_MAX") - ROOM_BELOW
+    if (found := len(os.fsencode(path.absolute()))) > longest:
+        raise UserError(f"found a directory whose path has {found} bytes; must have at most {longest}")
+    return path
+
+
+def run_name(config_path: str, overrides: dict[str, str]) -> str:
+    """Return the config's name with its argument and the overrides joined to it, such as tiny,model.position=alibi."""
+    file, _, argument = config_path.partition(":")
+    parts = [Path(file).stem, *([argument] if argument else [])]
+    return ",".join([*parts, *(f"{name}={value}" for name, value in overrides.items())])
 
 
 def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:
-    """Gives runs/ and the config's name, overrides joined to it: runs/tiny,model.position=alibi."""
-    file, _, argument = config_path.partition(":")
-    parts = [Path(file).stem + (f":{argument}" if argument else "")]
-    parts += [f"{name}={value}" for name, value in overrides.items()]
-    name = ",".join(parts).replace("/", "_")
-    files.check_name(name, "give --workdir=DIR a name of your own")
-    return Path("runs") / name
+    """Return the run directory of a command without --workdir: the run's name under runs/, as a plain file name."""
+    return Path("runs") / files.plain_name(run_name(config_path, overrides))

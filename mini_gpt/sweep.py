@@ -107,10 +107,12 @@ def sweep(
         for values in combinations:
             number += 1
             fields = dict(zip(vary, values, strict=True)) | {"seed": str(seed)}
-            name = _run_name(fields)
+            name = ",".join(f"{field}={value}" for field, value in fields.items())
             log.info(f"[{number} of {total}] {name}")
             try:
-                results[values].append(_result(config_path, overrides | fields, workdir / name, suite, request))
+                results[values].append(
+                    _result(config_path, overrides | fields, workdir / files.plain_name(name), suite, request)
+                )
             except UserError as error:
                 failures.append(f"{name}: {error}")
             except Exception as error:  # one combination must not cost the others
@@ -124,12 +126,6 @@ def sweep(
     if failures:
         log.info("\n".join(["", "Failed:", *(f"  {failure}" for failure in failures), ""]))
         raise UserError(f"{len(failures)} of {total} combinations failed; the same command tries them again")
-
-
-def _run_name(fields: dict[str, str]) -> str:
-    name = ",".join(f"{field}={value}" for field, value in fields.items()).replace("/", "_")
-    files.check_name(name, "vary fewer fields at once")
-    return name
 
 
 def _result(config_path: str, overrides: dict[str, str], workdir: Path, suite: str, request: Request) -> dict:
@@ -291,9 +287,9 @@ def main() -> None:
 
 
 def _default_workdir(config_path: str, overrides: dict[str, str], fields: list[str]) -> Path:
-    """Gives runs/sweeps/ and a name of the config, its overrides, and the fields that vary."""
-    plain = command_line.default_workdir(config_path, overrides)
-    return plain.parent / "sweeps" / ",".join([plain.name, *fields])
+    """Return runs/sweeps/ and a name of the config, its overrides, and the fields that vary."""
+    name = ",".join([command_line.run_name(config_path, overrides), *fields])
+    return Path("runs") / "sweeps" / files.plain_name(name)
 
 
 if __name__ == "__main__":
