@@ -154,8 +154,8 @@ def test_the_list_of_a_section_has_its_fields(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["config", "model.rope"])
     listing.main()
     assert capsys.readouterr().out.startswith("model.rope.base = 10000.0\n    wavelengths")
-    monkeypatch.setattr(sys, "argv", ["config", "model.ropes"])
-    with pytest.raises(UserError, match=r"^model\.ropes: no such config field"):
+    monkeypatch.setattr(sys, "argv", ["config", "model.rop"])
+    with pytest.raises(UserError, match=r"^model\.rop: no such config field"):
         listing.main()
 
 
@@ -163,6 +163,7 @@ def test_a_config_is_frozen_hashable_and_checked_when_replaced():
     config = configs.load("configs/tiny.py")
     assert {config: 1}[configs.load("configs/tiny.py")] == 1
     assert dataclasses.replace(config, seed=3) != config
+    assert isinstance(dataclasses.replace(config.train, label_smoothing=0).label_smoothing, float)
     for name, value in (("steps", 0), ("steps", "3"), ("label_smoothing", 2)):
         with pytest.raises(UserError, match=rf"^train\.{name}: found"):
             dataclasses.replace(config.train, **{name: value})
@@ -181,14 +182,13 @@ def test_all_sizes_that_the_mesh_does_not_divide_are_named():
     ]
 
 
-def test_names_in_a_hostile_config_stay_in_one_line(tmp_path):
+def test_hostile_names_are_refused_in_one_line():
     nested = {}
-    for _ in range(400):
+    for _ in range(3000):
         nested = {"a": nested}
     for values in ({"a\nb" * 1000: 3}, nested, {"model": {"rope": {"base": nested}}}):
-        (tmp_path / "config.json").write_text(json.dumps(values))
-        with pytest.raises(UserError, match=r"config\.json: .*(no such config field|missing)") as raised:
-            configs.read(tmp_path / "config.json")
+        with pytest.raises(UserError, match="no such config field") as raised:
+            configs.from_dict(values)
         assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
 
 
