@@ -21,7 +21,7 @@ from mini_gpt.insight.heads import report as head_report
 from mini_gpt.insight.probe import Probe
 from mini_gpt.model.gpt import check_length
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import reporting
+from mini_gpt.training import monitor
 from mini_gpt.training.run import Run
 
 HEAD_COLUMNS = ("layer", "head", "label", "strength", "also", "entropy", "distance", "pair")
@@ -235,5 +235,5 @@ def _finite(value: float) -> float | None:
 
 
 def _history(run: Run) -> list[dict[str, float]]:
-    path = run.workdir / reporting.METRICS
-    return [row for row in (reporting.read(path) if path.exists() else []) if row["step"] <= run.step]
+    path = run.workdir / monitor.METRICS
+    return [row for row in (monitor.read(path) if path.exists() else []) if row["step"] <= run.step]

@@ -1,4 +1,4 @@
-"""What a config and a corpus are made into before the first step, for the loop and for the benchmark."""
+"""The parts of a run, made from a config and a corpus, for the training loop and the benchmark."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from mini_gpt.training.step import TrainStep, make_train_step
 
 
 class Assembly(NamedTuple):
-    """The parts of a run; `like` has the state's shapes and places, and nothing is allocated yet."""
+    """The parts of a run before any array is allocated. like: shapes and shardings of the state."""
 
     config: Config
     vocab_size: int
@@ -36,7 +36,7 @@ class Assembly(NamedTuple):
         return states.create(self.config, self.vocab_size, self.optimizer, self.like)
 
     def compiled_step(self) -> TrainStep:
-        """Compiles the training step; no state is needed, so that one may be drawn or read meanwhile."""
+        """Compile the training step. It needs no state, which can be drawn or read at the same time."""
         train_step = make_train_step(
             self.definition, self.optimizer, self.config, self.like, isolate_at=self.evaluator.isolate_at
         )
@@ -52,11 +52,13 @@ def check_batch(config: Config, mesh: Mesh) -> None:
 
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:
-    """Tokenises what is not tokenised yet, and puts the parts together. Raises UserError for too short a corpus."""
+    """Make the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
     vocab_size = states.vocab_size(config, tokenizer)
     optimizer = make_optimizer(config)
     definition, like = states.abstract(config, vocab_size, optimizer, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
+    train_batches: batches.TrainBatches | batches.TaskBatches
+    evaluator: Evaluator
     if config.data.is_task:
         train_batches = batches.TaskBatches(config, tokenizer, rows=rows)
         evaluator = TaskEvaluator(config, definition, tokenizer, mesh)

@@ -111,7 +111,7 @@ def test_a_signal_to_one_process_stops_both_at_one_step_and_another_number_of_th
     both[told].send_signal(number)
     said = [process.communicate(timeout=100) for process in both]
     assert both[told].returncode == 128 + number and both[1 - told].returncode == 143, said
-    stopped = int(re.search(r"stopped at step (\d+), which is saved", said[0][1])[1])
+    stopped = int(re.search(r"stopped and saved at step (\d+)", said[0][1])[1])
     assert Run(workdir).step == stopped == len(rows(workdir)) < 1000, said
     fields = {"train__steps": stopped + 4, "eval__every": 1000, "model__dropout": 0.2, "data__path": small().data.path}
     loop.train(small(**fields), tmp_path / "alone", conclude=False)

@@ -47,8 +47,8 @@ def test_a_signal_saves_the_step_under_way_and_ends_with_its_status(
         signal_in_step(patch, number, 6)
         loop.train(config, tmp_path / "run", conclude=False)
     assert left.value.code == status and signal.getsignal(number) is handler
-    assert "saving after this step; the same signal again leaves at once" in capfd.readouterr().err
-    assert "stopped at step 6, which is saved; the same command goes on from there" in caplog.text
+    assert "stopping: saving after this step; send the signal again to exit at once" in capfd.readouterr().err
+    assert "stopped and saved at step 6; the same command resumes the run" in caplog.text
     assert Checkpoints(tmp_path / "run" / "checkpoints", read_only=True).steps() == [4, 6]
     assert [row["step"] for row in rows(tmp_path / "run")] == [1, 4]  # no row that the other run has not
     assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), whole)
@@ -60,7 +60,7 @@ def heed_and_wait(reading, ready):
     with stopping.listening() as request:
         ready.set()
         reading.wait(30)
-        os._exit(request.heard or 0)
+        os._exit(request.received or 0)
 
 
 @pytest.mark.slow

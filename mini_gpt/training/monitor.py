@@ -1,14 +1,18 @@
-"""What a run says of itself while it trains: metrics.jsonl, TensorBoard, and a bar or lines on the screen."""
+"""What a run logs while it trains: metrics.jsonl, TensorBoard, a progress bar or lines; speed and loss spikes."""
 
+import collections
+import itertools
 import json
 import logging
 import math
 import os
+import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -17,11 +21,12 @@ from mini_gpt.training.event_file import EventFile
 
 METRICS = "metrics.jsonl"
 SECONDS_BETWEEN_LINES = 5.0
+WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # of spikes: losses that give the noise, and the level; how far is a spike
 log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes the scalars of a step everywhere. A run that goes on from `start` drops what was logged past it."""
+    """Writes metrics.jsonl and TensorBoard's files. A run resumed at `start` first deletes the rows after that step."""
 
     def __init__(self, workdir: Path, *, start: int, steps: int):
         self.path = workdir / METRICS
@@ -40,7 +45,7 @@ class Reporter:
         self.step = start
 
     def drop_after(self, step: int) -> None:
-        """Drops what was logged past a step, to which the run goes back."""
+        """Delete the rows after a step to which the run is rewound."""
         self._close_files()
         self._open(step)
         if self.bar is not None:
@@ -48,7 +53,7 @@ class Reporter:
             self.bar.update(step)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        """Logs one row. Names are those of metrics.jsonl and of the curves."""
+        """Log one row: {name in metrics.jsonl and of the curve: value}."""
         with files.writing(self.path):
             self.file.write(json.dumps({"step": step} | values) + "\n")
             for name, value in values.items():
@@ -56,17 +61,17 @@ class Reporter:
         self._show(step, values)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Logs text, shown as written."""
+        """Log text; TensorBoard shows it verbatim."""
         with files.writing(self.path):
             self.events.text(name, text, step)
 
     def image(self, step: int, name: str, pixels: np.ndarray) -> None:
-        """Logs a picture, RGB in uint8."""
+        """Log an RGB picture, uint8."""
         with files.writing(self.path):
             self.events.image(name, pixels, step)
 
     def flush(self) -> None:
-        """Puts all rows on disk, as a checkpoint of their step is about to be."""
+        """Write all rows to disk, before the checkpoint of their step."""
         with files.writing(self.path):
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -106,7 +111,7 @@ class Reporter:
 
 
 class Silent:
-    """What any process but the first says of a run: nothing."""
+    """The reporter of processes other than the first: it writes nothing."""
 
     def __init__(self, workdir: Path, *, start: int, steps: int):
         del workdir, start, steps
@@ -117,6 +122,52 @@ class Silent:
     def flush(self) -> None: ...
     def drop_after(self, step: int) -> None: ...
     def close(self) -> None: ...
+
+
+class Clock:
+    """Turns a step's metrics into a row, with the speed since the last row; time before `restart` is not counted.
+
+    The metrics of a step are read while the next step runs, so that the speed is that of the device.
+    """
+
+    def __init__(self, tokens_per_step: int):
+        self.tokens_per_step = tokens_per_step
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        self.step, self.time = step, time.perf_counter()
+
+    def row(self, step: int, metrics: Mapping[str, jax.Array]) -> dict[str, float]:
+        """Return {"train/NAME": value}; non-finite values are left out, since JSON has none."""
+        values = {name: float(value) for name, value in jax.device_get(metrics).items() if name != "finite"}
+        row = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
+        seconds = time.perf_counter() - self.time
+        if step > self.step:
+            row["train/tokens_per_second"] = (step - self.step) * self.tokens_per_step / seconds
+        self.restart(step)
+        return row
+
+
+class Spikes:
+    """Finds losses, in nats a token, that are far above the ones before; training goes on."""
+
+    def __init__(self):
+        self.before: collections.deque[float] = collections.deque(maxlen=WINDOW)
+
+    def found(self, loss: float) -> str | None:
+        """Add the next loss; return a message if it is DEVIATIONS standard deviations above the last NEAR losses.
+
+        The deviation is estimated from differences of neighbouring losses, so that a falling loss does not widen it.
+        """
+        before, message = list(self.before), None
+        self.before.append(loss)
+        if len(before) >= 2 * NEAR:
+            level = statistics.median(before[-NEAR:])
+            steps = [abs(b - a) for a, b in itertools.pairwise(before)]
+            deviation = 1.4826 * statistics.median(steps) / math.sqrt(2)  # of a normal distribution
+            if loss > level + DEVIATIONS * deviation:
+                message = f"loss {loss:.4f} is a spike: the median of the last {NEAR} logged losses is {level:.4f}"
+        return message
 
 
 def _drop_rows_after(path: Path, step: int) -> None:
