@@ -7,8 +7,7 @@ import json
 import logging
 import re
 import shutil
-import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -97,9 +96,9 @@ class BpeTokenizer:
         model: tokenizers.Tokenizer,
         separator: int | None = None,
         vocab_size: int = 0,
-        special: Mapping[str, str] = types.MappingProxyType({}),
+        special: dict | None = None,
     ):
-        self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special)
+        self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special or {})
         model.encode_special_tokens = True  # encode the name of a special token as ordinary text
         texts = _token_texts(model)
         size = len(texts) + 1 if separator is None else vocab_size
