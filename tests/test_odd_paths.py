@@ -230,8 +230,6 @@ def test_all_commands_in_an_odd_directory(monkeypatch, corpus_files, tmp_path, c
     assert type_in(monkeypatch, hugging_face, "import", *imported) is None
     layers = [f"--workdir={run}", f"--to={root / 'stacked'}"]
     assert type_in(monkeypatch, "mini_gpt.commands.convert_layers", *layers) is None
-        type_in(monkeypatch, "mini_gpt.commands.convert_layers", f"--workdir={run}", f"--to={root / 'stacked'}") is None
-    )
     for workdir in ("imported", "stacked"):
         assert type_in(monkeypatch, "eval.py", f"--workdir={root / workdir}") is None
     origin = [f"--init_from={run}", f"--workdir={root / 'tuned'}"]
