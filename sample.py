@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import sys
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,18 +96,25 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)
             if streams:
-                print(text * (number == 0) + new, end="", flush=True)
+                print(_on_screen(text * (number == 0) + new), end="", flush=True)
         if all(writer.ended_by for writer in writers):
             break
     for number, writer in enumerate(writers):
         rest = writer.finish()
         if streams:
-            print(rest)
+            print(_on_screen(rest))
         elif flags.json:
             about = {"prompt": text, "text": writer.text, "tokens": writer.tokens, "sample": number}
             print(json.dumps(about | {"seed": flags.seed, "ended_by": writer.ended_by or "length"}, ensure_ascii=False))
         else:
-            print(f"--- {number + 1} of {len(writers)}\n{text}{writer.text}")
+            print(f"--- {number + 1} of {len(writers)}\n{_on_screen(text + writer.text)}")
+
+
+def _on_screen(text: str) -> str:
+    """Return a text with its control characters escaped where a terminal, which would obey them, shows it."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def _length(run: Run, prompt: int, asked: int) -> int:

@@ -13,7 +13,7 @@ import jax
 from tqdm import tqdm
 
 from mini_gpt import config as configs
-from mini_gpt import files, processes
+from mini_gpt import errors, files, processes
 from mini_gpt.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class _AboveTheBar(logging.Handler):
     """Writes a line above the progress bar, where there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
 
 
 def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:

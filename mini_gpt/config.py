@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from mini_gpt import files
+from mini_gpt import files, places
 from mini_gpt.errors import UserError, shown
 from mini_gpt.schema import Config
 
@@ -33,11 +33,18 @@ ADDED = {
 def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType({})) -> Config:
     """Reads a config file (`configs/tiny.py`, or `configs/presets.py:gpt3_175b`) and applies overrides by dotted name.
 
-    A run's config.json is one too.
+    A run's config.json is one too. It may come from someone else: a place that it names is used only where the user has
+    typed it, here among the overrides or earlier.
 
-    Override values may be typed or text. Raises UserError for an unknown field, a wrong type or a value out of range.
+    Override values may be typed or text. Raises UserError for an unknown field, a wrong type, a value out of range, and
+    a corpus in a place that was never typed.
     """
-    return from_dict(_overridden(_run_config_file(str(path)), overrides))
+    config = from_dict(_overridden(_run_config_file(str(path)), overrides))
+    file = Path(str(path).partition(":")[0])
+    if file.suffix == ".json":
+        config = places.with_known_cache(config, overrides)
+        places.check_corpus(config.data, overrides, file, "--config.")
+    return config
 
 
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:

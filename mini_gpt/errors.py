@@ -26,6 +26,11 @@ def shown(found: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
+def printable(text: str) -> str:
+    """Return a text with all but newlines and what can be printed escaped: a terminal would obey control characters."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def run(main: Callable[[], None]) -> None:
     """Runs a command; what the user can put right becomes one line on stderr and exit status 1."""
     try:
@@ -44,7 +49,7 @@ def _run(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(printable(f"error: {error}").replace("\n", "\\n"))
     except BrokenPipeError:
         sys.exit(1)  # whoever read has seen enough
     except OSError as error:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from mini_gpt import files
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.evaluation import perplexity, progress, task_accuracy
@@ -186,12 +186,12 @@ def explorer_page(run: Run, request: Request) -> str:
     """Gives the explorer, with the heads' labels where a head report of the same step is there."""
     labels = None
     try:
-        report = json.loads((run.workdir / "eval" / "heads.json").read_text(encoding="utf-8"))
+        report = files.read_json(run.workdir / "eval" / "heads.json")
         if report["checkpoint_step"] == run.step and report["overrides"] == run.overrides:
             labels = [[""] * run.config.model.num_heads for _ in range(run.config.model.num_layers)]
             for head in report["heads"]:
                 labels[head["layer"]][head["head"]] = str(head["label"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
         labels = None  # it is an ornament
     return explorer.explorer(run, request, labels)
 

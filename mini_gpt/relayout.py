@@ -23,7 +23,7 @@ from mini_gpt.training.optimizer import make_optimizer
 
 def relayout(workdir: Path, to: Path) -> None:
     """Writes the run in `workdir` to `to`, a new directory. Raises UserError where either is not as it must be."""
-    files.check_links(workdir)
+    files.check_contents(workdir)
     config = configs.read(workdir / workdirs.CONFIG)
     stacked = not config.model.scan_layers
     changed = configs.override(config, {"model.scan_layers": stacked})

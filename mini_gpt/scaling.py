@@ -137,7 +137,7 @@ def cost_table(config: Config, like: TrainState, shapes: list[MeshConfig]) -> st
 
 def report(path: str) -> str:
     """Gives what the command prints of a config: docs/sharding holds it for each preset."""
-    config = configs.load(path)
+    config = configs.load(path, {"data.corpus": "python_stdlib"})  # no corpus is opened
     like = abstract_state(config)
     parts = [
         f"# How the parameters of `{path}` are divided",

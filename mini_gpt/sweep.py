@@ -11,7 +11,6 @@ import argparse
 import csv
 import io
 import itertools
-import json
 import logging
 import re
 import statistics
@@ -142,7 +141,7 @@ def _result(config_path: str, overrides: dict[str, str], workdir: Path, suite: s
     workdirs.check_same_config(workdir, config)
     try:
         path = workdir / "eval" / f"{suites.file_stem(suite, request)}.json"
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = files.read_json(path)
         if result["checkpoint_step"] == config.train.steps and result.get("request", {}) == suites.asked(
             suite, request
         ):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +14,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mini_gpt import config as configs
-from mini_gpt import files, sharding
+from mini_gpt import files, places, sharding
 from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
-from mini_gpt.errors import UserError, shown
-from mini_gpt.hugging_face import architectures, settings, tokenizer_files
+from mini_gpt.errors import UserError, printable, shown
+from mini_gpt.hugging_face import architectures, settings, source_files, tokenizer_files
 from mini_gpt.hugging_face.exporting import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 from mini_gpt.model import parameters as model_parameters
@@ -57,6 +56,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
+    places.remember(config.data)  # so that the run's own config.json may name them later
     corpus = corpora.open_corpus(config.data)
     placed = _placed(arrays, like.parameters, stacked=config.model.scan_layers)
     state = states.first(placed, optimizer, like)
@@ -105,6 +105,8 @@ def _unpacked(
     arrays = {}
     for name, tensor in wanted.items():
         whole = np.asarray(found[name][:]).astype(np.float32)
+        if not np.isfinite(whole).all():
+            raise UserError(f"{source}: {name}: found non-finite values (NaN or infinity); fetch it again")
         parts = tensor.unpack(whole, [shapes[path] for path in tensor.paths])
         arrays |= dict(zip(tensor.paths, parts, strict=True))
     return arrays
@@ -118,12 +120,16 @@ def _open(
     wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
     found: dict[str, Any] = {}
     for file in _files(source):
+        path = source_files.find(source, file)
         try:
-            tensors = opened.enter_context(safe_open(source / file, framework="np"))
+            files.open_regular(path).close()
+            tensors = opened.enter_context(safe_open(path, framework="np"))
         except FileNotFoundError:
             raise UserError(f"{source / file}: not found; {INDEX} names it") from None
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{source / file}: no whole safetensors file ({error}); fetch it again") from None
+            raise UserError(
+                f"{source / file}: no whole safetensors file ({shown(str(error))}); fetch it again"
+            ) from None
         for name in tensors.keys():  # noqa: SIM118  it is no mapping
             prefixed = architecture.PREFIX + name  # of a model that was saved without its head
             found[name if name in wanted or prefixed not in wanted else prefixed] = tensors.get_slice(name)
@@ -133,7 +139,9 @@ def _open(
     for name in found:
         plain = name.removeprefix(architecture.PREFIX)
         if name not in wanted and name not in TIED_HEADS and not re.fullmatch(architecture.BUFFERS, plain):
-            raise UserError(f"{source}: {name}: found a tensor that {architecture.TITLE} has not with these fields")
+            raise UserError(
+                f"{source}: {printable(name)}: found a tensor that {architecture.TITLE} has not with these fields"
+            )
     return wanted, found
 
 
@@ -146,7 +154,7 @@ def _files(source: Path) -> list[str]:
             "by save_pretrained(DIR, safe_serialization=True)"
         )
     try:
-        listed = sorted(set(json.loads((source / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        listed = sorted(set(files.read_json(source_files.find(source, INDEX))["weight_map"].values()))
         outside = [file for file in listed if Path(file).name != file or file in ("", "..")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{source / INDEX}: no index of files ({type(error).__name__}: {error})") from None

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mini_gpt import files
 from mini_gpt.errors import UserError, shown
+from mini_gpt.hugging_face import source_files
 from mini_gpt.model_schema import LARGEST
 
 # Of a feed-forward of two products: what is written for ours, and what else says the same.
@@ -75,7 +77,7 @@ class Settings:
 def read(path: Path) -> Settings:
     """Reads a config.json. Raises UserError where there is none."""
     try:
-        return Settings(path, json.loads(path.read_text(encoding="utf-8")))
+        return Settings(path, files.read_json(source_files.find(path.parent, path.name)))
     except FileNotFoundError:
         raise UserError(f"{path}: not found; name a directory that holds a model's config.json") from None
     except (ValueError, RecursionError) as error:

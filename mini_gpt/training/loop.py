@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from mini_gpt import devices, files, processes, sharding
+from mini_gpt import devices, files, places, processes, sharding
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.errors import UserError
 from mini_gpt.model import parameters as model_parameters
@@ -49,6 +49,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     mesh = sharding.make_mesh(config.mesh)
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
     sharding.check_batch(config, mesh)
+    places.remember(config.data)  # so that the run's own config.json may name them later
     corpus = corpora.open_corpus(config.data)
     tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
     new = tokenizer is None
