@@ -49,14 +49,17 @@ def _run(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        sys.exit(printable(f"error: {error}").replace("\n", "\\n"))
+        sys.exit(_one_line(f"error: {error}"))
     except BrokenPipeError:
         sys.exit(1)  # whoever read has seen enough
     except OSError as error:
-        sys.exit(
-            f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error.strerror or error}"
-        )
+        reason = f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}"
+        sys.exit(_one_line(f"error: {reason}"))
     except UnicodeEncodeError as error:
         sys.exit(f"error: found text that is no valid Unicode ({error.reason}); give UTF-8")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")
