@@ -31,7 +31,7 @@ class _AboveTheBar(logging.Handler):
     """Write log lines above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
 
 
 def _is_new(record: logging.LogRecord) -> bool:

@@ -8,7 +8,6 @@ resumes it: it skips complete runs and tries failed ones again.
 """
 
 import itertools
-import json
 import logging
 import re
 from dataclasses import dataclass
@@ -119,7 +118,7 @@ class Sweep:
         """
         try:
             path = workdir / "eval" / f"{suites.file_stem(self.suite, self.options)}.json"
-            result = json.loads(path.read_text(encoding="utf-8"))
+            result = files.read_json(path)
             if result["checkpoint_step"] != config.train.steps:
                 return None
             if result.get("request", {}) != suites.requested(self.suite, self.options):

@@ -177,8 +177,9 @@ def test_a_changed_text_is_refused(monkeypatch, trained, corpus_files, tmp_path)
     )
     del config["sha256"]
     (trained / "config.json").write_text(json.dumps(config))
-    assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+    assert "data.path: found" in type_in(monkeypatch, "eval.py", f"--workdir={trained}"), "nobody has typed it"
     assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", f"--override=data.path={tmp_path}/other/*") is None
+    assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
 
 
 def test_a_process_ends_with_one_line_and_status_1():
