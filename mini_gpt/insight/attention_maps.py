@@ -10,7 +10,6 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mini_gpt.config.model_schema import ModelConfig
-from mini_gpt.evaluation import perplexity
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace, text_layout
@@ -24,7 +23,7 @@ def rows_at_a_time(batch_tokens: int, mesh: Mesh, config: ModelConfig, length: i
     """Gives how many of some windows go through a model whose maps are asked for; a multiple of the mesh's shards."""
     shards = sharding.shards(mesh)
     fitting = max(1, MOST_ENTRIES // (config.num_heads * length**2) // shards) * shards
-    return min(perplexity.rows_at_a_time(batch_tokens, mesh, length), fitting, -(-windows // shards) * shards)
+    return min(shards * max(1, batch_tokens // length // shards), fitting, -(-windows // shards) * shards)
 
 
 def attention_maps(

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -23,7 +24,8 @@ CANT_WRITE = [
 ]
 DRAFT = ".draft"  # how the names of what is not written yet end
 SEAL = "sha256"  # the key under which a JSON object has its own checksum
-LONGEST_NAME = 240  # bytes; file systems take 255, and the programs that write there add to it
+LONGEST_NAME = 240  # characters; file systems take 255 bytes, and programs that write files append suffixes
+SHORTENED = 100  # characters of a name that is longer, or not plain
 
 
 def cache_directory(cache_dir: str | None) -> Path:
@@ -56,7 +58,7 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
 def _draft(target: Path) -> Iterator[Path]:
     """Gives a new directory beside `target`, locked as long as this process writes in it."""
     while True:
-        draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.{_host()}.", suffix=DRAFT, dir=target.parent))
+        draft = Path(tempfile.mkdtemp(prefix=_draft_prefix(target), suffix=DRAFT, dir=target.parent))
         with contextlib.suppress(FileNotFoundError):  # before the lock is there it may be taken for one that was left
             handle = os.open(draft, os.O_RDONLY)
             with contextlib.suppress(OSError):  # where there are no locks, nobody can take it
@@ -73,7 +75,7 @@ def _draft(target: Path) -> Iterator[Path]:
 
 def _delete_left_drafts(target: Path) -> None:
     """Deletes the drafts of this host's processes that were killed: those that nobody has locked."""
-    for left in target.parent.glob(f"{glob.escape(f'{target.name}.{_host()}')}.*{DRAFT}"):
+    for left in target.parent.glob(f"{glob.escape(_draft_prefix(target))}*{DRAFT}"):
         with contextlib.suppress(OSError):
             handle = os.open(left, os.O_RDONLY)
             try:
@@ -83,15 +85,27 @@ def _delete_left_drafts(target: Path) -> None:
                 os.close(handle)
 
 
+def _draft_prefix(target: Path) -> str:
+    """Return how the names of this host's drafts begin; a long name is cut, since what follows needs room."""
+    return f"{target.name.encode()[:SHORTENED].decode(errors='ignore')}.{_host()}."
+
+
 def _host() -> str:
     """Gives this host's name: a shared file system may pass no locks to other hosts."""
     return socket.gethostname().replace("/", "_")[:64]
 
 
-def check_name(name: str, way_out: str) -> None:
-    """Raises UserError where overrides make a name that no file system takes."""
-    if len(name.encode()) > LONGEST_NAME:
-        raise UserError(f"the overrides make a file name of {len(name.encode())} bytes; {way_out}")
+def plain_name(text: str) -> str:
+    """Return `text` as a file name of ASCII letters, digits and ``._=,-`` only.
+
+    A plain text of up to LONGEST_NAME characters is unchanged. Any other is mapped and shortened, with a digest at its
+    end, so that different texts have different names.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._=,-]+", "_", text)
+    if plain == text and len(text) <= LONGEST_NAME:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{plain[:SHORTENED]}-{digest}"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -162,7 +176,7 @@ def writing(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = _cant_write(error)
+        reason = cant_write(error)
         if reason is None:
             raise
         raise UserError(
@@ -171,7 +185,8 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _cant_write(error: BaseException | None) -> str | None:
+def cant_write(error: BaseException | None) -> str | None:
+    """Return why an error, or one that caused it, can't write, such as "Permission denied"; None for other errors."""
     while error is not None:
         for reason in CANT_WRITE:
             if reason.lower() in str(error).lower():

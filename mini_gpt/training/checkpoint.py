@@ -25,9 +25,11 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.checksums import checksums
+from mini_gpt.training.orbax_files import PlainPath, verifying_handlers
 from mini_gpt.training.state import TrainState
 
 FORMAT = 2
+PARTS = ("parameters", "training")  # each is a directory of its own: the parameters can be read alone
 READABLE = (1, 2)  # 1: without checksums, its validation loss in a file of Orbax's
 DAMAGED = "damaged"  # the directory, beside that of checkpoints, of those that are not what was written
 MOST_COMPRESSED = 100  # times; of weights, which are nearly random, no tenth can be spared
@@ -69,15 +71,17 @@ class Checkpoints:
         self.directory = directory
         self.records: dict[int, Record] = {}
         with files.writing(directory):
-            self.manager = ocp.CheckpointManager(directory.absolute(), options=options)
+            self.plain = PlainPath(directory)
+            handlers = verifying_handlers(directory, PARTS)
+            self.manager = ocp.CheckpointManager(self.plain.path, options=options, handler_registry=handlers)
 
     def steps(self) -> list[int]:
         return sorted(self.manager.all_steps())
 
     def save(self, step: int, state: TrainState, record: Record) -> None:
-        """Starts to write a checkpoint; it counts once all of it is on disk.
+        """Start to write a checkpoint; it counts once all of its arrays are found in its files.
 
-        Raises UserError where this one, or the one before it, can't be written.
+        Raises UserError where this one, or the one before it, can't be written or is not whole.
         """
         body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
         items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
@@ -169,7 +173,7 @@ class Checkpoints:
         raise UserError(f"--checkpoint: found {which!r}; must be last, best or one of {', '.join(map(str, steps))}")
 
     def wait(self) -> None:
-        """Waits for what is being written. Raises UserError where it can't be."""
+        """Wait for the checkpoint that is being written. Raises UserError where it can't be, or is not whole."""
         with files.writing(self.directory):
             self.manager.wait_until_finished()
 
@@ -177,6 +181,7 @@ class Checkpoints:
         """Waits for what is being written."""
         self.wait()
         self.manager.close()
+        self.plain.close()
 
     def is_scheduled(self, step: int) -> bool:
         try:
@@ -210,7 +215,7 @@ class Checkpoints:
         return restored
 
     def _read_parts(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        body, directory = self._body(step), self.directory.absolute() / str(step)
+        body, directory = self._body(step), self.plain.path / str(step)
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
         held = _read(lambda: sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()))
         if declared > MOST_COMPRESSED * held:
@@ -294,6 +299,6 @@ def _by_all(reading: Callable[[], Any]) -> Any:
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """Gives the items of a checkpoint: the parameters can be read alone."""
+    """Return the items of a checkpoint by their names."""
     training = {"step": state.step, "optimizer_state": state.optimizer_state}
-    return {"parameters": state.parameters, "training": training}
+    return dict(zip(PARTS, (state.parameters, training), strict=True))

@@ -65,7 +65,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
         sys.exit(stop.exit_status)
     if conclude:
-        summary.show(config, workdir, run.evaluator, state.parameters)
+        summary.show(workdir, run.evaluator, run.loaded(state.parameters))
     return state
 
 
@@ -243,13 +243,13 @@ class _Loop:
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
         """Return the scores and attention curves; log pictures and a sample."""
-        evaluator = self.assembly.evaluator
-        curves, pictures = evaluator.watch(state.parameters)
-        row = evaluator.scalars(state.parameters) | curves
+        evaluator, model = self.assembly.evaluator, self.assembly.loaded(state.parameters)
+        curves, pictures = evaluator.watch(model)
+        row = evaluator.scalars(model) | curves
         for name, pixels in pictures.items():
             self.reporter.image(step, name, pixels)
         if evaluator.writes:
-            self.reporter.text(step, "sample", evaluator.sample(state.parameters, self.config.eval.sample_tokens))
+            self.reporter.text(step, "sample", evaluator.sample(model, self.config.eval.sample_tokens))
         return row
 
     def _log(self, step: int, row: dict[str, float]) -> None:

@@ -5,15 +5,14 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 from flax import nnx
 
-from mini_gpt.commands.suite_options import Request
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, corpora, tasks, token_store, tokenizers
+from mini_gpt.data import corpora, tasks, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, files, sharding
 from mini_gpt.runtime.errors import UserError
@@ -56,6 +55,9 @@ class Run:
         restored = checkpoints.restore_parameters(self.step, written.parameters)
         stacked = self.config.model.scan_layers
         self.parameters: Parameters = model_parameters.laid_out(restored, asked.parameters, stacked=stacked)
+        self.model = LoadedModel(
+            self.parameters, definition, self.config, self.mesh, self.isolate_at, self.batch_tokens
+        )
         checkpoints.close()
 
     @functools.cached_property
@@ -80,22 +82,6 @@ class Run:
         data = self.config.data
         shortest = tasks.find(data.corpus).shortest
         return tasks.different(data.corpus, split, count, shortest=shortest, longest=data.task_length)
-
-    def opening(self, request: Request, most: int) -> np.ndarray:
-        """Gives up to so many tokens as the model reads them: of the text asked for, else the start of a split, or of a
-        task one long problem. Raises UserError for a text that has no token."""
-        data, split = self.config.data, request.split
-        if request.text is not None:
-            tokens = self.tokenizer.encode(request.text)[:most].astype(np.int32)
-            if not len(tokens):
-                raise UserError("--text: found ''; must have a character at least")
-            return tokens
-        if not data.is_task:
-            return np.asarray(self.store.split(split).tokens[:most], np.int32)
-        batches.check_fits(self.config)
-        problem = tasks.problem(data.corpus, split, 0, 0, shortest=data.task_length, longest=data.task_length)
-        inputs_BL = batches.problem_batch([problem], self.config, self.tokenizer, self.config.context_length)["inputs"]
-        return inputs_BL[inputs_BL != tokenizers.separator(self.tokenizer)][:most]
 
     def _check_overrides(self) -> None:
         for name in self.overrides:

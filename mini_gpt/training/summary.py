@@ -5,24 +5,23 @@ import shlex
 import sys
 from pathlib import Path
 
-from mini_gpt.config.schema import Config
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.training.evaluators import Evaluator
 
 SAMPLE_TOKENS = 200
 
 
-def show(config: Config, workdir: Path, evaluator: Evaluator, parameters: Parameters) -> None:
+def show(workdir: Path, evaluator: Evaluator, model: LoadedModel) -> None:
     """Score the whole validation split, and print the result, a sample and the next commands."""
     # Outside of an activated environment the commands need the path of its programs.
     programs = "" if os.environ.get("VIRTUAL_ENV") else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
     flag = f"--workdir={shlex.quote(str(workdir))}"
     commands = [f"tensorboard --logdir={shlex.quote(str(workdir))}", f"python eval.py {flag}{evaluator.suite_flag}"]
-    if config.model.causal:
+    if model.config.model.causal:
         commands.append(f"python sample.py {flag} --prompt={shlex.quote(evaluator.prompt())}")
-    lines = ["", evaluator.conclusion(parameters)]
+    lines = ["", evaluator.conclusion(model)]
     if evaluator.writes:
-        sample = evaluator.sample(parameters, SAMPLE_TOKENS)
+        sample = evaluator.sample(model, SAMPLE_TOKENS)
         lines += ["", evaluator.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
     lines += ["", f"The run is in {workdir}/. Next:", *(f"    {programs}{command}" for command in commands)]
     print("\n".join(lines))

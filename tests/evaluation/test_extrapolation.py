@@ -1,54 +1,47 @@
-"""Extrapolation, against the model run on each target's context alone, and the windowings by their definition."""
+"""Extrapolation, against a model that is run on the context of one target at a time."""
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from mini_gpt.evaluation import extrapolation, perplexity
 from mini_gpt.evaluation.extrapolation import Windowing
-from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model import loss as losses
-from mini_gpt.runtime import sharding
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
+from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 200 + [2] * 56 + [0])
 
 
 @pytest.fixture
 def measure(small, monkeypatch):
-    """Gives (rows, by_position, model, tokens) of a small model with random parameters over a random text."""
+    """Return a function that scores random tokens with a random model: (rows, by_position, model, tokens)."""
 
     def make(lengths, strides, count=150, **overrides):
         monkeypatch.setattr(extrapolation, "SLIDING_TARGETS", 40)
         config = small(context_length=8, **overrides)
-        definition, drawn = parameters.split(MiniGPT(config.model, 257, rngs=nnx.Rngs(0)))
-        keys = iter(jax.random.split(jax.random.key(1), 99))
-        drawn = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), drawn)
+        model = random_model(config, TOKEN_BYTES)
         tokens = np.random.default_rng(0).integers(256, size=count)
         windowings = extrapolation.plan(count, "validation", lengths, strides)
-        mesh = sharding.make_mesh(*config.mesh.sizes)
-        rows, by_position = extrapolation.extrapolation(
-            definition, drawn, config, tokens, TOKEN_BYTES, mesh, windowings
-        )
-        return rows, by_position, jax.jit(parameters.merge(definition, drawn)), tokens
+        rows, by_position = extrapolation.extrapolation(model, tokens, TOKEN_BYTES, windowings)
+        return rows, by_position, model, tokens
 
     return make
 
 
 def alone(model, tokens, start, target):
-    """Gives the loss of one target from the tokens from `start` on, in a forward pass of its own."""
-    context = np.zeros((1, 24), int)  # of one length, compiled once; what follows a token is out of its sight
+    """Return the loss of one target after tokens[start:target], in a forward pass of its own."""
+    context = np.zeros((1, 24), int)  # one shape, compiled once; a causal model does not see the padding
     context[0, : target - start] = tokens[start:target]
-    logits_BLV = model(jnp.array(context))[:, target - start - 1 : target - start]
+    logits_BLV = model.logits(jnp.array(context))[:, target - start - 1 : target - start]
     return float(losses.nll(logits_BLV, jnp.array([[tokens[target]]]))[0, 0])
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi"])
-def test_each_row_is_the_mean_over_targets_scored_one_by_one(measure, position):
+def test_each_row_is_the_mean_over_its_targets(measure, position):
     rows, by_position, model, tokens = measure((8, 20), (3, 8), model__position=position)
     assert [(row["length"], row["protocol"], row["stride"]) for row in rows] == [
         (8, "blocks", 8), (8, "sliding", 3), (20, "blocks", 20), (20, "sliding", 3), (20, "sliding", 8),
@@ -57,7 +50,7 @@ def test_each_row_is_the_mean_over_targets_scored_one_by_one(measure, position):
         length, stride = row["length"], row["stride"]
         if row["protocol"] == "blocks":
             starts = {t: (t - 1) // length * length for t in range(1, 150)}
-        else:  # the same 40 targets, each first met in a window that starts a whole number of strides from the first
+        else:  # the same 40 targets; windows start whole strides after the first one
             origin = 110 - 1 - (length - stride)
             starts = {t: origin + max(0, math.ceil((t - origin - length) / stride)) * stride for t in range(110, 150)}
             assert all(length - stride + 1 <= t - start <= length for t, start in starts.items())
@@ -77,19 +70,13 @@ def test_each_row_is_the_mean_over_targets_scored_one_by_one(measure, position):
             assert mine[place] == pytest.approx(np.mean(each), abs=1e-5)
 
 
-def test_blocks_at_the_trained_length_are_the_perplexity(measure, small):
-    rows, _, _, tokens = measure((8,), (), model__position="rope")
-    config = small(context_length=8)
-    definition, drawn = parameters.split(MiniGPT(config.model, 257, rngs=nnx.Rngs(0)))
-    keys = iter(jax.random.split(jax.random.key(1), 99))
-    drawn = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), drawn)
-    score = perplexity.score_split(
-        definition, drawn, config, tokens, TOKEN_BYTES, sharding.make_mesh(*config.mesh.sizes)
-    )
+def test_blocks_of_the_trained_length_equal_perplexity(measure):
+    rows, _, model, tokens = measure((8,), (), model__position="rope")
+    score = perplexity.score_split(model, tokens, TOKEN_BYTES)
     assert rows[0]["nll"] == pytest.approx(score.nll, rel=1e-6)
 
 
-def test_a_learned_table_past_its_end_gives_a_reason_and_no_number(measure):
+def test_lengths_past_a_learned_table_are_undefined(measure):
     rows, by_position, *_ = measure((4, 8, 9), (2,), model__position="learned")
     assert [row["status"] for row in rows] == ["ok"] * 4 + ["undefined"] * 2
     for row in rows[4:]:
@@ -102,7 +89,7 @@ def test_a_learned_table_past_its_end_gives_a_reason_and_no_number(measure):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_loss_that_is_not_finite_is_no_number(measure, monkeypatch, value):
+def test_a_non_finite_loss_is_undefined(measure, monkeypatch, value):
     def broken(*args, **kwargs):
         return lambda inputs_BL, targets_BL: np.where(inputs_BL == inputs_BL.max(), value, 800.0)
 
@@ -112,15 +99,15 @@ def test_a_loss_that_is_not_finite_is_no_number(measure, monkeypatch, value):
     assert rows[0]["reason"] == "the model's loss is not finite" and by_position == {}
 
 
-def test_a_perplexity_past_a_floats_range_is_no_number(measure, monkeypatch):
+def test_a_perplexity_past_a_floats_range_is_none(measure, monkeypatch):
     high = lambda inputs_BL, targets_BL: np.full(inputs_BL.shape, 800.0)
     monkeypatch.setattr(perplexity, "make_nll_fn", lambda *args, **kwargs: high)
     rows, *_ = measure((8,), ())
     assert (rows[0]["status"], rows[0]["nll"], rows[0]["perplexity"]) == ("ok", 800.0, None)
 
 
-def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(measure, monkeypatch, caplog):
-    shapes, nll = [], perplexity._nll
+def test_cost_is_logged_first_and_batches_are_as_in_training(measure, monkeypatch, caplog):
+    shapes, nll = [], LoadedModel.nll
 
     def watched(*args):
         if not shapes:
@@ -128,7 +115,7 @@ def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(meas
         shapes.append(args[-1].shape)
         return nll(*args)
 
-    monkeypatch.setattr(perplexity, "_nll", watched)
+    monkeypatch.setattr(LoadedModel, "nll", watched)
     with caplog.at_level("INFO", "mini_gpt"):
         measure((8, 16, 100), (4,), train__batch_size=4)
     assert {shape for shape in shapes} == {(4, 8), (2, 16), (1, 100)}, "32 tokens at a time, or one window"
@@ -148,7 +135,7 @@ def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(meas
         ("1.1x", (110,)),
     ],
 )
-def test_lengths_are_tokens_or_multiples_of_the_trained_context(text, lengths):
+def test_lengths_are_tokens_or_multiples_of_the_context(text, lengths):
     trained = 100 if text == "1.1x" else 64
     assert extrapolation.parse_lengths("--lengths", text, trained, 2) == lengths
 
@@ -166,12 +153,12 @@ def test_lengths_are_tokens_or_multiples_of_the_trained_context(text, lengths):
         ("infx", r"--lengths: found 'infx'; must be whole tokens"),
     ],
 )
-def test_lengths_that_are_none_are_refused(text, message):
+def test_bad_lengths_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         extrapolation.parse_lengths("--lengths", text, 64, 2)
 
 
-def test_what_can_not_be_windowed_is_said():
+def test_windows_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match=r"--strides: found 65, longer than the window of 64"):
         extrapolation.check_strides((64, 128), (16, 65))
     with pytest.raises(UserError, match=r"the test split has 200 tokens .* that can be scored: 64, 128$"):

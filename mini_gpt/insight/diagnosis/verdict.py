@@ -1,0 +1,70 @@
+"""What is wrong with a model, if anything: all checks, and the cause that explains most of the findings.
+
+The limits of the checks were set on models that were broken on purpose (docs/inside.md).
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from mini_gpt.evaluation import perplexity
+from mini_gpt.insight.diagnosis import layer_checks, prediction_checks, probe
+from mini_gpt.insight.diagnosis.finding import Finding
+from mini_gpt.model.loaded import LoadedModel
+
+RISE = 0.3  # nats that the training loss may end above its lowest
+NOISE = 4.0  # standard errors of a mean of losses, which a rise must exceed too
+
+EXPLAINS = ("finite", "causality", "scale of logits", "residual", "activations", "saturated attention", "order")
+
+
+def diagnose(
+    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: list[Mapping[str, float]]
+) -> list[Finding]:
+    """Return the results of all checks that apply to the model.
+
+    They use windows of `tokens`, and frequencies and heads' importance on `train_tokens`. history: rows of
+    metrics.jsonl; may be empty.
+    """
+    windows_BM = probe.windows(tokens, model.config.context_length + 1)
+    counts_V = 1 + perplexity.token_counts(train_tokens, probe.vocab_size(model))
+    layers = probe.layers(model, windows_BM)
+    return [
+        *layer_checks.stream(model, layers),
+        *prediction_checks.order(model, windows_BM),
+        *prediction_checks.causality(model, windows_BM),
+        *prediction_checks.predictions(model, windows_BM, np.log(counts_V / counts_V.sum())),
+        *layer_checks.attention(model, layers),
+        *layer_checks.dead(model, layers, train_tokens),
+        *training(history),
+    ]
+
+
+def most_likely(findings: list[Finding]) -> str | None:
+    """Return the first cause of the finding that explains the others, or None if nothing was found."""
+    found = {finding.check: finding for finding in findings if finding.found}
+    return next((found[check].causes[0] for check in (*EXPLAINS, *found) if check in found), None)
+
+
+def training(history: list[Mapping[str, float]]) -> list[Finding]:
+    """Check whether the training loss ended above its lowest; both are moving averages."""
+    losses = np.array([row["train/loss"] for row in history if "train/loss" in row])
+    if len(losses) < 20:
+        return []
+    width = max(5, len(losses) // 20)
+    smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+    rise, lowest = float(smooth[-1] - smooth.min()), float(smooth.min())
+    noise = NOISE * float(np.std(np.diff(losses))) / math.sqrt(2 * width)  # neighbours differ only by noise
+    norms = [row["train/gradient_norm"] for row in history if "train/gradient_norm" in row]
+    return [
+        Finding(
+            "training",
+            rise,
+            f"at most {RISE} nats, or {noise:.2g} where losses are noisier",
+            not rise <= max(RISE, noise),
+            f"In training the loss ended {rise:.2f} nats above its lowest ({lowest:.2f}, means of {width} rows); the "
+            f"largest gradient norm was {max(norms):.3g}, the median {np.median(norms):.3g}.",
+            ("optimizer.learning_rate far too high", "too short a warm-up", "a spike of the loss without recovery"),
+        )
+    ]
