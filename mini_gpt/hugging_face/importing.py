@@ -105,7 +105,7 @@ def _unpacked(
         table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
         if not np.array_equal(found[name][:], found[table][:]):
             raise UserError(f"{source}: {name}: found another table than {table}, and {CONFIG} ties them")
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, tensor in wanted.items():
         whole = np.asarray(found[name][:]).astype(np.float32)
         if not np.isfinite(whole).all():

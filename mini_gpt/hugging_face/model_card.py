@@ -2,6 +2,7 @@
 
 import re
 
+from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import printable
@@ -28,7 +29,7 @@ def text(run: Run, architecture: str) -> str:
             "corpus": config.data.corpus,
             "trained": f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}",
         }
-    rows = "\n".join(f"| {name} | {_in_a_cell(value)} |" for name, value in facts.items())
+    rows = "\n".join(f"| {name} | {_in_a_cell(str(value))} |" for name, value in facts.items())
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -67,7 +68,7 @@ def _prompt(run: Run) -> str:
 
 
 def _alphabet(run: Run) -> str:
-    if run.tokenizer.kind != "characters":
+    if not isinstance(run.tokenizer, CharacterTokenizer):
         return ""
     return f" It reads {len(run.tokenizer.characters)} characters; any other is an error of the tokenizer."
 

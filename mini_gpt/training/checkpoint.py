@@ -125,13 +125,13 @@ class Checkpoints:
             except Damaged as reason:
                 damaged[step] = reason
         if found:
-            for step, reason in damaged.items():
-                self._set_aside(step, reason)
+            for step, damage in damaged.items():
+                self._set_aside(step, damage)
             return found
         if damaged:
-            step, reason = next(iter(damaged.items()))
+            step, damage = next(iter(damaged.items()))
             raise UserError(
-                f"{self.directory / str(step)}: damaged ({reason}), and so is every checkpoint before it; bring one "
+                f"{self.directory / str(step)}: damaged ({damage}), and so is every checkpoint before it; bring one "
                 f"back, or delete {self.directory} to begin anew"
             )
         return None

@@ -121,4 +121,4 @@ def _statistics(trace: Trace, tokens_BL: jax.Array) -> Layer:
 
 @jax.jit
 def _count_non_finite(parameters: Parameters) -> jax.Array:
-    return sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(parameters))
+    return jnp.stack([jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(parameters)]).sum()

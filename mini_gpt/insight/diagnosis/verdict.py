@@ -4,7 +4,7 @@ The limits of the checks were set on models that were broken on purpose (docs/in
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ EXPLAINS = ("finite", "causality", "scale of logits", "residual", "activations",
 
 
 def diagnose(
-    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: list[Mapping[str, float]]
+    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: Sequence[Mapping[str, float]]
 ) -> list[Finding]:
     """Return the results of all checks that apply to the model.
 
