@@ -10,6 +10,7 @@ text, with random weights. Run nothing else on the machine meanwhile.
 """
 
 import functools
+import itertools
 import json
 import logging
 import re
@@ -183,22 +184,17 @@ def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
 
 def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
     """Measure the training steps of two configs in turns. Each round has a ratio of the medians, second over first."""
-    benches = []
-    for name in names:
-        path, own = parse_variant(name)
-        benches.append(Bench(configs.load(path, overrides | own)))
+    benches = [Bench(configs.load(path, overrides | own)) for path, own in map(parse_variant, names)]
     for bench in benches:
         bench.steps(WARMUP_STEPS)
-    seconds, ratios = ([], []), []
+    rounds = []
     for turn in range(ROUNDS):
         log.info(f"round {turn + 1} of {ROUNDS}")
-        medians = [0.0, 0.0]
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            taken, _ = benches[which].steps(max(1, steps // ROUNDS))
-            seconds[which].extend(taken)
-            medians[which] = statistics.median(taken)
-        ratios.append(medians[1] / medians[0])
-    per_step = [milliseconds(each) for each in seconds]
+        order = (0, 1) if turn % 2 == 0 else (1, 0)
+        seconds = {which: benches[which].steps(max(1, steps // ROUNDS))[0] for which in order}
+        rounds.append((seconds[0], seconds[1]))
+    ratios = [statistics.median(second) / statistics.median(first) for first, second in rounds]
+    per_step = [milliseconds(list(itertools.chain.from_iterable(each))) for each in zip(*rounds, strict=True)]
     return {"compared": names, "milliseconds_per_step": per_step, "ratio": spread(ratios), "rounds": ROUNDS}
 
 

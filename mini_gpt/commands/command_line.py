@@ -7,8 +7,10 @@ import logging
 import os
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from tqdm import tqdm
@@ -20,13 +22,49 @@ from mini_gpt.runtime.errors import UserError
 
 log = logging.getLogger(__name__)
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+READ_ONLY = "Given directory is read only="  # Orbax warns of it although read_only=True asks for it
+LOOP_CLOSED = "Event loop is closed"
+RESERVED_PATH = 600  # bytes of a path, for the files of a run directory
 
 
 class _AboveTheBar(logging.Handler):
     """Write log lines above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    """Whether a record is ours, or of a library and not reported otherwise."""
+    if record.name.partition(".")[0] == "mini_gpt":
+        return True
+    message = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    return not (_is_raised_again(error or Exception(message)) or message.startswith(READ_ONLY))
+
+
+def _is_raised_again(error: BaseException | None) -> bool:
+    """Whether the main thread will raise this error of a background thread, when it waits for that thread.
+
+    A full disk fails in several threads of a save: the first failure is logged in one line, without a traceback.
+    Array writes beside a failed one find their event loop closed.
+    """
+    if str(error) == LOOP_CLOSED:
+        return True
+    reason = files.cant_write(error)
+    if reason is not None:
+        _warn_once(reason)
+    return reason is not None or isinstance(error, UserError)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    log.warning(f"a background thread can't write ({reason}); the run ends when it waits for that thread")
+
+
+def _unless_raised_again(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a hook for errors outside the main thread, without those that the main thread raises too."""
+    return lambda raised: None if _is_raised_again(raised.exc_value) else hook(raised)
 
 
 def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
@@ -35,12 +73,12 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
     Call it before anything that uses a device. cache_dir: as data.cache_dir. flags: those of `add_process_flags`; only
     the first process then logs and prints. Raise UserError if the other processes do not start in time.
     """
-    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_AboveTheBar()], force=True)
+    handler = _AboveTheBar()
+    handler.addFilter(_is_new)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
-    # A full disk ends a save in several of Orbax's threads; what it raises where it is waited for is said once, by us.
-    for library in ("absl", "asyncio"):
-        logging.getLogger(library).setLevel(logging.CRITICAL)
-    sys.unraisablehook = threading.excepthook = lambda raised: log.debug("in the background: %s", raised)
+    sys.unraisablehook = _unless_raised_again(sys.__unraisablehook__)
+    threading.excepthook = _unless_raised_again(threading.__excepthook__)
     sys.stdout.reconfigure(errors="replace")  # generated text may not fit the terminal's encoding
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -49,7 +87,8 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
     if flags is not None:
         number = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)
     if number > 0:
-        logging.getLogger("mini_gpt").setLevel(logging.ERROR)
+        for name in ("mini_gpt", None):
+            logging.getLogger(name).setLevel(logging.ERROR)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open as long as the process
 
 
@@ -102,10 +141,20 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def directory(text: str) -> Path:
-    """Return the directory that a flag names; `~` is expanded. Raise UserError if it is empty."""
+    """Return the directory that a flag names; `~` is expanded.
+
+    Raise UserError if it is empty, too long, or has a character that a terminal cannot show.
+    """
     if not text:
         raise UserError("found a flag without its directory; give one, such as --workdir=DIR")
-    return Path(text).expanduser()
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):  # control, not UTF-8, line ends
+            raise UserError(f"{text!r}: found {character!r} in the path of a directory; name one without it")
+    path = Path(text).expanduser()
+    longest = os.pathconf("/", "PC_PATH_MAX") - RESERVED_PATH
+    if (found := len(os.fsencode(path.absolute()))) > longest:
+        raise UserError(f"found a directory whose path has {found} bytes; must have at most {longest}")
+    return path
 
 
 def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
@@ -123,11 +172,13 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
-def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:
-    """Return runs/ and the name of the config with the overrides, such as runs/tiny,model.position=alibi."""
+def run_name(config_path: str, overrides: dict[str, str]) -> str:
+    """Return the name of the config with the overrides, such as tiny,model.position=alibi."""
     file, _, argument = config_path.partition(":")
-    parts = [Path(file).stem + (f":{argument}" if argument else "")]
-    parts += [f"{name}={value}" for name, value in overrides.items()]
-    name = ",".join(parts).replace("/", "_")
-    files.check_name(name, "give a shorter name with --workdir=DIR")
-    return Path("runs") / name
+    parts = [Path(file).stem, *([argument] if argument else [])]
+    return ",".join([*parts, *(f"{name}={value}" for name, value in overrides.items())])
+
+
+def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:
+    """Return the directory of a run without --workdir: runs/ and the run's name as a plain file name."""
+    return Path("runs") / files.plain_name(run_name(config_path, overrides))

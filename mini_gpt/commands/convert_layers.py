@@ -25,7 +25,7 @@ from mini_gpt.training.optimizer import make_optimizer
 
 def convert(workdir: Path, to: Path) -> None:
     """Copy the run in `workdir` to `to`, a new directory. Raise UserError if it exists, or a checkpoint is damaged."""
-    files.check_links(workdir)
+    files.check_contents(workdir)
     config = configs.read(workdir / workdirs.CONFIG)
     stacked = not config.model.scan_layers
     changed = configs.override(config, {"model.scan_layers": stacked})

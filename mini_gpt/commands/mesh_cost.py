@@ -140,7 +140,7 @@ def cost_table(config: Config, like: TrainState, shapes: list[MeshConfig]) -> st
 
 def report(path: str) -> str:
     """Return the page of a config, as docs/sharding has it for each preset."""
-    config = configs.load(path)
+    config = configs.load(path, {"data.corpus": "python_stdlib"})  # no corpus is opened
     like = abstract_state(config)
     parts = [
         f"# How the parameters of `{path}` are sharded",

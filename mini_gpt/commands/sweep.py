@@ -8,7 +8,6 @@ resumes it: it skips complete runs and tries failed ones again.
 """
 
 import itertools
-import json
 import logging
 import re
 from dataclasses import dataclass
@@ -74,10 +73,10 @@ class Sweep:
         for seed in range(first_seed, first_seed + self.seeds):
             for values in results:
                 fields = dict(zip(self.vary, values, strict=True)) | {"seed": str(seed)}
-                name = _run_name(fields)
+                name = ",".join(f"{field}={value}" for field, value in fields.items())
                 log.info(f"[{next(number)} of {total}] {name}")
                 try:
-                    results[values].append(self._result(self.overrides | fields, self.workdir / name))
+                    results[values].append(self._result(self.overrides | fields, self.workdir / files.plain_name(name)))
                 except UserError as error:
                     failures.append(f"{name}: {error}")
                 except Exception as error:  # one combination must not stop the others
@@ -119,7 +118,7 @@ class Sweep:
         """
         try:
             path = workdir / "eval" / f"{suites.file_stem(self.suite, self.options)}.json"
-            result = json.loads(path.read_text(encoding="utf-8"))
+            result = files.read_json(path)
             if result["checkpoint_step"] != config.train.steps:
                 return None
             if result.get("request", {}) != suites.requested(self.suite, self.options):
@@ -142,12 +141,6 @@ class Sweep:
         trained_length = trained.pop() if len(trained) == 1 else None
         written.write(".png", sweep_tables.figure(suite, fields, table, trained_length))
         return f"{text}\nWritten to {self.workdir}/{written.stem}.csv, .md and .png"
-
-
-def _run_name(fields: dict[str, str]) -> str:
-    name = ",".join(f"{field}={value}" for field, value in fields.items()).replace("/", "_")
-    files.check_name(name, "vary fewer fields at once")
-    return name
 
 
 def parse_vary(text: str) -> tuple[str, list[str]]:
@@ -193,8 +186,8 @@ def _parse() -> Sweep:
 
 def _default_workdir(config_path: str, overrides: dict[str, str], fields: list[str]) -> Path:
     """Return a path such as runs/sweeps/tiny,train.steps=5,model.position."""
-    plain = command_line.default_workdir(config_path, overrides)
-    return plain.parent / "sweeps" / ",".join([plain.name, *fields])
+    name = ",".join([command_line.run_name(config_path, overrides), *fields])
+    return Path("runs") / "sweeps" / files.plain_name(name)
 
 
 @command_line.command

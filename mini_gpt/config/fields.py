@@ -89,14 +89,15 @@ class Section:
 
 
 @functools.cache
-def specs(section: type[Section]) -> dict[str, Spec]:
-    """Return {dotted name: spec} of the fields of a section and of the sections in it."""
+def specs(section: Any) -> dict[str, Spec]:
+    """Return {dotted name: spec} of the fields of a Section and of the sections in it."""
     found: dict[str, Spec] = {}
     for one in dataclasses.fields(section):
+        hint: Any = one.type
         if "spec" in one.metadata:
-            found[section.prefix + one.name] = one.metadata["spec"]._replace(hint=one.type, section=section)
+            found[section.prefix + one.name] = one.metadata["spec"]._replace(hint=hint, section=section)
         else:
-            found |= specs(typing.cast(type[Section], one.type))
+            found |= specs(hint)
     return found
 
 

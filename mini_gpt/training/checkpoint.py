@@ -7,7 +7,6 @@ arrays. What does not agree with it when it is read is damaged; training then se
 import dataclasses
 import errno
 import functools
-import json
 import logging
 import math
 import re
@@ -25,9 +24,11 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.checksums import checksums
+from mini_gpt.training.orbax_files import PlainPath, verifying_handlers
 from mini_gpt.training.state import TrainState
 
 FORMAT = 2
+PARTS = ("parameters", "training")  # each is a directory of its own: the parameters can be read alone
 READABLE = (1, 2)  # 1: without checksums, its validation loss in a file of Orbax's
 DAMAGED = "damaged"  # the directory, beside that of checkpoints, of those that are not what was written
 MOST_COMPRESSED = 100  # times; of weights, which are nearly random, no tenth can be spared
@@ -69,15 +70,17 @@ class Checkpoints:
         self.directory = directory
         self.records: dict[int, Record] = {}
         with files.writing(directory):
-            self.manager = ocp.CheckpointManager(directory.absolute(), options=options)
+            self.plain = PlainPath(directory)
+            handlers = verifying_handlers(directory, PARTS)
+            self.manager = ocp.CheckpointManager(self.plain.path, options=options, handler_registry=handlers)
 
     def steps(self) -> list[int]:
         return sorted(self.manager.all_steps())
 
     def save(self, step: int, state: TrainState, record: Record) -> None:
-        """Starts to write a checkpoint; it counts once all of it is on disk.
+        """Start to write a checkpoint; it counts once all of its arrays are found in its files.
 
-        Raises UserError where this one, or the one before it, can't be written.
+        Raises UserError where this one, or the one before it, can't be written or is not whole.
         """
         body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
         items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
@@ -169,7 +172,7 @@ class Checkpoints:
         raise UserError(f"--checkpoint: found {which!r}; must be last, best or one of {', '.join(map(str, steps))}")
 
     def wait(self) -> None:
-        """Waits for what is being written. Raises UserError where it can't be."""
+        """Wait for the checkpoint that is being written. Raises UserError where it can't be, or is not whole."""
         with files.writing(self.directory):
             self.manager.wait_until_finished()
 
@@ -177,6 +180,7 @@ class Checkpoints:
         """Waits for what is being written."""
         self.wait()
         self.manager.close()
+        self.plain.close()
 
     def is_scheduled(self, step: int) -> bool:
         try:
@@ -205,12 +209,12 @@ class Checkpoints:
         body, restored = _by_all(lambda: self._read_parts(step, like))
         if body["format"] > 1:
             for name, found in checksums(restored).items():
-                if found != body.get("checksums", {}).get(name):
+                if not isinstance(body.get("checksums"), dict) or found != body["checksums"].get(name):
                     raise Damaged(f"{name} has another checksum than when it was written")
         return restored
 
     def _read_parts(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        body, directory = self._body(step), self.directory.absolute() / str(step)
+        body, directory = self._body(step), self.plain.path / str(step)
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
         held = _read(lambda: sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()))
         if declared > MOST_COMPRESSED * held:
@@ -254,9 +258,13 @@ class _LastAndBest:
 def _record(body: dict[str, Any], directory: Path) -> Record:
     if body["format"] == 1:
         path = directory / "metrics" / "metrics"
-        metrics = _read(lambda: json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-        return Record(validation_loss=metrics.get("validation_loss"))
-    return Record(**{field.name: body[field.name] for field in dataclasses.fields(Record) if field.name in body})
+        metrics = _read(lambda: files.read_json(path)) if path.exists() else {}
+        body = {"validation_loss": metrics.get("validation_loss") if isinstance(metrics, dict) else None}
+    record = Record(**{field.name: body[field.name] for field in dataclasses.fields(Record) if field.name in body})
+    loss, counts = record.validation_loss, (record.data_offset, record.bad_steps)
+    if type(loss) not in (float, int, type(None)) or not all(type(n) is int and 0 <= n < 2**31 for n in counts):
+        raise Damaged(f"{directory} has a record with values that none was saved with")
+    return record
 
 
 def _read(reading: Callable[[], Any]) -> Any:
@@ -294,6 +302,6 @@ def _by_all(reading: Callable[[], Any]) -> Any:
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """Gives the items of a checkpoint: the parameters can be read alone."""
+    """Return the items of a checkpoint by their names."""
     training = {"step": state.step, "optimizer_state": state.optimizer_state}
-    return {"parameters": state.parameters, "training": training}
+    return dict(zip(PARTS, (state.parameters, training), strict=True))

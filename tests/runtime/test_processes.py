@@ -51,7 +51,7 @@ def assert_close(a, b):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_and_read_each_others_checkpoints(small, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
+    one, two = tmp_path / "one", tmp_path / "[two] \\ processes"
     divided = {"mesh.data": 1, "mesh.fsdp": 2}
     paths = {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "data.tokenizer": "bpe"}
     paths["data.vocab_size"] = 300
