@@ -255,7 +255,7 @@ def parse_variant(name: str) -> tuple[str, dict[str, str]]:
 
 @command_line.command
 def main() -> None:
-    parser = command_line.parser(__doc__)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.bench")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE", help="measure a training step")
     what.add_argument("--compare", nargs=2, metavar="FILE[,FIELD=VALUE ...]", help="compare two training steps")

@@ -189,7 +189,7 @@ def _giga(size: float) -> str:
 
 @command_line.command
 def main() -> None:
-    parser = command_line.parser(__doc__)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.mesh_cost")
     parser.add_argument("--config", required=True, help="config file, such as configs/presets.py:gpt2_small")
     print(report(parser.parse_args().config))
 
