@@ -43,11 +43,12 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _keep_freed_memory()
+    number = 0
     if flags is not None:
-        job = processes.Job(flags.coordinator, flags.num_processes, flags.process_id)
-        if processes.start(job, flags.start_timeout) > 0:
-            logging.getLogger("mini_gpt").setLevel(logging.ERROR)
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it lives as long as the process
+        number = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)
+    if number > 0:
+        logging.getLogger("mini_gpt").setLevel(logging.ERROR)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open as long as the process
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:

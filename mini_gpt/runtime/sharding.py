@@ -1,10 +1,10 @@
-"""The device mesh, and where each parameter and batch lies on it."""
+"""The device mesh, and how parameters and batches are sharded over it."""
 
 import contextlib
 import contextvars
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from mini_gpt.runtime.errors import UserError
 AXES = ("data", "fsdp", "tensor")
 _traced_over: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 
-# The ending of a parameter's path, and how its axes are divided. The first that fits counts; none fitting is an error.
+# (pattern for the end of a parameter's path, sharding of its axes). The first match counts; no match is an error.
 RULES = (
     (r"(query|key|value|up|gate)/kernel$", PartitionSpec("fsdp", "tensor")),
     (r"(query|key|value|up|gate)/bias$", PartitionSpec("tensor")),
@@ -40,9 +40,9 @@ def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
     rows = len(here) // inner if data == -1 else data
     if rows * inner != len(here):
         raise UserError(
-            f"mesh: found data × fsdp × tensor = {data} × {fsdp} × {tensor}, and the devices here "
-            f"are {len(here)}; the product must be that number (data=-1 takes what is left)"
-            + ("; CUDA_VISIBLE_DEVICES=0,1 shows a run fewer GPUs" if devices.platform(here[0]) == "cuda" else "")
+            f"mesh: found data × fsdp × tensor = {data} × {fsdp} × {tensor}, and this "
+            f"machine has {len(here)} devices; the product must be that number (data=-1 takes all that are left)"
+            + ("; CUDA_VISIBLE_DEVICES=0,1 limits a run to two GPUs" if devices.platform(here[0]) == "cuda" else "")
         )
     return jax.make_mesh((rows, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3, devices=here)
 
@@ -56,13 +56,13 @@ def make_reading_mesh(fsdp: int, tensor: int) -> Mesh:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over data and fsdp; nothing else is divided."""
+    """Return the sharding of a batch: rows over data and fsdp, other axes not sharded."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 @contextlib.contextmanager
 def over(mesh: Mesh) -> Iterator[None]:
-    """Makes `gather` work while a function is traced; also a decorator of the function."""
+    """Tell `gather` which mesh a function is traced for; also a decorator."""
     token = _traced_over.set(mesh)
     try:
         yield
@@ -71,9 +71,10 @@ def over(mesh: Mesh) -> Iterator[None]:
 
 
 def gather(table_VD: jax.Array) -> jax.Array:
-    """Brings a table of embeddings together on every device; does nothing without a mesh that divides it.
+    """Replicate a table of embeddings over the mesh, if it is sharded.
 
-    Else XLA divides the activations' width as the table's, all the way up, and sends them where parameters are smaller.
+    Otherwise XLA would shard the width of the activations as that of the table, and communicate activations, which are
+    larger than parameters.
     """
     mesh = _traced_over.get()
     if mesh is None or mesh.shape["fsdp"] == 1:
@@ -81,18 +82,18 @@ def gather(table_VD: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(table_VD, NamedSharding(mesh, PartitionSpec()))
 
 
-def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array | np.ndarray]:
-    """Puts this host's rows where they belong; the result is the global batch.
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Mapping[str, jax.Array | np.ndarray]:
+    """Put this host's rows on its devices; the result is the global batch.
 
-    A lone CPU takes NumPy's arrays as they are, in less time than it takes to put them.
+    On a single CPU the NumPy arrays are returned as they are, which is faster.
     """
     if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu":
         return batch
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
 
 
-def put_ahead(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[dict[str, jax.Array | np.ndarray]]:
-    """Yields each batch by put_batch, the one after it put already, so that a copy goes on beside the step before."""
+def put_ahead(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[Mapping[str, jax.Array | np.ndarray]]:
+    """Yield each batch after put_batch; the next batch is copied to the devices while a step runs."""
     ahead = None
     for batch in batches:
         put = put_batch(batch, mesh)
@@ -104,18 +105,18 @@ def put_ahead(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[
 
 
 def put_whole(tree: Any, mesh: Mesh) -> Any:
-    """Puts a global batch that every host has: each takes its rows of it."""
+    """Put a global batch that every host holds; each device takes its rows."""
     place = batch_sharding(mesh)
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda index: x[index]), tree)
 
 
 def shards(mesh: Mesh) -> int:
-    """Gives into how many parts a batch is divided."""
+    """Return the number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def whole(array: jax.Array, mesh: Mesh) -> np.ndarray:
-    """Brings an array that is divided over the mesh together on every host."""
+    """Return a sharded array as one NumPy array, on every host."""
     return np.asarray(jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
 
 
@@ -125,31 +126,31 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
 
 
 def host_rows(batch_size: int, mesh: Mesh) -> list[int]:
-    """Gives the rows of the global batch that this host's devices work on, in order.
+    """Return the rows of the global batch that this host's devices hold, in order.
 
-    Hosts whose devices differ along `tensor` alone have the same rows, and a torus may give a host rows apart.
+    Hosts whose devices differ only along `tensor` have the same rows; on a torus the rows need not be consecutive.
     """
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
-    return sorted({row for (index,) in indices for row in range(batch_size)[index]})
+    return sorted({row for index in indices if index is not None for row in range(batch_size)[index[0]]})
 
 
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:
-    """Gives a sharding for each leaf of a state by the rules; scalars are on every device.
+    """Return a sharding for each leaf of a state, by RULES; scalars are replicated.
 
-    Raises KeyError for a path that no rule fits.
+    Raises KeyError if no rule matches a path.
     """
 
     def sharding(path: tuple, leaf: Any) -> NamedSharding:
         spec = PartitionSpec() if leaf.ndim == 0 else rule(jax.tree_util.keystr(path, simple=True, separator="/"))
-        spec = (None,) * (leaf.ndim - len(spec)) + tuple(spec)  # stacked layers stay whole
+        spec = (None,) * (leaf.ndim - len(spec)) + tuple(spec)  # the axis of stacked layers is not sharded
         return NamedSharding(mesh, PartitionSpec(*spec))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
 def rule(path: str) -> PartitionSpec:
-    """Gives the first rule that fits a parameter's path. Raises KeyError where none does."""
+    """Return the first rule that matches a parameter's path. Raises KeyError if none does."""
     for ending, spec in RULES:
         if re.search(ending, path):
             return spec
-    raise KeyError(f"sharding.RULES: no rule fits the parameter {path}")
+    raise KeyError(f"sharding.RULES: no rule matches the parameter {path}")

@@ -40,8 +40,8 @@ def test_who_has_bfloat16(monkeypatch, tmp_path):
 
 def test_a_dtype_that_the_gpu_only_emulates_is_refused():
     message = (
-        r"^model\.dtype: found bfloat16, which the Tesla V100 here \(compute capability 7\.0, below 8\.0\) only "
-        r"emulates; must be float32, or auto$"
+        r"^model\.dtype: found bfloat16, which the Tesla V100 of this machine \(compute capability 7\.0, "
+        r"below 8\.0\) only emulates; must be float32 or auto$"
     )
     with pytest.raises(UserError, match=message):
         devices.check_dtype("bfloat16", V100)
@@ -59,7 +59,7 @@ def test_a_library_without_its_device_is_said(monkeypatch, caplog):
             caplog.clear()
             assert devices.visible() == jax.devices()
             assert len(caplog.messages) == said
-        assert caplog.messages[0].startswith("jax_cuda13_plugin is installed and finds no GPU: going on with the CPU;")
+        assert caplog.messages[0].startswith("jax_cuda13_plugin is installed but finds no GPU: using the CPU. ")
         monkeypatch.setattr(jax, "devices", lambda: [H200])
         caplog.clear()
         devices.visible()

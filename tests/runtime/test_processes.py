@@ -17,7 +17,6 @@ import pytest
 
 from mini_gpt.runtime import errors, processes
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.runtime.processes import Job
 from mini_gpt.training import loop
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
@@ -164,7 +163,7 @@ def start_all(jobs, timeout):
 
     def meet(index, job):
         try:
-            processes.start(job, timeout)
+            processes.start(*job, timeout)
         except UserError as error:
             raised[index] = str(error)
 
@@ -187,23 +186,24 @@ def joined(monkeypatch):
 
 def test_processes_meet_before_jax_is_started(joined):
     address = f"localhost:{free_port()}"
-    assert start_all([Job(address, 3, number) for number in (2, 0, 1)], timeout=20) == {}
+    assert start_all([(address, 3, number) for number in (2, 0, 1)], timeout=20) == {}
     assert sorted(joined) == [(address, 3, number, None) for number in range(3)]
 
 
 def test_who_is_missing_is_named_by_all_who_are_there(joined):
     address = f"127.0.0.1:{free_port()}"
-    raised = start_all([Job(address, 4, 0), Job(address, 4, 2)], timeout=1)
-    expected = f"--coordinator={address}: of 4 processes, numbers 1, 3 did not come up within 1 s; start them, or"
-    assert raised[0].startswith(expected) and (raised[1].startswith(expected) or "waits for others still" in raised[1])
-    nobody = start_all([Job(address, 4, 2)], timeout=0.5)[0]
+    raised = start_all([(address, 4, 0), (address, 4, 2)], timeout=1)
+    expected = f"--coordinator={address}: of 4 processes, numbers 1, 3 did not connect within 1 s; start them, or"
+    waits = "still waits for other processes"
+    assert raised[0].startswith(expected) and (raised[1].startswith(expected) or waits in raised[1])
+    nobody = start_all([(address, 4, 2)], timeout=0.5)[0]
     assert nobody.startswith(f"--coordinator: process 0 at {address} does not answer after 0.5 s (this is process 2 of")
     assert not joined
 
 
 def test_strangers_and_double_numbers_at_the_port(joined):
     port = free_port()
-    first = threading.Thread(target=start_all, args=([Job(f"localhost:{port}", 2, 0)], 20))
+    first = threading.Thread(target=start_all, args=([(f"localhost:{port}", 2, 0)], 20))
     first.start()
     for _ in range(100):
         try:
@@ -212,16 +212,16 @@ def test_strangers_and_double_numbers_at_the_port(joined):
             break
         except OSError:
             first.join(0.05)
-    assert start_all([Job(f"localhost:{port}", 2, 1)], 20) == {}
+    assert start_all([(f"localhost:{port}", 2, 1)], 20) == {}
     first.join()
     assert len(joined) == 2
     address = f"localhost:{free_port()}"
-    raised = start_all([Job(address, 3, 0), Job(address, 3, 1), Job(address, 3, 1)], timeout=5)
+    raised = start_all([(address, 3, 0), (address, 3, 1), (address, 3, 1)], timeout=5)
     assert set(raised) == {0, 1, 2} and set(raised.values()) == {
-        "--process_id: found 1 twice; each process has its own"
+        "--process_id: found 1 twice; each process needs its own"
     }
     address = f"localhost:{free_port()}"
-    raised = start_all([Job(address, 3, 0), Job(address, 2, 1)], timeout=5)
+    raised = start_all([(address, 3, 0), (address, 2, 1)], timeout=5)
     assert set(raised.values()) == {"--num_processes: process 1 found 2, process 0 3"}
 
 
@@ -229,32 +229,32 @@ def test_a_port_that_is_taken_is_named(joined):
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=rf"--coordinator: process 0 can't listen on port {port} \(Address already"):
-            processes.start(Job(f"localhost:{port}", 2, 0), 1)
+            processes.start(f"localhost:{port}", 2, 0, 1)
 
 
 @pytest.mark.parametrize(
     "job, message",
     [
-        (Job("node1:1234", 2, None), "found some of them; must be all, or none"),
-        (Job(None, 2, 0), "found some of them"),
-        (Job("node1", 2, 0), "--coordinator: found node1; must be HOST:PORT"),
-        (Job("node1:x", 2, 0), "must be HOST:PORT"),
-        (Job("node1:1", 0, 0), "--num_processes: found 0; must be at least 1"),
-        (Job("node1:1", 2, 2), r"--process_id: found 2; must be in 0\.\.1"),
+        (("node1:1234", 2, None), "found only some; give all three, or none"),
+        ((None, 2, 0), "found only some"),
+        (("node1", 2, 0), "--coordinator: found node1; must be HOST:PORT"),
+        (("node1:x", 2, 0), "must be HOST:PORT"),
+        (("node1:1", 0, 0), "--num_processes: found 0; must be at least 1"),
+        (("node1:1", 2, 2), r"--process_id: found 2; must be in 0\.\.1"),
     ],
 )
 def test_flags_that_can_not_be(joined, job, message):
     with pytest.raises(UserError, match=message):
-        processes.start(job, 1)
+        processes.start(*job, 1)
     assert not joined
 
 
 def test_a_process_alone_starts_nothing(joined, monkeypatch):
-    assert [processes.start(job) for job in (Job(), Job(num_processes=1), Job("localhost:1", 1, 0))] == [0, 0, 0]
+    assert [processes.start(*job) for job in ((None, None, None), (None, 1, None), ("localhost:1", 1, 0))] == [0, 0, 0]
     slurm = {"JOB_ID": "7", "STEP_NODELIST": "localhost", "NTASKS": "1", "PROCID": "0", "LOCALID": "0"}
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert processes.start(Job()) == 0 and not joined
+    assert processes.start(None, None, None) == 0 and not joined
 
 
 def test_slurm_says_who_is_who(joined, monkeypatch):
@@ -262,10 +262,10 @@ def test_slurm_says_who_is_who(joined, monkeypatch):
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setattr(processes, "_report_to_first", lambda *_: None)
-    assert processes.start(Job()) == 9
+    assert processes.start(None, None, None) == 9
     ((address, *rest),) = joined
     assert re.fullmatch(r"node03:\d+", address) and rest == [16, 9, [1]]
-    assert processes.start(Job(num_processes=1)) == 0 and len(joined) == 1, "the flag is stronger"
+    assert processes.start(None, 1, None) == 0 and len(joined) == 1, "the flag is stronger"
 
 
 def test_a_host_that_does_not_come_up_ends_the_command_in_one_line(tmp_path):
@@ -274,4 +274,4 @@ def test_a_host_that_does_not_come_up_ends_the_command_in_one_line(tmp_path):
     command += [f"--coordinator={address}", "--num_processes=2", "--process_id=0", "--start_timeout=1"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "run").exists()
-    assert re.fullmatch(rf"error: --coordinator={address}: of 2 processes, number 1 did not come up .*\n", done.stderr)
+    assert re.fullmatch(rf"error: --coordinator={address}: of 2 processes, number 1 did not connect .*\n", done.stderr)

@@ -1,0 +1,36 @@
+"""What pip reads: pyproject.toml and the requirements files name the same packages and versions."""
+
+import importlib
+import re
+import tomllib
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def requirements(file: str) -> list[str]:
+    """Return the requirements of a file, without comments and without files that it includes."""
+    lines = (re.sub(r"\s*#.*", "", line).strip() for line in (REPOSITORY / file).read_text().splitlines())
+    return [line for line in lines if line and not line.startswith("-r")]
+
+
+def test_requirements_and_pyproject_agree():
+    assert requirements("requirements.txt") == PROJECT["dependencies"]
+
+
+@pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
+def test_each_extra_agrees_with_its_requirements(extra):
+    assert requirements(f"requirements-{extra}.txt") == PROJECT["optional-dependencies"][extra]
+
+
+@pytest.mark.parametrize("name", PROJECT["scripts"])
+def test_each_console_command_exists(name):
+    module, function = PROJECT["scripts"][name].split(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_package_is_marked_as_typed():
+    assert (REPOSITORY / "mini_gpt" / "py.typed").is_file()
