@@ -60,7 +60,7 @@ def main() -> None:
     say = lambda who, nats: print(
         f"{who:<16} {nats / len(document):.6f} nats a token, {nats / math.log(2) / size:.6f} bits a byte"
     )
-    nll_fn = perplexity.make_nll_fn(run.definition, run.parameters, run.mesh)
+    nll_fn = perplexity.make_nll_fn(run.model)
     say("mini_gpt", scoring.score_tokens(nll_fn, stream, window=length, stride=length, batch_size=8).sum(dtype=float))
     say("Transformers", by_transformers(model_directory, stream, text, length, flags.device))
     if importlib.util.find_spec("lm_eval"):

@@ -100,7 +100,7 @@ class Bench:
         self.first_step_done = time.time()
         loaded = 1 + LOADED_TOKENS // (config.train.batch_size * config.context_length)
         self.loader_speed = batches.tokens_per_second(itertools.chain.from_iterable(passes()), loaded)
-        self.evaluator = run.evaluator
+        self.evaluator, self.loaded = run.evaluator, run.loaded
 
     def run(self, steps: int) -> tuple[list[float], float]:
         """Gives each step's seconds, from the end of the one before it, and the share of them that data was waited for.
@@ -127,7 +127,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
             for step in range(WATCHED):
                 begin = time.perf_counter()
-                curves, pictures = self.evaluator.watch(self.state.parameters)
+                curves, pictures = self.evaluator.watch(self.loaded(self.state.parameters))
                 for name, value in curves.items():
                     events.scalar(name, value, step)
                 for name, pixels in pictures.items():

@@ -1,7 +1,6 @@
 """The suites that look inside of a run: what its heads attend to, what they are worth, and what is wrong."""
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Iterable
@@ -123,30 +122,29 @@ def printed_heads(result: dict[str, Any]) -> list[dict[str, Any]]:
 def measure_pruning(run: Run, request: Request) -> dict[str, Any]:
     """Measures each head's importance on the training split, and on the other the loss as heads are removed."""
     config, vocab_size = run.config, len(run.tokenizer.token_bytes)
-    per_batch = perplexity.rows_at_a_time(run.batch_tokens, run.mesh, config.context_length)
+    per_batch = perplexity.rows_at_a_time(run.model, config.context_length)
     model, what = (
         (run.definition, run.parameters, config),
         f"pruning {config.model.num_layers * config.model.num_heads}",
     )
     with progress.shown(f"{what} heads", pruning.cost(config.model.num_layers * config.model.num_heads)) as advance:
-        options = {"batch_tokens": run.batch_tokens, "advance": advance}
         if config.data.is_task:
             asked = _problems(run, request.split, pruning.SCORED_TOKENS)
             train = _problems(run, "train", pruning.IMPORTANCE_TOKENS)
             texts = pruning.problem_batches(train, config, run.tokenizer, per_batch)
-            score = functools.partial(
-                task_accuracy.accuracy, *model, run.tokenizer, run.mesh, asked, config.context_length, **options
+            score = lambda masked: task_accuracy.accuracy(
+                masked, run.tokenizer, asked, config.context_length, advance=advance
             )
         else:
             tokens, train = (_tokens(run, split) for split in (request.split, "train"))
             texts = pruning.text_batches(train, config, vocab_size, per_batch)
-            options |= {"most_tokens": pruning.SCORED_TOKENS}
-            score = functools.partial(
-                perplexity.score_split, *model, tokens, run.tokenizer.token_bytes, run.mesh, **options
+            score = lambda masked: perplexity.score_split(
+                masked, tokens, run.tokenizer.token_bytes, most_tokens=pruning.SCORED_TOKENS, advance=advance
             )
         importance_NH = pruning.importance(*model, texts, vocab_size, run.mesh, advance=advance)
         _check_finite(run, importance_NH.flat)
-        rows = pruning.curves(importance_NH, lambda mask_NH: score(head_mask_NBH=mask_NH[:, None]).nll)
+        with_mask = lambda mask_NH: dataclasses.replace(run.model, head_mask_NBH=mask_NH[:, None])
+        rows = pruning.curves(importance_NH, lambda mask_NH: score(with_mask(mask_NH)).nll)
     _check_finite(run, (row["nll"] for row in rows))
     return {
         "checkpoint_step": run.step,

@@ -59,16 +59,7 @@ def evaluate_perplexity(run: Run, request: Request) -> dict:
     """Scores a whole split in blocks of the context length."""
     tokens = run.store.split(request.split).tokens
     with progress.shown(f"blocks of {run.config.context_length}", len(tokens)) as advance:
-        score = perplexity.score_split(
-            run.definition,
-            run.parameters,
-            run.config,
-            tokens,
-            run.tokenizer.token_bytes,
-            run.mesh,
-            batch_tokens=run.batch_tokens,
-            advance=advance,
-        )
+        score = perplexity.score_split(run.model, tokens, run.tokenizer.token_bytes, advance=advance)
     if not math.isfinite(score.nll_sum):
         raise UserError(f"{run.workdir}: the model of step {run.step} gives no finite loss; its training went wrong")
     masked = run.config.train.objective == "masked"
@@ -109,16 +100,8 @@ def _plan(trained: Config, request: Request, num_tokens: int) -> list[extrapolat
 def evaluate_extrapolation(run: Run, request: Request) -> dict:
     """Scores the same targets at many context lengths, in blocks and with sliding windows."""
     tokens = run.store.split(request.split).tokens
-    rows, by_position = extrapolation.extrapolation(
-        run.definition,
-        run.parameters,
-        run.config,
-        tokens,
-        run.tokenizer.token_bytes,
-        run.mesh,
-        _plan(run.trained, request, len(tokens)),
-        batch_tokens=run.batch_tokens,
-    )
+    windowings = _plan(run.trained, request, len(tokens))
+    rows, by_position = extrapolation.extrapolation(run.model, tokens, run.tokenizer.token_bytes, windowings)
     return {
         "checkpoint_step": run.step,
         "train_length": run.trained.context_length,
@@ -145,16 +128,7 @@ def _lengths_asked(trained: Config, request: Request) -> tuple[int, ...]:
 def evaluate_tasks(run: Run, request: Request) -> dict:
     """Solves a task's problems of each length, answer by answer."""
     lengths, task = _lengths_asked(run.trained, request), run.corpus.name
-    rows = task_accuracy.by_length(
-        run.definition,
-        run.parameters,
-        run.config,
-        run.tokenizer,
-        run.mesh,
-        request.split,
-        lengths,
-        batch_tokens=run.batch_tokens,
-    )
+    rows = task_accuracy.by_length(run.model, run.tokenizer, request.split, lengths)
     return {
         "checkpoint_step": run.step,
         "task": task,

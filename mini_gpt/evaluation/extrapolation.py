@@ -4,15 +4,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh
 
 from mini_gpt.config.model_schema import ModelConfig
-from mini_gpt.config.schema import Config
-from mini_gpt.data import tokenizers
 from mini_gpt.evaluation import perplexity, progress, scoring
 from mini_gpt.model.gpt import check_length
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
 
 LENGTHS = "1x,2x,4x,8x,16x"  # of the trained context
@@ -96,15 +92,7 @@ def plan(num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[i
 
 
 def extrapolation(
-    definition: nnx.GraphDef,
-    parameters: Parameters,
-    config: Config,
-    tokens: np.ndarray,
-    token_bytes: np.ndarray,
-    mesh: Mesh,
-    windowings: list[Windowing],
-    *,
-    batch_tokens: int | None = None,
+    model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, windowings: list[Windowing]
 ) -> tuple[list[dict], dict[str, list[float]]]:
     """Scores each windowing; gives its rows, and by length the blocks' mean loss at each position of the window.
 
@@ -112,23 +100,21 @@ def extrapolation(
     no such positions or gives no finite loss, the status undefined and its reason in their place. `sample_nll` is the
     mean over the sliding windows' sample alone, in blocks too: there the two protocols have the same targets. Entry i
     of a position list is the mean over the blocks' targets that are predicted from i + 1 tokens, in nats.
-    batch_tokens: how many go through the model at a time, as in training unless given.
     """
-    reasons = {w.length: _undefined(config.model, w.length) for w in windowings}
+    reasons = {w.length: _undefined(model.config.model, w.length) for w in windowings}
     defined = [w for w in windowings if reasons[w.length] is None]
-    isolate_at = tokenizers.isolate_at(config.data, token_bytes)
     sample = max(w.first_target for w in windowings)  # blocks begin at the first token, the sample later
     what = f"{len(defined)} windowings of {len(tokens) - 1:,} targets"
     if sample > 1:
         what += f", sliding windows of the last {len(tokens) - sample:,}"
     rows, by_position = [], {}
     with progress.shown(what, sum(w.cost for w in defined)) as advance:
-        nll_fn = perplexity.make_nll_fn(definition, parameters, mesh, isolate_at=isolate_at, advance=advance)
+        nll_fn = perplexity.make_nll_fn(model, advance=advance)
         for windowing in windowings:
             reason = reasons[windowing.length]
             nll = None
             if reason is None:
-                batch_size = perplexity.rows_at_a_time(batch_tokens or config.batch_tokens, mesh, windowing.length)
+                batch_size = perplexity.rows_at_a_time(model, windowing.length)
                 nll = _score(nll_fn, tokens, windowing, batch_size)
                 if not np.isfinite(nll).all():
                     reason = "the model's loss is not finite"

@@ -4,25 +4,21 @@ The answer is greedy: where every token of it is the likeliest one after the tru
 same answer, so exact match needs no decoding.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.data import batches, tasks
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.model import loss as losses
-from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import check_length, text_layout
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.gpt import check_length
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 
@@ -60,37 +56,27 @@ class TaskScore:
 
 
 def accuracy(
-    definition: nnx.GraphDef,
-    parameters: Parameters,
-    config: Config,
+    model: LoadedModel,
     tokenizer: Tokenizer,
-    mesh: Mesh,
     problems: list[tuple[str, str]],
     length: int,
     *,
-    batch_tokens: int | None = None,
     advance: Advance = progress.silent,
-    head_mask_NBH: np.ndarray | None = None,
 ) -> TaskScore:
-    """Scores problems, (question, answer), in rows of `length` inputs.
+    """Score problems, (question, answer), in rows of `length` inputs.
 
-    batch_tokens: how many go through the model at a time, as in training unless given; `advance` is told of them.
-    head_mask_NBH: the model's, its batch axis 1.
+    advance: called with the number of tokens of each batch.
     """
-    isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
-    masked = config.train.objective == "masked"
-    rows = perplexity.rows_at_a_time(batch_tokens or config.batch_tokens, mesh, length)
+    rows = perplexity.rows_at_a_time(model, length)
     solved = tokens = right = 0
     nll_sum, answers = 0.0, []
     for first in range(0, len(problems), rows):
         part = problems[first : first + rows]
         filled = part + part[:1] * (rows - len(part))  # the last batch has the others' shape
-        batch = batches.problem_batch(filled, config, tokenizer, length)
+        batch = batches.problem_batch(filled, model.config, tokenizer, length)
         numbers_B = np.arange(first, first + rows, dtype=np.int32)
-        put = sharding.put_whole((batch["inputs"], batch["targets"], numbers_B), mesh)
-        nll_BL, likeliest_BL = map(
-            np.asarray, _predict(definition, mesh, isolate_at, masked, parameters, head_mask_NBH, *put)
-        )
+        put = sharding.put_whole((batch["inputs"], batch["targets"], numbers_B), model.mesh)
+        nll_BL, likeliest_BL = map(np.asarray, _predict(model, *put))
         counts_BL = batch["weights"] > 0
         counts_BL[len(part) :] = False
         right_BL = likeliest_BL == batch["targets"]
@@ -104,16 +90,12 @@ def accuracy(
     return TaskScore(len(problems), solved, tokens, right, nll_sum, answers)
 
 
-@functools.partial(jax.jit, static_argnames=("definition", "mesh", "isolate_at", "masked"))
-def _predict(definition, mesh, isolate_at, masked, parameters, head_mask_NBH, inputs_BL, targets_BL, numbers_B):
-    model = model_parameters.merge(definition, parameters)
-    # Random positions by the problem's number: by the first token, as a text's, they would be a few draws for them all.
+@jax.jit
+def _predict(model: LoadedModel, inputs_BL, targets_BL, numbers_B):
+    # Draw random positions by the problem's number: by its first token, as for a text, many problems would share them.
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
-    layout = text_layout(model.config, targets_BL if masked else inputs_BL, isolate_at, keys_B)
-    with sharding.over(mesh):
-        logits_BLV = model(inputs_BL, *layout, head_mask_NBH=head_mask_NBH)
-    predicted = losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
-    return jax.lax.with_sharding_constraint(predicted, NamedSharding(mesh, PartitionSpec()))
+    logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_B)
+    return losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
 
 
 def default_lengths(config: Config) -> tuple[int, ...]:
@@ -123,17 +105,7 @@ def default_lengths(config: Config) -> tuple[int, ...]:
     return tuple(sorted(n for n in lengths if n >= task.shortest and (task.longest is None or n <= task.longest)))
 
 
-def by_length(
-    definition: nnx.GraphDef,
-    parameters: Parameters,
-    config: Config,
-    tokenizer: Tokenizer,
-    mesh: Mesh,
-    split: str,
-    lengths: tuple[int, ...],
-    *,
-    batch_tokens: int | None = None,
-) -> list[dict]:
+def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tuple[int, ...]) -> list[dict]:
     """Gives a row a length: exact_match, token_accuracy (shares of 1), nll in nats a token, counts.
 
     The end of an answer counts in exact_match and in nll, not in token_accuracy: where an answer is a letter, half of
@@ -142,7 +114,7 @@ def by_length(
     Every length has up to PROBLEMS different problems of the split, the same whatever the model, the seed or the other
     lengths. Where the model has no positions, or gives no finite loss, the status is undefined, with the reason.
     """
-    rows = []
+    rows, config = [], model.config
     needed = {length: batches.row_length(config, length) for length in lengths}
     what = f"up to {PROBLEMS} problems of each of {len(lengths)} lengths"
     with progress.shown(what, PROBLEMS * sum(needed.values())) as advance:
@@ -155,17 +127,7 @@ def by_length(
                 rows.append(row | {"status": "undefined", "reason": str(error)})
                 continue
             problems = tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
-            score = accuracy(
-                definition,
-                parameters,
-                config,
-                tokenizer,
-                mesh,
-                problems,
-                needed[length],
-                batch_tokens=batch_tokens,
-                advance=advance,
-            )
+            score = accuracy(model, tokenizer, problems, needed[length], advance=advance)
             if not math.isfinite(score.nll_sum):
                 rows.append(row | {"status": "undefined", "reason": "the model's loss is not finite"})
                 continue

@@ -219,7 +219,7 @@ def _predictions(model: Probe, windows_BM: np.ndarray, unigram_V: np.ndarray) ->
     if model.masked:
         loss, unigram = -float(np.mean(log_BV[np.arange(len(log_BV)), targets_B])), -float(unigram_V[targets_B].mean())
         return [*findings, _against_unigram(loss, unigram)]
-    nll_fn = perplexity.make_nll_fn(model.definition, model.parameters, model.mesh, isolate_at=model.isolate_at)
+    nll_fn = perplexity.make_nll_fn(model.loaded)
     nll_BL = model.by_parts(windows_BM, lambda part_BM: nll_fn(part_BM[:, :-1], part_BM[:, 1:]))
     against = _against_unigram(float(nll_BL.mean()), -float(unigram_V[windows_BM[:, 1:]].mean()))
     if nll_BL.shape[1] < 2:
@@ -307,7 +307,7 @@ def _dead(model: Probe, layers: list[Layer], train_tokens: np.ndarray) -> list[F
         deviation_F = np.sqrt(np.maximum(variance_F, 0))
         shares.append(float(np.mean(deviation_F <= STILL * np.median(deviation_F))))
     few, config = train_tokens[: probe.WINDOWS * model.config.context_length + 1], model.config
-    rows = perplexity.rows_at_a_time(model.batch_tokens, model.mesh, config.context_length)
+    rows = perplexity.rows_at_a_time(model.loaded, config.context_length)
     texts = pruning.text_batches(few, config, model.vocab_size, rows)
     importance_NH = pruning.importance(model.definition, model.parameters, config, texts, model.vocab_size, model.mesh)
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)

@@ -16,6 +16,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention_maps
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import Trace, text_layout
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 
@@ -51,6 +52,7 @@ class Probe:
         self.isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
         self.masked = config.train.objective == "masked"
         self.batch_tokens = batch_tokens or config.batch_tokens
+        self.loaded = LoadedModel(parameters, definition, config, mesh, self.isolate_at, self.batch_tokens)
         self.rows = attention_maps.rows_at_a_time(self.batch_tokens, mesh, config.model, config.context_length, WINDOWS)
 
     @property

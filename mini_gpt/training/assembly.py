@@ -11,6 +11,8 @@ from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, token_store, tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
@@ -31,14 +33,20 @@ class Assembly(NamedTuple):
     like: TrainState
     train_batches: batches.TrainBatches | batches.TaskBatches
     evaluator: Evaluator
+    separator_id: int | None  # as LoadedModel has it
 
     def first_state(self) -> TrainState:
         return states.create(self.config, self.vocab_size, self.optimizer, self.like)
 
+    def loaded(self, parameters: Parameters) -> LoadedModel:
+        """Return the model with these parameters, to be evaluated."""
+        fields = (self.definition, self.config, self.mesh, self.separator_id, self.config.batch_tokens)
+        return LoadedModel(parameters, *fields)
+
     def compiled_step(self) -> TrainStep:
         """Compiles the training step; no state is needed, so that one may be drawn or read meanwhile."""
         train_step = make_train_step(
-            self.definition, self.optimizer, self.config, self.like, isolate_at=self.evaluator.isolate_at
+            self.definition, self.optimizer, self.config, self.like, isolate_at=self.separator_id
         )
         shape, place = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
         batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=place) for name, dtype in batches.DTYPES.items()}
@@ -59,10 +67,11 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     rows = sharding.host_rows(config.train.batch_size, mesh)
     if config.data.is_task:
         train_batches = batches.TaskBatches(config, tokenizer, rows=rows)
-        evaluator = TaskEvaluator(config, definition, tokenizer, mesh)
+        evaluator = TaskEvaluator(config, tokenizer)
     else:
         store = token_store.open_store(corpus, config.data, tokenizer)
         size = tokenizers.vocab_size(tokenizer)
         train_batches = batches.TrainBatches(store.split("train"), config, vocab_size=size, rows=rows)
-        evaluator = TextEvaluator(config, definition, tokenizer, mesh, store.split("validation"))
-    return Assembly(config, vocab_size, mesh, definition, optimizer, like, train_batches, evaluator)
+        evaluator = TextEvaluator(config, tokenizer, store.split("validation"))
+    separator_id = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
+    return Assembly(config, vocab_size, mesh, definition, optimizer, like, train_batches, evaluator, separator_id)

@@ -1,14 +1,12 @@
-"""What training watches: the loss on held-out text or problems, the attention on a probe, and what the model writes."""
+"""What training evaluates: the loss on held-out text or problems, attention on a fixed row, and samples."""
 
 import functools
 from abc import ABC, abstractmethod
 
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.data import batches, tasks
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
@@ -17,87 +15,78 @@ from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import images
 from mini_gpt.insight.attention_statistics import attention_statistics
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-PROMPT_TOKENS = 32  # of the validation text, which a sample goes on from
+PROMPT_TOKENS = 32  # of the validation text, which a sample continues
 SAMPLE_PROBLEMS = 5
 SAMPLING = Sampling(temperature=0.8, top_k=40)
 
 
 class Evaluator(ABC):
-    """Measures a model's parameters on what it is not trained on."""
+    """Evaluates a model, while it trains and at the end, on data that it is not trained on."""
 
-    suite_flag = ""  # what eval.py needs for the first look
+    suite_flag = ""  # the flag that eval.py needs to score this run
     sample_title: str
 
-    def __init__(self, config: Config, definition: nnx.GraphDef, tokenizer: Tokenizer, mesh: Mesh):
+    def __init__(self, config: Config, tokenizer: Tokenizer):
         self.config = config
-        self.definition = definition
         self.tokenizer = tokenizer
-        self.mesh = mesh
         self.writes = config.eval.sample_tokens > 0
-        self.isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
 
     @abstractmethod
-    def scalars(self, parameters: Parameters) -> dict[str, float]:
-        """Gives validation/loss, and what else is scored."""
+    def scalars(self, model: LoadedModel) -> dict[str, float]:
+        """Return validation/loss in nats a token, and the other scores."""
 
     @abstractmethod
-    def sample(self, parameters: Parameters, length: int) -> str:
-        """Gives something that the model writes: text of so many tokens, or answers to a few problems."""
+    def sample(self, model: LoadedModel, length: int) -> str:
+        """Return a sample to read: a text with up to `length` generated tokens, or answers to a few problems."""
 
     @abstractmethod
     def prompt(self) -> str:
-        """Gives a prompt to try the model with."""
+        """Return a prompt to try the model with."""
 
     @abstractmethod
-    def conclusion(self, parameters: Parameters) -> str:
-        """Gives the line that sums up a run."""
+    def conclusion(self, model: LoadedModel) -> str:
+        """Return one line that sums up a finished run."""
 
     @property
     @abstractmethod
     def probe_BL(self) -> np.ndarray:
-        """One row of the context length, always the same."""
+        """One row of tokens, of the context length, the same in every call."""
 
-    def watch(self, parameters: Parameters) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        """Gives what is watched beside the scores: curves of attention, and pictures, RGB pixels in uint8: the
-        attention at the start of the probe, and how alike the positions of a learned table are."""
+    def watch(self, model: LoadedModel) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """Return statistics of attention on the probe, and images by name, as RGB pixels in uint8.
+
+        The images show the attention maps at the start of the probe, and the similarity of learned positions.
+        """
         curves, maps_NHLS = attention_statistics(
-            self.definition, parameters, self.probe_BL, self.mesh, isolate_at=self.isolate_at
+            model.definition, model.parameters, self.probe_BL, model.mesh, isolate_at=model.separator_id
         )
         pictures = {"attention/maps": images.map_grid(maps_NHLS)}
         if "learned" in self.config.model.position_pattern:
-            table_PD = sharding.whole(parameters["positions"]["learned"]["embedding"], self.mesh)
+            table_PD = sharding.whole(model.parameters["positions"]["learned"]["embedding"], model.mesh)
             pictures["positions/similarity"] = images.similarity(table_PD)
         return curves, pictures
 
 
 class TextEvaluator(Evaluator):
-    """Scores a split in blocks of the context length: a sample of it while training, all of it at the end."""
+    """Scores a split of text in blocks of the context length: a sample of it during training, all of it at the end."""
 
-    sample_title = "The model, going on from the start of the validation text:"
+    sample_title = "The start of the validation text, continued by the model:"
 
-    def __init__(self, config: Config, definition: nnx.GraphDef, tokenizer: Tokenizer, mesh: Mesh, split: TokenSplit):
-        super().__init__(config, definition, tokenizer, mesh)
+    def __init__(self, config: Config, tokenizer: Tokenizer, split: TokenSplit):
+        super().__init__(config, tokenizer)
         self.writes = self.writes and config.model.causal
         self.split = split
         perplexity.check_scorable(config, len(split.tokens))
 
-    def score(self, parameters: Parameters, *, most_tokens: int | None = None) -> Score:
-        """Scores the split, or about so many tokens in stretches spread over it."""
-        return perplexity.score_split(
-            self.definition,
-            parameters,
-            self.config,
-            self.split.tokens,
-            self.tokenizer.token_bytes,
-            self.mesh,
-            most_tokens=most_tokens,
-        )
+    def score(self, model: LoadedModel, *, most_tokens: int | None = None) -> Score:
+        """Score the split, or about `most_tokens` of its tokens."""
+        return perplexity.score_split(model, self.split.tokens, self.tokenizer.token_bytes, most_tokens=most_tokens)
 
-    def scalars(self, parameters: Parameters) -> dict[str, float]:
-        score = self.score(parameters, most_tokens=self.config.eval.tokens)
+    def scalars(self, model: LoadedModel) -> dict[str, float]:
+        score = self.score(model, most_tokens=self.config.eval.tokens)
         values = {"validation/loss": score.nll}
         if score.bytes:
             values["validation/bits_per_byte"] = score.bits_per_byte
@@ -107,26 +96,26 @@ class TextEvaluator(Evaluator):
     def probe_BL(self) -> np.ndarray:
         return np.asarray(self.split.tokens[: self.config.context_length], np.int32)[None]
 
-    def sample(self, parameters: Parameters, length: int) -> str:
+    def sample(self, model: LoadedModel, length: int) -> str:
         context = self.config.context_length
         prompt = self.split.tokens[: min(PROMPT_TOKENS, (context + 1) // 2)]
-        (drawn,) = generation.generate(
-            self.definition,
-            parameters,
+        (generated,) = generation.generate(
+            model.definition,
+            model.parameters,
             prompts=[prompt],
             length=min(length, context - len(prompt)),
-            isolate_at=self.isolate_at,
+            isolate_at=model.separator_id,
             sampling=SAMPLING,
             seed=self.config.seed,
         )
-        return self.tokenizer.decode([*prompt, *drawn])
+        return self.tokenizer.decode([*prompt, *generated])
 
     def prompt(self) -> str:
         return (self.tokenizer.decode(self.split.tokens[:PROMPT_TOKENS]).split() or [" "])[0]
 
-    def conclusion(self, parameters: Parameters) -> str:
-        score = self.score(parameters)
-        kind = "masked tokens" if self.config.train.objective == "masked" else "tokens"
+    def conclusion(self, model: LoadedModel) -> str:
+        score = self.score(model)
+        kind = "masked tokens" if model.masked else "tokens"
         bits = f", {score.bits_per_byte:.3f} bits a byte" if score.bytes else ""
         return (
             f"Validation loss {score.nll:.4f} nats a token{bits} "
@@ -135,32 +124,24 @@ class TextEvaluator(Evaluator):
 
 
 class TaskEvaluator(Evaluator):
-    """Scores problems of the validation split, of all lengths up to the longest trained; of each, the answer alone."""
+    """Scores problems of the validation split, of all trained lengths; only the answers are scored."""
 
     suite_flag = " --suite=tasks"
-    sample_title = "Problems of the validation split, and what the model answers:"
+    sample_title = "Problems of the validation split, with the model's answers:"
 
     @functools.cached_property
     def problems(self) -> list[tuple[str, str]]:
-        """Gives as many problems as `eval.tokens` has rows, no question twice."""
+        """Different problems, (question, answer): as many as rows of the context length make up `eval.tokens`."""
         data = self.config.data
         count = max(1, self.config.eval.tokens // self.config.context_length)
         shortest = tasks.find(data.corpus).shortest
         return tasks.different(data.corpus, "validation", count, shortest=shortest, longest=data.task_length)
 
-    def score(self, parameters: Parameters, problems: list[tuple[str, str]]) -> task_accuracy.TaskScore:
-        return task_accuracy.accuracy(
-            self.definition,
-            parameters,
-            self.config,
-            self.tokenizer,
-            self.mesh,
-            problems,
-            self.config.context_length,
-        )
+    def score(self, model: LoadedModel, problems: list[tuple[str, str]]) -> task_accuracy.TaskScore:
+        return task_accuracy.accuracy(model, self.tokenizer, problems, self.config.context_length)
 
-    def scalars(self, parameters: Parameters) -> dict[str, float]:
-        score = self.score(parameters, self.problems)
+    def scalars(self, model: LoadedModel) -> dict[str, float]:
+        score = self.score(model, self.problems)
         return {
             "validation/loss": score.nll,
             "validation/exact_match": score.exact_match,
@@ -172,20 +153,20 @@ class TaskEvaluator(Evaluator):
         some = self.problems[:1]
         return batches.problem_batch(some, self.config, self.tokenizer, self.config.context_length)["inputs"]
 
-    def sample(self, parameters: Parameters, length: int) -> str:
+    def sample(self, model: LoadedModel, length: int) -> str:
         problems = self.problems[:SAMPLE_PROBLEMS]
-        answers = self.score(parameters, problems).answers
-        shown = []
+        answers = self.score(model, problems).answers
+        lines = []
         for (question, answer), written in zip(problems, map(self.tokenizer.decode, answers), strict=True):
             verdict = "right" if written == answer + tasks.END else f"wrong, must be {answer}"
-            shown.append(f"{question}{tasks.ANSWER}{written.rstrip(tasks.END).replace(tasks.END, '⏎')}    {verdict}")
-        return "\n".join(shown)
+            lines.append(f"{question}{tasks.ANSWER}{written.rstrip(tasks.END).replace(tasks.END, '⏎')}    {verdict}")
+        return "\n".join(lines)
 
     def prompt(self) -> str:
         return self.problems[0][0] + tasks.ANSWER
 
-    def conclusion(self, parameters: Parameters) -> str:
-        score = self.score(parameters, self.problems)
+    def conclusion(self, model: LoadedModel) -> str:
+        score = self.score(model, self.problems)
         return (
             f"{score.solved:,} of {score.problems:,} validation problems solved ({score.exact_match:.1%}), "
             f"{score.token_accuracy:.2%} of the answers' tokens right; up to {self.config.data.task_length} "

@@ -18,7 +18,7 @@ import jax
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices, files, processes, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, stopping
@@ -76,7 +76,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         log.info(f"stopped at step {int(state.step)}, which is saved; the same command goes on from there")
         sys.exit(stop.exit_status)
     if conclude:
-        _conclude(config, workdir, run.evaluator, state.parameters)
+        _conclude(workdir, run.evaluator, run.loaded(state.parameters))
     return state
 
 
@@ -185,15 +185,16 @@ class _Steps:
             record = self._checked(step, metrics, state, record)
             row, validation_loss = self.clock.row(step, metrics), None
             if evaluates:
-                curves, pictures = evaluator.watch(state.parameters)
-                row |= evaluator.scalars(state.parameters) | curves
+                model = self.run.loaded(state.parameters)
+                curves, pictures = evaluator.watch(model)
+                row |= evaluator.scalars(model) | curves
                 validation_loss = row["validation/loss"]
                 if math.isfinite(validation_loss) and (best is None or validation_loss < best):
                     best, saves = validation_loss, True
                 for name, pixels in pictures.items():
                     reporter.image(step, name, pixels)
                 if evaluator.writes:
-                    reporter.text(step, "sample", evaluator.sample(state.parameters, config.eval.sample_tokens))
+                    reporter.text(step, "sample", evaluator.sample(model, config.eval.sample_tokens))
             if evaluates or saves or step == 1 or step % config.train.log_every == 0:
                 self._report(step, row)
             if saves or stops:
@@ -267,17 +268,17 @@ class _Clock:
         return row
 
 
-def _conclude(config: Config, workdir: Path, evaluator: Evaluator, parameters: Parameters) -> None:
+def _conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel) -> None:
     # A person types these outside the environment as well as inside it.
     programs = "" if os.environ.get("VIRTUAL_ENV") else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
     commands = [f"tensorboard --logdir={shlex.quote(str(workdir))}"]
     commands.append(f"python eval.py --workdir={shlex.quote(str(workdir))}{evaluator.suite_flag}")
-    if config.model.causal:
+    if model.config.model.causal:
         prompt = shlex.quote(evaluator.prompt())
         commands.append(f"python sample.py --workdir={shlex.quote(str(workdir))} --prompt={prompt}")
-    lines = ["", evaluator.conclusion(parameters)]
+    lines = ["", evaluator.conclusion(model)]
     if evaluator.writes:
-        sample = evaluator.sample(parameters, CONCLUDING_TOKENS)
+        sample = evaluator.sample(model, CONCLUDING_TOKENS)
         lines += ["", evaluator.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
     lines += ["", f"The run is in {workdir}/  What next:", *(f"    {programs}{command}" for command in commands)]
     print("\n".join(lines))

@@ -14,6 +14,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, tasks, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, files, sharding
 from mini_gpt.runtime.errors import UserError
@@ -56,6 +57,9 @@ class Run:
         restored = checkpoints.restore_parameters(self.step, written.parameters)
         stacked = self.config.model.scan_layers
         self.parameters: Parameters = model_parameters.laid_out(restored, asked.parameters, stacked=stacked)
+        self.model = LoadedModel(
+            self.parameters, definition, self.config, self.mesh, self.isolate_at, self.batch_tokens
+        )
         checkpoints.close()
 
     @functools.cached_property

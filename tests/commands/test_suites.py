@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites import Request
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -206,7 +207,7 @@ def test_nothing_is_written_when_a_measurement_breaks_off(trained, monkeypatch):
 
 def test_a_model_without_a_finite_loss_has_no_result(trained, monkeypatch):
     workdir = trained(model__position="rope")
-    monkeypatch.setattr(suites.perplexity, "_nll", lambda *args: np.full(args[-1].shape, np.nan))
+    monkeypatch.setattr(LoadedModel, "nll", lambda *args: np.full(args[-1].shape, np.nan))
     with pytest.raises(UserError, match=r"the model of step 8 gives no finite loss; its training went wrong"):
         suites.evaluate(Run(workdir), "perplexity", Request())
     assert not (workdir / "eval").exists()
@@ -214,7 +215,7 @@ def test_a_model_without_a_finite_loss_has_no_result(trained, monkeypatch):
 
 def test_a_loss_whose_perplexity_no_float_holds_is_written_without_it(trained, monkeypatch):
     workdir = trained(model__position="rope")
-    monkeypatch.setattr(suites.perplexity, "_nll", lambda *args: np.full(args[-1].shape, 800.0))
+    monkeypatch.setattr(LoadedModel, "nll", lambda *args: np.full(args[-1].shape, 800.0))
     (row,) = suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x", strides="1x"))["rows"]
     assert (row["nll"], row["perplexity"]) == (800.0, None)
     curves, _ = scalars(workdir / "tensorboard" / "extrapolation")

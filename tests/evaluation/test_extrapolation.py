@@ -2,18 +2,16 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from mini_gpt.evaluation import extrapolation, perplexity
 from mini_gpt.evaluation.extrapolation import Windowing
-from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model import loss as losses
-from mini_gpt.runtime import sharding
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
+from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 200 + [2] * 56 + [0])
 
@@ -25,16 +23,11 @@ def measure(small, monkeypatch):
     def make(lengths, strides, count=150, **overrides):
         monkeypatch.setattr(extrapolation, "SLIDING_TARGETS", 40)
         config = small(context_length=8, **overrides)
-        definition, drawn = parameters.split(MiniGPT(config.model, 257, rngs=nnx.Rngs(0)))
-        keys = iter(jax.random.split(jax.random.key(1), 99))
-        drawn = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), drawn)
+        model = random_model(config, TOKEN_BYTES)
         tokens = np.random.default_rng(0).integers(256, size=count)
         windowings = extrapolation.plan(count, "validation", lengths, strides)
-        mesh = sharding.make_mesh(*config.mesh.sizes)
-        rows, by_position = extrapolation.extrapolation(
-            definition, drawn, config, tokens, TOKEN_BYTES, mesh, windowings
-        )
-        return rows, by_position, jax.jit(parameters.merge(definition, drawn)), tokens
+        rows, by_position = extrapolation.extrapolation(model, tokens, TOKEN_BYTES, windowings)
+        return rows, by_position, model, tokens
 
     return make
 
@@ -43,7 +36,7 @@ def alone(model, tokens, start, target):
     """Gives the loss of one target from the tokens from `start` on, in a forward pass of its own."""
     context = np.zeros((1, 24), int)  # of one length, compiled once; what follows a token is out of its sight
     context[0, : target - start] = tokens[start:target]
-    logits_BLV = model(jnp.array(context))[:, target - start - 1 : target - start]
+    logits_BLV = model.logits(jnp.array(context))[:, target - start - 1 : target - start]
     return float(losses.nll(logits_BLV, jnp.array([[tokens[target]]]))[0, 0])
 
 
@@ -77,15 +70,9 @@ def test_each_row_is_the_mean_over_targets_scored_one_by_one(measure, position):
             assert mine[place] == pytest.approx(np.mean(each), abs=1e-5)
 
 
-def test_blocks_at_the_trained_length_are_the_perplexity(measure, small):
-    rows, _, _, tokens = measure((8,), (), model__position="rope")
-    config = small(context_length=8)
-    definition, drawn = parameters.split(MiniGPT(config.model, 257, rngs=nnx.Rngs(0)))
-    keys = iter(jax.random.split(jax.random.key(1), 99))
-    drawn = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), drawn)
-    score = perplexity.score_split(
-        definition, drawn, config, tokens, TOKEN_BYTES, sharding.make_mesh(*config.mesh.sizes)
-    )
+def test_blocks_at_the_trained_length_are_the_perplexity(measure):
+    rows, _, model, tokens = measure((8,), (), model__position="rope")
+    score = perplexity.score_split(model, tokens, TOKEN_BYTES)
     assert rows[0]["nll"] == pytest.approx(score.nll, rel=1e-6)
 
 
@@ -120,7 +107,7 @@ def test_a_perplexity_past_a_floats_range_is_no_number(measure, monkeypatch):
 
 
 def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(measure, monkeypatch, caplog):
-    shapes, nll = [], perplexity._nll
+    shapes, nll = [], LoadedModel.nll
 
     def watched(*args):
         if not shapes:
@@ -128,7 +115,7 @@ def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(meas
         shapes.append(args[-1].shape)
         return nll(*args)
 
-    monkeypatch.setattr(perplexity, "_nll", watched)
+    monkeypatch.setattr(LoadedModel, "nll", watched)
     with caplog.at_level("INFO", "mini_gpt"):
         measure((8, 16, 100), (4,), train__batch_size=4)
     assert {shape for shape in shapes} == {(4, 8), (2, 16), (1, 100)}, "32 tokens at a time, or one window"

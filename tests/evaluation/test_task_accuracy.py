@@ -4,16 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
-from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model import loss as losses
 from mini_gpt.model.gpt import text_layout
-from mini_gpt.runtime import sharding
+from tests.evaluation.models import random_model
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 
@@ -28,8 +26,8 @@ def config(small):
     return make
 
 
-def model_of(config):
-    return parameters.split(MiniGPT(config.model, len(TOKENIZER.token_bytes), rngs=nnx.Rngs(0)))
+def model_of(config, **options):
+    return random_model(config, TOKENIZER.token_bytes, **options)
 
 
 def problems_of(config, count, length=5):
@@ -41,9 +39,8 @@ def problems_of(config, count, length=5):
 def test_exact_match_is_what_greedy_decoding_writes(config, fields):
     """A random model's answers become the truth of two problems in three, and its second token is at times the end."""
     config = config("missing_duplicate", **fields)
-    definition, drawn = model_of(config)
-    keys = iter(jax.random.split(jax.random.key(5), 99))
-    drawn = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), drawn)
+    model = model_of(config, noise=0.3, seed=5)
+    drawn = model.parameters
     end = int(TOKENIZER.encode(tasks.END)[0])
     drawn["embedding"] = drawn["embedding"].at[end].set(1.1 * drawn["embedding"][46])  # else it is hardly ever said
     problems = problems_of(config, 21)
@@ -52,14 +49,12 @@ def test_exact_match_is_what_greedy_decoding_writes(config, fields):
     for question, _ in problems:
         prompt = TOKENIZER.encode(question + tasks.ANSWER)
         options = {"length": 2, "sampling": Sampling(temperature=0.0)}
-        written.append(generation.generate(definition, drawn, prompts=[prompt], **options)[0])
+        written.append(generation.generate(model.definition, drawn, prompts=[prompt], **options)[0])
     given = [
         (question, TOKENIZER.decode(tokens[:1]) if row % 3 else answer)
         for row, ((question, answer), tokens) in enumerate(zip(problems, written, strict=True))
     ]
-    score = task_accuracy.accuracy(
-        definition, drawn, config, TOKENIZER, sharding.make_mesh(*config.mesh.sizes), given, length
-    )
+    score = task_accuracy.accuracy(model, TOKENIZER, given, length)
     first = [
         int(tokens[0]) == int(TOKENIZER.encode(answer)[0]) for (_, answer), tokens in zip(given, written, strict=True)
     ]
@@ -74,7 +69,7 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
     problems = problems_of(config, 10)
     wrong = {2: [0], 5: [0, 3], 9: [5]}  # which tokens of which answers, the fifth being the end
 
-    def predict(definition, mesh, isolate_at, masked, parameters, head_mask_NBH, inputs_BL, targets_BL, numbers_B):
+    def predict(model, inputs_BL, targets_BL, numbers_B):
         predicted = np.array(targets_BL)
         for row, tokens in enumerate(predicted):
             text = TOKENIZER.decode([*np.asarray(inputs_BL)[row, :1], *tokens])
@@ -85,13 +80,13 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
         return jnp.full(predicted.shape, 0.5), predicted
 
     monkeypatch.setattr(task_accuracy, "_predict", predict)
-    mesh = sharding.make_mesh(*config.mesh.sizes)
-    score = task_accuracy.accuracy(None, None, config, TOKENIZER, mesh, problems, config.context_length)
+    model = model_of(config)
+    score = task_accuracy.accuracy(model, TOKENIZER, problems, config.context_length)
     assert (score.problems, score.solved, score.tokens, score.right) == (10, 7, 50, 47)
     assert score.nll_sum == pytest.approx(30)
     monkeypatch.setattr(task_accuracy, "PROBLEMS", 10)
     monkeypatch.setattr(task_accuracy.tasks, "different", lambda *args, **kwargs: problems)
-    (row,) = task_accuracy.by_length(None, None, config, TOKENIZER, mesh, "test", (5,))
+    (row,) = task_accuracy.by_length(model, TOKENIZER, "test", (5,))
     assert (row["exact_match"], row["token_accuracy"], row["nll"]) == (0.7, pytest.approx(47 / 50), 0.5)
     assert (row["length"], row["problems"], row["answer_tokens"], row["status"]) == (5, 10, 50, "ok")
 
@@ -99,13 +94,11 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
 @pytest.mark.slow
 def test_each_problem_has_random_positions_of_its_own(config):
     config = config(model__position="rope", model__random_positions=40, train__batch_size=3)
-    definition, drawn = model_of(config)
-    drawn = jax.tree.map(lambda x: 3 * x, drawn)  # else nearly all that is said is the same
+    loaded = model_of(config, noise=0.3)
     problems = problems_of(config, 8)
-    mesh = sharding.make_mesh(*config.mesh.sizes)
     length = config.context_length
-    score = task_accuracy.accuracy(definition, drawn, config, TOKENIZER, mesh, problems, length)
-    model, nll_sum = parameters.merge(definition, drawn), 0.0
+    score = task_accuracy.accuracy(loaded, TOKENIZER, problems, length)
+    model, nll_sum = loaded.merge(), 0.0
     for number, problem in enumerate(problems):
         batch = batches.problem_batch([problem], config, TOKENIZER, length)
         key = jax.random.fold_in(jax.random.key(0), number)
@@ -118,11 +111,9 @@ def test_each_problem_has_random_positions_of_its_own(config):
 
 def test_a_loss_that_is_not_finite_is_no_accuracy(config):
     config = config()
-    definition, drawn = model_of(config)
-    drawn["embedding"] = drawn["embedding"] * np.nan
-    (row,) = task_accuracy.by_length(
-        definition, drawn, config, TOKENIZER, sharding.make_mesh(*config.mesh.sizes), "test", (4,)
-    )
+    model = model_of(config)
+    model.parameters["embedding"] *= np.nan
+    (row,) = task_accuracy.by_length(model, TOKENIZER, "test", (4,))
     assert (row["status"], row["exact_match"], row["nll"]) == ("undefined", None, None)
 
 
@@ -130,20 +121,16 @@ def test_a_loss_that_is_not_finite_is_no_accuracy(config):
 def test_masked_answers_are_scored_where_they_stand(config):
     masked = {"train__objective": "masked", "model__causal": False, "data__isolate_documents": True}
     config = config("reverse", **masked)
-    definition, drawn = parameters.split(MiniGPT(config.model, len(TOKENIZER.token_bytes) + 1, rngs=nnx.Rngs(0)))
+    model = model_of(config)
     problems = problems_of(config, 3)
-    score = task_accuracy.accuracy(
-        definition, drawn, config, TOKENIZER, sharding.make_mesh(*config.mesh.sizes), problems, config.context_length
-    )
+    score = task_accuracy.accuracy(model, TOKENIZER, problems, config.context_length)
     assert score.tokens == 15
     # Alone, without the filling that other rows need: isolation keeps the filling out of sight.
     batch = batches.problem_batch(problems[:1], config, TOKENIZER, 12)
-    logits_BLV = parameters.merge(definition, drawn)(jnp.array(batch["inputs"]))
+    logits_BLV = model.merge()(jnp.array(batch["inputs"]))
     np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[0, 6:], score.answers[0])
     nll_BL = losses.nll(logits_BLV, jnp.array(batch["targets"]))
-    filled = task_accuracy.accuracy(
-        definition, drawn, config, TOKENIZER, sharding.make_mesh(*config.mesh.sizes), problems[:1], 60
-    )
+    filled = task_accuracy.accuracy(model, TOKENIZER, problems[:1], 60)
     assert filled.nll_sum == pytest.approx(float(nll_BL[0, 6:].sum()), rel=1e-6)
 
 
@@ -151,8 +138,6 @@ def test_lengths(config):
     assert task_accuracy.default_lengths(config(length=20)) == (5, 10, 15, 20, 25, 30, 35, 40)
     assert task_accuracy.default_lengths(config("associative_recall", length=30)) == (8, 15, 22, 30, 38, 45, 52)
     config = config(model__position="learned")
-    definition, drawn = model_of(config)
-    mesh = sharding.make_mesh(*config.mesh.sizes)
-    rows = task_accuracy.by_length(definition, drawn, config, TOKENIZER, mesh, "test", (4, 8))
+    rows = task_accuracy.by_length(model_of(config), TOKENIZER, "test", (4, 8))
     assert [row["status"] for row in rows] == ["ok", "undefined"]
     assert rows[1]["exact_match"] is None and "the learned table has 14 positions" in rows[1]["reason"]

@@ -144,7 +144,6 @@ def test_a_split_has_the_loss_there_that_it_has_here(run):
         with torch.inference_mode():
             logits_BLV = model(block[:, :-1]).logits
         total += torch.nn.functional.cross_entropy(logits_BLV[0], block[0, 1:], reduction="sum").item()
-    model = (run.definition, run.parameters, run.config)
-    mine = perplexity.score_split(*model, tokens.astype(np.int32), run.tokenizer.token_bytes, run.mesh)
+    mine = perplexity.score_split(run.model, tokens.astype(np.int32), run.tokenizer.token_bytes)
     assert mine.tokens == len(tokens) - 1
     assert total / (len(tokens) - 1) == pytest.approx(mine.nll, rel=1e-5)

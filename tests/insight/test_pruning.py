@@ -1,5 +1,6 @@
 """A masked head is one whose output weights are zero; its importance is the slope of the loss."""
 
+import dataclasses
 import json
 
 import jax
@@ -36,19 +37,11 @@ def without(parameters, layer, head, heads):
     return copied
 
 
-def loss_of(run, parameters=None, most_tokens=None, **options):
+def loss_of(run, parameters=None, most_tokens=None):
     tokens = run.store.split("validation").tokens
     parameters = run.parameters if parameters is None else parameters
-    return perplexity.score_split(
-        run.definition,
-        parameters,
-        run.config,
-        tokens,
-        run.tokenizer.token_bytes,
-        run.mesh,
-        most_tokens=most_tokens,
-        **options,
-    ).nll
+    model = dataclasses.replace(run.model, parameters=parameters)
+    return perplexity.score_split(model, tokens, run.tokenizer.token_bytes, most_tokens=most_tokens).nll
 
 
 @pytest.mark.parametrize("fields", [{}, {"model__scan_layers": True}, {"model__num_kv_heads": 1}])
@@ -87,13 +80,7 @@ def test_A11_importance_is_the_mean_slope_of_the_loss(run, fields):
             for step in (1e-2, -1e-2):
                 mask_NBH = np.ones((2, 1, 2), np.float32)
                 mask_NBH[layer, 0, head] += step
-                nll_fn = perplexity.make_nll_fn(
-                    trained.definition,
-                    trained.parameters,
-                    trained.mesh,
-                    masked="train__objective" in fields,
-                    head_mask_NBH=mask_NBH,
-                )
+                nll_fn = perplexity.make_nll_fn(dataclasses.replace(trained.model, head_mask_NBH=mask_NBH))
                 nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
                 losses.append((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:filled])
             slopes.append((layer, head, np.abs(losses[0] - losses[1]) / 2e-2))
@@ -138,11 +125,11 @@ def test_a_tasks_heads_are_worth_what_its_answers_lose(run, monkeypatch):
     trained = run(context_length=12, **fields)
     result = suites.evaluate(trained, "pruning", Request())
     problems = trained.problems("validation", pruning.SCORED_TOKENS // 12)
-    arguments = (trained.config, trained.tokenizer, trained.mesh, problems, 12)
     nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "importance"}
     pruned = without(trained.parameters, *result["removal_order"][0], 2)
     for removed, parameters in ((0, trained.parameters), (1, pruned)):
-        alone = task_accuracy.accuracy(trained.definition, parameters, *arguments).nll
+        model = dataclasses.replace(trained.model, parameters=parameters)
+        alone = task_accuracy.accuracy(model, trained.tokenizer, problems, 12).nll
         assert nll[removed] == pytest.approx(alone, rel=1e-5)
     assert nll[0] != pytest.approx(nll[1], rel=1e-4)
     five, eight = (

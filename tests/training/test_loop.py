@@ -1,5 +1,6 @@
 """Whole runs: stopped and started again, refused, watched, and scored."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -358,12 +359,9 @@ def test_a_run_is_read_on_other_devices_than_it_was_written_on(small, tmp_path, 
     run = Run(tmp_path)
     assert run.mesh.devices.size == read
     assert_same_bits(run.parameters, state.parameters)
-    scores = [
-        perplexity.score_split(
-            run.definition, p, config, run.store.split("validation").tokens, run.tokenizer.token_bytes, m
-        )
-        for p, m in ((state.parameters, mesh), (run.parameters, run.mesh))
-    ]
+    written = dataclasses.replace(run.model, parameters=state.parameters, mesh=mesh)
+    tokens = run.store.split("validation").tokens
+    scores = [perplexity.score_split(model, tokens, run.tokenizer.token_bytes) for model in (written, run.model)]
     assert scores[0].nll_sum == pytest.approx(scores[1].nll_sum, rel=1e-5)
 
 
