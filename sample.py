@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mini_gpt.commands import command_line
 from mini_gpt.generation import decoding as generation
-from mini_gpt.generation.decoding import Writer
 from mini_gpt.generation.sampling import Sampling
+from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.runtime import errors
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
@@ -91,8 +91,7 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -
     length = _length(run, len(prompt), asked)
     writers = [Writer(run.tokenizer, flags.stop) for _ in range(flags.samples)]
     streams = flags.samples == 1 and not flags.json
-    options = {"sampling": sampling, "seed": flags.seed, "isolate_at": run.isolate_at}
-    chunks = generation.stream(run.definition, run.parameters, [prompt] * flags.samples, length=length, **options)
+    chunks = generation.stream(run.model, [prompt] * flags.samples, length=length, sampling=sampling, seed=flags.seed)
     for number, tokens_BN in enumerate(chunks):
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)

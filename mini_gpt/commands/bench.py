@@ -39,6 +39,7 @@ from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import yardstick
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, compute_dtype
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices, errors, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly
@@ -261,12 +262,13 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     definition, like = states.abstract(config, vocab_size, optimizer, mesh)
     parameters = states.create(config, vocab_size, optimizer, like).parameters
+    model = LoadedModel(parameters, definition, config, mesh, None, config.batch_tokens)
     dtype = generation.dtype(config.model).name
     prompt, sampling = np.random.default_rng(0).integers(vocab_size, size=prompt_tokens), Sampling(top_k=40)
 
     def write() -> tuple[float, float]:
         begin = time.perf_counter()
-        parts = generation.stream(definition, parameters, [prompt], length=tokens, sampling=sampling)
+        parts = generation.stream(model, [prompt], length=tokens, sampling=sampling)
         next(parts)
         first = time.perf_counter()
         written = sum(part.shape[1] for part in parts)

@@ -22,7 +22,7 @@ from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.insight import curves as length_curves
 from mini_gpt.insight import positions as position_figures
 from mini_gpt.insight import toy
-from mini_gpt.insight.attention_maps import attention_maps
+from mini_gpt.insight.attention import attention_maps
 from mini_gpt.model.positions import Sinusoidal
 from mini_gpt.runtime import errors, sharding
 from mini_gpt.runtime.errors import UserError
@@ -163,7 +163,7 @@ def maps(runs: Sequence[Run], request: Request = PLAIN) -> Figure:
         if run.tokenizer.to_dict() != runs[0].tokenizer.to_dict():
             tokens = run.tokenizer.encode(runs[0].tokenizer.decode(tokens))[:MAPPED].astype(np.int32)
         tokens_BL = tokens[None].repeat(sharding.shards(run.mesh), axis=0)
-        found = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh, isolate_at=run.isolate_at)
+        found = attention_maps(run.model, tokens_BL)
         for layer, axes in enumerate(line):
             letters = [run.tokenizer.decode([token]).replace("\n", "⏎") for token in tokens_BL[0]]
             axes.set_xticks(range(len(letters)), letters, fontsize=5.5)

@@ -33,9 +33,7 @@ class Cache(NamedTuple):
     drawn_BT: jax.Array | None
 
 
-def prefill(
-    model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capacity: int
-) -> tuple[jax.Array, Cache]:
+def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capacity: int) -> tuple[jax.Array, Cache]:
     """Read prompts in one pass; return the logits_BV of each row's next token, float32, and the cache.
 
     tokens_BL: prompts padded on the right, which a causal model does not see. lengths_B: tokens of each prompt, at
@@ -46,9 +44,7 @@ def prefill(
     padded_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
     positions_BT, segments_BT = text_layout(config, padded_BT, separator_id)
     prompt = Inputs(tokens_BL, *(None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT)))
-    x_BLD, caches, _ = module.forward(
-        prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers
-    )
+    x_BLD, caches, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
     slots = capacity if config.attention_window is None else min(capacity, config.attention_window)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
     places_BS = last_B1 - (steps - 1 - jnp.arange(slots)) % slots  # the last place that each slot has held

@@ -1,5 +1,6 @@
 """What a diagnosis asks of a model: predictions for texts that were changed, and sums over its layers."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.insight import attention_maps
+from mini_gpt.insight import attention
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import Trace, text_layout
 from mini_gpt.model.loaded import LoadedModel
@@ -53,7 +54,7 @@ class Probe:
         self.masked = config.train.objective == "masked"
         self.batch_tokens = batch_tokens or config.batch_tokens
         self.loaded = LoadedModel(parameters, definition, config, mesh, self.isolate_at, self.batch_tokens)
-        self.rows = attention_maps.rows_at_a_time(self.batch_tokens, mesh, config.model, config.context_length, WINDOWS)
+        self.rows = attention.rows_at_a_time(self.loaded, config.context_length, WINDOWS)
 
     @property
     def place(self) -> int:
@@ -81,16 +82,8 @@ class Probe:
         return self.by_parts(text_BL, compute)[:, : self.vocab_size]
 
     def layers(self, windows_BM: np.ndarray) -> list[Layer]:
-        model = (self.definition, self.parameters)
-        compute = lambda part_BM: attention_maps.each_layer(
-            *model,
-            self.inputs(part_BM),
-            self.mesh,
-            _summary,
-            (),
-            isolate_at=self.isolate_at,
-            text_BL=part_BM[:, :-1],
-        )
+        model = dataclasses.replace(self.loaded, parameters=self.parameters)  # tests break them
+        compute = lambda part_BM: attention.each_layer(model, self.inputs(part_BM), _summary, text_BL=part_BM[:, :-1])
         return [Layer(*layer) for layer in self.by_parts(windows_BM, compute)]
 
     def bad_parameters(self) -> int:

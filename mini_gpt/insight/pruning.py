@@ -18,7 +18,7 @@ from mini_gpt.data.batches import Batch
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
-from mini_gpt.model import output_loss
+from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import text_layout
 from mini_gpt.model.parameters import Parameters
@@ -133,7 +133,7 @@ def _mask_gradient(definition, mesh, isolate_at, masked, parameters, inputs_BL, 
         with sharding.over(mesh):
             x_BLD = model.hidden(inputs_BL, *layout, head_mask_NBH=mask_NBH)
             of_rows_BL = weights_BL / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1)
-            return output_loss.loss_sums(x_BLD, model.output_table, targets_BL, of_rows_BL, 0.0, mesh)[0]
+            return losses.loss_sums(x_BLD, model.output_table, targets_BL, of_rows_BL, 0.0, mesh)[0]
 
     config = model.config
     gradient_NBH = jax.grad(loss)(jnp.ones((config.num_layers, len(inputs_BL), config.num_heads), jnp.float32))

@@ -199,7 +199,7 @@ class MiniGPT(nnx.Module):
 
         mask = Mask(config.causal, config.attention_window, segments_BL)
         contexts = [Context(mask, position, positions_BL) for position in pattern]
-        options = {"dropout_key": None if keys is None else keys[:-1], "head_mask_BH": head_mask_NBH}  # of all layers
+        options = {"dropout_key": keys, "head_mask_BH": head_mask_NBH}  # of all layers
         if config.scan_layers and caches is None:
             x_BLD, traces = self._scan_layers(x_BLD, contexts, options, trace)
         else:  # unrolled with caches too: a scan would copy them for each token
@@ -238,10 +238,10 @@ class MiniGPT(nnx.Module):
                 traces.append(traced)
             return x_BLD, traces
 
-        periods = jax.tree.map(lambda leaf: leaf.reshape(-1, len(contexts), *leaf.shape[1:]), (stacked, options))
-        x_BLD, traces = jax.lax.scan(period, x_BLD, periods)
-        layers = range(self.config.num_layers)
-        return x_BLD, [_at(traces[layer % len(contexts)], layer // len(contexts)) for layer in layers]
+        layers, length = self.config.num_layers, len(contexts)
+        in_periods = lambda leaf: leaf[:layers].reshape(-1, length, *leaf.shape[1:])
+        x_BLD, traces = jax.lax.scan(period, x_BLD, jax.tree.map(in_periods, (stacked, options)))
+        return x_BLD, [_at(traces[layer % length], layer // length) for layer in range(layers)]
 
     def _blocks(self) -> list[Block]:
         if not self.config.scan_layers:

@@ -18,7 +18,7 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suite_options import Request
 from mini_gpt.config import loading as configs
 from mini_gpt.insight import toy
-from mini_gpt.insight.attention_maps import attention_maps
+from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.explorer import page as explorer
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime.errors import UserError
@@ -66,7 +66,7 @@ def test_the_page_holds_the_models_attention(small, tmp_path, fields):
     packed, tokens = data["attention"], run.store.split("validation").tokens[:32]
     assert packed["tokens"] == [run.tokenizer.decode([token]) for token in tokens]
     tokens_BL = np.asarray(tokens, np.int32)[None].repeat(8, axis=0)
-    maps = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh, isolate_at=run.isolate_at)
+    maps = attention_maps(run.model, tokens_BL)
     logits, weights = unpacked(packed, 8, 32)
     model = np.concatenate([layer.weights_BHLS[0] for layer in maps])
     assert np.abs(weights - model).max() == pytest.approx(packed["error"], abs=1e-6) and packed["error"] < 0.005
@@ -230,7 +230,7 @@ def test_A14_controls_change_what_is_shown(opened):
         r"query (\d+) .*\nkey +(\d+) .*\nlogit (\S+) +weight (\S+)", said, re.DOTALL
     ).groups()
     tokens_BL = np.asarray(run.store.split("validation").tokens[:32], np.int32)[None].repeat(8, axis=0)
-    maps = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh)[1]
+    maps = attention_maps(run.model, tokens_BL)[1]
     assert (int(query), int(key)) == (20, 4)
     assert float(weight) == pytest.approx(maps.weights_BHLS[0, 3, 20, 4], abs=0.005)
     assert float(logit) == pytest.approx(maps.logits_BHLS[0, 3, 20, 4], abs=0.05)

@@ -11,7 +11,7 @@ import numpy as np
 from mini_gpt.commands.suite_options import Request
 from mini_gpt.insight import images, toy
 from mini_gpt.insight import positions as position_figures
-from mini_gpt.insight.attention_maps import attention_maps
+from mini_gpt.insight.attention import attention_maps
 from mini_gpt.model import positions
 from mini_gpt.runtime import sharding
 from mini_gpt.training.run import Run
@@ -35,7 +35,7 @@ def explorer(run: Run, request: Request, labels: list[list[str]] | None = None) 
     )
     tokens = run.opening(request, length)
     rows_BL = tokens[None].repeat(sharding.shards(run.mesh), axis=0)
-    maps = attention_maps(run.definition, run.parameters, rows_BL, run.mesh, isolate_at=run.isolate_at)
+    maps = attention_maps(run.model, rows_BL)
     logits_NHLS = np.stack([layer.logits_BHLS[0] for layer in maps])
     weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in maps])
     source = f"the {request.split} split" if request.text is None else "a text of one's own"

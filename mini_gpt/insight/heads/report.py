@@ -13,11 +13,12 @@ from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
-from mini_gpt.insight import attention_maps
+from mini_gpt.insight import attention
 from mini_gpt.insight.heads import python_source
 from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads.scores import HeadSums
 from mini_gpt.model.gpt import Trace
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 
 TOKENS = 65_536  # that the rows have in all
@@ -91,9 +92,8 @@ def head_report(
     tokens_BL, length = texts.tokens_BL, config.context_length
     isolate_at = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
     is_delimiter_V, is_rare_V = delimiters(tokenizer), rare(train_tokens, tokenizers.vocab_size(tokenizer))
-    rows = attention_maps.rows_at_a_time(
-        batch_tokens or config.batch_tokens, mesh, config.model, length, len(tokens_BL)
-    )
+    model = LoadedModel(parameters, definition, config, mesh, isolate_at, batch_tokens or config.batch_tokens)
+    rows = attention.rows_at_a_time(model, length, len(tokens_BL))
     sums, kinds, best = None, (), None
     for first in range(0, len(tokens_BL), rows):
         some = slice(first, min(first + rows, len(tokens_BL)))
@@ -105,7 +105,7 @@ def head_report(
         templates |= head_scores.token_templates(some_BL, is_delimiter_V, is_rare_V)
         templates |= texts.relations(some)
         kinds = tuple(templates)
-        layers = _sums(definition, parameters, mesh, some_BL, counts_BL, templates, rows, isolate_at)
+        layers = _sums(model, some_BL, counts_BL, templates, rows)
         best = _stronger(best, layers, some_BL, first)
         sums = _added(sums, layers)
         advance(some_BL.size)
@@ -117,7 +117,7 @@ def head_report(
         for first in range(0, len(random_BL), rows):
             some_BL, some_B = random_BL[first : first + rows], period_B[first : first + rows]
             templates, counts_BL = head_scores.induction_template(length, some_B), np.ones(some_BL.shape, bool)
-            layers = _sums(definition, parameters, mesh, some_BL, counts_BL, templates, rows, isolate_at)
+            layers = _sums(model, some_BL, counts_BL, templates, rows)
             induced = _added(induced, layers)
             advance(some_BL.size)
     return [
@@ -220,7 +220,7 @@ def _documents(tokens: np.ndarray, separator: int, starts: np.ndarray, length: i
             yield int(begins[number]), np.asarray(tokens[begins[number] : ends[number]])
 
 
-def _sums(definition, parameters, mesh, tokens_BL, counts_BL, templates, rows, isolate_at) -> list[HeadSums]:
+def _sums(model, tokens_BL, counts_BL, templates, rows) -> list[HeadSums]:
     """Gives each layer's sums; fills the batch up with rows that count nothing, so that programs see one shape."""
     missing = rows - len(tokens_BL)
     templates_BTLS = np.stack(list(templates.values()), axis=1)
@@ -228,15 +228,7 @@ def _sums(definition, parameters, mesh, tokens_BL, counts_BL, templates, rows, i
         tokens_BL = np.concatenate([tokens_BL, np.repeat(tokens_BL[:1], missing, axis=0)])
     counts_BL = np.pad(counts_BL, ((0, missing), (0, 0)))
     templates_BTLS = np.pad(templates_BTLS, ((0, missing), (0, 0), (0, 0), (0, 0)))
-    return attention_maps.each_layer(
-        definition,
-        parameters,
-        tokens_BL,
-        mesh,
-        _head_sums,
-        (templates_BTLS, counts_BL),
-        isolate_at=isolate_at,
-    )
+    return attention.each_layer(model, tokens_BL, _head_sums, (templates_BTLS, counts_BL))
 
 
 def _head_sums(trace: Trace, *arguments) -> HeadSums:

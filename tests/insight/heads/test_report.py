@@ -12,7 +12,7 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suite_options import Request
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import CharacterTokenizer
-from mini_gpt.insight.attention_maps import attention_maps
+from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.heads import python_source
 from mini_gpt.insight.heads import report as head_report
 from mini_gpt.insight.heads import scores as head_scores
@@ -150,7 +150,7 @@ def test_the_suite_writes_a_grid_a_table_and_the_whole(small, tmp_path, capsys):
     starts = head_report.windows(tokens, 32)
     tokens_BL = np.stack([tokens[start : start + 32] for start in starts]).astype(np.int32)
     tokens_BL = tokens_BL[: len(tokens_BL) // 8 * 8]
-    maps = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh)
+    maps = attention_maps(run.model, tokens_BL)
     for layer in range(2):
         weights_BHLS = maps[layer].weights_BHLS
         np.testing.assert_allclose(weights_BHLS.sum(-1), 1, rtol=1e-5)
@@ -216,7 +216,7 @@ def test_what_heads_do_with_a_tasks_problems_is_told_without_what_fills_them_up(
         tokens_BL[row, : len(kept)] = run.tokenizer.encode(kept)
         if objective == "masked":
             tokens_BL[row, len(kept) : len(text)] = len(run.tokenizer.token_bytes)
-    (maps,) = attention_maps(run.definition, run.parameters, tokens_BL, run.mesh, isolate_at=run.isolate_at)
+    (maps,) = attention_maps(run.model, tokens_BL)
     weights_BLS = maps.weights_BHLS[:, 1]
     before, queries, distance, choosing = 0.0, 0, 0.0, 0
     for weights_LS, text in zip(weights_BLS, problems, strict=True):
