@@ -57,11 +57,11 @@ def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array | 
         logits_BV = jnp.where(seen_BV, penalised_BV, logits_BV)
     if sampling.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    logits_BV = kept(logits_BV / sampling.temperature, sampling)
+    logits_BV = filter_logits(logits_BV / sampling.temperature, sampling)
     return jnp.argmax(logits_BV + noise_BV, axis=-1).astype(jnp.int32)
 
 
-def kept(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
+def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
     """Return logits_BV with -inf for tokens that top_k, top_p and min_p exclude; never the most likely one."""
     vocab_size = logits_BV.shape[-1]
     if 0 < sampling.top_k < vocab_size:
