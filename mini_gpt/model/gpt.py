@@ -17,7 +17,7 @@ from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.model import loss, positions
 from mini_gpt.model.attention.cached import KeyValues, Past
 from mini_gpt.model.attention.masks import Context, Mask
-from mini_gpt.model.attention.multi_head import MultiHeadAttention, residual_std
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, residual_std
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
 from mini_gpt.model.xla_workarounds import recompute_in_backward
@@ -84,20 +84,14 @@ class Block(nnx.Module):
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
     def __call__(
-        self,
-        x_BLD: jax.Array,
-        context: Context,
-        *,
-        dropout_key: jax.Array | None = None,
-        head_mask_BH: jax.Array | None = None,
-        past: Past | None = None,
-        with_maps: bool = False,
+        self, x_BLD: jax.Array, context: Context, options: Options, *, with_maps: bool = False
     ) -> tuple[jax.Array, KeyValues, Trace]:
-        """Return (x_BLD, keys and values, trace). The options are those of MultiHeadAttention."""
-        keys = [None] * 3 if dropout_key is None else list(jax.random.split(dropout_key, 3))
-        options = {"dropout_key": keys[0], "head_mask_BH": head_mask_BH, "past": past, "with_maps": with_maps}
-        before_BLD = x_BLD
-        added_BLD, cache, maps = self.attention(self._enter(x_BLD, self.attention_norm), context, **options)
+        """Return (x_BLD, keys and values for a cache, trace); the trace has attention maps if `with_maps`."""
+        keys = [None] * 3 if options.dropout_key is None else list(jax.random.split(options.dropout_key, 3))
+        before_BLD, options = x_BLD, options._replace(dropout_key=keys[0])
+        added_BLD, cache, maps = self.attention(
+            self._enter(x_BLD, self.attention_norm), context, options, with_maps=with_maps
+        )
         x_BLD = self._add(x_BLD, added_BLD, self.attention_norm, keys[1])
         units_BLF = self.mlp.units(self._enter(x_BLD, self.mlp_norm))
         x_BLD = self._add(x_BLD, self.mlp.down(units_BLF), self.mlp_norm, keys[2])
@@ -199,14 +193,14 @@ class MiniGPT(nnx.Module):
 
         mask = Mask(config.causal, config.attention_window, segments_BL)
         contexts = [Context(mask, position, positions_BL) for position in pattern]
-        options = {"dropout_key": keys, "head_mask_BH": head_mask_NBH}  # of all layers
+        options = Options(keys, head_mask_NBH)  # of all layers
         if config.scan_layers and caches is None:
             x_BLD, traces = self._scan_layers(x_BLD, contexts, options, trace)
         else:  # unrolled with caches too: a scan would copy them for each token
             new_caches, traces = [], []
             for number, block in enumerate(self._blocks()):
                 past = None if caches is None else caches[number]
-                context, of_layer = contexts[number % len(pattern)], _at(options, number) | {"past": past}
+                context, of_layer = contexts[number % len(pattern)], _at(options, number)._replace(past=past)
                 x_BLD, cache, traced = self._layer(x_BLD, block, context, of_layer, trace)
                 new_caches.append(cache)
                 traces.append(traced)
@@ -218,7 +212,7 @@ class MiniGPT(nnx.Module):
         """Run a block, with rematerialisation as configured; return (x_BLD, keys and values, what `trace` returns)."""
 
         def run(x_BLD: jax.Array) -> tuple:
-            x_BLD, cache, traced = block(x_BLD, context, with_maps=trace is not None, **options)
+            x_BLD, cache, traced = block(x_BLD, context, options, with_maps=trace is not None)
             return x_BLD, cache, None if trace is None else trace(traced)
 
         remat = self.config.remat

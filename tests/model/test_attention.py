@@ -13,7 +13,7 @@ from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.attention import masks
 from mini_gpt.model.attention.masks import Context, Heads, Mask
-from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
 from mini_gpt.model.attention.reference import attend
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.model.loaded import LoadedModel
@@ -35,7 +35,7 @@ def test_the_five_steps_have_the_shapes_of_the_textbook():
     assert heads_BLHK.swapaxes(1, 2).shape == (1, 2, 3, 4)
     np.testing.assert_array_equal(heads_BLHK[0, :, 1], attention.query(x_BLD)[0, :, 4:])
     context = Context(Mask(True), Position(config, rngs=nnx.Rngs(0)), jnp.arange(3)[None])
-    out, cache, maps = attention(x_BLD, context, with_maps=True)
+    out, cache, maps = attention(x_BLD, context, Options(), with_maps=True)
     assert maps.weights_BHLS.shape == (1, 2, 3, 3)
     assert out.shape == (1, 3, 8)
     np.testing.assert_array_equal(cache.values_XSK, split_heads(attention.value(x_BLD), 2)[0].swapaxes(0, 1))

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,19 @@ from mini_gpt.model.attention.masks import Context, Heads
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.layers import INIT_STD, Linear, dropout
 
-WITHOUT_MAPS = {"blockwise": blockwise.attend, "cudnn": cudnn.attend, "splash": splash.attend}
+IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": cudnn.attend, "splash": splash.attend}
+
+
+class Options(NamedTuple):
+    """What one layer's pass takes beside its input and context.
+
+    dropout_key: None: no dropout. head_mask_BH: factors of the heads' outputs, 0 for a pruned head (Michel et al. 2019,
+    eq. 2). past: a KV cache; then the input is one new token in each row, which attends to the past and itself.
+    """
+
+    dropout_key: jax.Array | None = None
+    head_mask_BH: jax.Array | None = None
+    past: Past | None = None
 
 
 class MultiHeadAttention(nnx.Module):
@@ -30,21 +43,11 @@ class MultiHeadAttention(nnx.Module):
         self.out = Linear(config, config.d_model, config.d_model, dtype, std=residual_std(config), rngs=rngs)
 
     def __call__(
-        self,
-        x_BLD: jax.Array,
-        context: Context,
-        *,
-        dropout_key: jax.Array | None = None,
-        head_mask_BH: jax.Array | None = None,
-        past: Past | None = None,
-        with_maps: bool = False,
+        self, x_BLD: jax.Array, context: Context, options: Options, *, with_maps: bool = False
     ) -> tuple[jax.Array, KeyValues, AttentionMaps | None]:
-        """Return (out_BLD, keys and values for a cache, the layer's maps if `with_maps`).
-
-        head_mask_BH: factors of the heads' outputs, 0 for a pruned head (Michel et al. 2019, eq. 2). past: x is one new
-        token in each row, which attends to the past and itself; there are no maps then.
-        """
+        """Return (out_BLD, keys and values for a cache, the layer's maps if `with_maps` and there is no past)."""
         config, position, positions_BL = self.config, context.position, context.positions_BL
+        dropout_key, head_mask_BH, past = options
         # 1. Project.
         q_BLD, k_BLD, v_BLD = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
         # 2. Split into heads. Rotary positions rotate queries and keys here.
@@ -80,7 +83,7 @@ class MultiHeadAttention(nnx.Module):
             dropped = dropout_key is not None and rate > 0
             name = choice.choose(config.attention, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
         if name != "reference":
-            return WITHOUT_MAPS[name](heads, context, self.scale), None
+            return IMPLEMENTATIONS[name](heads, context, self.scale), None
         return reference.attend(
             heads,
             context.mask.visible(heads.q_BLHK.shape[1]),
