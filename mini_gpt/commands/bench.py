@@ -213,7 +213,7 @@ def random_model(config: Config) -> LoadedModel:
 def write_text(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
     """Write one text, and return the seconds to its first token and the tokens per second after it."""
     begin = time.perf_counter()
-    parts = generation.stream(model.definition, model.parameters, [prompt], length=tokens, sampling=sampling)
+    parts = generation.stream(model, [prompt], length=tokens, sampling=sampling)
     next(parts)
     first = time.perf_counter()
     written = sum(part.shape[1] for part in parts)

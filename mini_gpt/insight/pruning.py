@@ -18,7 +18,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight.curves import finish
-from mini_gpt.model import output_loss
+from mini_gpt.model import loss as losses
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
@@ -58,7 +58,7 @@ def _mask_gradient(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Arr
         )
         with sharding.over(model.mesh):
             table_VD = model.merge().output_table
-            return output_loss.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
+            return losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
 
     ones_NBH = jnp.ones((config.num_layers, len(inputs_BL), config.num_heads), jnp.float32)
     return sharding.replicate(jax.grad(loss)(ones_NBH), model.mesh)
