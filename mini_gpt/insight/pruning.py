@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.data import batches
 from mini_gpt.data.batches import Batch
+from mini_gpt.data.full_batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
@@ -73,7 +74,7 @@ def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, 
             mask_token = model.parameters["embedding"].shape[0] - 1
             yield from batches.masked_blocks(piece, config, vocab_size=mask_token, batch_size=rows)
             continue
-        for count, starts in batches.in_full_batches(range(0, len(piece) - length, length), rows):
+        for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
             windows_BM = np.stack([piece[start : start + length + 1] for start in starts]).astype(np.int32)
             weights_BL = np.ones((rows, length), np.float32)
             yield count, {"inputs": windows_BM[:, :-1], "targets": windows_BM[:, 1:], "weights": weights_BL}
@@ -85,7 +86,7 @@ def problem_batches(
     """Yield (count, batch) of a task's problems, (question, answer)."""
     length = model.config.context_length
     rows = perplexity.rows_at_a_time(model, length)
-    for count, some in batches.in_full_batches(problems, rows):
+    for count, some in in_full_batches(problems, rows):
         yield count, batches.problem_batch(some, model.config, tokenizer, length)
 
 
