@@ -62,7 +62,7 @@ class Bench:
         corpus = corpora.open_corpus(config.data)
         self.config, self.mesh = config, mesh
         self.run = assembly.assemble(config, mesh, corpus, token_store.fit_tokenizer(corpus, config.data))
-        self.batches = sharding.put_ahead(self._batches(), mesh)
+        self.batches = sharding.prefetch_to_device(self._batches(), mesh)
         self.state = self.run.first_state()
         self.compile_seconds = []
         for _ in ("cold", "cached"):
@@ -112,7 +112,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
             for step in range(ATTENTION_METRICS_RUNS):
                 begin = time.perf_counter()
-                curves, pictures = self.run.evaluator.watch(self.run.loaded(self.state.parameters))
+                curves, pictures = self.run.evaluator.attention_metrics(self.run.loaded(self.state.parameters))
                 for name, value in curves.items():
                     events.scalar(name, value, step)
                 for name, pixels in pictures.items():
@@ -122,7 +122,7 @@ class Bench:
 
     def report(self, seconds: list[float], waiting_share: float) -> dict:
         """Return the JSON object of what `steps` has measured."""
-        config, parameters = self.config, self.run.like.parameters
+        config, parameters = self.config, self.run.abstract_state.parameters
         memory = hardware.peak_memory()  # first: measuring the peak FLOP/s takes memory
         median, tokens = statistics.median(seconds), self.tokens_per_step
         peak, peak_source = hardware.peak_flops(compute_dtype(config.model.dtype))

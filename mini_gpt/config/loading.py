@@ -96,7 +96,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 def read(path: Path) -> Config:
     """Return the config of a run's config.json. Raises UserError naming the file."""
     try:
-        values = files.read_sealed(path)
+        values = files.read_with_checksum(path)
     except FileNotFoundError:
         raise UserError(f"{path}: not found; a run directory holds the config.json of its run") from None
     except ValueError as error:

@@ -53,7 +53,7 @@ class TokenStore:
         return TokenSplit(name, tokens)
 
 
-@processes.first_goes_ahead()
+@processes.main_process_first()
 def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
     """Open the store of a corpus, split and tokenizer; build it first if it is missing or damaged. Raises UserError."""
     kind = corpora.split_kind(corpus, data)
@@ -75,7 +75,7 @@ def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.T
 def _damage(directory: Path) -> str | None:
     """Return what differs from the store as it was built, or None. Reads all files."""
     try:
-        meta = files.read_sealed(directory / META, must=True)
+        meta = files.read_with_checksum(directory / META, must=True)
         if meta["dtype"] not in DTYPES or tuple(meta["splits"]) != corpora.SPLITS:
             return f"{META} names a dtype or splits that no store has"
         for name, counts in meta["splits"].items():
@@ -126,10 +126,10 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
         "split_fractions": data.split_fractions,
         "splits": counts,
     }
-    (directory / META).write_text(json.dumps(files.sealed(meta), indent=2) + "\n")
+    (directory / META).write_text(json.dumps(files.with_checksum(meta), indent=2) + "\n")
 
 
-@processes.first_goes_ahead()
+@processes.main_process_first()
 def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
     """Make the tokenizer of a config: BPE from the training split, characters from the whole corpus. It is cached."""
     if data.is_task:

@@ -153,7 +153,7 @@ def separator(tokenizer: Tokenizer) -> int:
     return len(tokenizer.token_bytes) - 1
 
 
-def isolate_at(data: DataConfig, token_bytes: np.ndarray) -> int | None:
+def separator_id(data: DataConfig, token_bytes: np.ndarray) -> int | None:
     """Return the separator, at which attention is cut between documents; None without `data.isolate_documents`."""
     return len(token_bytes) - 1 if data.isolate_documents else None
 
@@ -164,14 +164,14 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    files.write_text(directory / FILE, json.dumps(files.sealed(tokenizer.to_dict()), ensure_ascii=False) + "\n")
+    files.write_text(directory / FILE, json.dumps(files.with_checksum(tokenizer.to_dict()), ensure_ascii=False) + "\n")
 
 
 def load(directory: Path) -> Tokenizer:
     """Load a tokenizer from a run or cache directory. Raises UserError, naming the file."""
     path = directory / FILE
     try:
-        values = files.read_sealed(path)
+        values = files.read_with_checksum(path)
         makers: dict[str, Callable[[], Tokenizer]] = {
             "bytes": lambda: ByteTokenizer(),
             "characters": lambda: CharacterTokenizer(values["characters"]),

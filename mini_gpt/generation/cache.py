@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mini_gpt.model.attention.cached import KeyValues, Past
-from mini_gpt.model.gpt import Inputs, text_layout
+from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 
 
@@ -42,7 +42,7 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
     module, separator_id = model.merge(), model.separator_id
     config, (batch, length) = module.config, tokens_BL.shape
     padded_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
-    positions_BT, segments_BT = text_layout(config, padded_BT, separator_id)
+    positions_BT, segments_BT = positions_and_segments(config, padded_BT, separator_id)
     prompt = Inputs(tokens_BL, *(None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT)))
     x_BLD, caches, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
     slots = capacity if config.attention_window is None else min(capacity, config.attention_window)
@@ -62,7 +62,7 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
     places_1L = places_1T[:, :length]
     opens_BL = (places_1L < lengths_B[:, None]) & (False if separator_id is None else tokens_BL == separator_id)
     cache = Cache(
-        layers=jax.tree.map(in_slots, tuple(caches)),
+        layers=jax.tree.map(in_slots, tuple(caches or ())),
         steps=steps,
         places_BS=places_BS,
         positions_BS=slots_of(positions_BT, places_1T),
@@ -97,7 +97,7 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
         caches=[Past(layer, slot, positions_BS, visible_BS) for layer in cache.layers],
     )
     cache = cache._replace(
-        layers=tuple(layers),
+        layers=tuple(layers or ()),
         steps=cache.steps + 1,
         places_BS=places_BS,
         positions_BS=positions_BS,

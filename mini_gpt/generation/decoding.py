@@ -40,7 +40,7 @@ class _State(NamedTuple):
 
 def stream(
     model: LoadedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | np.ndarray],
     *,
     length: int,
     sampling: Sampling = ALL,

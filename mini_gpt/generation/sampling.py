@@ -51,11 +51,11 @@ def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array | 
 
     seen_BV: the tokens that each row's text has; only needed with a penalty. noise_BV: not needed at temperature 0.
     """
-    if sampling.repetition_penalty != 1:
+    if seen_BV is not None and sampling.repetition_penalty != 1:
         penalty = sampling.repetition_penalty
         penalised_BV = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
         logits_BV = jnp.where(seen_BV, penalised_BV, logits_BV)
-    if sampling.temperature == 0:
+    if noise_BV is None or sampling.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     logits_BV = filter_logits(logits_BV / sampling.temperature, sampling)
     return jnp.argmax(logits_BV + noise_BV, axis=-1).astype(jnp.int32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.gpt import Inputs, Trace, text_layout
+from mini_gpt.model.gpt import Inputs, Trace, positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
@@ -68,8 +68,8 @@ def attention_statistics(model: LoadedModel, tokens_BL: np.ndarray) -> tuple[dic
 @functools.partial(jax.jit, static_argnames="reduce")
 def _each_layer(model: LoadedModel, tokens_BL, text_BL, arguments: tuple, *, reduce) -> list[Any]:
     module = model.merge()
-    inputs = Inputs(tokens_BL, *text_layout(module.config, text_BL, model.separator_id))
-    with sharding.over(model.mesh):
+    inputs = Inputs(tokens_BL, *positions_and_segments(module.config, text_BL, model.separator_id))
+    with sharding.use_mesh(model.mesh):
         _, _, layers = module.forward(
             inputs,
             head_mask_NBH=model.head_mask_NBH,

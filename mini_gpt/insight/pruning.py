@@ -57,7 +57,7 @@ def _mask_gradient(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Arr
         x_BLD = dataclasses.replace(model, head_mask_NBH=mask_NBH).hidden(
             inputs_BL, targets_BL if model.masked else None
         )
-        with sharding.over(model.mesh):
+        with sharding.use_mesh(model.mesh):
             table_VD = model.merge().output_table
             return losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
 

@@ -29,7 +29,7 @@ SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
     "gelu": jax.nn.gelu,
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
     "relu": jax.nn.relu,
@@ -48,7 +48,7 @@ class Inputs(NamedTuple):
 class Trace(NamedTuple):
     """One block's values: its attention maps, the residual stream before and after it, its feed-forward units."""
 
-    attention: AttentionMaps | None
+    attention: AttentionMaps
     before_BLD: jax.Array
     after_BLD: jax.Array
     units_BLF: jax.Array
@@ -120,6 +120,7 @@ class MiniGPT(nnx.Module):
         encodings = zip(config.position_pattern, positions.make(config, rngs=rngs), strict=False)
         self.positions = nnx.Dict(**dict(encodings))
         make_block = lambda rngs: Block(config, self.dtype, rngs=rngs)
+        self.blocks: Any
         if config.scan_layers:
             self.blocks = _stacked(make_block, config.num_layers, rngs)
         else:
@@ -237,7 +238,7 @@ class MiniGPT(nnx.Module):
         x_BLD, traces = jax.lax.scan(period, x_BLD, jax.tree.map(in_periods, (stacked, options)))
         return x_BLD, [_at(traces[layer % length], layer // length) for layer in range(layers)]
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> Sequence[Block]:
         if not self.config.scan_layers:
             return self.blocks
         definition, stacked = nnx.split(self.blocks)
@@ -265,12 +266,12 @@ def _stacked(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rng
     return block
 
 
-def text_layout(
-    config: ModelConfig, tokens_BL: jax.Array, isolate_at: int | None = None, keys_B: jax.Array | None = None
+def positions_and_segments(
+    config: ModelConfig, tokens_BL: jax.Array, separator_id: int | None = None, keys_B: jax.Array | None = None
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Return a text's (positions_BL, segments_BL), int32; None for the defaults of `Inputs`.
 
-    isolate_at: the separator of documents that attention keeps apart, or None. It is the first token of the document
+    separator_id: the separator of documents that attention keeps apart, or None. It is the first token of the document
     that follows it: that document's first token is predicted from the separator only, and positions restart there.
 
     With `model.random_positions`, each row has ordered positions that are drawn without replacement (Ruoss et al.
@@ -278,8 +279,8 @@ def text_layout(
     is the same every time, in every batch, and does not depend on later tokens.
     """
     positions_BL = segments_BL = None
-    if isolate_at is not None:
-        opens_BL = tokens_BL == isolate_at
+    if separator_id is not None:
+        opens_BL = tokens_BL == separator_id
         places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
         first_BL = jax.lax.cummax(jnp.where(opens_BL, places_BL, 0), axis=1)
         positions_BL, segments_BL = places_BL - first_BL, jnp.cumsum(opens_BL, axis=1, dtype=jnp.int32)

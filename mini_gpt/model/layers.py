@@ -21,11 +21,11 @@ class Linear(nnx.Linear):
         kernel_init = nnx.initializers.normal(std)
         super().__init__(d_in, d_out, use_bias=config.use_bias, dtype=dtype, kernel_init=kernel_init, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]  # no out_sharding
         x_TD = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         on_cpu = self.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
         y_TF = cpu_matmul(x_TD, self.kernel[...]) if on_cpu else x_TD @ self.kernel[...].astype(self.dtype)
-        if self.use_bias:
+        if self.bias is not None:
             y_TF = y_TF + self.bias[...]  # added in float32, so that the bias's gradient is summed in float32
         y_TF = checkpoint_name(y_TF.astype(self.dtype), PRODUCT)
         return y_TF.reshape(*x.shape[:-1], self.out_features)

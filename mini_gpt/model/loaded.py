@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model.gpt import MiniGPT, text_layout
+from mini_gpt.model.gpt import MiniGPT, positions_and_segments
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import sharding
 
@@ -60,8 +60,10 @@ class LoadedModel:
         `model.random_positions`; drawn from the row's first token unless given.
         """
         model = self.merge()
-        layout = text_layout(model.config, inputs_BL if text_BL is None else text_BL, self.separator_id, keys_B)
-        with sharding.over(self.mesh):
+        layout = positions_and_segments(
+            model.config, inputs_BL if text_BL is None else text_BL, self.separator_id, keys_B
+        )
+        with sharding.use_mesh(self.mesh):
             return model.hidden(inputs_BL, *layout, head_mask_NBH=self.head_mask_NBH)
 
     @jax.jit

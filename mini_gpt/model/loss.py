@@ -114,7 +114,7 @@ loss_sums.defvjp(_loss_sums_forward, _loss_sums_backward)
 
 
 def _product(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
-    axes = tuple((axis,) for axis in contracted)
+    axes = ((contracted[0],), (contracted[1],))
     return jax.lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=jnp.float32)
 
 

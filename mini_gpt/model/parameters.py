@@ -97,7 +97,9 @@ def count(parameters: Parameters) -> int:
 
 def report(parameters: Parameters) -> str:
     """Return a table of each module's parameters and the total; one row stands for the same module of all blocks."""
-    layers, sizes, shapes = collections.defaultdict(set), collections.Counter(), collections.defaultdict(dict)
+    layers: dict[str, set[str]] = collections.defaultdict(set)
+    sizes: collections.Counter[str] = collections.Counter()
+    shapes: dict[str, dict[str, str]] = collections.defaultdict(dict)
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
         module, _, name = path_name(path).rpartition("/")
         folded = re.sub(r"^blocks/\d+", "blocks/*", module or name)
@@ -109,7 +111,7 @@ def report(parameters: Parameters) -> str:
         (name, f"{len(layers[name])} of " if len(layers[name]) > 1 else "", " + ".join(shapes[name].values()), size)
         for name, size in sizes.items()
     ]
-    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    widths = [max(len(str(row[column])) for row in table) for column in range(3)]
     rows = [
         f"{name:<{widths[0]}}  {copies:>{widths[1]}}{shape:<{widths[2]}}  {size:>15,}  {size / total:6.1%}"
         for name, copies, shape, size in table

@@ -55,7 +55,7 @@ class Evaluator(ABC):
     def probe_BL(self) -> np.ndarray:
         """One row of tokens, of the context length, the same in every call."""
 
-    def watch(self, model: LoadedModel) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    def attention_metrics(self, model: LoadedModel) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """Return statistics of attention on the probe, and images by name, as RGB pixels in uint8.
 
         The images show the attention maps at the start of the probe, and the similarity of learned positions.
@@ -63,7 +63,7 @@ class Evaluator(ABC):
         curves, maps_NHLS = attention_statistics(model, self.probe_BL)
         pictures = {"attention/maps": images.map_grid(maps_NHLS)}
         if "learned" in self.config.model.position_pattern:
-            table_PD = sharding.whole(model.parameters["positions"]["learned"]["embedding"], model.mesh)
+            table_PD = sharding.to_host(model.parameters["positions"]["learned"]["embedding"], model.mesh)
             pictures["positions/similarity"] = images.similarity(table_PD)
         return curves, pictures
 

@@ -11,7 +11,7 @@ from flax import nnx
 from mini_gpt.config import loading as configs
 from mini_gpt.generation import cache
 from mini_gpt.model import MiniGPT, parameters
-from mini_gpt.model.gpt import text_layout
+from mini_gpt.model.gpt import positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
@@ -58,7 +58,7 @@ def test_cached_logits_equal_a_full_forward_pass(name, separator_id):
     model = make(MODELS[name], separator_id)
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (3, CAPACITY), np.int32)  # far past the context of 16
     lengths_B = np.array([9, 1, 20])
-    layout = text_layout(model.config.model, tokens_BT, separator_id)
+    layout = positions_and_segments(model.config.model, tokens_BT, separator_id)
     full_BTV = np.asarray(jax.jit(lambda model: model.merge()(tokens_BT, *layout))(model))
     prompts_BL = tokens_BT[:, :20].copy()
     for row, length in enumerate(lengths_B):

@@ -10,7 +10,7 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, parameters
-from mini_gpt.model.gpt import Inputs, text_layout
+from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 
@@ -94,17 +94,17 @@ def test_given_positions_and_segments_are_used(position):
 
 def test_positions_restart_at_document_separators():
     tokens = jnp.array([[7, 7, 9, 7, 7, 7, 9, 9], [9, 7, 7, 7, 7, 7, 7, 7]])
-    positions, segments = text_layout(make_model()[0], tokens, 9)
+    positions, segments = positions_and_segments(make_model()[0], tokens, 9)
     np.testing.assert_array_equal(segments, [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
     np.testing.assert_array_equal(positions, [[0, 1, 0, 1, 2, 3, 0, 0], list(range(8))])
-    assert text_layout(make_model()[0], tokens, None) == (None, None)
+    assert positions_and_segments(make_model()[0], tokens, None) == (None, None)
 
 
 def test_random_positions_are_ordered_distinct_and_uniform():
     config = make_model(random_positions=50)[0]
     tokens = jnp.array(np.random.default_rng(0).integers(2**20, size=(2000, 12)))
     for keys in (None, jax.random.split(jax.random.key(3), 2000)):
-        drawn, segments = text_layout(config, tokens, None, keys)
+        drawn, segments = positions_and_segments(config, tokens, None, keys)
         drawn = np.asarray(drawn)
         assert segments is None and drawn.shape == (2000, 12)
         assert (np.diff(drawn, axis=1) > 0).all() and drawn.min() == 0 and drawn.max() == 49
@@ -118,24 +118,27 @@ def test_random_positions_are_ordered_distinct_and_uniform():
 def test_random_positions_depend_on_the_first_token_or_key():
     config = make_model(random_positions=50)[0]
     tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(4, 12)))
-    drawn = text_layout(config, tokens)[0]
+    drawn = positions_and_segments(config, tokens)[0]
     for row in range(4):
-        np.testing.assert_array_equal(text_layout(config, tokens[row : row + 1])[0][0], drawn[row])
-    np.testing.assert_array_equal(text_layout(config, tokens.at[:, 1:].add(1))[0], drawn), "nothing to come decides"
-    assert not np.array_equal(text_layout(config, tokens.at[:, 0].add(1))[0], drawn)
+        np.testing.assert_array_equal(positions_and_segments(config, tokens[row : row + 1])[0][0], drawn[row])
+    (
+        np.testing.assert_array_equal(positions_and_segments(config, tokens.at[:, 1:].add(1))[0], drawn),
+        "nothing to come decides",
+    )
+    assert not np.array_equal(positions_and_segments(config, tokens.at[:, 0].add(1))[0], drawn)
     one, same, other = (
-        text_layout(config, tokens, None, jax.random.split(jax.random.key(seed), 4))[0] for seed in (0, 0, 1)
+        positions_and_segments(config, tokens, None, jax.random.split(jax.random.key(seed), 4))[0] for seed in (0, 0, 1)
     )
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
-    np.testing.assert_array_equal(text_layout(config, tokens, 5)[1], jnp.cumsum(tokens == 5, axis=1))
+    np.testing.assert_array_equal(positions_and_segments(config, tokens, 5)[1], jnp.cumsum(tokens == 5, axis=1))
 
 
 def test_a_learned_table_works_with_random_positions():
     config, definition, drawn = make_model(position="learned", random_positions=50)
     assert drawn["positions"]["learned"]["embedding"].shape == (50, 16)
     tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(1, 40)))  # longer than the context of 12
-    places = text_layout(config, tokens)[0]
+    places = positions_and_segments(config, tokens)[0]
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn)
     expected = oracle.forward(config, exact, np.asarray(tokens[0]), np.asarray(places[0]))
     np.testing.assert_allclose(run(definition, drawn, tokens, places)[0], expected, atol=2e-4, rtol=2e-4)

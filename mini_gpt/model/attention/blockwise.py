@@ -41,6 +41,7 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
     if mask.segments_BL is not None:
         layout["segments"] = blocks(mask.segments_BL)
     biased = context.biased
+    definition: Any
     definition, weights = nnx.split(position) if biased else (None, {})
 
     def bias_BHCS(weights: nnx.State, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:

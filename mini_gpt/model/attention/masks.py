@@ -1,10 +1,9 @@
 """What every implementation of attention takes: heads, and a context of positions and a mask."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 
 class Mask(NamedTuple):
@@ -36,7 +35,7 @@ class Mask(NamedTuple):
         if self.window is not None:
             visible_LS = visible_LS & (jnp.abs(ahead_LS) < self.window)
         visible_BLS = visible_LS[None]
-        if query_segments_BL is not None:
+        if query_segments_BL is not None and key_segments_BS is not None:
             visible_BLS = visible_BLS & (query_segments_BL[:, :, None] == key_segments_BS[:, None, :])
         return visible_BLS
 
@@ -67,7 +66,7 @@ class Context(NamedTuple):
     """What self-attention depends on beside its heads. position: a `model.positions.Position`."""
 
     mask: Mask
-    position: nnx.Module
+    position: Any
     positions_BL: jax.Array
 
     @property

@@ -12,7 +12,6 @@ from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.model.attention import blockwise, cached, choice, cudnn, reference, splash
 from mini_gpt.model.attention.cached import KeyValues, Past
 from mini_gpt.model.attention.masks import Context, Heads
-from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.layers import INIT_STD, Linear, dropout
 
 IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": cudnn.attend, "splash": splash.attend}
@@ -44,7 +43,7 @@ class MultiHeadAttention(nnx.Module):
 
     def __call__(
         self, x_BLD: jax.Array, context: Context, options: Options, *, with_maps: bool = False
-    ) -> tuple[jax.Array, KeyValues, AttentionMaps | None]:
+    ) -> tuple[jax.Array, KeyValues, Any]:
         """Return (out_BLD, keys and values for a cache, the layer's maps if `with_maps` and there is no past)."""
         config, position, positions_BL = self.config, context.position, context.positions_BL
         dropout_key, head_mask_BH, past = options
@@ -76,7 +75,7 @@ class MultiHeadAttention(nnx.Module):
 
     def _attend(
         self, heads: Heads, context: Context, dropout_key: jax.Array | None, with_maps: bool
-    ) -> tuple[jax.Array, AttentionMaps | None]:
+    ) -> tuple[jax.Array, Any]:
         config, rate = self.config, self.config.attention_dropout
         name = "reference"  # the only one that has maps
         if not with_maps:

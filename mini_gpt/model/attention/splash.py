@@ -19,7 +19,7 @@ def attend(heads: Heads, context: Context, scale: float, *, interpret: bool = Fa
     # The compiler can't divide a kernel: each device runs its own on its rows and heads.
     rows = ("data", "fsdp") if batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
     heads_spec = PartitionSpec(rows, None, "tensor" if groups % mesh.shape["tensor"] == 0 else None)
-    specs = (Heads(heads_spec, heads_spec, heads_spec), PartitionSpec(rows))
+    specs: Any = (Heads(*[heads_spec] * 3), PartitionSpec(rows))
     divided = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads_spec, check_vma=False)
     return divided(heads, context.mask.segments_BL)
 
@@ -29,6 +29,7 @@ def _attend(heads: Heads, segments_BL: jax.Array | None, *, mask: Mask, scale: f
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     shape = (L, L)
+    of_head: Any
     if mask.window is not None:
         reach = mask.window - 1
         of_head = kernel_masks.LocalMask(shape, (reach, 0 if mask.causal else reach), offset=0)
