@@ -6,6 +6,7 @@ python -m mini_gpt.commands.figures --maps runs/none runs/rope [--out=figures]
 The encodings are those of configs/tiny.py, before training. `python eval.py --suite=figures` draws those of a run.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ from mini_gpt.commands import command_line
 from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.commands.suites import texts
 from mini_gpt.config import loading as configs
+from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.insight import curves, figures, positions
 from mini_gpt.insight.figures import Panel
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
-ENCODINGS = {
+ENCODINGS: dict[str, Callable[[ModelConfig], Figure]] = {
     "sinusoids": positions.sinusoids,
     "similarity": positions.similarity,
     "rope": positions.rope,

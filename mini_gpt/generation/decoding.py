@@ -89,7 +89,7 @@ def stream(
         written += count
 
 
-def generate(model: LoadedModel, prompts: Sequence[Sequence[int]], **options) -> np.ndarray:
+def generate(model: LoadedModel, prompts: Sequence[Sequence[int] | np.ndarray], **options) -> np.ndarray:
     """Return all tokens_BN that `stream` yields. Takes its arguments."""
     parts = list(stream(model, prompts, **options))
     return np.concatenate([np.zeros((len(prompts), 0), np.int32), *parts], axis=1)

@@ -201,6 +201,6 @@ def yarn_scale(factor: float) -> float:
     return 0.1 * math.log(factor) + 1
 
 
-def _angles(positions_BL: jax.Array, frequencies_P: Sequence[float]) -> jax.Array:
+def _angles(positions_BL: jax.Array, frequencies_P: Sequence[float] | np.ndarray) -> jax.Array:
     """Return position · frequency as angles_BLP in radians, float32."""
     return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)

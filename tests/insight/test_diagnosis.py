@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands import suites
-from mini_gpt.commands.suite_options import Request
+from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.insight import pruning
 from mini_gpt.insight.diagnosis import layer_checks, prediction_checks, probe, verdict
@@ -201,7 +201,7 @@ def trained(tmp_path_factory):
     def train(small, name, **overrides):
         workdir = tmp_path_factory.mktemp(name.replace(" ", "-"))
         loop.train(small(**(REAL | {"data__cache_dir": str(workdir / "cache")} | overrides)), workdir, conclude=False)
-        return suites.evaluate(Run(workdir), "diagnose", Request())
+        return suites.evaluate(Run(workdir), "diagnose", SuiteOptions())
 
     return train
 

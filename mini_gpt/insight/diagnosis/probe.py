@@ -103,7 +103,7 @@ def _statistics(trace: Trace, tokens_BL: jax.Array) -> Layer:
         x.astype(jnp.float32) for x in (trace.before_BLD, trace.after_BLD, trace.units_BLF)
     )
     norms_BL = jnp.linalg.norm(before_BLD, axis=-1) * jnp.linalg.norm(after_BLD, axis=-1)
-    return Layer(
+    statistics: Any = (
         jnp.mean(entropy_BHL, axis=(1, 2), where=has_choice_B1L),
         jnp.std(maps.logits_BHLS, axis=(1, 2, 3), where=visible_BLS[:, None]),
         root_mean_square(before_BLD),
@@ -112,6 +112,7 @@ def _statistics(trace: Trace, tokens_BL: jax.Array) -> Layer:
         units_BLF.mean(axis=1),
         jnp.square(units_BLF).mean(axis=1),
     )
+    return Layer(*statistics)
 
 
 @jax.jit

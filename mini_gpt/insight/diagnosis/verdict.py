@@ -66,7 +66,7 @@ def most_likely(findings: list[Finding]) -> str | None:
     return next((found[check].causes[0] for check in (*EXPLAINS, *found) if check in found), None)
 
 
-def training(history: list[Mapping[str, float]]) -> list[Finding]:
+def training(history: Sequence[Mapping[str, float]]) -> list[Finding]:
     """Check whether the training loss ended above its lowest; both are moving averages."""
     losses = np.array([row["train/loss"] for row in history if "train/loss" in row])
     if len(losses) < 20:

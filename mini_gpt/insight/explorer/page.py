@@ -56,7 +56,7 @@ def explorer(
                 "layers": config.num_layers,
                 "heads": config.num_heads,
                 "labels": labels,
-                **packed(logits_NHLS, weights_NHLS, maps[0].visible_BLS[0], causal=config.causal),
+                **packed(logits_NHLS, weights_NHLS, np.asarray(maps[0].visible_BLS[0]), causal=config.causal),
             },
             "positions": _positions(model),
             "toy": {

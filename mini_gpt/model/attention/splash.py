@@ -1,6 +1,7 @@
 """Attention by JAX's Pallas kernel for TPUs, "splash", which skips the blocks that a mask hides."""
 
 import functools
+from typing import Any
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -19,7 +20,8 @@ def attend(heads: Heads, context: Context, scale: float, *, interpret: bool = Fa
     # The compiler can't divide a kernel: each device runs its own on its rows and heads.
     rows = ("data", "fsdp") if batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
     heads_spec = PartitionSpec(rows, None, "tensor" if groups % mesh.shape["tensor"] == 0 else None)
-    specs: Any = (Heads(*[heads_spec] * 3), PartitionSpec(rows))
+    of_heads: Any = heads_spec
+    specs = (Heads(of_heads, of_heads, of_heads), PartitionSpec(rows))
     divided = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads_spec, check_vma=False)
     return divided(heads, context.mask.segments_BL)
 

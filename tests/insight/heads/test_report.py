@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands import suites
-from mini_gpt.commands.suite_options import Request
+from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_maps
@@ -135,7 +135,7 @@ def test_relations_of_python_source_are_found_in_tokens(small, tmp_path, kind):
 def test_the_suite_writes_a_figure_a_table_and_all_results(small, tmp_path, capsys):
     workdir = tmp_path / "run"
     loop.train(small(model__num_layers=2, model__position="rope"), workdir, conclude=False)
-    result = suites.evaluate(Run(workdir), "heads", Request())
+    result = suites.evaluate(Run(workdir), "heads", SuiteOptions())
     assert result == json.loads((workdir / "eval" / "heads.json").read_text())
     printed = capsys.readouterr().out
     assert printed.count("\n") >= 9 and "label" in printed
@@ -173,7 +173,7 @@ def test_the_shortest_contexts_have_no_induction_score(small, tmp_path, length):
     loop.train(small(train__steps=1, model__position="rope"), workdir, conclude=False)
     run = Run(workdir, overrides={"context_length": length})
     for suite in ("heads", "diagnose"):
-        result = suites.evaluate(run, suite, Request())
+        result = suites.evaluate(run, suite, SuiteOptions())
     assert "finite" not in result["found"]
     heads = json.loads((workdir / "eval" / f"heads,context_length={length}.json").read_text())["heads"]
     assert {head["kinds"]["induction"]["queries"] for head in heads} == {0}
@@ -185,7 +185,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(small, tmp_path):
     loop.train(small(train__steps=1, model__position="rope"), workdir, conclude=False)
     for suite in ("heads", "pruning", "diagnose"):
         with pytest.raises(UserError, match=r"--split=validation: found \d+ tokens; needs more than .* 999999"):
-            suites.evaluate(Run(workdir, overrides={"context_length": "999999"}), suite, Request())
+            suites.evaluate(Run(workdir, overrides={"context_length": "999999"}), suite, SuiteOptions())
     run = Run(workdir)
     run.model.parameters["embedding"] = run.model.parameters["embedding"].at[ord("t")].set(np.nan)
     unread = Run(workdir)
@@ -193,9 +193,12 @@ def test_what_cannot_be_measured_is_refused_in_one_line(small, tmp_path):
     unread.model.parameters["embedding"] = embedding.at[5].set(np.nan)  # in no text, but in the softmax
     for suite, broken in (("heads", run), ("pruning", run), ("pruning", unread)):
         with pytest.raises(UserError, match="the model of step 1 gives non-finite numbers; see --suite=diagnose"):
-            suites.evaluate(broken, suite, Request())
+            suites.evaluate(broken, suite, SuiteOptions())
     assert not (workdir / "eval").exists()
-    assert suites.evaluate(run, "diagnose", Request())["most_likely"] == "a training step with non-finite gradients"
+    result = suites.evaluate(run, "diagnose", SuiteOptions())
+    assert result["most_likely"] == "a training step with non-finite gradients"
+        suites.evaluate(run, "diagnose", SuiteOptions())["most_likely"] == "a training step with non-finite gradients"
+    )
 
 
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
@@ -208,7 +211,7 @@ def test_the_padding_of_problems_does_not_count(small, tmp_path, objective):
     fields |= {"data__isolate_documents": objective == "masked"}
     loop.train(small(train__steps=1, model__position="rope", **TASK, **fields), tmp_path, conclude=False)
     run = Run(tmp_path)
-    found = suites.evaluate(run, "heads", Request())["heads"][1]
+    found = suites.evaluate(run, "heads", SuiteOptions())["heads"][1]
     problems = [f"{question}={answer}\n" for question, answer in run.problems("validation", head_inputs.TOKENS // 12)]
     tokens_BL = np.full((len(problems), 12), tokenizers.separator(run.tokenizer), np.int32)
     for row, text in enumerate(problems):
