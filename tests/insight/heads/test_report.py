@@ -197,8 +197,6 @@ def test_what_cannot_be_measured_is_refused_in_one_line(small, tmp_path):
     assert not (workdir / "eval").exists()
     result = suites.evaluate(run, "diagnose", SuiteOptions())
     assert result["most_likely"] == "a training step with non-finite gradients"
-        suites.evaluate(run, "diagnose", SuiteOptions())["most_likely"] == "a training step with non-finite gradients"
-    )
 
 
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
