@@ -1,10 +1,10 @@
-"""Scores one text with a run here, with Transformers, and with EleutherAI's harness: three numbers that must agree.
+"""Score one text with a run here, with Transformers, and with EleutherAI's harness: the three losses must agree.
 
-PYTHONPATH=. python docs/sharing/compare.py --workdir=runs/tiny --output=DIR [--device=cpu]
+python -m benchmarks.evaluation_harness --workdir=runs/tiny --output=DIR [--device=cpu]
 
 DIR is a new directory for the exported model and the harness's task. The text is the longest document of the validation
-split, cut to whole blocks of the context length; before it stands the separator, so that all its tokens are scored.
-Needs requirements-hugging-face.txt, and lm_eval for the third number.
+split, cut to whole blocks of the context length, after a separator, so that all its tokens are scored. Needs
+requirements-hugging-face.txt, and lm_eval for the third number.
 """
 
 import argparse
@@ -68,10 +68,10 @@ def main() -> None:
 
 
 def by_transformers(directory: Path, stream: np.ndarray, text: str, length: int, device: str) -> float:
-    """Gives the text's loss in nats, in blocks of the length."""
+    """Return the loss of the text in nats, scored in blocks of `length` tokens."""
     ids = transformers.AutoTokenizer.from_pretrained(directory)(text)["input_ids"]
     if ids != stream[1:].tolist():
-        raise SystemExit("the exported tokenizer reads the text in another way; an imported run's numbers its own")
+        raise SystemExit("the exported tokenizer gives other ids for this text; the losses cannot be compared")
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).to(device).eval()
     nats = 0.0
     for begin in range(0, len(stream) - 1, length):
@@ -83,7 +83,7 @@ def by_transformers(directory: Path, stream: np.ndarray, text: str, length: int,
 
 
 def by_harness(directory: Path, text: str, output: Path, device: str) -> float:
-    """Gives the text's bits a byte by lm_eval's rolling log-likelihood, in windows of what the model can hold."""
+    """Return the bits a byte of the text, by lm_eval's rolling log-likelihood in windows of the context length."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 

@@ -1,11 +1,11 @@
-"""The yardstick's side of docs/performance.md: nanoGPT's model and loop, written again for today's PyTorch, timed.
+"""The baseline of docs/performance.md: time nanoGPT's model and training loop, rewritten for today's PyTorch.
 
-    pip install torch numpy      (in an environment of its own: nothing else here needs them)
-    python docs/nanogpt_step.py TEXT_FILE [--layers=4 --width=128 --heads=4 --context=64 --batch=12 --steps=200]
-    python docs/nanogpt_step.py TEXT_FILE --train      (the whole CPU recipe, evaluations included, and its loss)
+    pip install torch numpy      (in an environment of its own)
+    python benchmarks/nanogpt_step.py TEXT_FILE [--layers=4 --width=128 --heads=4 --context=64 --batch=12 --steps=200]
+    python benchmarks/nanogpt_step.py TEXT_FILE --train      (the whole CPU recipe with its evaluations, and the loss)
 
-As nanoGPT: fused query, key and value, `scaled_dot_product_attention`, no biases, tied embeddings, AdamW with decay on
-matrices, clipping, cosine schedule, batches at random places. Prints one JSON line.
+As in nanoGPT: fused query, key and value, `scaled_dot_product_attention`, no biases, tied embeddings, AdamW with weight
+decay on matrices, clipping, cosine schedule, random batches. Prints one JSON line.
 """
 
 import argparse

@@ -20,7 +20,7 @@ from mini_gpt.commands import command_line, suites
 from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import loop, orbax_files
+from mini_gpt.training import loop, orbax_files, summary
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.orbax_files import missing_arrays
 from mini_gpt.training.run import Run
@@ -115,7 +115,7 @@ def test_a_directory_no_terminal_can_show_is_refused(monkeypatch, text):
 
 
 def test_a_directory_with_too_long_a_path_is_refused():
-    longest = os.pathconf("/", "PC_PATH_MAX") - command_line.ROOM_BELOW
+    longest = os.pathconf("/", "PC_PATH_MAX") - command_line.RESERVED_PATH
     assert command_line.directory("/" + "a" * (longest - 1))
     with pytest.raises(UserError, match=f"has {longest + 1} bytes; must have at most {longest}"):
         command_line.directory("/" + "a" * longest)
@@ -228,9 +228,8 @@ def test_all_commands_in_an_odd_directory(monkeypatch, corpus_files, tmp_path, c
     plain = [flag for flag in flags if not flag.startswith("--config.model.") and "context_length" not in flag]
     imported = [f"--input={root / 'out'}", f"--workdir={root / 'imported'}", *plain, "--config.model.dtype=float32"]
     assert type_in(monkeypatch, hugging_face, "import", *imported) is None
-    assert (
-        type_in(monkeypatch, "mini_gpt.commands.convert_layers", f"--workdir={run}", f"--to={root / 'stacked'}") is None
-    )
+    layers = [f"--workdir={run}", f"--to={root / 'stacked'}"]
+    assert type_in(monkeypatch, "mini_gpt.commands.convert_layers", *layers) is None
     for workdir in ("imported", "stacked"):
         assert type_in(monkeypatch, "eval.py", f"--workdir={root / workdir}") is None
     origin = [f"--init_from={run}", f"--workdir={root / 'tuned'}"]
@@ -245,7 +244,7 @@ def test_all_commands_in_an_odd_directory(monkeypatch, corpus_files, tmp_path, c
 
 
 def test_an_odd_default_directory_in_an_odd_one(monkeypatch, corpus_files, tmp_path):
-    monkeypatch.setattr(loop, "CONCLUDING_TOKENS", 4)
+    monkeypatch.setattr(summary, "SAMPLE_TOKENS", 4)
     here = tmp_path / "[2024] a\\b" / "**"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)

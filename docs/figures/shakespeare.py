@@ -1,9 +1,9 @@
-"""Draws docs/shakespeare.png: the validation loss of runs of configs/shakespeare_char_cpu.py, a colour an encoding.
+"""Draw docs/shakespeare.png: the validation losses of runs of configs/shakespeare_char_cpu.py, by encoding.
 
 for seed in 0 1 2; do for position in learned rope; do
   python train.py --config=configs/shakespeare_char_cpu.py --config.model.position=$position --config.seed=$seed
 done; done
-python docs/shakespeare.py runs/shakespeare_char_cpu,*
+python docs/figures/shakespeare.py runs/shakespeare_char_cpu,*
 """
 
 import argparse
@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-NANOGPT = 1.898  # nats a character, its own checkpoint of the same recipe, whole validation split in blocks of 64
+NANOGPT = 1.898  # nats a character: its checkpoint of the same recipe, on the whole validation split in blocks of 64
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(Path(__file__).with_suffix(".png"), dpi=150)
+    figure.savefig(Path(__file__).parents[1] / "shakespeare.png", dpi=150)
 
 
 if __name__ == "__main__":

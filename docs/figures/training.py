@@ -1,6 +1,5 @@
 """What the figures of trained models share: the runs, their training curves, and where the PNG is written."""
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -44,7 +43,7 @@ def axes_of(title: str) -> tuple[Figure, Axes]:
 
 def save(name: str, draw: Callable[[], Figure]) -> None:
     """Write the figure to docs/inside, or to the directory of --out."""
-    parser = argparse.ArgumentParser()
+    parser = command_line.parser(f"Draw {name}.png.")
     parser.add_argument("--out", type=command_line.directory, default=Path("docs/inside"), help="directory for the PNG")
     flags = parser.parse_args()
     command_line.set_up()

@@ -6,7 +6,6 @@ python -m mini_gpt.commands.figures --maps runs/none runs/rope [--out=figures]
 The encodings are those of configs/tiny.py, before training. `python eval.py --suite=figures` draws those of a run.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from mini_gpt.commands.suites import texts
 from mini_gpt.config import loading as configs
 from mini_gpt.insight import curves, figures, positions
 from mini_gpt.insight.figures import Panel
-from mini_gpt.runtime import errors
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
@@ -43,13 +41,16 @@ def maps(workdirs: list[Path]) -> Figure:
     return figures.maps_figure(panels)
 
 
+@command_line.command
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.parser(__doc__)
     parser.add_argument("--only", help=f"comma-separated, of: {', '.join(ENCODINGS)}; default: all")
-    parser.add_argument("--out", type=command_line.directory, default=Path("figures"), help="directory for PNG files")
-    parser.add_argument("--maps", nargs="+", type=command_line.directory, metavar="RUN", help="run directories")
+    parser.add_argument(
+        "--out", type=command_line.directory, default=Path("figures"), help="directory for the PNG files"
+    )
+    parser.add_argument(
+        "--maps", nargs="+", type=command_line.directory, metavar="RUN", help="run directories to compare"
+    )
     flags = parser.parse_args()
     names = flags.only.split(",") if flags.only else [] if flags.maps else list(ENCODINGS)
     for name in names:
@@ -67,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    main()

@@ -7,7 +7,6 @@ arrays. What does not agree with it when it is read is damaged; training then se
 import dataclasses
 import errno
 import functools
-import json
 import logging
 import math
 import re
@@ -126,13 +125,13 @@ class Checkpoints:
             except Damaged as reason:
                 damaged[step] = reason
         if found:
-            for step, reason in damaged.items():
-                self._set_aside(step, reason)
+            for step, damage in damaged.items():
+                self._set_aside(step, damage)
             return found
         if damaged:
-            step, reason = next(iter(damaged.items()))
+            step, damage = next(iter(damaged.items()))
             raise UserError(
-                f"{self.directory / str(step)}: damaged ({reason}), and so is every checkpoint before it; bring one "
+                f"{self.directory / str(step)}: damaged ({damage}), and so is every checkpoint before it; bring one "
                 f"back, or delete {self.directory} to begin anew"
             )
         return None
@@ -210,7 +209,7 @@ class Checkpoints:
         body, restored = _by_all(lambda: self._read_parts(step, like))
         if body["format"] > 1:
             for name, found in checksums(restored).items():
-                if found != body.get("checksums", {}).get(name):
+                if not isinstance(body.get("checksums"), dict) or found != body["checksums"].get(name):
                     raise Damaged(f"{name} has another checksum than when it was written")
         return restored
 
@@ -259,9 +258,13 @@ class _LastAndBest:
 def _record(body: dict[str, Any], directory: Path) -> Record:
     if body["format"] == 1:
         path = directory / "metrics" / "metrics"
-        metrics = _read(lambda: json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-        return Record(validation_loss=metrics.get("validation_loss"))
-    return Record(**{field.name: body[field.name] for field in dataclasses.fields(Record) if field.name in body})
+        metrics = _read(lambda: files.read_json(path)) if path.exists() else {}
+        body = {"validation_loss": metrics.get("validation_loss") if isinstance(metrics, dict) else None}
+    record = Record(**{field.name: body[field.name] for field in dataclasses.fields(Record) if field.name in body})
+    loss, counts = record.validation_loss, (record.data_offset, record.bad_steps)
+    if type(loss) not in (float, int, type(None)) or not all(type(n) is int and 0 <= n < 2**31 for n in counts):
+        raise Damaged(f"{directory} has a record with values that none was saved with")
+    return record
 
 
 def _read(reading: Callable[[], Any]) -> Any:

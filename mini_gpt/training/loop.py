@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from mini_gpt.config import places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.model import parameters as model_parameters
@@ -43,6 +44,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     mesh = sharding.make_mesh(*config.mesh.sizes)
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
     assembly.check_batch(config, mesh)
+    places.remember(config.data)  # the config.json of the run may name them later
     corpus = corpora.open_corpus(config.data)
     tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
     is_new = tokenizer is None

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -13,7 +14,7 @@ from mini_gpt.data import tokenizers
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
@@ -31,6 +32,7 @@ class Origin:
 
     def __init__(self, workdir: Path, config: Config, checkpoint: str = "last"):
         self.workdir = workdir
+        files.check_contents(workdir)
         self.config = configs.read(workdir / workdirs.CONFIG)
         self.tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
         for name in ("tokenizer", "vocab_size"):
@@ -57,6 +59,8 @@ class Origin:
         log.info(f"starting from the weights of {self.workdir}, step {self.step}" + "".join(f"\n  {x}" for x in listed))
         with contextlib.closing(self._checkpoints()) as checkpoints:
             restored = checkpoints.restore_parameters(self.step, written)
+        if bad := model_parameters.non_finite(restored):
+            raise UserError(f"--init_from: {self.workdir}, step {self.step}: {bad}; take another checkpoint or run")
         return model_parameters.laid_out(restored, like, stacked=config.model.scan_layers)
 
     def _checkpoints(self) -> Checkpoints:
@@ -82,7 +86,7 @@ def record_import(workdir: Path, source: Path, title: str) -> None:
 def described(workdir: Path) -> str | None:
     """Says where a run's first weights come from, or None where it drew them."""
     if (workdir / IMPORTED).exists():
-        said = files.read_sealed(workdir / IMPORTED)
+        said = _record_of(workdir / IMPORTED, {"directory": str, "architecture": str})
         return f"those of {Path(said['directory']).name}, a {said['architecture']}"
     if (workdir / FILE).exists():
         said = _recorded(workdir / FILE)
@@ -107,9 +111,16 @@ def find(workdir: Path, init_from: Path | None, config: Config) -> Origin | None
     return Origin(init_from, config, str(recorded["checkpoint_step"]) if recorded else "last")
 
 
-def _recorded(path: Path) -> dict:
+def _recorded(path: Path) -> dict[str, Any]:
+    return _record_of(path, {"workdir": str, "checkpoint_step": int})
+
+
+def _record_of(path: Path, fields: dict[str, type]) -> dict[str, Any]:
     try:
         said = files.read_sealed(path)
-        return {"workdir": said["workdir"], "checkpoint_step": said["checkpoint_step"]}
-    except (ValueError, KeyError, TypeError) as error:
+        for name, kind in fields.items():
+            if not isinstance(said[name], kind):
+                raise ValueError(f"{name}: found {shown(said[name])}")
+    except (ValueError, KeyError) as error:
         raise UserError(f"{path}: not a record of an origin ({type(error).__name__}: {error})") from None
+    return said

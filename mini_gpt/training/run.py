@@ -1,13 +1,14 @@
 """A run directory, trained or in training, as one object: its config, tokenizer, corpus and parameters."""
 
-import dataclasses
 import functools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from flax import nnx
 
 from mini_gpt.config import loading as configs
+from mini_gpt.config import places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, tasks, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
@@ -21,6 +22,8 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.optimizer import make_optimizer
 
+log = logging.getLogger(__name__)
+
 # An override may ask for another text, but not for other tokens or another division of the text trained on.
 FIXED = ("data.tokenizer", "data.vocab_size")
 FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
@@ -33,9 +36,9 @@ class Run:
         self.workdir = workdir
         self.checkpoint = checkpoint
         self.overrides = dict(overrides or {})
-        files.check_links(workdir)
-        self.trained: Config = _with_a_cache_of_ours(configs.read(workdir / workdirs.CONFIG))
-        self.config: Config = configs.override(self.trained, self.overrides)
+        files.check_contents(workdir)
+        self.trained: Config = configs.read(workdir / workdirs.CONFIG)
+        self.config: Config = places.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
         self.isolate_at = tokenizers.isolate_at(self.config.data, self.tokenizer.token_bytes)
         # Another context length does not change how many tokens fit the devices.
@@ -59,10 +62,17 @@ class Run:
             self.parameters, definition, self.config, self.mesh, self.isolate_at, self.batch_tokens
         )
         checkpoints.close()
+        if bad := model_parameters.non_finite(self.parameters):
+            log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
 
     @functools.cached_property
     def corpus(self) -> corpora.Corpus:
-        """The corpus; it must be the one that the run was trained on, unless an override names another."""
+        """The corpus; it must be the one that the run was trained on, unless an override names another.
+
+        Its place must be one that the user has typed, in an override or earlier.
+        """
+        places.check_corpus(self.config.data, self.overrides, self.workdir / workdirs.CONFIG, "--override=")
+        places.remember(self.config.data)
         corpus = corpora.open_corpus(self.config.data)
         if not self.other_text:
             workdirs.check_corpus(self.workdir, corpus)
@@ -91,11 +101,3 @@ class Run:
                 raise UserError(f"--override: found {name}; model.position={self.config.model.position} has no RoPE")
         if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
             raise UserError("--override: found model.rope.factor; it takes model.rope.scaling=linear, ntk or yarn too")
-
-
-def _with_a_cache_of_ours(config: Config) -> Config:
-    """Takes the run's cache directory only where it is one: the run may be from elsewhere, and name any directory."""
-    named = config.data.cache_dir
-    if named is None or any((Path(named).expanduser() / kind).is_dir() for kind in ("tokens", "tokenizers")):
-        return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=None))

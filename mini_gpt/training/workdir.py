@@ -36,7 +36,7 @@ def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer |
 
     Raises UserError where the directory holds another run, with the fields that differ; writes nothing in it.
     """
-    files.check_links(workdir)
+    files.check_contents(workdir)
     if (workdir / CONFIG).exists():
         check_same_config(workdir, config)
         check_corpus(workdir, corpus)
@@ -53,7 +53,7 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
     new: the caller has found no run in it. Raises UserError where another run is in it, or has begun since.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / LOCK).open("a") as file:
+    with files.open_to_append(workdir / LOCK) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

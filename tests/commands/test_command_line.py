@@ -1,5 +1,6 @@
 """The commands as they are typed: what they write, and the one line when something is wrong."""
 
+import argparse
 import importlib
 import json
 import math
@@ -80,6 +81,23 @@ def test_other_splits_and_overrides_have_files_of_their_own(monkeypatch, trained
     assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", "--checkpoint=4") is None
     assert json.loads((trained / "eval" / "perplexity,checkpoint=4.json").read_text())["checkpoint_step"] == 4
     assert (trained / "eval" / "perplexity.json").read_text() == plain
+
+
+COMMANDS = ["train", "eval", "sample", "mini_gpt.sweep", "mini_gpt.bench"]
+COMMANDS += [f"mini_gpt.commands.{name}" for name in ("hugging_face", "mesh_cost", "convert_layers")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_every_flag(monkeypatch, capsys, name):
+    parsers, make = [], argparse.ArgumentParser.__init__
+    monkeypatch.setattr(
+        argparse.ArgumentParser, "__init__", lambda self, *a, **o: parsers.append(self) or make(self, *a, **o)
+    )
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(name).main()
+    assert stop.value.code == 0 and capsys.readouterr().out.startswith("usage: ")
+    assert [action.dest for parser in parsers for action in parser._actions if not action.help] == []
 
 
 def test_the_default_workdir_joins_the_overrides(monkeypatch):
@@ -177,8 +195,9 @@ def test_a_changed_text_is_refused(monkeypatch, trained, corpus_files, tmp_path)
     )
     del config["sha256"]
     (trained / "config.json").write_text(json.dumps(config))
-    assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+    assert "data.path: found" in type_in(monkeypatch, "eval.py", f"--workdir={trained}"), "nobody has typed it"
     assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", f"--override=data.path={tmp_path}/other/*") is None
+    assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
 
 
 def test_a_process_ends_with_one_line_and_status_1():

@@ -223,7 +223,7 @@ def test_a_checkpoint_of_few_bytes_can_not_ask_for_all_memory(trained, monkeypat
         Run(trained)
 
 
-def test_the_cache_that_a_run_names_is_used_only_where_it_is_one(trained, tmp_path, monkeypatch):
+def test_the_cache_that_a_run_names_is_used_only_where_it_was_typed(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
     assert Run(trained).config.data.cache_dir == str(tmp_path / "cache")
     config = json.loads((trained / "config.json").read_text())

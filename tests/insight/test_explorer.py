@@ -142,7 +142,7 @@ def test_the_largest_page_stays_under_five_megabytes():
 
 def test_markup_in_a_text_stays_text():
     page = explorer.build_page({"title": HOSTILE, "attention": {"tokens": [HOSTILE]}})
-    assert page.count("</script>") == 3 and HOSTILE not in page and "<img" not in page
+    assert page.count("</script>") == 4 and HOSTILE not in page and "<img" not in page
     assert data_of(page)["title"] == HOSTILE
     assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import|fetch\(|XMLHttpRequest""", page), "no network"
 

@@ -17,7 +17,7 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
 FOLDER = Path(__file__).parent
-LIBRARY = "vendor/htm-preact-3.1.1.js"
+SCRIPTS = ("vendor/htm-preact-3.1.1.js", "attention.js", "page.js")
 MOST_PAIRS = 36 * 512 * 513 // 2  # that fit in the page: 6 layers of 6 heads, 512 tokens
 LONGEST = 512  # tokens
 MOST_POSITIONS = 256  # rows of a learned table whose cosines are shown
@@ -123,13 +123,11 @@ def build_page(data: dict[str, Any]) -> str:
     """Return page.html with its scripts, its style and the data inside. The data's text cannot close its element."""
     page = (FOLDER / "page.html").read_text(encoding="utf-8")
     encoded = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    scripts = {f'<script src="{name}"></script>': f"<script>\n{_text(name)}\n</script>" for name in SCRIPTS}
     parts = {
         '<link rel="stylesheet" href="page.css">': f"<style>\n{_text('page.css')}</style>",
-        '<script id="data" type="application/json">null</script>': (
-            f'<script id="data" type="application/json">{encoded}</script>'
-        ),
-        f'<script src="{LIBRARY}"></script>': f"<script>\n{_text(LIBRARY)}\n</script>",
-        '<script src="page.js"></script>': f"<script>\n{_text('page.js')}</script>",
+        'type="application/json">null</script>': f'type="application/json">{encoded}</script>',
+        **scripts,
     }
     for link, content in parts.items():
         before, _, after = page.partition(link)
