@@ -156,7 +156,7 @@ BAD_EVAL = [
         ["--override=model.max_positions=64"],
         r"error: --override: the checkpoint has .*learned/embedding of shape \(32, 32\); the config asks for \(64, 32",
     ),
-    (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which is the run's own"),
+    (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which can"),
     (["--override=data.split_fractions=(0.5,0.4,0.1)"], r"error: --override: found data\.split_fractions, which is"),
     (["--override=seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
 ]
