@@ -67,12 +67,15 @@ def check_field(name: str) -> None:
     fields = specs(Config)
     if name in fields:
         return
-    leaves = {field: field.rsplit(".", 1)[-1] for field in fields}
-    near = difflib.get_close_matches(name.rsplit(".", 1)[-1], set(leaves.values()), n=1)
+    leaves, leaf = {field: field.rsplit(".", 1)[-1] for field in fields}, name.rsplit(".", 1)[-1]
+    near = difflib.get_close_matches(name, fields, n=1, cutoff=0.7)
+    if leaf in leaves.values() or not near:
+        close = difflib.get_close_matches(leaf, leaves.values(), n=1)
+        near = [field for field in fields if leaves[field] in close]
     if inside := [field.removeprefix(f"{name}.") for field in fields if field.startswith(f"{name}.")]:
         hint = f"it is a section, of {', '.join(inside)}"
     elif near:
-        hint = f"did you mean {' or '.join(field for field, leaf in leaves.items() if leaf == near[0])}?"
+        hint = f"did you mean {' or '.join(near)}?"
     else:
         hint = "python -m mini_gpt.config lists all fields"
     raise UserError(f"{shown(name)[1:-1]}: no such config field; {hint}")
