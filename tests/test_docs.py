@@ -55,9 +55,8 @@ def test_links_lead_to_files_and_headings(page):
 
 
 def test_every_page_is_in_the_navigation_once():
-    named = re.findall(
-        r"^ +- (?:.*: )?(\S+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    settings = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", settings, re.MULTILINE)
     assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
 
 
@@ -123,7 +122,7 @@ def insert(path: Path, code: str, *, before: str) -> None:
     text = path.read_text(encoding="utf-8")
     place = text.index("".join(line[1:] for line in before.splitlines(keepends=True) if line[0] in " -"))
     start = max(match.start() for match in re.finditer(r"^\w", text, re.MULTILINE) if match.start() <= place)
-    path.write_text(text[:start] + code + text[start:], encoding="utf-8")
+    path.write_text(f"{text[:start]}{code}\n\n{text[start:]}", encoding="utf-8")
 
 
 def test_the_guides_to_extending_work(extended):

@@ -55,7 +55,7 @@ def convert(workdir: Path, to: Path) -> None:
 
 @command_line.command
 def main() -> None:
-    parser = command_line.parser(__doc__)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.convert_layers")
     parser.add_argument("--workdir", type=command_line.directory, required=True, help="the run directory")
     parser.add_argument("--to", type=command_line.directory, required=True, help="a new directory for the copy")
     flags = parser.parse_args()

@@ -158,7 +158,7 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
 def _parse() -> Sweep:
     """Read the command line. Raise UserError for a sweep that cannot run."""
     compared = ", ".join(name for name, suite in SUITES.items() if suite.values)
-    parser = command_line.parser(__doc__)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.sweep")
     add = parser.add_argument
     add("--config", required=True, help="config file, such as configs/positions.py")
     add("--vary", action="append", required=True, metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")

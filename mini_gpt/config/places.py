@@ -50,7 +50,7 @@ def check_corpus(data: DataConfig, typed: Collection[str], source: Path, flag: s
     given with, such as "--override=".
     """
     unknown = [name for name in _corpus_places(data) if name not in typed]
-    if unknown and not _mark(_corpus_key(data)).exists():
+    if unknown and not _mark(_corpus_key(data) or "").exists():
         name = unknown[0]
         found = _corpus_places(data)[name]
         raise UserError(

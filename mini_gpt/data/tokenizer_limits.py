@@ -51,7 +51,7 @@ def _check_template(part: Any) -> None:
     pieces, special = part.get("single"), part.get("special_tokens")
     right = isinstance(pieces, list) and len(pieces) <= MOST_PIECES and isinstance(special, dict)
     _require(right, "post_processor.single", pieces, f"must be a list of at most {MOST_PIECES} pieces")
-    for token in special.values():
+    for token in (special or {}).values():
         ids = token.get("ids") if isinstance(token, dict) else None
         right = isinstance(ids, list) and len(ids) <= MOST_PIECES
         _require(right, "post_processor.special_tokens", token, f"must have at most {MOST_PIECES} ids")
@@ -90,13 +90,13 @@ def _replacement_growth(part: Any, name: str) -> float:
         _require(right, name, content, f"prepend must have at most {LONGEST_PREFIX} characters")
     if part["type"] != "Replace":
         return 1
-    _require(
-        isinstance(pattern, dict) and isinstance(content, str), name, part, "Replace needs a pattern and a content"
-    )
+    if not isinstance(pattern, dict) or not isinstance(content, str):
+        raise ValueError(f"{name}: found {shown(part)}; Replace needs a pattern and a content")
     if "Regex" in pattern:
         return 1 + len(content)  # it may match the empty string between two characters
     text = pattern.get("String")
-    _require(isinstance(text, str) and text != "", name, pattern, "Replace needs a pattern of at least one character")
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{name}: found {shown(pattern)}; Replace needs a pattern of at least one character")
     return max(1, len(content) / len(text))
 
 

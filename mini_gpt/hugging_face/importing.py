@@ -28,7 +28,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, sharding
 from mini_gpt.runtime.errors import UserError, printable, shown
-from mini_gpt.training import origin as origins
+from mini_gpt.training import initial_weights
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
@@ -67,7 +67,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
         workdirs.claim(draft, config, corpus, tokenizer)
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
             checkpoints.save(0, state, Record())
-        origins.record_import(draft, source, architecture.TITLE)
+        initial_weights.record_import(draft, source, architecture.TITLE)
     return config
 
 
@@ -105,7 +105,7 @@ def _unpacked(
         table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
         if not np.array_equal(found[name][:], found[table][:]):
             raise UserError(f"{source}: {name}: found another table than {table}, and {CONFIG} ties them")
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, tensor in wanted.items():
         whole = np.asarray(found[name][:]).astype(np.float32)
         if not np.isfinite(whole).all():

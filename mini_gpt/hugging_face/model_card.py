@@ -2,10 +2,11 @@
 
 import re
 
+from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import printable
-from mini_gpt.training import origin as origins
+from mini_gpt.training import initial_weights
 from mini_gpt.training.run import Run
 
 
@@ -20,7 +21,7 @@ def text(run: Run, architecture: str) -> str:
         "context": f"{config.context_length:,} tokens",
         "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
     }
-    origin = origins.described(run.workdir)
+    origin = initial_weights.described(run.workdir)
     if origin is not None:
         facts["first weights"] = origin
     if run.step:
@@ -28,7 +29,7 @@ def text(run: Run, architecture: str) -> str:
             "corpus": config.data.corpus,
             "trained": f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}",
         }
-    rows = "\n".join(f"| {name} | {_in_a_cell(value)} |" for name, value in facts.items())
+    rows = "\n".join(f"| {name} | {_in_a_cell(str(value))} |" for name, value in facts.items())
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -67,7 +68,7 @@ def _prompt(run: Run) -> str:
 
 
 def _alphabet(run: Run) -> str:
-    if run.tokenizer.kind != "characters":
+    if not isinstance(run.tokenizer, CharacterTokenizer):
         return ""
     return f" It reads {len(run.tokenizer.characters)} characters; any other is an error of the tokenizer."
 

@@ -40,7 +40,7 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[st
         "clean_up_tokenization_spaces": False,
     }
     (directory / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    ids = {f"{field}_id": model.token_to_id(special[field]) for field in ("bos_token", "eos_token", "pad_token")}
+    ids = {f"{field}_id": model.token_to_id(special[field]) or 0 for field in ("bos_token", "pad_token")}
     return ids | {"eos_token_id": end}
 
 
@@ -55,6 +55,7 @@ def _described(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
         model.pre_tokenizer = pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
         model.decoder = decoders.Fuse()
     else:
+        assert isinstance(tokenizer, BpeTokenizer)
         model = library.Tokenizer.from_str(tokenizer.model.to_str())
         if tokenizer.separator is not None:
             return model, tokenizer.separator

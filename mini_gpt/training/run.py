@@ -1,4 +1,4 @@
-"""A run directory, trained or in training, as one object: its config, tokenizer, corpus and parameters."""
+"""A run directory as one object to read: its config, tokenizer, corpus and loaded model."""
 
 import functools
 import logging
@@ -20,17 +20,20 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.optimizer import make_optimizer
 
 log = logging.getLogger(__name__)
 
-# An override may ask for another text, but not for other tokens or another division of the text trained on.
+# Fields that an override can't change: the tokens, and the split of the text that the run was trained on.
 FIXED = ("data.tokenizer", "data.vocab_size")
 FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
 
 class Run:
-    """Opens a run to be read. Raises UserError where the directory, a checkpoint or an override is not right."""
+    """A run, opened to be read. Raises UserError for an invalid directory, checkpoint or override.
+
+    trained: the config that the run was trained with. config: the same with the overrides. model: the parameters of a
+    checkpoint, loaded. step: of the checkpoint.
+    """
 
     def __init__(self, workdir: Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):
         self.workdir = workdir
@@ -41,7 +44,7 @@ class Run:
         self.config: Config = places.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
         self.isolate_at = tokenizers.isolate_at(self.config.data, self.tokenizer.token_bytes)
-        # Another context length does not change how many tokens fit the devices.
+        # As many tokens fit the devices for another context length.
         self.batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
         self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
         self._check_overrides()
@@ -49,15 +52,15 @@ class Run:
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])
         checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
         self.step = checkpoints.resolve(checkpoint)
-        (_, written), (definition, asked) = (
-            states.abstract(config, states.vocab_size(config, self.tokenizer), make_optimizer(config), self.mesh)
+        (_, written), (definition, wanted) = (
+            states.abstract_parameters(config, states.vocab_size(config, self.tokenizer), self.mesh)
             for config in (self.trained, self.config)
         )
-        model_parameters.check_shapes(written.parameters, asked.parameters, "--override: the checkpoint")
+        model_parameters.check_shapes(written, wanted, "--override: the checkpoint")
         self.definition: nnx.GraphDef = definition
-        restored = checkpoints.restore_parameters(self.step, written.parameters)
+        restored = checkpoints.restore_parameters(self.step, written)
         stacked = self.config.model.scan_layers
-        self.parameters: Parameters = model_parameters.laid_out(restored, asked.parameters, stacked=stacked)
+        self.parameters: Parameters = model_parameters.laid_out(restored, wanted, stacked=stacked)
         self.model = LoadedModel(
             self.parameters, definition, self.config, self.mesh, self.isolate_at, self.batch_tokens
         )
@@ -80,7 +83,7 @@ class Run:
 
     @functools.cached_property
     def store(self) -> token_store.TokenStore:
-        """The corpus in tokens."""
+        """The tokens of the corpus."""
         if self.config.data.is_task:
             raise UserError(
                 f"data.corpus: found {self.config.data.corpus}, which has no text to score; use --suite=tasks"
@@ -88,7 +91,7 @@ class Run:
         return token_store.open_store(self.corpus, self.config.data, self.tokenizer)
 
     def problems(self, split: str, count: int) -> list[tuple[str, str]]:
-        """Gives up to so many different problems of the run's task, (question, answer), of the lengths trained on."""
+        """Return up to `count` different problems, (question, answer), of the lengths that the run was trained on."""
         data = self.config.data
         shortest = tasks.find(data.corpus).shortest
         return tasks.different(data.corpus, split, count, shortest=shortest, longest=data.task_length)
@@ -96,8 +99,8 @@ class Run:
     def _check_overrides(self) -> None:
         for name in self.overrides:
             if name in FIXED or (name in FIXED_FOR_THE_SAME_TEXT and not self.other_text):
-                raise UserError(f"--override: found {name}, which is the run's own; train another run for another")
+                raise UserError(f"--override: found {name}, which can't be changed after training; train another run")
             if name.startswith("model.rope.") and "rope" not in self.config.model.position_pattern:
                 raise UserError(f"--override: found {name}; model.position={self.config.model.position} has no RoPE")
         if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
-            raise UserError("--override: found model.rope.factor; it takes model.rope.scaling=linear, ntk or yarn too")
+            raise UserError("--override: found model.rope.factor; it needs model.rope.scaling=linear, ntk or yarn too")

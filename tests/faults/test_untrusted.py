@@ -16,8 +16,7 @@ from mini_gpt.config import places
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime import errors, files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import loop, monitor
-from mini_gpt.training import origin as origins
+from mini_gpt.training import initial_weights, loop, monitor
 from mini_gpt.training import state as states
 from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
 from mini_gpt.training.optimizer import make_optimizer
@@ -242,11 +241,11 @@ def test_links_that_lead_in_a_circle_are_refused(run):
 @pytest.mark.parametrize("record", [{"workdir": 5, "checkpoint_step": 4}, {"workdir": "a"}, [], {"workdir": {}}])
 def test_records_of_an_origin_with_other_values_are_named(run, config, record):
     (run / "init_from.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"init_from\.json: not a record of an origin"):
-        origins.described(run)
+    with pytest.raises(UserError, match=r"init_from\.json: not a record of initial weights"):
+        initial_weights.described(run)
     (run / "init_from.json").rename(run / "imported_from.json")
-    with pytest.raises(UserError, match=r"imported_from\.json: not a record of an origin"):
-        origins.described(run)
+    with pytest.raises(UserError, match=r"imported_from\.json: not a record of initial weights"):
+        initial_weights.described(run)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +256,7 @@ def test_records_of_a_checkpoint_with_other_values_are_damage(run, fields):
     body = files.read_sealed(path) | fields
     path.write_text(json.dumps(body))
     with contextlib.closing(Checkpoints(run / "checkpoints", read_only=True)) as checkpoints:
-        with pytest.raises(Damaged, match="has a record with values that none was saved with"):
+        with pytest.raises(Damaged, match="has a record with impossible values"):
             checkpoints.record(4)
         assert checkpoints.resolve("best") == 4
 

@@ -1,5 +1,7 @@
 """A page for the browser that shows a checkpoint's attention, and needs no network."""
 
+from matplotlib.figure import Figure
+
 from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.commands.suites import texts
 from mini_gpt.commands.suites.base import Suite
@@ -12,7 +14,7 @@ class Explorer(Suite):
     name = "explorer"
     flags = ("text",)
 
-    def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str]:
+    def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
         config = run.config.model
         tokens = texts.opening(run, options, page.most_tokens(run.config))
         source = f"the {options.split} split" if options.text is None else "--text"
