@@ -217,8 +217,6 @@ def test_a_checkpoint_of_few_bytes_can_not_ask_for_all_memory(trained, monkeypat
     (trained / "config.json").write_text(json.dumps(config))
     sizes = r"checkpoints/4: damaged \(its files have [\d,]+ bytes, and its arrays [\d,]+\)"
     with pytest.raises(UserError, match=sizes):
-        UserError, match=r"checkpoints/4: damaged \(its files have [\d,]+ bytes, and its arrays [\d,]+\)"
-    ):
         Run(trained)
     config["model"]["num_layers"] = 10**6
     (trained / "config.json").write_text(json.dumps(config))
