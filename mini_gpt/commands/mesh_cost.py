@@ -175,7 +175,7 @@ def _divides(config: Config, mesh: MeshConfig) -> bool:
     return True
 
 
-def _mesh(mesh: MeshConfig) -> AbstractMesh:
+def _mesh(mesh: MeshConfig) -> Any:
     return AbstractMesh((mesh.data, mesh.fsdp, mesh.tensor), sharding.AXES, axis_types=(AxisType.Auto,) * 3)
 
 

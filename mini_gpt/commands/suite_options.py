@@ -15,6 +15,3 @@ class SuiteOptions:
     lengths: str | None = None
     strides: str | None = None
     text: str | None = None
-
-
-Request = SuiteOptions  # the old name

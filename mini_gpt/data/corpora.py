@@ -50,7 +50,7 @@ class Corpus:
                     yield part, text
 
 
-@processes.first_goes_ahead()
+@processes.main_process_first()
 def open_corpus(data: DataConfig) -> Corpus:
     """Open `data.corpus`; prepare it first if needed. Raises UserError."""
     tfds.disable_progress_bar()

@@ -25,7 +25,7 @@ def shown(what: str, cost: int) -> Iterator[Advance]:
     """Log the cost in tokens, and yield a function that shows progress."""
     log.info(f"{what}: {cost:,} tokens go through the model")
     done, last_line = 0, time.monotonic()
-    disable = None if processes.is_first() else True  # None: disabled without a terminal
+    disable = None if processes.is_main_process() else True  # None: disabled without a terminal
     with tqdm(total=cost, unit="token", unit_scale=True, disable=disable, leave=False) as bar:
 
         def advance(tokens: int) -> None:

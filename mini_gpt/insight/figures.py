@@ -65,7 +65,7 @@ def model_figures(name: str, model: LoadedModel, tokenizer: Tokenizer, tokens: n
         if table_PD is None:
             table_PD = positions.table_of(Sinusoidal(config, rngs=nnx.Rngs(0)), len(tokens), config.d_model)
         factor = config.d_model**0.5 if config.scale_embeddings else 1
-        x_LD = factor * sharding.whole(model.parameters["embedding"], model.mesh)[tokens]
+        x_LD = factor * sharding.to_host(model.parameters["embedding"], model.mesh)[tokens]
         title = f"{name}: embeddings and positions, and the terms of their sum's product"
         drawn["sums"] = positions.sums(x_LD, table_PD[: len(tokens)], [""] * len(tokens), title=title)
     return drawn
@@ -73,4 +73,4 @@ def model_figures(name: str, model: LoadedModel, tokenizer: Tokenizer, tokens: n
 
 def learned(model: LoadedModel, encoding: str, table: str) -> np.ndarray:
     """Return a table that an encoding has learned, in NumPy."""
-    return sharding.whole(model.parameters["positions"][encoding][table], model.mesh)
+    return sharding.to_host(model.parameters["positions"][encoding][table], model.mesh)

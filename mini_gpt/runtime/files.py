@@ -44,7 +44,7 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
 
     Where another process was faster, its result stands: both made it from the same inputs.
     """
-    with writing(target):
+    with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         _delete_left_drafts(target)
         with _draft(target) as draft:
@@ -114,7 +114,7 @@ def plain_name(text: str) -> str:
 def write_text(path: Path, text: str) -> None:
     """Replaces a file's content in one move."""
     draft = path.with_name(path.name + DRAFT)
-    with writing(path):
+    with clear_write_errors(path):
         try:
             draft.unlink(missing_ok=True)  # a link that lies there must not be written through
             with draft.open("x", encoding="utf-8") as file:
@@ -127,12 +127,12 @@ def write_text(path: Path, text: str) -> None:
             raise
 
 
-def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
     """Gives a JSON object with a checksum of itself in it."""
     return dict(body) | {SEAL: _digest(body)}
 
 
-def read_sealed(path: Path, *, must: bool = False) -> dict[str, Any]:
+def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
     """Gives the JSON object that was sealed in a file.
 
     Raises ValueError where it is another one or none, or, if it must have one, it has no checksum.
@@ -240,7 +240,7 @@ def unused(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def clear_write_errors(path: Path) -> Iterator[None]:
     """Turns what a full disk, a read-only one or a missing permission raises in any library into a UserError.
 
     What has been written whole before stands.

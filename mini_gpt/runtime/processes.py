@@ -75,12 +75,12 @@ def are_several() -> bool:
     return jax.distributed.is_initialized()
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this process is process 0, which writes files and logs."""
     return not are_several() or jax.process_index() == 0
 
 
-def wait_for_all(what: str) -> None:
+def barrier(what: str) -> None:
     """Wait until all processes reach this barrier; with one process, return at once.
 
     Raises UserError if another process has ended.
@@ -97,19 +97,19 @@ def wait_for_all(what: str) -> None:
 
 
 @contextlib.contextmanager
-def first_goes_ahead() -> Iterator[None]:
+def main_process_first() -> Iterator[None]:
     """Let process 0 run the block first, then the others, which find its results in a shared cache.
 
     Also a decorator. All processes must call it; if process 0 fails, the others run the block after it and fail too.
     """
     turn = f"turn {next(_turns)}"
-    if not is_first():
-        wait_for_all(turn)
+    if not is_main_process():
+        barrier(turn)
     try:
         yield
     finally:
-        if is_first():
-            wait_for_all(turn)
+        if is_main_process():
+            barrier(turn)
 
 
 def _detected(timeout: float) -> Job | None:

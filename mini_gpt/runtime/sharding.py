@@ -61,7 +61,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 @contextlib.contextmanager
-def over(mesh: Mesh) -> Iterator[None]:
+def use_mesh(mesh: Mesh) -> Iterator[None]:
     """Tell `gather` which mesh a function is traced for; also a decorator."""
     token = _traced_over.set(mesh)
     try:
@@ -92,7 +92,9 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Mapping[str, jax.Arra
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
 
 
-def put_ahead(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[Mapping[str, jax.Array | np.ndarray]]:
+def prefetch_to_device(
+    batches: Iterable[dict[str, np.ndarray]], mesh: Mesh
+) -> Iterator[Mapping[str, jax.Array | np.ndarray]]:
     """Yield each batch after put_batch; the next batch is copied to the devices while a step runs."""
     ahead = None
     for batch in batches:
@@ -120,7 +122,7 @@ def shards(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def whole(array: jax.Array, mesh: Mesh) -> np.ndarray:
+def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
     """Return a sharded array as one NumPy array, on every host."""
     return np.asarray(jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
 

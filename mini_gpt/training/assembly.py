@@ -23,20 +23,20 @@ from mini_gpt.training.step import make_train_step
 
 
 class Assembly(NamedTuple):
-    """The parts of a run before any array is allocated. like: shapes and shardings of the state."""
+    """The parts of a run before any array is allocated. abstract_state: shapes and shardings of the state."""
 
     config: Config
     vocab_size: int
     mesh: Mesh
     definition: nnx.GraphDef
     optimizer: optax.GradientTransformation
-    like: TrainState
+    abstract_state: TrainState
     train_batches: batches.TrainBatches | batches.TaskBatches
     evaluator: Evaluator
     separator_id: int | None  # as LoadedModel has it
 
     def first_state(self) -> TrainState:
-        return states.create(self.config, self.vocab_size, self.optimizer, self.like)
+        return states.create(self.config, self.vocab_size, self.optimizer, self.abstract_state)
 
     def loaded(self, parameters: Parameters) -> LoadedModel:
         """Return the model with these parameters, to be evaluated."""
@@ -46,11 +46,11 @@ class Assembly(NamedTuple):
     def compiled_step(self) -> jax.stages.Compiled:
         """Compile the training step. It needs no state, which can be drawn or read at the same time."""
         train_step = make_train_step(
-            self.definition, self.optimizer, self.config, self.like, isolate_at=self.separator_id
+            self.definition, self.optimizer, self.config, self.abstract_state, separator_id=self.separator_id
         )
         shape, place = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
         batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=place) for name, dtype in batches.DTYPES.items()}
-        return train_step.lower(self.like, batch).compile()
+        return train_step.lower(self.abstract_state, batch).compile()
 
 
 def check_batch(config: Config, mesh: Mesh) -> None:
@@ -63,7 +63,7 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     """Make the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
     vocab_size = states.vocab_size(config, tokenizer)
     optimizer = make_optimizer(config)
-    definition, like = states.abstract(config, vocab_size, optimizer, mesh)
+    definition, abstract_state = states.abstract(config, vocab_size, optimizer, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
     train_batches: batches.TrainBatches | batches.TaskBatches
     evaluator: Evaluator
@@ -73,7 +73,9 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     else:
         store = token_store.open_store(corpus, config.data, tokenizer)
         size = tokenizers.vocab_size(tokenizer)
-        train_batches = batches.TrainBatches(store.split("train"), config, vocab_size=size, rows=rows)
+        train_batches = batches.TrainBatches(store.split("train").tokens, config, vocab_size=size, rows=rows)
         evaluator = TextEvaluator(config, tokenizer, store.split("validation"))
-    separator_id = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
-    return Assembly(config, vocab_size, mesh, definition, optimizer, like, train_batches, evaluator, separator_id)
+    separator_id = tokenizers.separator_id(config.data, tokenizer.token_bytes)
+    return Assembly(
+        config, vocab_size, mesh, definition, optimizer, abstract_state, train_batches, evaluator, separator_id
+    )

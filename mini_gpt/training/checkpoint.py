@@ -71,7 +71,7 @@ class Checkpoints:
         )
         self.directory = directory
         self.records: dict[int, Record] = {}
-        with files.writing(directory):
+        with files.clear_write_errors(directory):
             self.plain = PlainPath(directory)
             handlers = verifying_handlers(directory, PARTS)
             self.manager = ocp.CheckpointManager(self.plain.path, options=options, handler_registry=handlers)
@@ -86,9 +86,9 @@ class Checkpoints:
         """
         body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
         items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
-        items["format"] = ocp.args.JsonSave(files.sealed(body))
+        items["format"] = ocp.args.JsonSave(files.with_checksum(body))
         self.records[step] = record
-        with files.writing(self.directory):
+        with files.clear_write_errors(self.directory):
             self.manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def restore(self, step: int, abstract_state: TrainState) -> TrainState:
@@ -176,7 +176,7 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. Raises UserError if it fails or is not whole."""
-        with files.writing(self.directory):
+        with files.clear_write_errors(self.directory):
             self.manager.wait_until_finished()
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Checkpoints:
     def _body(self, step: int) -> dict[str, Any]:
         directory = self.directory / str(step)
         path = directory / "format" / "metadata"
-        body = _read(lambda: files.read_sealed(path))
+        body = _read(lambda: files.read_with_checksum(path))
         if not isinstance(body.get("format"), int):
             raise Damaged(f"{path} has no format")
         if body["format"] != FORMAT:
@@ -230,12 +230,12 @@ class Checkpoints:
 
     def _set_aside(self, step: int, reason: Damaged) -> None:
         aside = self.directory.parent / DAMAGED / f"{self.directory.name}-{step}"
-        if processes.is_first():
+        if processes.is_main_process():
             aside = files.unused(aside)
             log.warning(f"{self.directory / str(step)} is damaged ({reason}): set aside as {aside}")
             aside.parent.mkdir(exist_ok=True)
             (self.directory / str(step)).rename(aside)
-        processes.wait_for_all(f"set {step} aside")
+        processes.barrier(f"set {step} aside")
         self.records.pop(step, None)
         self.manager.reload()
 

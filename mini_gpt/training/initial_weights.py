@@ -72,13 +72,13 @@ def record(workdir: Path, weights: InitialWeights | None) -> None:
         return
     workdir.mkdir(parents=True, exist_ok=True)
     said = {"workdir": str(weights.workdir.resolve()), "checkpoint_step": weights.step}
-    files.write_text(workdir / FILE, json.dumps(files.sealed(said), indent=2) + "\n")
+    files.write_text(workdir / FILE, json.dumps(files.with_checksum(said), indent=2) + "\n")
 
 
 def record_import(workdir: Path, source: Path, title: str) -> None:
     """Record in an imported run the directory and the architecture that it was imported from."""
     said = {"directory": str(source.resolve()), "architecture": title}
-    files.write_text(workdir / IMPORTED, json.dumps(files.sealed(said), indent=2) + "\n")
+    files.write_text(workdir / IMPORTED, json.dumps(files.with_checksum(said), indent=2) + "\n")
 
 
 def described(workdir: Path) -> str | None:
@@ -115,7 +115,7 @@ def _recorded(path: Path) -> dict[str, Any]:
 
 def _record_of(path: Path, fields: dict[str, type]) -> dict[str, Any]:
     try:
-        said = files.read_sealed(path)
+        said = files.read_with_checksum(path)
         for name, kind in fields.items():
             if not isinstance(said[name], kind):
                 raise ValueError(f"{name}: found {shown(said[name])}")

@@ -14,7 +14,7 @@ import jax
 
 from mini_gpt.config import places
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, corpora, tokenizers
+from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import devices, files, processes, sharding
 from mini_gpt.runtime.errors import UserError
@@ -48,18 +48,18 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     is_new = tokenizer is None
     weights = initial_weights.find(workdir, init_from, config)
     if tokenizer is None:
-        tokenizer = weights.tokenizer if weights else tokenizers.fit(corpus, config.data)
+        tokenizer = weights.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
     run = assembly.assemble(config, mesh, corpus, tokenizer)
     first_state = _FirstState(run, weights)
 
     # Barrier: a slow process must not mistake this run's new files for an existing run.
-    processes.wait_for_all("looked at the run directory")
-    with workdirs.locked(workdir, new=is_new) if processes.is_first() else contextlib.nullcontext():
-        if is_new and processes.is_first():
+    processes.barrier("looked at the run directory")
+    with workdirs.locked(workdir, new=is_new) if processes.is_main_process() else contextlib.nullcontext():
+        if is_new and processes.is_main_process():
             initial_weights.record(workdir, weights)
             workdirs.claim(workdir, config, corpus, tokenizer)
-        processes.wait_for_all("made the run directory")
-        with files.writing(workdir):
+        processes.barrier("made the run directory")
+        with files.clear_write_errors(workdir):
             state, stop = _start_or_resume(run, workdir, first_state)
     if stop.signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
@@ -89,7 +89,7 @@ class _FirstState:
     def _read(self) -> Any:
         if self.weights is None:
             return None
-        return self.weights.parameters(self.run.config, self.run.like.parameters)
+        return self.weights.parameters(self.run.config, self.run.abstract_state.parameters)
 
 
 def _start_or_resume(
@@ -102,7 +102,7 @@ def _start_or_resume(
         ThreadPoolExecutor(1) as background,
     ):
         compiling = background.submit(run.compiled_step) if last not in checkpoints.steps() else None
-        restored = checkpoints.restore_last(run.like)
+        restored = checkpoints.restore_last(run.abstract_state)
         start, state, record = restored or (0, first_state(), Record())
         if start > last:
             raise UserError(f"train.steps: found {last}, but the run in {workdir} is already at step {start}")
@@ -110,8 +110,8 @@ def _start_or_resume(
             next_steps = "resuming" if start < last else "nothing is left to train"
             log.info(f"{workdir} is at step {start}: {next_steps}")
         else:
-            log.info("%s\n", model_parameters.report(run.like.parameters))
-        reporter_type = Reporter if processes.is_first() else Silent
+            log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
+        reporter_type = Reporter if processes.is_main_process() else Silent
         with contextlib.closing(reporter_type(workdir, start=start, steps=last)) as reporter:
             if start == last:
                 return state, StopRequest()
@@ -184,7 +184,7 @@ class _Loop:
         self.clock.restart(start)
         steps = range(start + 1, config.train.steps + 1)
         prepared = batches.iterate(self.assembly.train_batches, start + self.record.data_offset, len(steps))
-        for step, batch in zip(steps, sharding.put_ahead(prepared, self.assembly.mesh), strict=False):
+        for step, batch in zip(steps, sharding.prefetch_to_device(prepared, self.assembly.mesh), strict=False):
             state, metrics = self.train_step(state, batch)
             if step == start + 1:
                 jax.block_until_ready(metrics)
@@ -244,7 +244,7 @@ class _Loop:
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
         """Return the scores and attention curves; log pictures and a sample."""
         evaluator, model = self.assembly.evaluator, self.assembly.loaded(state.parameters)
-        curves, pictures = evaluator.watch(model)
+        curves, pictures = evaluator.attention_metrics(model)
         row = evaluator.scalars(model) | curves
         for name, pixels in pictures.items():
             self.reporter.image(step, name, pixels)
@@ -266,7 +266,7 @@ class _Loop:
         """Return to the last scheduled checkpoint; the data continue after the batch of the non-finite step."""
         offset = self.record.data_offset
         self.checkpoints.wait()
-        restored = self.checkpoints.restore_last(self.assembly.like, scheduled=True)
+        restored = self.checkpoints.restore_last(self.assembly.abstract_state, scheduled=True)
         start, state, _ = restored or (0, self.first_state(), None)
         self.record = Record(data_offset=offset + step - start, bad_steps=count)
         self.checkpoints.delete_after(start)

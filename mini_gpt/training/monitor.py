@@ -40,7 +40,7 @@ class Reporter:
         self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if visible else None
 
     def _open(self, start: int) -> None:
-        with files.writing(self.path):
+        with files.clear_write_errors(self.path):
             _drop_rows_after(self.path, start)
             self.file = files.open_to_append(self.path)
             self.events = EventFile(self.path.with_name("tensorboard"), first_step=start + 1)
@@ -56,7 +56,7 @@ class Reporter:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Log one row: {name in metrics.jsonl and of the curve: value}."""
-        with files.writing(self.path):
+        with files.clear_write_errors(self.path):
             self.file.write(json.dumps({"step": step} | values) + "\n")
             for name, value in values.items():
                 self.events.scalar(name, value, step)
@@ -64,23 +64,23 @@ class Reporter:
 
     def text(self, step: int, name: str, text: str) -> None:
         """Log text; TensorBoard shows it verbatim."""
-        with files.writing(self.path):
+        with files.clear_write_errors(self.path):
             self.events.text(name, text, step)
 
     def image(self, step: int, name: str, pixels: np.ndarray) -> None:
         """Log an RGB picture, uint8."""
-        with files.writing(self.path):
+        with files.clear_write_errors(self.path):
             self.events.image(name, pixels, step)
 
     def flush(self) -> None:
         """Write all rows to disk, before the checkpoint of their step."""
-        with files.writing(self.path):
+        with files.clear_write_errors(self.path):
             self.file.flush()
             os.fsync(self.file.fileno())
             self.events.flush()
 
     def _close_files(self) -> None:
-        with files.writing(self.path):
+        with files.clear_write_errors(self.path):
             self.file.close()
             self.events.close()
 

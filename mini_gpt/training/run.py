@@ -41,9 +41,9 @@ class Run:
         self.overrides = dict(overrides or {})
         files.check_contents(workdir)
         self.trained: Config = configs.read(workdir / workdirs.CONFIG)
-        self.config: Config = places.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
+        self.config: Config = configs.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
-        self.isolate_at = tokenizers.isolate_at(self.config.data, self.tokenizer.token_bytes)
+        self.separator_id = tokenizers.separator_id(self.config.data, self.tokenizer.token_bytes)
         # As many tokens fit the devices for another context length.
         self.batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
         self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
@@ -62,7 +62,7 @@ class Run:
         stacked = self.config.model.scan_layers
         self.parameters: Parameters = model_parameters.laid_out(restored, wanted, stacked=stacked)
         self.model = LoadedModel(
-            self.parameters, definition, self.config, self.mesh, self.isolate_at, self.batch_tokens
+            self.parameters, definition, self.config, self.mesh, self.separator_id, self.batch_tokens
         )
         checkpoints.close()
         if bad := model_parameters.non_finite(self.parameters):

@@ -55,17 +55,21 @@ def _with_shardings(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
-def first(parameters: Parameters, optimizer: optax.GradientTransformation, like: TrainState) -> TrainState:
+def first(parameters: Parameters, optimizer: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
     """Return the state at step 0 with given parameters, which are sharded already."""
-    begin = jax.jit(optimizer.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like.optimizer_state))
+    begin = jax.jit(
+        optimizer.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state.optimizer_state)
+    )
     step, halted = (
         jax.device_put(zero, leaf.sharding)
-        for zero, leaf in ((jnp.int32(0), like.step), (jnp.asarray(False), like.halted))
+        for zero, leaf in ((jnp.int32(0), abstract_state.step), (jnp.asarray(False), abstract_state.halted))
     )
     return TrainState(step, parameters, begin(parameters), halted)
 
 
-def create(config: Config, vocab_size: int, optimizer: optax.GradientTransformation, like: TrainState) -> TrainState:
+def create(
+    config: Config, vocab_size: int, optimizer: optax.GradientTransformation, abstract_state: TrainState
+) -> TrainState:
     """Draw the initial state from `config.seed`, each array on its own devices."""
 
     def init() -> TrainState:
@@ -73,4 +77,4 @@ def create(config: Config, vocab_size: int, optimizer: optax.GradientTransformat
         _, drawn = parameters.split(model)
         return TrainState(jnp.zeros((), jnp.int32), drawn, optimizer.init(drawn), jnp.asarray(False))
 
-    return jax.jit(init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
+    return jax.jit(init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state))()

@@ -10,9 +10,9 @@ import optax
 from flax import nnx
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model import output_loss
+from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import text_layout
+from mini_gpt.model.gpt import positions_and_segments
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training.optimizer import make_schedule
@@ -26,13 +26,13 @@ def make_train_step(
     definition: nnx.GraphDef,
     optimizer: optax.GradientTransformation,
     config: Config,
-    like: TrainState,
+    abstract_state: TrainState,
     *,
-    isolate_at: int | None = None,
+    separator_id: int | None = None,
 ) -> jax.stages.Wrapped:
     """Return the jitted step (state, batch) -> (state, metrics). The new state reuses the memory of the old one.
 
-    like: shapes and shardings of the state. isolate_at: the separator token that begins each document, if attention
+    abstract_state: shapes and shardings of the state. separator_id: the token that begins each document, if attention
     stays inside documents.
 
     metrics: float32 scalars loss (unsmoothed NLL, nats a token), objective (the minimised loss), learning_rate,
@@ -41,16 +41,16 @@ def make_train_step(
     the host reads metrics late, and must still find the state before the step.
     """
     schedule = make_schedule(config.optimizer, config.train.steps)
-    mesh = sharding.mesh_of(like)
+    mesh = sharding.mesh_of(abstract_state)
     parts = config.train.accumulation_steps
     whole = "inputs" if config.train.objective == "next_token" else "targets"  # the text before any token is masked
 
     def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
         model = model_parameters.merge(definition, parameters)
         keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[whole]))
-        layout = text_layout(model.config, batch[whole], isolate_at, keys_B)
+        layout = positions_and_segments(model.config, batch[whole], separator_id, keys_B)
         x_BLD = model.hidden(batch["inputs"], *layout, dropout_key=key)
-        objective, loss = output_loss.loss_sums(
+        objective, loss = losses.loss_sums(
             x_BLD, model.output_table, batch["targets"], batch["weights"], config.train.label_smoothing, mesh
         )
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
@@ -90,5 +90,5 @@ def make_train_step(
         return TrainState(state.step + ~halted, changed[0], changed[1], halted), metrics | {"finite": finite}
 
     # Explicit shardings: a state that came back with other ones would compile the step a second time.
-    places = jax.tree.map(lambda leaf: leaf.sharding, like)
-    return jax.jit(sharding.over(mesh)(train_step), donate_argnums=0, out_shardings=(places, None))
+    places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
+    return jax.jit(sharding.use_mesh(mesh)(train_step), donate_argnums=0, out_shardings=(places, None))

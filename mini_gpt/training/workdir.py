@@ -77,15 +77,15 @@ def claim(workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer) -
     """Write the files that make a directory the directory of this run."""
     tokenizers.save(tokenizer, workdir / TOKENIZER)
     record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
-    files.write_text(workdir / CORPUS, json.dumps(files.sealed(record), indent=2) + "\n")
-    settled = json.dumps(files.sealed(configs.to_dict(config)), indent=2) + "\n"
+    files.write_text(workdir / CORPUS, json.dumps(files.with_checksum(record), indent=2) + "\n")
+    settled = json.dumps(files.with_checksum(configs.to_dict(config)), indent=2) + "\n"
     files.write_text(workdir / CONFIG, settled)  # last: it marks the directory as complete
 
 
 def check_corpus(workdir: Path, corpus: Corpus) -> None:
     """Raise UserError if the corpus is not the text that the run was trained on."""
     try:
-        trained_on = files.read_sealed(workdir / CORPUS)
+        trained_on = files.read_with_checksum(workdir / CORPUS)
         name, fingerprint = trained_on["name"], trained_on["fingerprint"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{workdir / CORPUS}: not a record of a corpus ({type(error).__name__}: {error})") from None

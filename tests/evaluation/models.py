@@ -16,5 +16,5 @@ def random_model(config, token_bytes, noise=0.2, seed=1):
     keys = iter(jax.random.split(jax.random.key(seed), 99))
     drawn = jax.tree.map(lambda x: x + noise * jax.random.normal(next(keys), x.shape), drawn)
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    separator_id = tokenizers.isolate_at(config.data, token_bytes)
+    separator_id = tokenizers.separator_id(config.data, token_bytes)
     return LoadedModel(drawn, definition, config, mesh, separator_id, config.batch_tokens)

@@ -18,7 +18,7 @@ PIPE = int(os.environ["MARKS"])
 
 
 def mark(line: str) -> None:
-    if processes.is_first():
+    if processes.is_main_process():
         os.write(PIPE, f"{line}\n".encode())
 
 

@@ -122,7 +122,7 @@ def test_programs_of_a_cache_that_a_run_names_are_not_run(run, tmp_path, monkeyp
 
 def test_parameters_are_counted_without_a_corpus(run, monkeypatch, capsys):
     change(run, path="/srv/theirs/*")
-    assert type_in(monkeypatch, "mini_gpt.model.parameters", f"--config={run / 'config.json'}") is None
+    assert type_in(monkeypatch, "mini_gpt.commands.count_parameters", f"--config={run / 'config.json'}") is None
     assert "total" in capsys.readouterr().out
 
 
@@ -253,7 +253,7 @@ def test_records_of_an_origin_with_other_values_are_named(run, config, record):
 )
 def test_records_of_a_checkpoint_with_other_values_are_damage(run, fields):
     path = run / "checkpoints" / "4" / "format" / "metadata"
-    body = files.read_sealed(path) | fields
+    body = files.read_with_checksum(path) | fields
     path.write_text(json.dumps(body))
     with contextlib.closing(Checkpoints(run / "checkpoints", read_only=True)) as checkpoints:
         with pytest.raises(Damaged, match="has a record with impossible values"):
@@ -263,7 +263,7 @@ def test_records_of_a_checkpoint_with_other_values_are_damage(run, fields):
 
 def test_checksums_that_are_no_table_are_damage(run):
     path = run / "checkpoints" / "4" / "format" / "metadata"
-    path.write_text(json.dumps(files.read_sealed(path) | {"checksums": 5}))
+    path.write_text(json.dumps(files.read_with_checksum(path) | {"checksums": 5}))
     with pytest.raises(UserError, match="has another checksum than when it was written"):
         Run(run)
 
@@ -280,10 +280,10 @@ def test_a_token_store_with_other_fields_is_built_again(config, run, tmp_path):
     tokenizer = tokenizers.load(run / "tokenizer")
     corpus = corpora.open_corpus(data)
     store = token_store.open_store(corpus, data, tokenizer)
-    right = files.read_sealed(store.directory / "meta.json")
+    right = files.read_with_checksum(store.directory / "meta.json")
     outside = right["splits"] | {"../../outside": right["splits"]["train"]}
     for wrong in ({"dtype": "int16"}, {"splits": outside}, {"splits": {}}):
-        (store.directory / "meta.json").write_text(json.dumps(files.sealed(right | wrong)))
+        (store.directory / "meta.json").write_text(json.dumps(files.with_checksum(right | wrong)))
         again = token_store.open_store(corpus, data, tokenizer).meta
         assert (again["dtype"], again["splits"]) == (right["dtype"], right["splits"])
 

@@ -93,7 +93,7 @@ def test_a_given_text_is_shown_up_to_the_context(small, tmp_path):
     run, text = Run(tmp_path / "run"), "Where is the cat? Where is the cat? Where?"
     data = evaluated(run, text=text)
     assert "".join(data["attention"]["tokens"]) == text[:32] and "32 tokens of --text" in data["subtitle"]
-    with pytest.raises(UserError, match="--text: found ''; must have a character at least"):
+    with pytest.raises(UserError, match="--text: found ''; must have at least one character"):
         evaluated(run, text="")
 
 

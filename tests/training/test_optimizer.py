@@ -1,4 +1,4 @@
-"""C4: the schedules against their formulas; what decays; the optimizers by hand."""
+"""The schedules against their formulas; what decays; the optimizers by hand."""
 
 import math
 

@@ -70,7 +70,7 @@ def test_documents_are_kept_apart_by_the_text_as_it_was_before_any_mask(small, o
     for cut in (slice(0, 5), slice(5, 20), slice(20, 32)):
         nll = losses.nll(model(jnp.array(batch["inputs"][:, cut])), jnp.array(batch["targets"][:, cut]))
         total += float((nll * batch["weights"][:, cut]).sum())
-    train_step = make_train_step(definition, optimizer, config, like, isolate_at=VOCAB - 1)
+    train_step = make_train_step(definition, optimizer, config, like, separator_id=VOCAB - 1)
     _, metrics = train_step(state, sharding.put_batch(batch, mesh))
     assert float(metrics["loss"]) == pytest.approx(total / batch["weights"].sum(), rel=1e-5)
 

@@ -58,7 +58,7 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     if suite.flags:
         result["request"] = requested(name, options)
     more = suite.more_files(run, options)
-    if not processes.is_first():
+    if not processes.is_main_process():
         return result
     rows, figure = suite.rows(result), suite.draw(result)
     written = results.ResultFiles(run.workdir / "eval", file_stem(name, options, run.checkpoint, run.overrides))

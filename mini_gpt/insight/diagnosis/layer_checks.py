@@ -18,16 +18,19 @@ DEAD_UNITS = 0.1  # share of a layer's units
 STILL = 1e-3  # a unit with this share of the median deviation in its layer, or less, is dead
 
 
+Array = jax.Array | np.ndarray
+
+
 class Layer(NamedTuple):
     """Statistics of one block, one entry per row of the batch; float32."""
 
-    entropy_B: np.ndarray  # of attention over the log of the visible keys; mean over heads and queries
-    logits_B: np.ndarray  # standard deviation over the visible pairs
-    before_B: np.ndarray  # root mean square of the residual stream
-    after_B: np.ndarray
-    kept_B: np.ndarray  # cosine of a token's stream before and after the block; mean over tokens
-    units_BF: np.ndarray  # mean of each feed-forward unit
-    squares_BF: np.ndarray  # mean square of each feed-forward unit
+    entropy_B: Array  # of attention over the log of the visible keys; mean over heads and queries
+    logits_B: Array  # standard deviation over the visible pairs
+    before_B: Array  # root mean square of the residual stream
+    after_B: Array
+    kept_B: Array  # cosine of a token's stream before and after the block; mean over tokens
+    units_BF: Array  # mean of each feed-forward unit
+    squares_BF: Array  # mean square of each feed-forward unit
 
 
 def stream(config: ModelConfig, layers: list[Layer], bad: int) -> list[Finding]:
