@@ -144,9 +144,9 @@ def _text(pattern: str) -> Corpus:
 def _catalogue(name: str, data_dir: str | None) -> Corpus:
     if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):
         raise UserError(f"data.path: {data_dir} not found; give the directory of TFDS data sets, or None")
-    if not NAME_IN_TFDS.fullmatch(name):  # with a namespace, TFDS would fetch a program from elsewhere
+    if not NAME_IN_TFDS.fullmatch(name):  # with a namespace, TFDS would download code
         found = shown(f"tfds:{name}")
-        raise UserError(f"data.corpus: found {found}; must be tfds:NAME[/CONFIG][:VERSION], a data set of TFDS's own")
+        raise UserError(f"data.corpus: found {found}; must be tfds:NAME[/CONFIG][:VERSION], from the TFDS catalogue")
     if data_dir is not None and (own := Path(data_dir).expanduser() / re.split("[/:]", name)[0]).is_dir():
         files.check_contents(own)
     try:
@@ -168,9 +168,9 @@ def _catalogue(name: str, data_dir: str | None) -> Corpus:
 
 
 def _own_feature(name: str) -> type:
-    """Return the feature class that a features.json names. TFDS itself would import any module that is named there."""
+    """Return the feature class that a features.json names. TFDS itself would import any module named there."""
     if name.rpartition(".")[0] not in FEATURE_MODULES:
-        raise ValueError(f"features.json names the class {shown(name)}, which is not one of TFDS's own features")
+        raise ValueError(f"features.json names the class {shown(name)}, which is not a feature of TFDS")
     return _feature_class(name)
 
 
@@ -195,7 +195,7 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
                 raise UserError(f"data.corpus: TFDS can't prepare {name}: {_first_line(error)}") from error
     root = Path(builder.data_dir).resolve()
     for path in (Path(path) for info in builder.info.splits.values() for path in info.filepaths):
-        if not path.resolve().is_relative_to(root):  # its dataset_info.json may name any file
+        if not path.resolve().is_relative_to(root):  # dataset_info.json could name any file
             raise UserError(f"data.corpus: {name} names the file {path}, out of {root}; prepare it again")
     try:
         sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}

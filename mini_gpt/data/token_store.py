@@ -77,7 +77,7 @@ def _damage(directory: Path) -> str | None:
     try:
         meta = files.read_with_checksum(directory / META, must=True)
         if meta["dtype"] not in DTYPES or tuple(meta["splits"]) != corpora.SPLITS:
-            return f"{META} names a dtype or splits that no store has"
+            return f"{META} has an unknown dtype or other splits"
         for name, counts in meta["splits"].items():
             path = directory / f"{name}.tokens"
             if path.stat().st_size != counts["tokens"] * np.dtype(meta["dtype"]).itemsize:

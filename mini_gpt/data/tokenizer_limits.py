@@ -1,4 +1,4 @@
-"""What a tokenizer.json may ask for. It is data, but parts of it can use all memory, or abort the library."""
+"""Limits of a tokenizer.json. It is only data, but some settings can use all memory or abort the library."""
 
 import json
 import re
@@ -9,11 +9,11 @@ from mini_gpt.runtime.errors import shown
 MOST_SETTINGS = 2**16  # characters of JSON beside the vocabulary; Llama 3 has 2**12
 MOST_ADDED, LONGEST_ADDED = 2**16, 512  # tokens, and characters of one
 MOST_PARTS = 32  # of a sequence
-MOST_GROWTH = 256  # times, from a text to what its tokens are cut from
+MOST_GROWTH = 256  # times that normalization may lengthen a text
 MOST_PIECES = 16  # of a template, and ids of each
 LONGEST_PREFIX = 64  # characters put before each text
-# How many characters one character can become. Parts that are not named here are refused: Precompiled is one, whose
-# character maps abort the library where they are damaged.
+# How many characters one character can become. Other parts are refused, among them Precompiled: a damaged character map
+# aborts the library.
 NORMALIZERS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4}
 NORMALIZERS |= dict.fromkeys(("Strip", "StripAccents", "Nmt", "Prepend", "Replace", "BertNormalizer"), 1)
 PRE_TOKENIZERS = {"ByteLevel": 4} | dict.fromkeys(
@@ -25,13 +25,14 @@ NAMES_OF_PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers",
 
 
 def check(described: Any) -> None:
-    """Raise ValueError, naming the field, where a tokenizer.json asks for more than any tokenizer needs."""
+    """Raise ValueError, naming the field, if a tokenizer.json exceeds the limits."""
     if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
         raise ValueError(f"found {shown(described)}; must be an object of fields, model among them")
     for name in ("padding", "truncation"):
-        _require(described.get(name) is None, name, described.get(name), "must be null: a text has the tokens it has")
+        value = described.get(name)
+        _require(value is None, name, value, "must be null: texts are neither padded nor truncated")
     dropout = described["model"].get("dropout")
-    _require(not dropout, "model.dropout", dropout, "can be read where it is null")
+    _require(not dropout, "model.dropout", dropout, "must be null")
     settings = {name: value for name, value in described.items() if name not in ("model", "added_tokens")}
     size = len(json.dumps(settings))
     _require(size <= MOST_SETTINGS, "settings", size, f"must be at most {MOST_SETTINGS} characters beside the tokens")
@@ -46,7 +47,7 @@ def check(described: Any) -> None:
             _check_template(part)
 
 
-def _check_template(part: dict[str, Any]) -> None:
+def _check_template(part: Any) -> None:
     pieces, special = part.get("single"), part.get("special_tokens")
     right = isinstance(pieces, list) and len(pieces) <= MOST_PIECES and isinstance(special, dict)
     _require(right, "post_processor.single", pieces, f"must be a list of at most {MOST_PIECES} pieces")
@@ -65,12 +66,12 @@ def _check_added(tokens: Any) -> None:
 
 
 def _parts(node: Any, name: str, known: Any, depth: int = 0) -> list[dict[str, Any]]:
-    """Return the parts of a normalizer or the like, sequences resolved."""
+    """Return the parts of a normalizer, pre-tokenizer or post-processor as a flat list."""
     if node is None:
         return []
     _require(isinstance(node, dict) and depth < 4, name, node, "must be an object with a type")
     if node.get("type") != "Sequence":
-        _require(node.get("type") in known, name, node.get("type"), f"can be read where it is {', '.join(known)}")
+        _require(node.get("type") in known, name, node.get("type"), f"must be of {', '.join(known)}")
         return [node]
     inner = node.get(NAMES_OF_PARTS[name])
     _require(isinstance(inner, list), name, inner, "must be a list of parts")
@@ -79,8 +80,8 @@ def _parts(node: Any, name: str, known: Any, depth: int = 0) -> list[dict[str, A
     return parts
 
 
-def _replacement_growth(part: dict[str, Any], name: str) -> float:
-    """Return how many times a part can lengthen a text by its own strings; checks its expressions too."""
+def _replacement_growth(part: Any, name: str) -> float:
+    """Return how many times the strings of a part can lengthen a text. Raises ValueError for bad patterns."""
     pattern, content = part.get("pattern"), part.get("content", part.get("prepend", ""))
     if isinstance(pattern, dict) and "Regex" in pattern:
         _check_expression(pattern["Regex"], name)
@@ -100,14 +101,14 @@ def _replacement_growth(part: dict[str, Any], name: str) -> float:
 
 
 def _check_expression(expression: Any, name: str) -> None:
-    """Raise ValueError where a repeated group repeats something itself: the library tries exponentially many ways."""
+    """Raise ValueError for nested repetitions, such as (a+)+, which take exponential time."""
     _require(isinstance(expression, str) and len(expression) <= 2**12, name, expression, "must be a short expression")
     rest = re.sub(r"\\[pP]\{[^}]*\}|\\.", "x", expression, flags=re.DOTALL)
     rest = re.sub(r"\[[^\]]*\]", "x", rest)
     while group := re.search(r"\(([^()]*)\)", rest):
         repeats = re.search(r"[*+]|\{\d*,\}", group[1]) is not None
         nested = repeats and re.match(r"[*+{]", rest[group.end() :])
-        _require(not nested, name, expression, "a group that is repeated must not hold a repetition")
+        _require(not nested, name, expression, "a repeated group must not contain a repetition")
         rest = rest[: group.start()] + ("x*" if repeats else "x") + rest[group.end() :]
 
 

@@ -59,7 +59,7 @@ class CharacterTokenizer:
 
     def __init__(self, characters: str):
         if not isinstance(characters, str) or not characters or list(characters) != sorted(set(characters)):
-            raise ValueError("characters: must be different ones, in the order of their code points")
+            raise ValueError("characters: must be unique and ordered by code point")
         self.characters = characters
         self.token_bytes = np.array([len(c.encode()) for c in characters] + [0])
         self._codes = np.array([ord(c) for c in characters], np.uint32)
@@ -190,7 +190,7 @@ def load(directory: Path) -> Tokenizer:
 
 
 def parse(described: Any) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer of a tokenizer.json's content. Raise ValueError where it is not within limits."""
+    """Return the library's tokenizer from the content of a tokenizer.json. Raises ValueError outside of the limits."""
     tokenizer_limits.check(described)
     with no_panic():
         return tokenizers.Tokenizer.from_str(json.dumps(described))
@@ -198,13 +198,14 @@ def parse(described: Any) -> tokenizers.Tokenizer:
 
 @contextlib.contextmanager
 def no_panic() -> Iterator[None]:
-    """Turn a panic of the tokenizers library, which is no Exception, into a UserError."""
+    """Turn a panic of the tokenizers library, which is not an Exception, into a UserError."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"tokenizer: the library failed ({str(error).splitlines()[0]}); take another one") from None
+        reason = str(error).splitlines()[0]
+        raise UserError(f"tokenizer: the library failed ({reason}); use another tokenizer") from None
 
 
 def _token_texts(model: tokenizers.Tokenizer) -> dict[int, bytes]:
