@@ -2,6 +2,7 @@
 
 A page asks for a part by a line of its own: `<!-- config reference -->` or `<!-- help: eval.py -->`. The commands run
 with the Python that has the project's dependencies: $MINI_GPT_PYTHON, else .venv/bin/python, else the running one.
+Figures become links to themselves; numbers in tables and short code stay on one line.
 """
 
 import functools
@@ -16,6 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HELP = re.compile(r"^<!-- help: (.+) -->$", re.MULTILINE)
 CONFIG = "<!-- config reference -->"
+FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+)" ?/?>')
+NUMBERS = re.compile(r"<td>((?:<strong>)?[\d.,()±×~%−+-](?:[\d .,()±×~%−+-]|to|and)*(?:</strong>)?)</td>")
+SHORT = re.compile(r"<code>([^<\n]{1,32})</code>")
 log = logging.getLogger("mkdocs.hooks")
 
 
@@ -29,6 +33,13 @@ def on_page_markdown(markdown: str, **_) -> str:
             printed = dict(zip(commands, pool.map(help_of, commands), strict=True))
         markdown = HELP.sub(lambda match: printed[match[1]], markdown)
     return markdown
+
+
+def on_page_content(html: str, **_) -> str:
+    """Return the HTML with figures that open in full size, and classes for numbers and short code."""
+    html = FIGURE.sub(lambda match: f'<a class="figure" href="{match[1]}">{match[0]}</a>', html)
+    html = SHORT.sub(r'<code class="short">\1</code>', html)
+    return NUMBERS.sub(r'<td class="number">\1</td>', html)
 
 
 @functools.cache
