@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -90,7 +91,8 @@ class Bench:
         A step is measured from the end of the step before it. As in training, the next step is dispatched before the
         running one is waited for.
         """
-        waited, ends, pending = 0.0, [], None
+        waited, ends = 0.0, list[float]()
+        pending: Any = None
         for _ in range(count + 2):  # a step before the first measured one, and a step that is pending after the last
             begin = time.perf_counter()
             batch = next(self.batches)
@@ -136,7 +138,7 @@ class Bench:
             "peak_flops_per_device": peak,
             "peak_source": peak_source,
             "compile_seconds": dict(zip(("cold", "cached"), self.compile_seconds, strict=True)),
-            "temporary_bytes": self.compiled.memory_analysis().temp_size_in_bytes,
+            "temporary_bytes": getattr(self.compiled.memory_analysis(), "temp_size_in_bytes", None),
             "peak_memory_bytes": memory,
             "waiting_for_data_share": waiting_share,
             "milliseconds_watching": milliseconds(watching),
@@ -162,13 +164,13 @@ def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> 
     return 6 * (model_parameters.count(parameters) - looked_up) + attention
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, Any]:
     """Return the median and the quartiles."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return {"median": float(median), "quartiles": [float(low), float(high)]}
 
 
-def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
+def milliseconds(seconds: Sequence[float]) -> dict[str, Any]:
     return spread([1000 * second for second in seconds])
 
 
@@ -253,7 +255,7 @@ def parse_variant(name: str) -> tuple[str, dict[str, str]]:
 
 @command_line.command
 def main() -> None:
-    parser = command_line.parser(__doc__)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.bench")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE", help="measure a training step")
     what.add_argument("--compare", nargs=2, metavar="FILE[,FIELD=VALUE ...]", help="compare two training steps")

@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import functools
+import io
 import logging
 import os
 import sys
@@ -31,7 +32,7 @@ class _AboveTheBar(logging.Handler):
     """Write log lines above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
 
 
 def _is_new(record: logging.LogRecord) -> bool:
@@ -62,7 +63,7 @@ def _warn_once(reason: str) -> None:
     log.warning(f"a background thread can't write ({reason}); the run ends when it waits for that thread")
 
 
-def _unless_raised_again(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+def _unless_raised_again(hook: Callable[[Any], object]) -> Callable[[Any], object]:
     """Return a hook for errors outside the main thread, without those that the main thread raises too."""
     return lambda raised: None if _is_raised_again(raised.exc_value) else hook(raised)
 
@@ -79,7 +80,8 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
     sys.unraisablehook = _unless_raised_again(sys.__unraisablehook__)
     threading.excepthook = _unless_raised_again(threading.__excepthook__)
-    sys.stdout.reconfigure(errors="replace")  # generated text may not fit the terminal's encoding
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # generated text may not fit the terminal's encoding
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _keep_freed_memory()

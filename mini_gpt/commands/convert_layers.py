@@ -25,7 +25,7 @@ from mini_gpt.training.optimizer import make_optimizer
 
 def convert(workdir: Path, to: Path) -> None:
     """Copy the run in `workdir` to `to`, a new directory. Raise UserError if it exists, or a checkpoint is damaged."""
-    files.check_links(workdir)
+    files.check_contents(workdir)
     config = configs.read(workdir / workdirs.CONFIG)
     stacked = not config.model.scan_layers
     changed = configs.override(config, {"model.scan_layers": stacked})
@@ -55,7 +55,7 @@ def convert(workdir: Path, to: Path) -> None:
 
 @command_line.command
 def main() -> None:
-    parser = command_line.parser(__doc__)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.convert_layers")
     parser.add_argument("--workdir", type=command_line.directory, required=True, help="the run directory")
     parser.add_argument("--to", type=command_line.directory, required=True, help="a new directory for the copy")
     flags = parser.parse_args()

@@ -20,7 +20,7 @@ log = logging.getLogger("mini_gpt.hugging_face")
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.hugging_face")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, help="add --help to one of them for its flags")
     out = commands.add_parser("export", help="write the model of a run for Transformers", allow_abbrev=False)
     command_line.add_run_flags(out)
     out.add_argument("--output", type=command_line.directory, required=True, help="a new directory for the model")

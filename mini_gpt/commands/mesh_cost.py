@@ -130,7 +130,12 @@ def cost_table(config: Config, like: TrainState, shapes: list[MeshConfig]) -> st
     rows = []
     for mesh in shapes:
         c = cost(config, like, mesh)
-        sizes = {"parameters": c.parameters, "gradients": c.gradients, "AdamW": c.optimizer_state, "together": c.state}
+        sizes: dict[str, float] = {
+            "parameters": c.parameters,
+            "gradients": c.gradients,
+            "AdamW": c.optimizer_state,
+            "together": c.state,
+        }
         sizes |= {"activations": c.activations, "maps": c.maps, "sent: gradients": c.sent_gradients}
         sizes |= {"sent: parameters": c.sent_parameters, "sent: activations": c.sent_activations}
         shape = {"data × fsdp × tensor": f"{mesh.data} × {mesh.fsdp} × {mesh.tensor}"}
@@ -140,7 +145,7 @@ def cost_table(config: Config, like: TrainState, shapes: list[MeshConfig]) -> st
 
 def report(path: str) -> str:
     """Return the page of a config, as docs/sharding has it for each preset."""
-    config = configs.load(path)
+    config = configs.load(path, {"data.corpus": "python_stdlib"})  # no corpus is opened
     like = abstract_state(config)
     parts = [
         f"# How the parameters of `{path}` are sharded",
@@ -184,7 +189,7 @@ def _giga(size: float) -> str:
 
 @command_line.command
 def main() -> None:
-    parser = command_line.parser(__doc__)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.mesh_cost")
     parser.add_argument("--config", required=True, help="config file, such as configs/presets.py:gpt2_small")
     print(report(parser.parse_args().config))
 

@@ -9,6 +9,7 @@ import importlib
 import json
 import logging
 import sys
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,18 +104,25 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)
             if streams:
-                print(text * (number == 0) + new, end="", flush=True)
+                print(_escaped(text * (number == 0) + new), end="", flush=True)
         if all(writer.ended_by for writer in writers):
             break
     for number, writer in enumerate(writers):
         rest = writer.finish()
         if streams:
-            print(rest)
+            print(_escaped(rest))
         elif flags.json:
             about = {"prompt": text, "text": writer.text, "tokens": writer.tokens, "sample": number}
             print(json.dumps(about | {"seed": flags.seed, "ended_by": writer.ended_by or "length"}, ensure_ascii=False))
         else:
-            print(f"--- {number + 1} of {len(writers)}\n{text}{writer.text}")
+            print(f"--- {number + 1} of {len(writers)}\n{_escaped(text + writer.text)}")
+
+
+def _escaped(text: str) -> str:
+    """Escape control characters if the text goes to a terminal, which would obey them."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def _possible_length(run: Run, prompt_tokens: int, asked: int) -> int:

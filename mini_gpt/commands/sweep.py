@@ -8,7 +8,6 @@ resumes it: it skips complete runs and tries failed ones again.
 """
 
 import itertools
-import json
 import logging
 import re
 from dataclasses import dataclass
@@ -119,7 +118,7 @@ class Sweep:
         """
         try:
             path = workdir / "eval" / f"{suites.file_stem(self.suite, self.options)}.json"
-            result = json.loads(path.read_text(encoding="utf-8"))
+            result = files.read_json(path)
             if result["checkpoint_step"] != config.train.steps:
                 return None
             if result.get("request", {}) != suites.requested(self.suite, self.options):
@@ -159,7 +158,7 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
 def _parse() -> Sweep:
     """Read the command line. Raise UserError for a sweep that cannot run."""
     compared = ", ".join(name for name, suite in SUITES.items() if suite.values)
-    parser = command_line.parser(__doc__)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.sweep")
     add = parser.add_argument
     add("--config", required=True, help="config file, such as configs/positions.py")
     add("--vary", action="append", required=True, metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mini_gpt.config import places
 from mini_gpt.config.fields import REQUIRED, build, choices, converted, specs
 from mini_gpt.config.model_schema import pattern
 from mini_gpt.config.schema import Config
@@ -26,9 +27,16 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
     """Return the config of a file, with overrides by dotted name: values, or text as on a command line.
 
     The file is `configs/tiny.py`, `configs/presets.py:gpt3_175b` (with an argument for its get_config), or a run's
-    config.json. Raises UserError for an unknown field, a wrong type or a value out of range.
+    config.json. A run may come from someone else: the places in its config.json are used only if the user has typed
+    them, in `overrides` or in an earlier command. Raises UserError for an unknown field, a wrong type, a value out of
+    range, and a corpus in a place that was never typed.
     """
-    return _checked(flatten(_values_of_file(str(path))) | _typed(overrides))
+    config = _checked(flatten(_values_of_file(str(path))) | _typed(overrides))
+    file = Path(str(path).partition(":")[0])
+    if file.suffix == ".json":
+        config = places.with_known_cache(config, overrides)
+        places.check_corpus(config.data, overrides, file, "--config.")
+    return config
 
 
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:

@@ -101,7 +101,7 @@ def tokens_per_second(prepared: Iterator[Batch], count: int) -> float:
     return tokens / (time.perf_counter() - begun)
 
 
-def in_full_batches(items: Sequence[Any], batch_size: int) -> Iterator[tuple[int, list[Any]]]:
+def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Iterator[tuple[int, list[Any]]]:
     """Yield (count, batch): lists of `batch_size` items, of which the first `count` are new.
 
     Copies of its first item fill the last batch, so that a jitted function sees one shape.

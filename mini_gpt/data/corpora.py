@@ -8,6 +8,7 @@ import io
 import itertools
 import logging
 import os
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -23,10 +24,12 @@ from mini_gpt.data import tasks
 from mini_gpt.data.builders.python_stdlib import PythonStdlib
 from mini_gpt.data.builders.tiny_shakespeare import TinyShakespeare
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, shown
 
 SPLITS = ("train", "validation", "test")
 FEWEST_DOCUMENTS = 100  # with fewer, the shares of a split by document would be left to chance
+NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
+FEATURE_MODULES = {feature.__module__ for feature in vars(tfds.features).values() if isinstance(feature, type)}
 log = logging.getLogger(__name__)
 
 
@@ -141,6 +144,11 @@ def _text(pattern: str) -> Corpus:
 def _catalogue(name: str, data_dir: str | None) -> Corpus:
     if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):
         raise UserError(f"data.path: {data_dir} not found; give the directory of TFDS data sets, or None")
+    if not NAME_IN_TFDS.fullmatch(name):  # with a namespace, TFDS would fetch a program from elsewhere
+        found = shown(f"tfds:{name}")
+        raise UserError(f"data.corpus: found {found}; must be tfds:NAME[/CONFIG][:VERSION], a data set of TFDS's own")
+    if data_dir is not None and (own := Path(data_dir).expanduser() / re.split("[/:]", name)[0]).is_dir():
+        files.check_contents(own)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
@@ -159,6 +167,17 @@ def _catalogue(name: str, data_dir: str | None) -> Corpus:
     return _from_builder(builder, f"tfds:{builder.info.full_name}", "text" if "text" in texts else texts[0])
 
 
+def _own_feature(name: str) -> type:
+    """Return the feature class that a features.json names. TFDS itself would import any module that is named there."""
+    if name.rpartition(".")[0] not in FEATURE_MODULES:
+        raise ValueError(f"features.json names the class {shown(name)}, which is not one of TFDS's own features")
+    return _feature_class(name)
+
+
+_feature_class = tfds.features.FeatureConnector.cls_from_name
+tfds.features.FeatureConnector.cls_from_name = staticmethod(_own_feature)
+
+
 def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fingerprint: str | None = None) -> Corpus:
     """Return the corpus of a TFDS builder. feature: the one that holds the text."""
     if not builder.is_prepared():
@@ -174,6 +193,10 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
         except Exception as error:
             if not builder.is_prepared():  # unless another process has prepared it
                 raise UserError(f"data.corpus: TFDS can't prepare {name}: {_first_line(error)}") from error
+    root = Path(builder.data_dir).resolve()
+    for path in (Path(path) for info in builder.info.splits.values() for path in info.filepaths):
+        if not path.resolve().is_relative_to(root):  # its dataset_info.json may name any file
+            raise UserError(f"data.corpus: {name} names the file {path}, out of {root}; prepare it again")
     try:
         sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}
     except NotImplementedError as error:

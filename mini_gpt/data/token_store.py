@@ -18,6 +18,7 @@ from mini_gpt.runtime.errors import UserError
 
 FORMAT = 2
 META = "meta.json"
+DTYPES = ("uint16", "uint32")
 log = logging.getLogger(__name__)
 
 
@@ -66,13 +67,15 @@ def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.T
         log.info("tokenizing %s into %s", corpus.name, target)
         with files.directory_written_whole(target) as draft:
             _build(draft, corpus, data, tokenizer)
-    return TokenStore(target, json.loads((target / META).read_text()))
+    return TokenStore(target, files.read_json(target / META))
 
 
 def _damage(directory: Path) -> str | None:
     """Return what differs from the store as it was built, or None. Reads all files."""
     try:
         meta = files.read_sealed(directory / META, must=True)
+        if meta["dtype"] not in DTYPES or tuple(meta["splits"]) != corpora.SPLITS:
+            return f"{META} names a dtype or splits that no store has"
         for name, counts in meta["splits"].items():
             path = directory / f"{name}.tokens"
             if path.stat().st_size != counts["tokens"] * np.dtype(meta["dtype"]).itemsize:
@@ -86,7 +89,7 @@ def _damage(directory: Path) -> str | None:
 
 def _crc32(path: Path) -> int:
     checksum = 0
-    with path.open("rb") as file:
+    with files.open_regular(path) as file:
         while chunk := file.read(1 << 24):
             checksum = zlib.crc32(chunk, checksum)
     return checksum

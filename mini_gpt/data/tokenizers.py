@@ -1,5 +1,6 @@
 """Text to token ids and back, by bytes, characters or byte-level BPE. The last id is always the document separator."""
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -7,18 +8,18 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
 
 from mini_gpt.config.model_schema import LARGEST
 from mini_gpt.config.schema import DataConfig
-from mini_gpt.data import corpora, tasks
+from mini_gpt.data import corpora, tasks, tokenizer_limits
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, shown
 
 FILE = "tokenizer.json"
 log = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class CharacterTokenizer:
     kind = "characters"
 
     def __init__(self, characters: str):
+        if not isinstance(characters, str) or not characters or list(characters) != sorted(set(characters)):
+            raise ValueError("characters: must be different ones, in the order of their code points")
         self.characters = characters
         self.token_bytes = np.array([len(c.encode()) for c in characters] + [0])
         self._codes = np.array([ord(c) for c in characters], np.uint32)
@@ -102,7 +105,9 @@ class BpeTokenizer:
         model.encode_special_tokens = True  # encode the name of a special token as ordinary text
         texts = _token_texts(model)
         size = len(texts) + 1 if separator is None else vocab_size
-        if not max(texts, default=0) < size <= LARGEST:
+        if not all(isinstance(text, str) for text in (*self.special, *self.special.values())):
+            raise ValueError(f"special: found {shown(self.special)}; must be names of tokens")
+        if type(size) is not int or not max(texts, default=0) < size <= LARGEST:
             raise ValueError(f"found {size} ids; must be above the last token's id, and at most {LARGEST}")
         self.order = np.arange(size)  # from an id here to the id in the model, and back
         if separator is not None:
@@ -126,7 +131,9 @@ class BpeTokenizer:
         return cls(model)
 
     def encode(self, text: str) -> np.ndarray:
-        return self.order[self.model.encode(text).ids].astype(np.uint32)
+        with no_panic():
+            ids = self.model.encode(text).ids
+        return self.order[ids].astype(np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
         texts = self._token_texts
@@ -202,15 +209,35 @@ def load(directory: Path) -> Tokenizer:
             "bytes": lambda: ByteTokenizer(),
             "characters": lambda: CharacterTokenizer(values["characters"]),
             "bpe": lambda: BpeTokenizer(
-                tokenizers.Tokenizer.from_str(json.dumps(values["bpe"])),
+                parse(values["bpe"]),
                 *(values[name] for name in ("separator", "vocab_size", "special") if name in values),
             ),
         }
         return makers[values["kind"]]()
     except FileNotFoundError:
         raise UserError(f"{path}: not found; a run directory must hold its tokenizer") from None
+    except UserError as error:
+        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
     except Exception as error:  # the library raises bare Exceptions for a damaged file
         raise UserError(f"{path}: not a tokenizer ({type(error).__name__}: {error})") from None
+
+
+def parse(described: Any) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of a tokenizer.json's content. Raise ValueError where it is not within limits."""
+    tokenizer_limits.check(described)
+    with no_panic():
+        return tokenizers.Tokenizer.from_str(json.dumps(described))
+
+
+@contextlib.contextmanager
+def no_panic() -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is no Exception, into a UserError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"tokenizer: the library failed ({str(error).splitlines()[0]}); take another one") from None
 
 
 def _token_texts(model: tokenizers.Tokenizer) -> dict[int, bytes]:

@@ -27,7 +27,7 @@ def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = 
     for number, curve in enumerate(curves):
         colour = f"C{number}"
         axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=4, label=curve.label)
-        if curve.low is not None:
+        if curve.low is not None and curve.high is not None:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
         lengths |= set(curve.x)
     ticks = sorted(lengths)
@@ -105,7 +105,8 @@ def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     contexts = np.arange(1, len(nll) + 1)
     bins = np.ceil(2 * np.log2(contexts)).astype(int)  # closed above, so that the last position has no bin of its own
     numbers = np.unique(bins)
-    return tuple(np.array([values[bins == n].mean() for n in numbers]) for values in (contexts, nll))
+    mean = lambda values: np.array([values[bins == n].mean() for n in numbers])
+    return mean(contexts), mean(nll)
 
 
 def finish(axes: Axes) -> None:

@@ -99,7 +99,7 @@ def rope(config: ModelConfig) -> Figure:
         return np.asarray(encoding.rotate(jnp.asarray(x)[None, None, None], jnp.array([[position]])))[0, 0, 0]
 
     for number, start in enumerate((0, 100, 400)):
-        by_rope = [rotated(q, start + offset) @ rotated(k, start) for offset in offsets]
+        by_rope = [rotated(q, start + int(offset)) @ rotated(k, start) for offset in offsets]
         style = {"linestyle": ("-", "--", ":")[number], "linewidth": (1.2, 2, 3)[number]}
         score.plot(offsets, by_rope, color="C0", label=f"RoPE, key at {start}", **style)
         by_waves = (q_D + waves_LD[np.minimum(start + offsets, 499)]) @ (k_D + waves_LD[start])
@@ -121,7 +121,7 @@ def _draw_rotation(axes: Axes, encoding: positions.Rope, pair: int) -> None:
     for position, (x, y) in enumerate(rotated_LK[:, [pair, partner]]):
         style = {"arrowstyle": "-|>", "color": "C0", "alpha": 0.3 + 0.1 * position}
         axes.annotate("", (x, y), (0, 0), arrowprops=style)
-        axes.text(1.13 * x, 1.13 * y, position, ha="center", va="center", fontsize=9)
+        axes.text(1.13 * x, 1.13 * y, str(position), ha="center", va="center", fontsize=9)
     axes.add_patch(Circle((0, 0), 1, fill=False, color="grey", alpha=0.4))
     axes.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xlabel=f"dimension {pair}", xticks=[], yticks=[])
     radians = encoding.frequencies[pair]
@@ -160,8 +160,10 @@ def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int 
 def t5_buckets(config: ModelConfig, length: int) -> np.ndarray:
     """Return T5's bucket of each distance to the left, from 0 to length - 1."""
     num_buckets = config.t5.num_buckets if config.causal else config.t5.num_buckets // 2
-    options = {"causal": True, "num_buckets": num_buckets, "max_distance": config.t5.max_distance}
-    return np.asarray(positions.t5_bucket(-jnp.arange(length), **options))
+    buckets_L = positions.t5_bucket(
+        -jnp.arange(length), causal=True, num_buckets=num_buckets, max_distance=config.t5.max_distance
+    )
+    return np.asarray(buckets_L)
 
 
 def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) -> Figure:

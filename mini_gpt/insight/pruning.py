@@ -36,7 +36,8 @@ def importance(
     Michel et al. (2019), eq. 2. texts: at least one (count, batch), of which the first `count` rows are used, a text
     each.
     """
-    total_NH, rows = 0.0, 0
+    config = model.config.model
+    total_NH, rows = np.zeros((config.num_layers, config.num_heads)), 0
     for count, batch in texts:
         put = sharding.put_whole((batch["inputs"], batch["targets"], batch["weights"]), model.mesh)
         gradient_NBH = np.asarray(_mask_gradient(model, *put))
@@ -111,6 +112,7 @@ def counts(num_heads: int) -> list[int]:
 def curves(importance_NH: np.ndarray, loss: Callable[[np.ndarray], float]) -> list[dict[str, Any]]:
     """Return a row for each order, seed and number of removed heads. loss: from mask_NH to nats a token."""
     layers, heads = importance_NH.shape
+    orders: list[tuple[str, int | None, list[tuple[int, int]]]]
     orders = [("importance", None, removal_order(importance_NH))]
     orders += [("random", seed, random_order(layers, heads, seed)) for seed in range(SEEDS)]
     known: dict[bytes, float] = {}  # the masks with no head and with all heads are the same in every order

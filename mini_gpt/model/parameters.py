@@ -54,6 +54,15 @@ def check_shapes(written: Parameters, asked: Parameters, source: str) -> None:
             raise UserError(f"{source} has the parameter {name} of shape {have}; the config asks for {want}")
 
 
+def non_finite(parameters: Parameters) -> str | None:
+    """Say which parameter holds NaN or infinity, or return None where all are finite."""
+    is_finite = jax.jit(lambda leaf: jnp.isfinite(leaf).all())
+    named = jax.tree_util.tree_leaves_with_path(parameters)
+    bad = [path_name(path) for path, leaf in named if not is_finite(leaf)]
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return f"found non-finite values (NaN or infinity) in {bad[0]}{more}" if bad else None
+
+
 def with_layers(tree: Any, *, stacked: bool) -> Any:
     """Gives parameters, or a state with such trees in it, with the blocks stacked along a first axis, or one by one.
 
@@ -115,7 +124,7 @@ def main() -> None:
     parser.add_argument("--config", required=True)
     parser.add_argument("--vocab_size", type=int, help="default: data.vocab_size for bpe, else 257")
     arguments = parser.parse_args()
-    config = configs.load(arguments.config)
+    config = configs.load(arguments.config, {"data.corpus": "python_stdlib"})  # no corpus is opened
     vocab_size = arguments.vocab_size or (config.data.vocab_size if config.data.tokenizer == "bpe" else 257)
     print(report(abstract(config.model, vocab_size)[1]))
 

@@ -11,10 +11,11 @@ import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 from mini_gpt.runtime.errors import UserError
 
@@ -26,6 +27,8 @@ DRAFT = ".draft"  # how the names of what is not written yet end
 SEAL = "sha256"  # the key under which a JSON object has its own checksum
 LONGEST_NAME = 240  # characters; file systems take 255 bytes, and programs that write files append suffixes
 SHORTENED = 100  # characters of a name that is longer, or not plain
+PLAIN = "must be a regular file: put one in its place"
+MOST_BYTES = 2**27  # of a JSON file; the tokenizer of the largest vocabularies has 2**25
 
 
 def cache_directory(cache_dir: str | None) -> Path:
@@ -135,7 +138,7 @@ def read_sealed(path: Path, *, must: bool = False) -> dict[str, Any]:
     Raises ValueError where it is another one or none, or, if it must have one, it has no checksum.
     """
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = read_json(path)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if not isinstance(body, dict):
@@ -150,13 +153,84 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def check_links(directory: Path) -> None:
-    """Raises UserError where a link in a directory, however deep, leads out of it, as what is written would."""
+def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:
+    """Open a regular file to read it. A FIFO would block, and a device would never end.
+
+    Raises UserError for anything else, and for a file of more than `most` bytes; FileNotFoundError where there is none.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    _check_regular(path, handle, most)
+    return os.fdopen(handle, "rb")
+
+
+def open_to_append(path: Path) -> TextIO:
+    """Open a regular file to write at its end, or create it. Raises UserError for anything else, links among them."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ELOOP):  # a FIFO that nobody reads, or a link
+            raise UserError(f"{path}: found {_kind(path.lstat().st_mode)}; {PLAIN}") from None
+        raise
+    _check_regular(path, handle)
+    return os.fdopen(handle, "a", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a regular JSON file.
+
+    Raises UserError as `open_regular`, ValueError where it is no JSON in UTF-8, RecursionError where it is too deep.
+    """
+    with open_regular(path, most=MOST_BYTES) as file:
+        return json.loads(file.read(MOST_BYTES).decode())
+
+
+def check_contents(directory: Path) -> None:
+    """Raise UserError unless a directory holds, at any depth, nothing but files, directories and links inside of it.
+
+    A link that leads out of it would let what is written, or read, be any file of the user's.
+    """
     root = directory.resolve()
     for parent, directories, names in os.walk(root):
         for path in (Path(parent, name) for name in (*directories, *names)):
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise UserError(f"{path}: found a link to {path.resolve()}; put what it leads to in its place")
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode):
+                if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                    raise UserError(f"{path}: found {_kind(mode)}; {PLAIN}")
+                continue
+            target = path.resolve()
+            if not target.is_relative_to(root) or path.is_relative_to(target):  # a loop would never be walked through
+                raise UserError(f"{path}: found a link to {target}; put what it leads to in its place")
+
+
+def file_inside(directory: Path, name: str, *, also: Path | None = None) -> Path:
+    """Return the path of a file in a directory.
+
+    also: another directory that links may lead to. Raises UserError where the file is a link that leads out of both.
+    """
+    path = directory / name
+    target = path.resolve()
+    if not any(target.is_relative_to(root.resolve()) for root in (directory, also) if root is not None):
+        raise UserError(f"{path}: found a link to {target}; put the file in its place")
+    return path
+
+
+def _check_regular(path: Path, handle: int, most: int | None = None) -> None:
+    """Raise UserError, with the file closed, where it is not a regular file, or too large."""
+    status = os.fstat(handle)
+    problem = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = f"found {_kind(status.st_mode)}; {PLAIN}"
+    elif most is not None and status.st_size > most:
+        problem = f"found {status.st_size:,} bytes; must be at most {most:,}"
+    if problem:
+        os.close(handle)
+        raise UserError(f"{path}: {problem}")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def unused(path: Path) -> Path:

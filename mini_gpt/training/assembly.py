@@ -19,7 +19,7 @@ from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.state import TrainState
-from mini_gpt.training.step import TrainStep, make_train_step
+from mini_gpt.training.step import make_train_step
 
 
 class Assembly(NamedTuple):
@@ -43,7 +43,7 @@ class Assembly(NamedTuple):
         fields = (self.definition, self.config, self.mesh, self.separator_id, self.config.batch_tokens)
         return LoadedModel(parameters, *fields)
 
-    def compiled_step(self) -> TrainStep:
+    def compiled_step(self) -> jax.stages.Compiled:
         """Compile the training step. It needs no state, which can be drawn or read at the same time."""
         train_step = make_train_step(
             self.definition, self.optimizer, self.config, self.like, isolate_at=self.separator_id

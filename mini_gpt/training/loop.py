@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 
 import jax
 
+from mini_gpt.config import places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, tokenizers
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, files, processes, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, stopping, summary
-from mini_gpt.training import origin as origins
+from mini_gpt.training import assembly, initial_weights, stopping, summary
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
+from mini_gpt.training.initial_weights import InitialWeights
 from mini_gpt.training.monitor import Clock, Reporter, Silent, Spikes
-from mini_gpt.training.origin import Origin
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import Metrics, TrainStep
 from mini_gpt.training.stopping import StopRequest
@@ -43,20 +42,21 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     mesh = sharding.make_mesh(*config.mesh.sizes)
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
     assembly.check_batch(config, mesh)
+    places.remember(config.data)  # the config.json of the run may name them later
     corpus = corpora.open_corpus(config.data)
     tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
     is_new = tokenizer is None
-    origin = origins.find(workdir, init_from, config)
+    weights = initial_weights.find(workdir, init_from, config)
     if tokenizer is None:
-        tokenizer = origin.tokenizer if origin else tokenizers.fit(corpus, config.data)
+        tokenizer = weights.tokenizer if weights else tokenizers.fit(corpus, config.data)
     run = assembly.assemble(config, mesh, corpus, tokenizer)
-    first_state = _FirstState(run, origin)
+    first_state = _FirstState(run, weights)
 
     # Barrier: a slow process must not mistake this run's new files for an existing run.
     processes.wait_for_all("looked at the run directory")
     with workdirs.locked(workdir, new=is_new) if processes.is_first() else contextlib.nullcontext():
         if is_new and processes.is_first():
-            origins.record(workdir, origin)
+            initial_weights.record(workdir, weights)
             workdirs.claim(workdir, config, corpus, tokenizer)
         processes.wait_for_all("made the run directory")
         with files.writing(workdir):
@@ -72,24 +72,24 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
 class _FirstState:
     """Makes the state at step 0, also when a run is rewound to it."""
 
-    def __init__(self, run: Assembly, origin: Origin | None):
+    def __init__(self, run: Assembly, weights: InitialWeights | None):
         self.run = run
-        self.origin = origin
+        self.weights = weights
         # Read before any file is written, so that an error in them leaves nothing behind.
-        self.weights = self._read_weights()
+        self.parameters = self._read()
 
     def __call__(self) -> TrainState:
         state = self.run.first_state()
-        if self.origin is None:
+        if self.weights is None:
             return state
         # The training step donates its input: a second call must read the weights again.
-        parameters, self.weights = self.weights or self._read_weights(), {}
+        parameters, self.parameters = self.parameters or self._read(), None
         return state._replace(parameters=parameters)
 
-    def _read_weights(self) -> Parameters:
-        if self.origin is None:
-            return {}
-        return self.origin.parameters(self.run.config, self.run.like.parameters)
+    def _read(self) -> Any:
+        if self.weights is None:
+            return None
+        return self.weights.parameters(self.run.config, self.run.like.parameters)
 
 
 def _start_or_resume(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from mini_gpt.runtime import files
 from mini_gpt.training.event_file import EventFile
 
 METRICS = "metrics.jsonl"
+LONGEST_LINE = 2**20  # bytes; no row has so many
 SECONDS_BETWEEN_LINES = 5.0
 WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # of spikes: losses that give the noise, and the level; how far is a spike
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ class Reporter:
     def _open(self, start: int) -> None:
         with files.writing(self.path):
             _drop_rows_after(self.path, start)
-            self.file = self.path.open("a", encoding="utf-8")
+            self.file = files.open_to_append(self.path)
             self.events = EventFile(self.path.with_name("tensorboard"), first_step=start + 1)
         self.step = start
 
@@ -179,15 +181,24 @@ def _drop_rows_after(path: Path, step: int) -> None:
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """Gives the rows of a metrics.jsonl, without what is none."""
-    return [row for _, row in _lines(path)]
+    """Return the rows of a metrics.jsonl, without lines that are no rows, and values that are no finite numbers."""
+    return [{name: value for name, value in row.items() if _is_finite(value)} for _, row in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-            if math.isfinite(row["step"]):
-                yield line, row
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue
+    with files.open_regular(path) as file:
+        for raw in iter(lambda: file.readline(LONGEST_LINE), b""):
+            line = raw.decode(errors="replace").rstrip("\r\n")
+            try:
+                row = json.loads(line)
+                if isinstance(row, dict) and _is_finite(row["step"]):
+                    yield line, row
+            except (ValueError, KeyError, RecursionError):
+                continue
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False

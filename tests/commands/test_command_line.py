@@ -1,5 +1,6 @@
 """The commands as they are typed: what they write, and the one line when something is wrong."""
 
+import argparse
 import importlib
 import json
 import math
@@ -82,6 +83,23 @@ def test_other_splits_and_overrides_have_files_of_their_own(monkeypatch, trained
     assert (trained / "eval" / "perplexity.json").read_text() == plain
 
 
+COMMANDS = ["train", "eval", "sample", "mini_gpt.sweep", "mini_gpt.bench"]
+COMMANDS += [f"mini_gpt.commands.{name}" for name in ("hugging_face", "mesh_cost", "convert_layers")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_every_flag(monkeypatch, capsys, name):
+    parsers, make = [], argparse.ArgumentParser.__init__
+    monkeypatch.setattr(
+        argparse.ArgumentParser, "__init__", lambda self, *a, **o: parsers.append(self) or make(self, *a, **o)
+    )
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(name).main()
+    assert stop.value.code == 0 and capsys.readouterr().out.startswith("usage: ")
+    assert [action.dest for parser in parsers for action in parser._actions if not action.help] == []
+
+
 def test_the_default_workdir_joins_the_overrides(monkeypatch):
     seen = []
     monkeypatch.setattr(loop, "train", lambda config, workdir, **_: seen.append(str(workdir)))
@@ -138,7 +156,7 @@ BAD_EVAL = [
         ["--override=model.max_positions=64"],
         r"error: --override: the checkpoint has .*learned/embedding of shape \(32, 32\); the config asks for \(64, 32",
     ),
-    (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which is the run's own"),
+    (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which can"),
     (["--override=data.split_fractions=(0.5,0.4,0.1)"], r"error: --override: found data\.split_fractions, which is"),
     (["--override=seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
 ]
@@ -177,8 +195,9 @@ def test_a_changed_text_is_refused(monkeypatch, trained, corpus_files, tmp_path)
     )
     del config["sha256"]
     (trained / "config.json").write_text(json.dumps(config))
-    assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+    assert "data.path: found" in type_in(monkeypatch, "eval.py", f"--workdir={trained}"), "nobody has typed it"
     assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", f"--override=data.path={tmp_path}/other/*") is None
+    assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
 
 
 def test_a_process_ends_with_one_line_and_status_1():

@@ -10,8 +10,8 @@ from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
 from mini_gpt.training import state as states
+from mini_gpt.training.initial_weights import InitialWeights
 from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.origin import Origin
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.training.interruption import PowerCut, cut_after
@@ -38,7 +38,7 @@ def test_training_resumes_in_the_other_layout(small, tmp_path, monkeypatch):
         like = states.abstract(config, 257, make_optimizer(config), sharding.make_mesh(*config.mesh.sizes))[
             1
         ].parameters
-        taken = Origin(directory, config).parameters(config, like)
+        taken = InitialWeights(directory, config).parameters(config, like)
         equal(taken, stacked if scan else written)
         assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, like)
 

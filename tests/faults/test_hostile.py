@@ -215,7 +215,10 @@ def test_a_checkpoint_of_few_bytes_can_not_ask_for_all_memory(trained, monkeypat
     del config["sha256"]
     config["model"] |= {"d_model": 2**15, "d_ff": 2**17}
     (trained / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"checkpoints/4: damaged \([\d,]+ bytes can't hold the [\d,]+ of its arrays\)"):
+    sizes = r"checkpoints/4: damaged \(its files have [\d,]+ bytes, and its arrays [\d,]+\)"
+    with pytest.raises(UserError, match=sizes):
+        UserError, match=r"checkpoints/4: damaged \(its files have [\d,]+ bytes, and its arrays [\d,]+\)"
+    ):
         Run(trained)
     config["model"]["num_layers"] = 10**6
     (trained / "config.json").write_text(json.dumps(config))
@@ -223,7 +226,7 @@ def test_a_checkpoint_of_few_bytes_can_not_ask_for_all_memory(trained, monkeypat
         Run(trained)
 
 
-def test_the_cache_that_a_run_names_is_used_only_where_it_is_one(trained, tmp_path, monkeypatch):
+def test_the_cache_that_a_run_names_is_used_only_where_it_was_typed(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
     assert Run(trained).config.data.cache_dir == str(tmp_path / "cache")
     config = json.loads((trained / "config.json").read_text())

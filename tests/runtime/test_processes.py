@@ -141,14 +141,14 @@ def test_what_one_process_alone_finds_damaged_is_damaged_for_both(small, tmp_pat
     store.write_bytes(store.read_bytes()[::-1])
     said, statuses = train()
     assert statuses == [0, 0], said
-    assert "is damaged (as another process finds): set aside as" in said[0][1] and "at step 2: going on" in said[0][1]
+    assert "is damaged (found by another process): set aside as" in said[0][1] and "at step 2: resuming" in said[0][1]
     assert (workdir / "damaged/checkpoints-4/parameters").is_dir()
     again = Run(workdir).parameters, rows(workdir)
     assert again[1] == whole[1]
     with workdirs.locked(workdir, new=False):
         said, statuses = train()
     # The other does not wait for the first, which is refused: it says so, or JAX, which may be faster, ends it.
-    assert statuses[0] == 1 and statuses[1] != 0 and "another run is at work in" in said[0][1], said
+    assert statuses[0] == 1 and statuses[1] != 0 and "another run trains in" in said[0][1], said
     for left, right in zip(*map(jax.tree.leaves, (again[0], whole[0])), strict=True):
         np.testing.assert_array_equal(left, right)
 

@@ -90,13 +90,13 @@ def test_a_second_run_in_a_directory_is_refused_until_the_first_is_gone_however_
     process = context.Process(target=hold, args=(tmp_path, held, release))
     process.start()
     assert held.wait(60)
-    with pytest.raises(UserError, match=r"--workdir: another run is at work in \S+; wait for it, or name a new one"):
+    with pytest.raises(UserError, match=r"--workdir: another run trains in \S+; wait for it, or name a new one"):
         loop.train(small(), tmp_path)
     assert not (tmp_path / "config.json").exists() and not (tmp_path / "checkpoints").exists()
     process.kill()
     process.join()
     loop.train(small(train__steps=1), tmp_path, conclude=False)
-    with pytest.raises(UserError, match="another run has begun in"), workdirs.locked(tmp_path, new=True):
+    with pytest.raises(UserError, match="another run has started in"), workdirs.locked(tmp_path, new=True):
         pass
 
 

@@ -7,7 +7,7 @@ from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.commands.suites import texts
 from mini_gpt.commands.suites.base import Result, Row, Suite
 from mini_gpt.config.schema import Config
-from mini_gpt.insight import diagnosis
+from mini_gpt.insight.diagnosis import verdict
 from mini_gpt.training import monitor
 from mini_gpt.training.run import Run
 
@@ -20,10 +20,10 @@ class Diagnose(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens, train_tokens = (texts.split_tokens(run, split) for split in (options.split, "train"))
-        findings = diagnosis.diagnose(run.model, tokens, train_tokens, _history(run))
+        findings = verdict.diagnose(run.model, tokens, train_tokens, _history(run))
         return texts.about(run, options) | {
             "found": [finding.check for finding in findings if finding.found],
-            "most_likely": diagnosis.most_likely(findings),
+            "most_likely": verdict.most_likely(findings),
             "rows": [
                 dataclasses.asdict(finding) | {"value": finding.value if math.isfinite(finding.value) else None}
                 for finding in findings

@@ -67,7 +67,7 @@ def _lengths_and_strides(trained: Config, options: SuiteOptions) -> tuple[tuple[
     context = trained.context_length
     listed = extrapolation.LENGTHS if options.lengths is None else options.lengths
     lengths = extrapolation.parse_lengths("--lengths", listed, context, 2)
-    strides = (max(1, min(context, lengths[0]) // 4),)
+    strides: tuple[int, ...] = (max(1, min(context, lengths[0]) // 4),)
     if options.strides is not None:
         strides = extrapolation.parse_lengths("--strides", options.strides, context, 1)
     extrapolation.check_strides(lengths, strides)

@@ -13,7 +13,7 @@ class Figures(Suite):
     name = "figures"
     flags = ("text",)
 
-    def more_files(self, run: Run, options: SuiteOptions) -> dict[str, Figure]:
+    def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
         tokens = texts.opening(run, options, figures.MOST_TOKENS)
         title = f"{run.workdir.name}, step {run.step:,}"
         drawn = figures.model_figures(title, run.model, run.tokenizer, tokens)

@@ -23,23 +23,22 @@ class Pruning(Suite):
         with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads)) as advance:
             if config.data.is_task:
                 scored = texts.problems(run, options.split, pruning.SCORED_TOKENS)
-                train = texts.problems(run, "train", pruning.IMPORTANCE_TOKENS)
-                read = pruning.problem_batches(model, tokenizer, train)
-                score = lambda model: task_accuracy.accuracy(
-                    model, tokenizer, scored, config.context_length, advance=advance
+                problems = texts.problems(run, "train", pruning.IMPORTANCE_TOKENS)
+                read = pruning.problem_batches(model, tokenizer, problems)
+                nll = lambda model: (
+                    task_accuracy.accuracy(model, tokenizer, scored, config.context_length, advance=advance).nll
                 )
             else:
                 tokens, train = (texts.split_tokens(run, split) for split in (options.split, "train"))
                 read = pruning.text_batches(model, train)
-                score = lambda model: perplexity.score_split(
-                    model, tokens, tokenizer.token_bytes, most_tokens=pruning.SCORED_TOKENS, advance=advance
+                most = pruning.SCORED_TOKENS
+                nll = lambda model: (
+                    perplexity.score_split(model, tokens, tokenizer.token_bytes, most_tokens=most, advance=advance).nll
                 )
             importance_NH = pruning.importance(model, read, advance=advance)
             texts.check_finite(run, importance_NH.flat)
-            rows = pruning.curves(
-                importance_NH,
-                lambda mask_NH: score(dataclasses.replace(model, head_mask_NBH=mask_NH[:, None])).nll,
-            )
+            masked = lambda mask_NH: dataclasses.replace(model, head_mask_NBH=mask_NH[:, None])
+            rows = pruning.curves(importance_NH, lambda mask_NH: nll(masked(mask_NH)))
         texts.check_finite(run, (row["nll"] for row in rows))
         return texts.about(run, options) | {
             "importance": importance_NH.tolist(),

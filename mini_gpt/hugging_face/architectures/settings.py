@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mini_gpt.config.model_schema import LARGEST
+from mini_gpt.hugging_face import source_files
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 # Names of activations: the one that is exported, and others that are imported as the same function.
@@ -75,7 +77,7 @@ class Settings:
 def read(path: Path) -> Settings:
     """Read a config.json. Raises UserError if it is missing or not valid JSON."""
     try:
-        return Settings(path, json.loads(path.read_text(encoding="utf-8")))
+        return Settings(path, files.read_json(source_files.find(path.parent, path.name)))
     except FileNotFoundError:
         raise UserError(f"{path}: not found; name a directory that holds a model's config.json") from None
     except (ValueError, RecursionError) as error:

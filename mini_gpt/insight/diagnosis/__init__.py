@@ -1,5 +1,1 @@
-"""Checks that find what is wrong with a trained model, if anything."""
-
-from mini_gpt.insight.diagnosis.verdict import Finding, diagnose, most_likely
-
-__all__ = ["Finding", "diagnose", "most_likely"]
+"""Checks that find what is wrong with a trained model, if anything. `verdict.diagnose` runs all of them."""

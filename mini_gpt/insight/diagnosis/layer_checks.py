@@ -1,14 +1,12 @@
-"""Checks of a model's parameters and layers: non-finite values, the residual stream, attention, heads and units."""
+"""Checks of a model's layers: non-finite values, the residual stream, attention, heads and feed-forward units."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from mini_gpt.insight import pruning
-from mini_gpt.insight.diagnosis import probe
+from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.insight.diagnosis.finding import Finding
-from mini_gpt.insight.diagnosis.probe import Layer
-from mini_gpt.model.loaded import LoadedModel
 
 # Limits. A value past its limit is a finding.
 LARGE = 1e3  # root mean square of the residual stream
@@ -20,9 +18,20 @@ DEAD_UNITS = 0.1  # share of a layer's units
 STILL = 1e-3  # a unit with this share of the median deviation in its layer, or less, is dead
 
 
-def stream(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
-    """Check for non-finite values, and how the blocks change the residual stream."""
-    bad = probe.count_non_finite(model)
+class Layer(NamedTuple):
+    """Statistics of one block, one entry per row of the batch; float32."""
+
+    entropy_B: np.ndarray  # of attention over the log of the visible keys; mean over heads and queries
+    logits_B: np.ndarray  # standard deviation over the visible pairs
+    before_B: np.ndarray  # root mean square of the residual stream
+    after_B: np.ndarray
+    kept_B: np.ndarray  # cosine of a token's stream before and after the block; mean over tokens
+    units_BF: np.ndarray  # mean of each feed-forward unit
+    squares_BF: np.ndarray  # mean square of each feed-forward unit
+
+
+def stream(config: ModelConfig, layers: list[Layer], bad: int) -> list[Finding]:
+    """Check for non-finite values, and how the blocks change the residual stream. bad: non-finite parameters."""
     # The entropy is left out: it is NaN where no query sees two keys.
     finite = bad == 0 and all(np.isfinite(value).all() for layer in layers for value in layer[1:])
     largest = max(float(layer.after_B.max()) for layer in layers)
@@ -54,16 +63,15 @@ def stream(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
             "residual",
             kept,
             f"at least {KEPT}",
-            not kept >= KEPT and not model.config.model.residual,  # with few layers, blocks may outweigh the stream
+            not kept >= KEPT and not config.residual,  # with few layers, blocks may outweigh the stream
             f"The output of a block has a cosine of {kept:.2f} with its input.",
             ("model.residual=False: blocks replace the residual stream instead of adding to it",),
         ),
     ]
 
 
-def attention(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
+def attention(config: ModelConfig, layers: list[Layer]) -> list[Finding]:
     """Check the scale of the attention logits and the entropy of the weights."""
-    config = model.config.model
     root = math.sqrt(config.head_width)
     factor = 1.0 if config.scale_attention else root
     deviations = ", ".join(f"{float(layer.logits_B.mean()):.2f}" for layer in layers)
@@ -103,10 +111,8 @@ def attention(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
     ]
 
 
-def dead(model: LoadedModel, layers: list[Layer], train_tokens: np.ndarray) -> list[Finding]:
+def dead(layers: list[Layer], importance_NH: np.ndarray) -> list[Finding]:
     """Check for heads without effect on the loss, and for feed-forward units that never vary."""
-    few = train_tokens[: probe.WINDOWS * model.config.context_length + 1]
-    importance_NH = pruning.importance(model, pruning.text_batches(model, few))
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
     dead_heads = [f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD))]
     dead_units = max(_dead_units(layer) for layer in layers)

@@ -1,13 +1,11 @@
 """Checks of a model's predictions: whether they use the order of tokens, see later tokens, and beat a unigram model."""
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 
-from mini_gpt.insight.diagnosis import probe
 from mini_gpt.insight.diagnosis.finding import Finding
-from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import sharding
 
 FIRST = 1 / 16  # share of a window whose positions have little context
 
@@ -20,14 +18,18 @@ FIRST_SHARE = 4.0  # loss of the first positions, over their share of all positi
 
 CHANCE = 1e-3  # effect of other tokens (total variation), below which the order is not checked
 
+Predict = Callable[[np.ndarray, int], np.ndarray]  # from text_BL and a position to the log-probabilities_BV there
 
-def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
+
+def order(
+    predict: Predict, text_BL: np.ndarray, targets_B: np.ndarray, at: int, separator_id: int | None
+) -> list[Finding]:
     """Compare the prediction at one position with those after the other tokens were put in another order."""
-    text_BL, at, random = windows_BM[:, :-1], probe.place(model), np.random.default_rng(0)
+    random = np.random.default_rng(0)
     changed = {name: text_BL.copy() for name in ("swapped", "reversed", "shuffled", "others")}
-    has_order_B, pool = np.zeros(len(text_BL), bool), text_BL[text_BL != model.separator_id]
+    has_order_B, pool = np.zeros(len(text_BL), bool), text_BL[text_BL != separator_id]
     for row, tokens_L in enumerate(text_BL):
-        movable = movable_positions(tokens_L, at, model.separator_id)
+        movable = movable_positions(tokens_L, at, separator_id)
         near = movable[movable < at][::-1]
         pair = next(((b, a) for a, b in itertools.pairwise(near) if tokens_L[a] != tokens_L[b]), None)
         if len(movable) < 4 or pair is None:
@@ -39,13 +41,13 @@ def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
         changed["others"][row, movable] = random.choice(pool, len(movable))
     if not has_order_B.any():
         return []
-    plain_BV = probe.predictions(model, text_BL[has_order_B], at)
-    by_change = {name: probe.predictions(model, text[has_order_B], at) for name, text in changed.items()}
+    plain_BV = predict(text_BL[has_order_B], at)
+    by_change = {name: predict(text[has_order_B], at) for name, text in changed.items()}
     by_others = _total_variation(plain_BV, by_change.pop("others"))
     if not by_others >= CHANCE:
         return []  # nothing changes its predictions, which is another finding
     effects = {name: _total_variation(plain_BV, log_BV) / by_others for name, log_BV in by_change.items()}
-    targets_B1 = probe.targets(model, windows_BM[has_order_B])[:, None]
+    targets_B1 = targets_B[has_order_B, None]
     loss, shuffled = (
         -float(np.mean(np.take_along_axis(log_BV, targets_B1, axis=1))) for log_BV in (plain_BV, by_change["shuffled"])
     )
@@ -81,18 +83,15 @@ def movable_positions(tokens_L: np.ndarray, at: int, separator_id: int | None) -
     return positions_L[movable_L]
 
 
-def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
+def causality(predict: Predict, text_BL: np.ndarray) -> list[Finding]:
     """Change the tokens after a position; the prediction there must stay the same."""
-    if model.masked:
-        return []
-    text_BL = windows_BM[:, :-1]
     at = text_BL.shape[1] // 2
     changed_BL = text_BL.copy()
     later_BX = changed_BL[:, at + 1 :]
     later_BX[:] = np.random.default_rng(1).choice(text_BL.reshape(-1), later_BX.shape)
     if (changed_BL == text_BL).all():
         return []
-    effect = _total_variation(*(probe.predictions(model, tokens_BL, at) for tokens_BL in (text_BL, changed_BL)))
+    effect = _total_variation(*(predict(tokens_BL, at) for tokens_BL in (text_BL, changed_BL)))
     return [
         Finding(
             "causality",
@@ -105,13 +104,12 @@ def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
     ]
 
 
-def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[Finding]:
-    """Compare predictions with their mean, and the loss with that of a unigram model (log-probabilities)."""
-    log_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
+def predictions(log_BV: np.ndarray, unigram_V: np.ndarray) -> Finding:
+    """Compare predictions with their mean. unigram_V: log-probabilities of a unigram model."""
     mean_V = np.log(np.maximum(np.exp(log_BV.astype(np.float64)).mean(axis=0), 1e-300))
     varies = float(np.mean(np.sum(np.exp(log_BV) * (log_BV - mean_V), axis=-1)))
     entropy = -float(np.sum(np.exp(unigram_V) * unigram_V))
-    flat = Finding(
+    return Finding(
         "predictions",
         varies / entropy,
         f"at least {FLAT}",
@@ -124,17 +122,10 @@ def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarra
             "a bidirectional model without positions",
         ),
     )
-    if model.masked:
-        targets_B = probe.targets(model, windows_BM)
-        loss = -float(np.mean(np.take_along_axis(log_BV, targets_B[:, None], axis=1)))
-        return [flat, _loss(loss, -float(unigram_V[targets_B].mean()))]
-    nll = lambda part_BM: model.nll(*sharding.put_whole((part_BM[:, :-1], part_BM[:, 1:]), model.mesh))
-    nll_BL: np.ndarray = probe.in_parts(model, windows_BM, nll)
-    findings = [flat, _loss(float(nll_BL.mean()), -float(unigram_V[windows_BM[:, 1:]].mean()))]
-    return findings + ([_first_positions(nll_BL)] if nll_BL.shape[1] > 1 else [])
 
 
-def _loss(loss: float, unigram: float) -> Finding:
+def loss(loss: float, unigram: float) -> Finding:
+    """Compare the loss with that of a unigram model, both in nats a token."""
     return Finding(
         "loss",
         loss / unigram,
@@ -150,7 +141,8 @@ def _loss(loss: float, unigram: float) -> Finding:
     )
 
 
-def _first_positions(nll_BL: np.ndarray) -> Finding:
+def first_positions(nll_BL: np.ndarray) -> Finding:
+    """Compare the loss of the first positions with that of all."""
     length = nll_BL.shape[1]
     first = max(1, round(FIRST * length))
     share = float(nll_BL[:, :first].sum() / nll_BL.sum()) / (first / length)

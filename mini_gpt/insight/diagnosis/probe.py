@@ -1,7 +1,7 @@
-"""Measurements that the checks need: predictions for changed texts, and sums over each layer."""
+"""Measurements that the checks judge: predictions for changed texts, losses, and statistics of each layer."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,24 +9,13 @@ import numpy as np
 
 from mini_gpt.data import batches
 from mini_gpt.insight import attention
+from mini_gpt.insight.diagnosis.layer_checks import Layer
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 
 WINDOWS = 64
-
-
-class Layer(NamedTuple):
-    """Statistics of one block, one entry per row of the batch; float32."""
-
-    entropy_B: jax.Array  # of attention over the log of the visible keys; mean over heads and queries
-    logits_B: jax.Array  # standard deviation over the visible pairs
-    before_B: jax.Array  # root mean square of the residual stream
-    after_B: jax.Array
-    kept_B: jax.Array  # cosine of a token's stream before and after the block; mean over tokens
-    units_BF: jax.Array  # mean of each feed-forward unit
-    squares_BF: jax.Array  # mean square of each feed-forward unit
 
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
@@ -57,6 +46,12 @@ def predictions(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
         return _predictions(model, *sharding.put_whole((_inputs(model, part_BL, at), part_BL), model.mesh), at)
 
     return in_parts(model, text_BL, compute)[:, : vocab_size(model)]
+
+
+def nll(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
+    """Return nll_BL in nats of the windows' tokens after the first, which a model of next tokens predicts."""
+    compute = lambda part_BM: model.nll(*sharding.put_whole((part_BM[:, :-1], part_BM[:, 1:]), model.mesh))
+    return in_parts(model, windows_BM, compute)
 
 
 def layers(model: LoadedModel, windows_BM: np.ndarray) -> list[Layer]:
@@ -121,4 +116,4 @@ def _statistics(trace: Trace, tokens_BL: jax.Array) -> Layer:
 
 @jax.jit
 def _count_non_finite(parameters: Parameters) -> jax.Array:
-    return sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(parameters))
+    return jnp.stack([jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(parameters)]).sum()

@@ -3,12 +3,14 @@
 The limits of the checks were set on models that were broken on purpose (docs/inside.md).
 """
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
+from mini_gpt.insight import pruning
 from mini_gpt.insight.diagnosis import layer_checks, prediction_checks, probe
 from mini_gpt.insight.diagnosis.finding import Finding
 from mini_gpt.model.loaded import LoadedModel
@@ -20,25 +22,42 @@ EXPLAINS = ("finite", "causality", "scale of logits", "residual", "activations",
 
 
 def diagnose(
-    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: list[Mapping[str, float]]
+    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: Sequence[Mapping[str, float]]
 ) -> list[Finding]:
     """Return the results of all checks that apply to the model.
 
     They use windows of `tokens`, and frequencies and heads' importance on `train_tokens`. history: rows of
     metrics.jsonl; may be empty.
     """
-    windows_BM = probe.windows(tokens, model.config.context_length + 1)
+    config, length = model.config.model, model.config.context_length
+    windows_BM = probe.windows(tokens, length + 1)
+    text_BL, targets_B, at = windows_BM[:, :-1], probe.targets(model, windows_BM), probe.place(model)
     counts_V = 1 + perplexity.token_counts(train_tokens, probe.vocab_size(model))
     layers = probe.layers(model, windows_BM)
+    predict = functools.partial(probe.predictions, model)
+    few_tokens = train_tokens[: probe.WINDOWS * length + 1]
     return [
-        *layer_checks.stream(model, layers),
-        *prediction_checks.order(model, windows_BM),
-        *prediction_checks.causality(model, windows_BM),
-        *prediction_checks.predictions(model, windows_BM, np.log(counts_V / counts_V.sum())),
-        *layer_checks.attention(model, layers),
-        *layer_checks.dead(model, layers, train_tokens),
+        *layer_checks.stream(config, layers, probe.count_non_finite(model)),
+        *prediction_checks.order(predict, text_BL, targets_B, at, model.separator_id),
+        *(() if model.masked else prediction_checks.causality(predict, text_BL)),
+        *predictions(model, windows_BM, np.log(counts_V / counts_V.sum())),
+        *layer_checks.attention(config, layers),
+        *layer_checks.dead(layers, pruning.importance(model, pruning.text_batches(model, few_tokens))),
         *training(history),
     ]
+
+
+def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[Finding]:
+    """Check the predictions and the losses on windows. unigram_V: log-probabilities of a unigram model."""
+    log_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
+    flat = prediction_checks.predictions(log_BV, unigram_V)
+    if model.masked:
+        targets_B = probe.targets(model, windows_BM)
+        loss = -float(np.mean(np.take_along_axis(log_BV, targets_B[:, None], axis=1)))
+        return [flat, prediction_checks.loss(loss, -float(unigram_V[targets_B].mean()))]
+    nll_BL = probe.nll(model, windows_BM)
+    findings = [flat, prediction_checks.loss(float(nll_BL.mean()), -float(unigram_V[windows_BM[:, 1:]].mean()))]
+    return findings + ([prediction_checks.first_positions(nll_BL)] if nll_BL.shape[1] > 1 else [])
 
 
 def most_likely(findings: list[Finding]) -> str | None:

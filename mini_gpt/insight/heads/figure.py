@@ -25,7 +25,10 @@ def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
 
 
 def _draw_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str], layers: int, heads: int) -> None:
-    colours = dict(zip(kinds, colormaps["Set3"].colors * 2, strict=False)) | {"mixed": MIXED, "global": GLOBAL}
+    colours = dict(zip(kinds, [colormaps["Set3"](n) for n in range(12)] * 2, strict=False)) | {
+        "mixed": MIXED,
+        "global": GLOBAL,
+    }
     for row in rows:
         axes.add_patch(_square(row["head"], row["layer"], colours[row["label"]]))
         strength = row["kinds"].get(row["label"], {}).get("strength")

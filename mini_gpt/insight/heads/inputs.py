@@ -83,7 +83,7 @@ def relation_templates(
             continue  # the document is cut inside a character
         for relation in python_source.relations(text, reach):
             query = begin + int(np.searchsorted(ends, relation.query, side="right"))
-            start = int(starts[max(0, np.searchsorted(starts, query, side="right") - 1)])  # of the query's window
+            start = int(starts[max(0, int(np.searchsorted(starts, query, side="right")) - 1)])  # of the query's window
             if not start <= query < start + length:
                 continue
             for span in relation.keys:

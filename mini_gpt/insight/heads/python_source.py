@@ -66,7 +66,8 @@ class _Offsets:
     def span(self, token: TokenInfo) -> Span:
         """Return the span of a token; the tokenizer's columns count characters."""
         (line, column), (last, end) = token.start, token.end
-        return tuple(self.starts[n - 1] + len(self.lines[n - 1][:c].encode()) for n, c in ((line, column), (last, end)))
+        byte = lambda number, at: self.starts[number - 1] + len(self.lines[number - 1][:at].encode())
+        return byte(line, column), byte(last, end)
 
 
 Found = Iterator[tuple[str, int, list[Span]]]  # kind, query and sorted spans; only spans before the query count
@@ -112,7 +113,7 @@ def _calls(tree: ast.Module, tokens: list[TokenInfo], offsets: _Offsets) -> Foun
     ) -> Found:
         for node in nodes:
             if isinstance(node, ast.Call) and (name := name_of(node.func)) in definitions:
-                end = offsets.offset(node.func.end_lineno, node.func.end_col_offset)
+                end = offsets.offset(node.func.end_lineno or 0, node.func.end_col_offset or 0)
                 if ends.get(end) == name:
                     yield KINDS[2], end - 1, definitions[name]
 

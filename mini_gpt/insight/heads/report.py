@@ -1,8 +1,9 @@
 """What each head of a model attends to, over many texts: scores for each kind of key, a label, the strongest pair."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from mini_gpt.data import tokenizers
@@ -63,7 +64,7 @@ def head_report(
     at_a_time = attention.rows_at_a_time(model, length, len(inputs.tokens_BL))
     layers = _measure(model, inputs, templates, at_a_time, advance)
     frequent = np.flatnonzero(~is_rare_V[: tokenizers.separator(tokenizer)])
-    repeated = [None] * len(layers)
+    repeated: Sequence[_Layer | None] = [None] * len(layers)
     if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED:
         random_BL, period_B = head_scores.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
         random = Inputs(random_BL, np.ones(random_BL.shape, bool), lambda rows: {})
@@ -108,7 +109,9 @@ def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> tuple[str, list[str]]:
     """Return a head's label and the other kinds that are clear, from (strength, queries) by kind."""
     clear = {
-        kind: strength for kind, (strength, queries) in strengths.items() if queries >= FEWEST and strength >= CLEAR
+        kind: strength
+        for kind, (strength, queries) in strengths.items()
+        if strength is not None and queries >= FEWEST and strength >= CLEAR
     }
     for wide, narrow in IMPLIED.items():
         if any(kind in clear for kind in narrow):
@@ -131,7 +134,8 @@ def _measure(
     model: LoadedModel, inputs: Inputs, templates: Callable[[slice], Templates], at_a_time: int, advance: Advance
 ) -> list[_Layer]:
     """Measure each layer on all rows. The last batch is padded with rows that do not count."""
-    kinds, parts = (), []
+    kinds: tuple[str, ...] = ()
+    parts: list[list[tuple[HeadSums, StrongestPairs]]] = []
     for first in range(0, len(inputs.tokens_BL), at_a_time):
         rows = slice(first, first + at_a_time)
         tokens_BL, found = inputs.tokens_BL[rows], templates(rows)
@@ -146,13 +150,13 @@ def _measure(
     measured = []
     for of_layer in zip(*parts, strict=True):
         sums, pairs = zip(*of_layer, strict=True)
-        total = HeadSums(*(sum(np.asarray(part, np.float64) for part in field) for field in zip(*sums, strict=True)))
-        measured.append(_Layer(kinds, total, StrongestPairs(*map(np.concatenate, zip(*pairs, strict=True)))))
+        total = jax.tree.map(lambda *field: np.sum(np.asarray(field, np.float64), axis=0), *sums)
+        measured.append(_Layer(kinds, total, jax.tree.map(lambda *field: np.concatenate(field), *pairs)))
     return measured
 
 
 def _sums_and_pairs(
-    trace: Trace, tokens_BL: np.ndarray, templates_BTLS: np.ndarray, counts_BL: np.ndarray
+    trace: Trace, tokens_BL: jax.Array, templates_BTLS: jax.Array, counts_BL: jax.Array
 ) -> tuple[HeadSums, StrongestPairs]:
     del tokens_BL
     sums = head_scores.head_sums(trace.attention, templates_BTLS, counts_BL)
@@ -162,17 +166,24 @@ def _sums_and_pairs(
 def _row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dict[str, Any]:
     kinds = _kinds(layer, head) | (_kinds(induction, head) if induction else {"induction": NOT_MEASURED})
     sums = layer.sums
-    entropy, distance = (float(sum_H[head] / max(sums.choosing, 1)) for sum_H in (sums.entropy_H, sums.distance_H))
+    entropy, distance = (
+        float(sum_H[head]) / max(float(sums.choosing), 1) for sum_H in (sums.entropy_H, sums.distance_H)
+    )
     label, also = label_of({kind: (of["strength"], of["queries"]) for kind, of in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": distance}
     return row | {"kinds": kinds}
 
 
-def _kinds(layer: _Layer, head: int) -> dict[str, dict[str, float | int | None]]:
+def _kinds(layer: _Layer, head: int) -> dict[str, dict[str, Any]]:
     """Return {kind: its numbers} for one head."""
-    kinds, sums = {}, layer.sums
+    kinds: dict[str, dict[str, Any]] = {}
+    sums = layer.sums
     for number, kind in enumerate(layer.kinds):
-        mass, chance, queries = float(sums.mass_HT[head, number]), float(sums.chance_T[number]), sums.queries_T[number]
+        mass, chance, queries = (
+            float(sums.mass_HT[head, number]),
+            float(sums.chance_T[number]),
+            float(sums.queries_T[number]),
+        )
         kinds[kind] = NOT_MEASURED
         if queries:
             strength = float(head_scores.strength(mass, chance, queries))

@@ -17,6 +17,9 @@ LOCAL = 4  # tokens: the query itself and three before it; if not causal, three 
 MANY = 16  # visible keys that a query must have for `strongest_pairs`
 
 
+Numbers = float | np.ndarray
+
+
 class HeadSums(NamedTuple):
     """Sums over the queries of one layer; float32.
 
@@ -78,7 +81,7 @@ def _distance(visible_BLS: jax.Array) -> jax.Array:
     return jnp.abs(positions_L[:, None] - positions_L)
 
 
-def strength(mass: np.ndarray, chance: np.ndarray, queries: np.ndarray) -> np.ndarray:
+def strength(mass: Numbers, chance: Numbers, queries: Numbers) -> Numbers:
     """Return (mass - chance) / (queries - chance): 0 by chance, at most 1, below 0 for keys that are avoided."""
     return (mass - chance) / np.maximum(queries - chance, 1e-9)
 

@@ -52,7 +52,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_written(small, tmp_p
         ),
         (
             {"data__tokenizer": "characters"},
-            r"data\.tokenizer: found 'characters'; the run of .* reads text by 'bytes'",
+            r"data\.tokenizer: found 'characters', but the run of .* has 'bytes'",
         ),
     ):
         with pytest.raises(UserError, match=message):
