@@ -46,9 +46,7 @@ def on_page_content(html: str, **_) -> str:
 
 @functools.cache
 def config_reference() -> str:
-    """Return the Markdown of all config fields, without its title; without the generator, the defaults file."""
-    if not (ROOT / "mini_gpt" / "config" / "__main__.py").exists():
-        return f"```python\n{(ROOT / 'configs' / 'default.py').read_text(encoding='utf-8')}```"
+    """Return the Markdown of all config fields, without its title."""
     return re.sub(r"\A# .*\n", "", run("-m", "mini_gpt.config", "--markdown"))
 
 
