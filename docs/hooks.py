@@ -20,7 +20,7 @@ HELP = re.compile(r"^<!-- help: (.+) -->$", re.MULTILINE)
 API = re.compile(r"^<!-- api: (\w+)(?: without (.+))? -->$", re.MULTILINE)
 CONFIG = "<!-- config reference -->"
 FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+)" ?/?>')
-NUMBERS = re.compile(r"<td>((?:<strong>)?[\d.,()±×~%−+-](?:[\d .,()±×~%−+-]|to|and)*(?:</strong>)?)</td>")
+NUMBERS = re.compile(r"<td>((?:<strong>)?[\d.,()±×~%−+-](?:[\d .,()±×~%−+-]|to|and)*(?:</strong>)?|undefined|)</td>")
 SHORT = re.compile(r"<code>([^<\n]{1,32})</code>")
 log = logging.getLogger("mkdocs.hooks")
 
