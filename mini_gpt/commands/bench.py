@@ -28,7 +28,7 @@ import psutil
 from mini_gpt.commands import command_line, hardware
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, corpora, tokenizers
+from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
@@ -61,7 +61,7 @@ class Bench:
         assembly.check_batch(config, mesh)
         corpus = corpora.open_corpus(config.data)
         self.config, self.mesh = config, mesh
-        self.run = assembly.assemble(config, mesh, corpus, tokenizers.fit(corpus, config.data))
+        self.run = assembly.assemble(config, mesh, corpus, token_store.fit_tokenizer(corpus, config.data))
         self.batches = sharding.put_ahead(self._batches(), mesh)
         self.state = self.run.first_state()
         self.compile_seconds = []
@@ -202,7 +202,7 @@ def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
 
 def random_model(config: Config) -> LoadedModel:
     """Return the model of a config as it is before the first training step."""
-    tokenizer = tokenizers.fit(corpora.open_corpus(config.data), config.data)
+    tokenizer = token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)
     vocab_size, optimizer = states.vocab_size(config, tokenizer), make_optimizer(config)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     definition, like = states.abstract(config, vocab_size, optimizer, mesh)
@@ -213,7 +213,7 @@ def random_model(config: Config) -> LoadedModel:
 def write_text(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
     """Write one text, and return the seconds to its first token and the tokens per second after it."""
     begin = time.perf_counter()
-    parts = generation.stream(model.definition, model.parameters, [prompt], length=tokens, sampling=sampling)
+    parts = generation.stream(model, [prompt], length=tokens, sampling=sampling)
     next(parts)
     first = time.perf_counter()
     written = sum(part.shape[1] for part in parts)

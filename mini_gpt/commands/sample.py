@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mini_gpt.commands import command_line
 from mini_gpt.generation import decoding as generation
-from mini_gpt.generation.decoding import Writer
 from mini_gpt.generation.sampling import Sampling
+from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
@@ -98,8 +98,7 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -
     writers = [Writer(run.tokenizer, flags.stop) for _ in range(flags.samples)]
     streams = flags.samples == 1 and not flags.json
     prompts = [prompt] * flags.samples
-    options = {"sampling": sampling, "seed": flags.seed, "isolate_at": run.model.separator_id}
-    chunks = generation.stream(run.model.definition, run.model.parameters, prompts, length=length, **options)
+    chunks = generation.stream(run.model, prompts, length=length, sampling=sampling, seed=flags.seed)
     for number, tokens_BN in enumerate(chunks):
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)

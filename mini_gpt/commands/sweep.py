@@ -23,7 +23,7 @@ from mini_gpt.commands.suites.base import Result
 from mini_gpt.commands.sweep_tables import Values
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
-from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.data import corpora, token_store
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
@@ -105,7 +105,9 @@ class Sweep:
             return result
         if suite.scores_split:
             corpus = corpora.open_corpus(config.data)
-            tokenizer = workdirs.find_tokenizer(workdir, config, corpus) or tokenizers.fit(corpus, config.data)
+            tokenizer = workdirs.find_tokenizer(workdir, config, corpus) or token_store.fit_tokenizer(
+                corpus, config.data
+            )
             store = token_store.open_store(corpus, config.data, tokenizer)
             suite.check_split(config, self.options, len(store.split(self.options.split).tokens))
         loop.train(config, workdir, conclude=False)

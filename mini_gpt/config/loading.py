@@ -9,7 +9,7 @@ import difflib
 import importlib.util
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,16 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
     config = _checked(flatten(_values_of_file(str(path))) | _typed(overrides))
     file = Path(str(path).partition(":")[0])
     if file.suffix == ".json":
-        config = places.with_known_cache(config, overrides)
+        config = with_known_cache(config, overrides)
         places.check_corpus(config.data, overrides, file, "--config.")
     return config
+
+
+def with_known_cache(config: Config, typed: Collection[str]) -> Config:
+    """Return the config with the default cache, unless the user has typed `data.cache_dir`."""
+    if places.is_known_cache(config.data, typed):
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=None))
 
 
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:

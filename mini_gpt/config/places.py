@@ -5,18 +5,28 @@ Python config, or at any time before, for which each place that was used is reme
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Protocol
 
-from mini_gpt.config.schema import Config, DataConfig
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 CACHE = "data.cache_dir"
+
+
+class Places(Protocol):
+    """The fields of a config's data section that name places."""
+
+    @property
+    def corpus(self) -> str: ...
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def cache_dir(self) -> str | None: ...
 
 
 def directory() -> Path:
@@ -24,7 +34,7 @@ def directory() -> Path:
     return files.cache_directory(None) / "places"
 
 
-def remember(data: DataConfig) -> None:
+def remember(data: Places) -> None:
     """Record the places of a config that the user has typed. Where nothing can be written, nothing is recorded."""
     with contextlib.suppress(OSError):
         for key in filter(None, (_corpus_key(data), _cache_key(data))):
@@ -32,18 +42,16 @@ def remember(data: DataConfig) -> None:
             _mark(key).write_text(key + "\n", encoding="utf-8")
 
 
-def with_known_cache(config: Config, typed: Collection[str]) -> Config:
-    """Return the config with the default cache where the user has not typed `data.cache_dir`.
+def is_known_cache(data: Places, typed: Collection[str]) -> bool:
+    """Whether the user has typed `data.cache_dir`, or it is the default.
 
     Compiled programs are read from a cache and run, and files are written into it.
     """
-    key = _cache_key(config.data)
-    if key is None or CACHE in typed or _mark(key).exists():
-        return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=None))
+    key = _cache_key(data)
+    return key is None or CACHE in typed or _mark(key).exists()
 
 
-def check_corpus(data: DataConfig, typed: Collection[str], source: Path, flag: str) -> None:
+def check_corpus(data: Places, typed: Collection[str], source: Path, flag: str) -> None:
     """Raise UserError where the corpus is in a place that the user has not typed.
 
     typed: the fields that the user gave in this command. source: the file that named the others. flag: what a field is
@@ -59,7 +67,7 @@ def check_corpus(data: DataConfig, typed: Collection[str], source: Path, flag: s
         )
 
 
-def _corpus_places(data: DataConfig) -> dict[str, str]:
+def _corpus_places(data: Places) -> dict[str, str]:
     """Return {field: value} of what says where the corpus is; the corpora that are built in need no place."""
     is_in_tfds = data.corpus.startswith("tfds:")
     places = {"data.corpus": data.corpus} if is_in_tfds else {}
@@ -68,14 +76,14 @@ def _corpus_places(data: DataConfig) -> dict[str, str]:
     return places
 
 
-def _corpus_key(data: DataConfig) -> str | None:
+def _corpus_key(data: Places) -> str | None:
     places = _corpus_places(data)
     if "data.path" in places:
         places["data.path"] = _absolute(places["data.path"])
     return json.dumps({"data.corpus": data.corpus} | places) if places else None
 
 
-def _cache_key(data: DataConfig) -> str | None:
+def _cache_key(data: Places) -> str | None:
     return None if data.cache_dir is None else json.dumps({CACHE: _absolute(data.cache_dir)})
 
 

@@ -4,14 +4,13 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import grain
 import numpy as np
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks, tokenizers
-from mini_gpt.data.token_store import TokenSplit
+from mini_gpt.data.full_batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime.errors import UserError
 
@@ -29,22 +28,22 @@ class TrainBatches:
     this host makes; None: all. Raises UserError if the split is too short.
     """
 
-    def __init__(self, split: TokenSplit, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
+    def __init__(self, tokens: np.ndarray, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
         self.config = config
         self.vocab_size = vocab_size
         self.rows = range(config.train.batch_size) if rows is None else rows
         length = config.context_length
-        targets = len(split.tokens) - 1
+        targets = len(tokens) - 1
         if targets < length:
             raise UserError(
-                f"data.corpus: the {split.name} split has {len(split.tokens)} tokens; "
+                f"data.corpus: the train split has {len(tokens)} tokens; "
                 f"context_length={length} needs at least {length + 1}"
             )
         # As many windows as fit after any offset below the context length; what is left over allows larger offsets.
         self.windows = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.windows * length
         self.order = grain.MapDataset.range(self.windows).shuffle(config.seed).repeat()
-        self.tokens = np.asarray(split.tokens)  # still memory-mapped; indexing a memmap itself is slow
+        self.tokens = np.asarray(tokens)  # still memory-mapped; indexing a memmap itself is slow
         self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # drawing is slower than cutting a window
 
     def __getitem__(self, step: int) -> Batch:
@@ -99,16 +98,6 @@ def tokens_per_second(prepared: Iterator[Batch], count: int) -> float:
     begun = time.perf_counter()
     tokens = sum(batch["inputs"].size for batch in itertools.islice(prepared, count))
     return tokens / (time.perf_counter() - begun)
-
-
-def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Iterator[tuple[int, list[Any]]]:
-    """Yield (count, batch): lists of `batch_size` items, of which the first `count` are new.
-
-    Copies of its first item fill the last batch, so that a jitted function sees one shape.
-    """
-    for first in range(0, len(items), batch_size):
-        batch = list(items[first : first + batch_size])
-        yield len(batch), batch + batch[:1] * (batch_size - len(batch))
 
 
 def masked_blocks(

@@ -1,7 +1,8 @@
-"""The tokenized corpus on disk: one memory-mapped file of tokens a split, with a separator between documents."""
+"""The tokenizer and the tokens of a corpus, in the cache: for each split one memory-mapped file of tokens."""
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import shutil
@@ -12,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from mini_gpt.config.schema import DataConfig
-from mini_gpt.data import corpora, tokenizers
+from mini_gpt.data import corpora, tasks, tokenizers
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError
 
@@ -125,3 +127,36 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
         "splits": counts,
     }
     (directory / META).write_text(json.dumps(files.sealed(meta), indent=2) + "\n")
+
+
+@processes.first_goes_ahead()
+def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
+    """Make the tokenizer of a config: BPE from the training split, characters from the whole corpus. It is cached."""
+    if data.is_task:
+        return tokenizers.CharacterTokenizer(tasks.ALPHABET)
+    if data.tokenizer == "bytes":
+        return tokenizers.ByteTokenizer()
+    kind = corpora.split_kind(corpus, data)
+    key = (corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size)
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    target = files.cache_directory(data.cache_dir) / "tokenizers" / name
+    if target.exists():
+        try:
+            return tokenizers.load(target)
+        except UserError as reason:
+            log.warning(f"{reason}: it is made again")
+            shutil.rmtree(target)
+    made: Tokenizer
+    documents = corpora.split_documents(corpus, data)
+    if data.tokenizer == "bpe":
+        made = tokenizers.BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
+        if tokenizers.vocab_size(made) < data.vocab_size:
+            log.info(
+                "BPE found %d tokens in this text, data.vocab_size=%d", tokenizers.vocab_size(made), data.vocab_size
+            )
+    else:
+        characters = set(itertools.chain.from_iterable(text for _, text in documents))
+        made = tokenizers.CharacterTokenizer("".join(sorted(characters)))
+    with files.directory_written_whole(target) as draft:
+        tokenizers.save(made, draft)
+    return tokenizers.load(target)

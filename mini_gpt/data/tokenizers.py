@@ -3,11 +3,9 @@
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import logging
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +15,8 @@ import tokenizers
 
 from mini_gpt.config.model_schema import LARGEST
 from mini_gpt.config.schema import DataConfig
-from mini_gpt.data import corpora, tasks, tokenizer_limits
-from mini_gpt.runtime import files, processes
+from mini_gpt.data import tokenizer_limits
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 FILE = "tokenizer.json"
@@ -162,37 +160,6 @@ def isolate_at(data: DataConfig, token_bytes: np.ndarray) -> int | None:
 
 def fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(tokenizer.to_dict(), sort_keys=True).encode()).hexdigest()
-
-
-@processes.first_goes_ahead()
-def fit(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
-    """Make the tokenizer of a config: BPE from the training split, characters from the whole corpus. It is cached."""
-    if data.is_task:
-        return CharacterTokenizer(tasks.ALPHABET)
-    if data.tokenizer == "bytes":
-        return ByteTokenizer()
-    kind = corpora.split_kind(corpus, data)
-    key = (corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size)
-    name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    target = files.cache_directory(data.cache_dir) / "tokenizers" / name
-    if target.exists():
-        try:
-            return load(target)
-        except UserError as reason:
-            log.warning(f"{reason}: it is made again")
-            shutil.rmtree(target)
-    made: Tokenizer
-    documents = corpora.split_documents(corpus, data)
-    if data.tokenizer == "bpe":
-        made = BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
-        if vocab_size(made) < data.vocab_size:
-            log.info("BPE found %d tokens in this text, data.vocab_size=%d", vocab_size(made), data.vocab_size)
-    else:
-        characters = set(itertools.chain.from_iterable(text for _, text in documents))
-        made = CharacterTokenizer("".join(sorted(characters)))
-    with files.directory_written_whole(target) as draft:
-        save(made, draft)
-    return load(target)
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:

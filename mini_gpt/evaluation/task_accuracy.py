@@ -14,6 +14,7 @@ import numpy as np
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks
+from mini_gpt.data.full_batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
@@ -71,7 +72,7 @@ def accuracy(
     solved = tokens = right = 0
     nll_sum, answers = 0.0, []
     numbered = list(enumerate(problems))
-    for count, rows in batches.in_full_batches(numbered, perplexity.rows_at_a_time(model, length)):
+    for count, rows in in_full_batches(numbered, perplexity.rows_at_a_time(model, length)):
         batch = batches.problem_batch([problem for _, problem in rows], model.config, tokenizer, length)
         numbers_B = np.array([number for number, _ in rows], np.int32)
         arrays = sharding.put_whole((batch["inputs"], batch["targets"], numbers_B), model.mesh)

@@ -1,31 +1,30 @@
-"""Decoding with what is kept of the tokens before: each layer's keys and values, in slots."""
+"""Decoding with a KV cache: each layer's keys and values of the tokens so far, in slots."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.model import output_loss
-from mini_gpt.model.attention.cached import Past
-from mini_gpt.model.gpt import MiniGPT, text_layout
+from mini_gpt.model.attention.cached import KeyValues, Past
+from mini_gpt.model.gpt import Inputs, text_layout
+from mini_gpt.model.loaded import LoadedModel
 
 
 class Cache(NamedTuple):
     """What later tokens may see of each row, in S slots.
 
-    Rows end in the same slot, as if they were filled up on the left, so that the next token of each goes to the slot
-    `steps` % S: a write of one slice, which XLA does in place. S is the capacity, or, where a window hides all before
-    it, the window: then slots are a ring.
+    Rows are aligned at their ends, as if padded on the left: the next token of every row goes to the slot `steps` % S,
+    so that a write is one slice, which XLA does in place. S is the capacity, or the attention window if that is less;
+    then the slots are a ring.
 
-    steps: tokens so far of the longest row, a scalar. keys_NXSK, values_NXSK: one XSK a layer, see Past. places_BS:
-    below 0 where a slot is empty. positions_BS, segments_BS: as the model reads them. lengths_B: tokens so far.
-    opened_B: place of the last separator that keeps documents apart. drawn_BT: the positions of all places to come, of
-    a model that is trained on random ones.
+    layers: each layer's keys and values. steps: tokens so far of the longest row, a scalar. places_BS: each slot's
+    place in its row; below 0 if the slot is empty. positions_BS, segments_BS: the model's inputs for these places.
+    lengths_B: tokens so far. opened_B: place of the row's last document separator. drawn_BT: the positions of all
+    places up to the capacity, for a model with random positions.
     """
 
+    layers: tuple[KeyValues, ...]
     steps: jax.Array
-    keys_NXSK: tuple[jax.Array, ...]
-    values_NXSK: tuple[jax.Array, ...]
     places_BS: jax.Array
     positions_BS: jax.Array
     segments_BS: jax.Array
@@ -34,87 +33,76 @@ class Cache(NamedTuple):
     drawn_BT: jax.Array | None
 
 
-def prefill(
-    model: MiniGPT, tokens_BL: jax.Array, lengths_B: jax.Array, capacity: int, isolate_at: int | None = None
-) -> tuple[jax.Array, Cache]:
-    """Reads prompts in one pass; gives logits_BV, float32, of what follows each, and the cache.
+def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capacity: int) -> tuple[jax.Array, Cache]:
+    """Read prompts in one pass; return the logits_BV of each row's next token, float32, and the cache.
 
-    tokens_BL: filled up on the right, where a causal model does not see it. lengths_B: of the prompts, 1 at least.
-    capacity: tokens that a row will have at most.
+    tokens_BL: prompts padded on the right, which a causal model does not see. lengths_B: tokens of each prompt, at
+    least 1. capacity: the most tokens that a row will have.
     """
-    config, (batch, length) = model.config, tokens_BL.shape
-    filled_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
-    positions_BT, segments_BT = text_layout(config, filled_BT, isolate_at)
-    drawn_BT = None if config.random_positions is None else positions_BT
-    places_1T = jnp.arange(capacity, dtype=jnp.int32)[None]
-    opens_BL = jnp.zeros(tokens_BL.shape, bool) if isolate_at is None else tokens_BL == isolate_at
-    kept: list[tuple[jax.Array, jax.Array]] = []
-    cut = lambda of_BT: None if of_BT is None else of_BT[:, :length]
-    x_BLD = model.hidden(tokens_BL, cut(positions_BT), cut(segments_BT), remember=lambda *layer: kept.append(layer))
+    module, separator_id = model.merge(), model.separator_id
+    config, (batch, length) = module.config, tokens_BL.shape
+    padded_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
+    positions_BT, segments_BT = text_layout(config, padded_BT, separator_id)
+    prompt = Inputs(tokens_BL, *(None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT)))
+    x_BLD, caches, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
     slots = capacity if config.attention_window is None else min(capacity, config.attention_window)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
-    places_BS = last_B1 - (steps - 1 - jnp.arange(slots)) % slots  # the last place that stands in each slot
+    places_BS = last_B1 - (steps - 1 - jnp.arange(slots)) % slots  # the last place that each slot has held
     at_BS = jnp.maximum(places_BS, 0)
 
-    def in_slots(of_BLGK: jax.Array) -> jax.Array:
-        return (
-            jnp.take_along_axis(of_BLGK, at_BS[:, :, None, None], axis=1)
-            .swapaxes(1, 2)
-            .reshape(-1, slots, of_BLGK.shape[-1])
-        )
+    def in_slots(of_XLK: jax.Array) -> jax.Array:
+        at_XS = jnp.repeat(at_BS, len(of_XLK) // batch, axis=0)
+        return jnp.take_along_axis(of_XLK, at_XS[:, :, None], axis=1)
 
-    whole = lambda of_BT: jnp.take_along_axis(jnp.broadcast_to(of_BT, (batch, capacity)), at_BS, axis=1)
-    keys_NXSK, values_NXSK = (tuple(map(in_slots, layers)) for layers in zip(*kept, strict=True))
-    in_prompt_BL = jnp.arange(length) < lengths_B[:, None]
+    def slots_of(of_BT: jax.Array | None, default_1T: jax.Array) -> jax.Array:
+        of_BT = jnp.broadcast_to(default_1T if of_BT is None else of_BT, (batch, capacity))
+        return jnp.take_along_axis(of_BT, at_BS, axis=1)
+
+    places_1T = jnp.arange(capacity, dtype=jnp.int32)[None]
+    places_1L = places_1T[:, :length]
+    opens_BL = (places_1L < lengths_B[:, None]) & (False if separator_id is None else tokens_BL == separator_id)
     cache = Cache(
-        steps,
-        keys_NXSK,
-        values_NXSK,
-        places_BS,
-        whole(places_1T if positions_BT is None else positions_BT),
-        whole(jnp.zeros((1, capacity), jnp.int32) if segments_BT is None else segments_BT),
-        lengths_B,
-        jnp.max(jnp.where(opens_BL & in_prompt_BL, places_1T[:, :length], 0), axis=1),
-        drawn_BT,
+        layers=jax.tree.map(in_slots, tuple(caches)),
+        steps=steps,
+        places_BS=places_BS,
+        positions_BS=slots_of(positions_BT, places_1T),
+        segments_BS=slots_of(segments_BT, jnp.zeros_like(places_1T)),
+        lengths_B=lengths_B,
+        opened_B=jnp.max(jnp.where(opens_BL, places_1L, 0), axis=1),
+        drawn_BT=None if config.random_positions is None else positions_BT,
     )
-    return _logits(model, jnp.take_along_axis(x_BLD, last_B1[:, :, None], axis=1)), cache
+    return module.logits(jnp.take_along_axis(x_BLD, last_B1[:, :, None], axis=1))[:, 0], cache
 
 
-def decode(model: MiniGPT, tokens_B: jax.Array, cache: Cache, isolate_at: int | None = None) -> tuple[jax.Array, Cache]:
-    """Reads one more token of each row; gives logits_BV, float32, of what follows it, and the cache with it."""
-    slots, places_B, opened_B = cache.places_BS.shape[1], cache.lengths_B, cache.opened_B
+def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    """Read one more token of each row; return the logits_BV of each row's next token, float32, and the new cache."""
+    module, slots, places_B = model.merge(), cache.places_BS.shape[1], cache.lengths_B
     slot = cache.steps % slots
-    put = lambda of_BS, new_B: jax.lax.dynamic_update_slice(of_BS, new_B[:, None], (0, slot))
     segments_B = jax.lax.dynamic_index_in_dim(cache.segments_BS, (cache.steps - 1) % slots, axis=1, keepdims=False)
-    positions_B = places_B
-    if isolate_at is not None:
-        opens_B = tokens_B == isolate_at
+    positions_B, opened_B = places_B, cache.opened_B
+    if model.separator_id is not None:
+        opens_B = tokens_B == model.separator_id
         opened_B = jnp.where(opens_B, places_B, opened_B)
         segments_B, positions_B = segments_B + opens_B, places_B - opened_B
     if cache.drawn_BT is not None:
         positions_B = jnp.take_along_axis(cache.drawn_BT, places_B[:, None], axis=1)[:, 0]
+    put = lambda of_BS, new_B: jax.lax.dynamic_update_slice(of_BS, new_B[:, None], (0, slot))
     places_BS, positions_BS = put(cache.places_BS, places_B), put(cache.positions_BS, positions_B)
     segments_BS = put(cache.segments_BS, segments_B)
-    # Slots hold nothing that is to come, and nothing from before the window.
+    # Slots hold no later token, and none from before the window.
     visible_BS = (places_BS >= 0) & (segments_BS == segments_B[:, None])
-    kept: list[Past] = []
-
-    def remember(k_B1GK: jax.Array, v_B1GK: jax.Array) -> Past:
-        layer = len(kept)
-        put = lambda of_XSK, new_B1GK: jax.lax.dynamic_update_slice(
-            of_XSK, new_B1GK.reshape(-1, 1, new_B1GK.shape[-1]), (0, slot, 0)
-        )
-        keys_XSK, values_XSK = put(cache.keys_NXSK[layer], k_B1GK), put(cache.values_NXSK[layer], v_B1GK)
-        kept.append(Past(keys_XSK, values_XSK, positions_BS, visible_BS))
-        return kept[-1]
-
-    x_B1D = model.hidden(tokens_B[:, None], positions_B[:, None], remember=remember)
-    keys_NXSK, values_NXSK = tuple(past.keys_XSK for past in kept), tuple(past.values_XSK for past in kept)
-    lengths_B = cache.lengths_B + 1
-    known = (places_BS, positions_BS, segments_BS, lengths_B, opened_B, cache.drawn_BT)
-    cache = Cache(cache.steps + 1, keys_NXSK, values_NXSK, *known)
-    return _logits(model, x_B1D), cache
-
-
-def _logits(model: MiniGPT, x_B1D: jax.Array) -> jax.Array:
-    return output_loss.logits(x_B1D[:, 0], model.output_table.astype(model.dtype))
+    x_B1D, layers, _ = module.forward(
+        Inputs(tokens_B[:, None], positions_B[:, None]),
+        head_mask_NBH=model.head_mask_NBH,
+        caches=[Past(layer, slot, positions_BS, visible_BS) for layer in cache.layers],
+    )
+    cache = cache._replace(
+        layers=tuple(layers),
+        steps=cache.steps + 1,
+        places_BS=places_BS,
+        positions_BS=positions_BS,
+        segments_BS=segments_BS,
+        lengths_B=cache.lengths_B + 1,
+        opened_B=opened_B,
+    )
+    return module.logits(x_B1D)[:, 0], cache

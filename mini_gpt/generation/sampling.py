@@ -1,4 +1,4 @@
-"""How a token is drawn from logits."""
+"""Draw tokens from logits."""
 
 import math
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ import jax.numpy as jnp
 
 from mini_gpt.runtime.errors import require
 
-COLDEST = 1e-6  # logits divided by less are no longer finite
+COLDEST = 1e-6  # lowest temperature: dividing by less gives non-finite logits
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What tokens are drawn from; by default from all of the softmax.
+    """How tokens are drawn; by default from the whole softmax.
 
-    temperature: logits are divided by it; 0 takes the likeliest token. top_k: the k likeliest alone; 0 for all (Fan et
-    al. 2018). top_p: the fewest likeliest tokens that have this probability together (Holtzman et al. 2020). min_p:
-    those with this share of the likeliest one's probability (Nguyen et al. 2024). repetition_penalty: logits of what
-    stands in the text already are divided by it where above 0, else multiplied (Keskar et al. 2019, 4.1). In the order:
+    temperature: divides the logits; 0 takes the most likely token. top_k: only the k most likely tokens; 0: all (Fan et
+    al. 2018). top_p: only the fewest most likely tokens whose probabilities sum to it (Holtzman et al. 2020). min_p:
+    only tokens with this share of the greatest probability (Nguyen et al. 2024). repetition_penalty: divides positive
+    logits of tokens that are in the text, multiplies negative ones (Keskar et al. 2019, 4.1). They apply in the order
     penalty, temperature, top_k, top_p, min_p. Raises UserError for a value out of range.
     """
 
@@ -39,15 +39,17 @@ class Sampling:
 
 
 def noise(keys_B: jax.Array, vocab_size: int) -> jax.Array:
-    """Gives noise_BV of the standard Gumbel distribution: the largest of logits and it together is a draw from the
-    logits' softmax (Gumbel 1954; Maddison et al. 2014)."""
+    """Return standard Gumbel noise_BV: argmax(logits + noise) is a draw from the logits' softmax.
+
+    Gumbel 1954; Maddison et al. 2014.
+    """
     return jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(keys_B)
 
 
 def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array | None, sampling: Sampling) -> jax.Array:
-    """Draws tokens_B, int32.
+    """Return drawn tokens_B, int32.
 
-    seen_BV: what stands in each row's text already; only a penalty asks for it. noise_BV: a temperature of 0 does not.
+    seen_BV: the tokens that each row's text has; only needed with a penalty. noise_BV: not needed at temperature 0.
     """
     if sampling.repetition_penalty != 1:
         penalty = sampling.repetition_penalty
@@ -55,19 +57,19 @@ def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array | 
         logits_BV = jnp.where(seen_BV, penalised_BV, logits_BV)
     if sampling.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    logits_BV = kept(logits_BV / sampling.temperature, sampling)
+    logits_BV = filter_logits(logits_BV / sampling.temperature, sampling)
     return jnp.argmax(logits_BV + noise_BV, axis=-1).astype(jnp.int32)
 
 
-def kept(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
-    """Gives -inf to the logits that top_k, top_p and min_p leave out; the likeliest stays."""
+def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
+    """Return logits_BV with -inf for tokens that top_k, top_p and min_p exclude; never the most likely one."""
     vocab_size = logits_BV.shape[-1]
     if 0 < sampling.top_k < vocab_size:
         logits_BV = _at_least(logits_BV, jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1])
     if sampling.top_p < 1:
         sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
         likelier_BV = jnp.cumsum(jax.nn.softmax(sorted_BV, axis=-1), axis=-1)
-        before_BV = jnp.pad(likelier_BV, ((0, 0), (1, 0)))[:, :-1]  # of all that are likelier, 0 for the first
+        before_BV = jnp.pad(likelier_BV, ((0, 0), (1, 0)))[:, :-1]  # sum of all more likely tokens
         logits_BV = _at_least(logits_BV, jnp.where(before_BV < sampling.top_p, sorted_BV, jnp.inf).min(axis=-1))
     if sampling.min_p > 0:
         logits_BV = _at_least(logits_BV, logits_BV.max(axis=-1) + math.log(sampling.min_p))

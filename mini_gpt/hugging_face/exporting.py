@@ -18,13 +18,12 @@ from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.hugging_face import model_card, tokenizer_files
 from mini_gpt.hugging_face.architectures import registry as architectures
 from mini_gpt.hugging_face.architectures.registry import ARCHITECTURES
+from mini_gpt.hugging_face.architectures.settings import CONFIG, WEIGHTS
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def export(run: Run, output: Path) -> str:

@@ -19,11 +19,11 @@ from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
-from mini_gpt.hugging_face import source_files, tokenizer_files
+from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.hugging_face.architectures import registry as architectures
 from mini_gpt.hugging_face.architectures import settings
+from mini_gpt.hugging_face.architectures.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.architectures.tensors import Shape, Tensor
-from mini_gpt.hugging_face.exporting import CONFIG, WEIGHTS
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, sharding
@@ -123,7 +123,7 @@ def _open(
     wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
     found: dict[str, Any] = {}
     for file in _files(source):
-        path = source_files.find(source, file)
+        path = settings.find_file(source, file)
         try:
             files.open_regular(path).close()
             tensors = opened.enter_context(safe_open(path, framework="np"))
@@ -157,7 +157,7 @@ def _files(source: Path) -> list[str]:
             "by save_pretrained(DIR, safe_serialization=True)"
         )
     try:
-        listed = sorted(set(files.read_json(source_files.find(source, INDEX))["weight_map"].values()))
+        listed = sorted(set(files.read_json(settings.find_file(source, INDEX))["weight_map"].values()))
         outside = [file for file in listed if Path(file).name != file or file in ("", "..")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{source / INDEX}: no index of files ({type(error).__name__}: {error})") from None

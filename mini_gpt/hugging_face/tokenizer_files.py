@@ -16,7 +16,7 @@ from mini_gpt.data.tokenizers import (
     byte_alphabet,
     separator,
 )
-from mini_gpt.hugging_face import source_files
+from mini_gpt.hugging_face.architectures.settings import find_file
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
@@ -70,7 +70,7 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
     end: the config.json's eos_token_id, the id of the token that ends a document, or of several the first; None leaves
     it to tokenizer_config.json. Raises UserError, naming the file, for one that is not made of bytes or characters.
     """
-    path = source_files.find(directory, FILE)
+    path = find_file(directory, FILE)
     try:
         values = files.read_json(path)
         if isinstance(values, dict):
@@ -121,7 +121,7 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
 def _names(directory: Path) -> dict[str, str]:
     """Gives the tokens that tokenizer_config.json names, by what they are for."""
     try:
-        said = files.read_json(source_files.find(directory, CONFIG))
+        said = files.read_json(find_file(directory, CONFIG))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:

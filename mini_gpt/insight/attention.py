@@ -1,21 +1,33 @@
-"""Attention maps of a loaded model, captured from the forward pass that trains."""
+"""Every layer's attention for given tokens: maps, reductions of them, and the statistics that training logs."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.insight import attention_maps as old
+from mini_gpt.evaluation import perplexity
 from mini_gpt.model.attention.reference import AttentionMaps
+from mini_gpt.model.gpt import Inputs, Trace, text_layout
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import sharding
+
+MOST_ENTRIES = 2**27  # entries of one layer's maps at a time, half a gigabyte
+MAPPED = 64  # tokens whose maps training logs
 
 
 def rows_at_a_time(model: LoadedModel, length: int, windows: int) -> int:
-    return old.rows_at_a_time(model.batch_tokens, model.mesh, model.config.model, length, windows)
+    """Return how many windows go through a model at a time if maps are computed; a multiple of the mesh's shards."""
+    shards = sharding.shards(model.mesh)
+    fitting = max(1, MOST_ENTRIES // (model.config.model.num_heads * length**2) // shards) * shards
+    return min(perplexity.rows_at_a_time(model, length), fitting, -(-windows // shards) * shards)
 
 
 def attention_maps(model: LoadedModel, tokens_BL: np.ndarray) -> list[AttentionMaps]:
-    return old.attention_maps(model.definition, model.parameters, tokens_BL, model.mesh, isolate_at=model.separator_id)
+    """Return each layer's logits_BHLS before the mask, weights_BHLS (float32) and visible_BLS (bool), in NumPy."""
+    return [AttentionMaps(*layer) for layer in each_layer(model, tokens_BL, _maps)]
 
 
 def each_layer(
@@ -26,5 +38,55 @@ def each_layer(
     *,
     text_BL: np.ndarray | None = None,
 ) -> list[Any]:
-    options = {"isolate_at": model.separator_id, "text_BL": text_BL}
-    return old.each_layer(model.definition, model.parameters, tokens_BL, model.mesh, reduce, arguments, **options)
+    """Return `reduce(trace, tokens_BL, *arguments)` of each layer in NumPy; only the results leave the layer.
+
+    The batch is divided over the mesh, and so are the arguments, whose first axis is the batch's. reduce: a function
+    of a module, which is traced. text_BL: the text before tokens were masked, from which documents are told apart.
+    """
+    put = sharding.put_whole((tokens_BL, tokens_BL if text_BL is None else text_BL, arguments), model.mesh)
+    return jax.device_get(_each_layer(model, *put, reduce=reduce))
+
+
+def attention_statistics(model: LoadedModel, tokens_BL: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
+    """Return curves, and the first row's weights_NHLS among its first MAPPED tokens.
+
+    The curves are means over the visible pairs of a batch, for each layer:
+    attention/logit_variance/layer_N: variance of the scaled logits, biases included; at the start of training about 1
+    or less with the scale 1/sqrt(K), and K times as much without it (Vaswani et al. 2017, footnote 4).
+    attention/entropy/layer_N: mean entropy of the weights, in nats; near 0 if the softmax is saturated.
+    attention/entropy/layer_N/head_M: that of each head.
+    """
+    layers = jax.device_get(_each_layer(model, tokens_BL, tokens_BL, (), reduce=_statistics))
+    curves = {}
+    for number, (variance, entropy, entropy_H, _) in enumerate(layers):
+        curves[f"attention/logit_variance/layer_{number}"] = float(variance)
+        curves[f"attention/entropy/layer_{number}"] = float(entropy)
+        curves |= {f"attention/entropy/layer_{number}/head_{head}": float(of) for head, of in enumerate(entropy_H)}
+    return curves, np.stack([maps_HLS for *_, maps_HLS in layers])
+
+
+@functools.partial(jax.jit, static_argnames="reduce")
+def _each_layer(model: LoadedModel, tokens_BL, text_BL, arguments: tuple, *, reduce) -> list[Any]:
+    module = model.merge()
+    inputs = Inputs(tokens_BL, *text_layout(module.config, text_BL, model.separator_id))
+    with sharding.over(model.mesh):
+        _, _, layers = module.forward(
+            inputs,
+            head_mask_NBH=model.head_mask_NBH,
+            trace=lambda trace: reduce(trace, tokens_BL, *arguments),
+        )
+    return sharding.replicate(layers, model.mesh)
+
+
+def _maps(trace: Trace, tokens_BL: jax.Array) -> AttentionMaps:
+    del tokens_BL
+    return trace.attention
+
+
+def _statistics(trace: Trace, tokens_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    del tokens_BL
+    logits_BHLS, weights_BHLS, visible_BLS = trace.attention
+    visible_BHLS = jnp.broadcast_to(visible_BLS[:, None], logits_BHLS.shape)
+    entropy_H = jnp.mean(jnp.sum(jax.scipy.special.entr(weights_BHLS), axis=-1), axis=(0, 2))
+    variance = jnp.var(logits_BHLS, where=visible_BHLS)
+    return variance, jnp.mean(entropy_H), entropy_H, weights_BHLS[0, :, :MAPPED, :MAPPED]

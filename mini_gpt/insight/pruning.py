@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 
 from mini_gpt.data import batches
 from mini_gpt.data.batches import Batch
+from mini_gpt.data.full_batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight.curves import finish
-from mini_gpt.model import output_loss
+from mini_gpt.model import loss as losses
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
@@ -58,7 +59,7 @@ def _mask_gradient(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Arr
         )
         with sharding.over(model.mesh):
             table_VD = model.merge().output_table
-            return output_loss.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
+            return losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
 
     ones_NBH = jnp.ones((config.num_layers, len(inputs_BL), config.num_heads), jnp.float32)
     return sharding.replicate(jax.grad(loss)(ones_NBH), model.mesh)
@@ -73,7 +74,7 @@ def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, 
             mask_token = model.parameters["embedding"].shape[0] - 1
             yield from batches.masked_blocks(piece, config, vocab_size=mask_token, batch_size=rows)
             continue
-        for count, starts in batches.in_full_batches(range(0, len(piece) - length, length), rows):
+        for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
             windows_BM = np.stack([piece[start : start + length + 1] for start in starts]).astype(np.int32)
             weights_BL = np.ones((rows, length), np.float32)
             yield count, {"inputs": windows_BM[:, :-1], "targets": windows_BM[:, 1:], "weights": weights_BL}
@@ -85,7 +86,7 @@ def problem_batches(
     """Yield (count, batch) of a task's problems, (question, answer)."""
     length = model.config.context_length
     rows = perplexity.rows_at_a_time(model, length)
-    for count, some in batches.in_full_batches(problems, rows):
+    for count, some in in_full_batches(problems, rows):
         yield count, batches.problem_batch(some, model.config, tokenizer, length)
 
 

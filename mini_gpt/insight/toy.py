@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.model.attention.masks import Mask
+from mini_gpt.model.attention.masks import Heads, Mask
 from mini_gpt.model.attention.reference import attend
 
 WORDS = ("The", "cat", "sat", "down")
@@ -40,5 +40,5 @@ def maps(
     q_BLHK, k_BLHK = ((x_LD @ w).reshape(1, 4, heads, -1) for w in (w_q, w_k))
     scale = 1 / math.sqrt(q_BLHK.shape[-1]) / temperature
     seen = Mask(causal=False).visible(4)
-    _, found = attend(*map(jnp.asarray, (q_BLHK, k_BLHK, k_BLHK)), visible_BLS=seen, scale=scale)
+    _, found = attend(Heads(*map(jnp.asarray, (q_BLHK, k_BLHK, k_BLHK))), seen, scale=scale)
     return np.asarray(found.logits_BHLS[0]), np.asarray(found.weights_BHLS[0])

@@ -6,24 +6,25 @@ Shape suffixes, one letter an axis, here and everywhere:
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model_schema import ModelConfig
-from mini_gpt.model import output_loss, positions
-from mini_gpt.model.attention.masks import Mask
-from mini_gpt.model.attention.multi_head import MultiHeadAttention, Remember, residual_std
+from mini_gpt.model import loss, positions
+from mini_gpt.model.attention.cached import KeyValues, Past
+from mini_gpt.model.attention.masks import Context, Mask
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, residual_std
 from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, computed_again, dropout, make_norm
-from mini_gpt.model.positions import Position
+from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
+from mini_gpt.model.xla_workarounds import recompute_in_backward
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 
-# What a block keeps for its gradient; all else is computed again. Products of weights are what is dear to compute.
+# {model.remat: what a block saves for its gradient}; the rest is recomputed. Products of weights cost the most.
 SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
@@ -36,16 +37,21 @@ ACTIVATIONS = {
 }
 
 
-class Trace(NamedTuple):
-    """What went through one block: its attention, the stream before and after it, the units of its feed-forward."""
+class Inputs(NamedTuple):
+    """A batch of tokens, with positions 0..L-1 and one segment unless given; attention stays inside a segment."""
 
-    attention: AttentionMaps
+    tokens_BL: jax.Array
+    positions_BL: jax.Array | None = None
+    segments_BL: jax.Array | None = None
+
+
+class Trace(NamedTuple):
+    """One block's values: its attention maps, the residual stream before and after it, its feed-forward units."""
+
+    attention: AttentionMaps | None
     before_BLD: jax.Array
     after_BLD: jax.Array
     units_BLF: jax.Array
-
-
-Record = Callable[[Trace], None]
 
 
 class Mlp(nnx.Module):
@@ -59,10 +65,10 @@ class Mlp(nnx.Module):
         self.down = Linear(config, config.d_ff, config.d_model, dtype, std=residual_std(config), rngs=rngs)
 
     def units(self, x_BLD: jax.Array) -> jax.Array:
-        """Gives what comes of the activation, units_BLF."""
+        """Return units_BLF, the output of the activation."""
         activate = ACTIVATIONS[self.config.activation]
-        if self.config.scan_layers:  # a loop writes out all that a gradient needs: five arrays of gelu, or its input
-            activate = computed_again(activate)
+        if self.config.scan_layers:  # a scan saves all that a gradient needs: five arrays for gelu, or only its input
+            activate = recompute_in_backward(activate)
         gate = [self.gate(x_BLD)] if self.config.activation == "swiglu" else []
         return activate(*gate, self.up(x_BLD))
 
@@ -78,41 +84,26 @@ class Block(nnx.Module):
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
     def __call__(
-        self,
-        x_BLD: jax.Array,
-        position: Position,
-        positions_BL: jax.Array,
-        mask: Mask,
-        *,
-        dropout_key: jax.Array | None = None,
-        record: Record | None = None,
-        remember: Remember | None = None,
-        head_mask_BH: jax.Array | None = None,
-    ) -> jax.Array:
-        keys = [None] * 3 if dropout_key is None else list(jax.random.split(dropout_key, 3))
-        maps, units, before_BLD = [], [], x_BLD
+        self, x_BLD: jax.Array, context: Context, options: Options, *, with_maps: bool = False
+    ) -> tuple[jax.Array, KeyValues, Trace]:
+        """Return (x_BLD, keys and values for a cache, trace); the trace has attention maps if `with_maps`."""
+        keys = [None] * 3 if options.dropout_key is None else list(jax.random.split(options.dropout_key, 3))
+        before_BLD, options = x_BLD, options._replace(dropout_key=keys[0])
+        added_BLD, cache, maps = self.attention(
+            self._enter(x_BLD, self.attention_norm), context, options, with_maps=with_maps
+        )
+        x_BLD = self._add(x_BLD, added_BLD, self.attention_norm, keys[1])
+        units_BLF = self.mlp.units(self._enter(x_BLD, self.mlp_norm))
+        x_BLD = self._add(x_BLD, self.mlp.down(units_BLF), self.mlp_norm, keys[2])
+        return x_BLD, cache, Trace(maps, before_BLD, x_BLD, units_BLF)
 
-        def attend(x_BLD: jax.Array) -> jax.Array:
-            kept = maps.append if record is not None else None
-            options = {"dropout_key": keys[0], "record": kept, "remember": remember, "head_mask_BH": head_mask_BH}
-            return self.attention(x_BLD, position, positions_BL, mask, **options)
+    def _enter(self, x_BLD, norm) -> jax.Array:
+        return norm(x_BLD) if self.config.norm_placement == "pre" else x_BLD
 
-        def feed_forward(x_BLD: jax.Array) -> jax.Array:
-            units.append(self.mlp.units(x_BLD))
-            return self.mlp.down(units[0])
-
-        x_BLD = self._branch(x_BLD, attend, self.attention_norm, keys[1])
-        x_BLD = self._branch(x_BLD, feed_forward, self.mlp_norm, keys[2])
-        if record is not None:
-            record(Trace(maps[0], before_BLD, x_BLD, units[0]))
-        return x_BLD
-
-    def _branch(self, x_BLD, sublayer, norm, key):
-        config = self.config
-        pre = config.norm_placement == "pre"
-        added_BLD = dropout(sublayer(norm(x_BLD) if pre else x_BLD), config.sublayer_dropout, key)
-        x_BLD = x_BLD + added_BLD if config.residual else added_BLD
-        return x_BLD if pre else norm(x_BLD)
+    def _add(self, x_BLD, added_BLD, norm, key) -> jax.Array:
+        added_BLD = dropout(added_BLD, self.config.sublayer_dropout, key)
+        x_BLD = x_BLD + added_BLD if self.config.residual else added_BLD
+        return x_BLD if self.config.norm_placement == "pre" else norm(x_BLD)
 
 
 class MiniGPT(nnx.Module):
@@ -125,7 +116,7 @@ class MiniGPT(nnx.Module):
         std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
         init = nnx.initializers.normal(std)
         self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
-        # By name, each once, however many layers share it: no parameter stands in the tree twice.
+        # Layers share encodings of one name: the tree has each parameter once.
         encodings = zip(config.position_pattern, positions.make(config, rngs=rngs), strict=False)
         self.positions = nnx.Dict(**dict(encodings))
         make_block = lambda rngs: Block(config, self.dtype, rngs=rngs)
@@ -145,23 +136,9 @@ class MiniGPT(nnx.Module):
         segments_BL: jax.Array | None = None,
         *,
         dropout_key: jax.Array | None = None,
-        record: Record | None = None,
-        head_mask_NBH: jax.Array | None = None,
     ) -> jax.Array:
-        """Gives logits_BLV in float32.
-
-        Takes what `hidden` takes, and raises what it raises.
-        """
-        options = {"dropout_key": dropout_key, "record": record, "head_mask_NBH": head_mask_NBH}
-        x_BLD = self.hidden(tokens_BL, positions_BL, segments_BL, **options)
-        x_TD = x_BLD.reshape(-1, x_BLD.shape[-1])
-        logits_TV = output_loss.logits(x_TD, self.output_table.astype(self.dtype))
-        return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
-
-    @property
-    def output_table(self) -> jax.Array:
-        """The table_VD, float32, whose product with the last hidden states gives the logits."""
-        return (self.embedding if self.config.tie_embeddings else self.unembedding)[...]
+        """Return logits_BLV in float32. Takes the arguments of `hidden`, and raises its errors."""
+        return self.logits(self.hidden(tokens_BL, positions_BL, segments_BL, dropout_key=dropout_key))
 
     def hidden(
         self,
@@ -170,73 +147,109 @@ class MiniGPT(nnx.Module):
         segments_BL: jax.Array | None = None,
         *,
         dropout_key: jax.Array | None = None,
-        record: Record | None = None,
-        remember: Remember | None = None,
         head_mask_NBH: jax.Array | None = None,
     ) -> jax.Array:
-        """Gives the last hidden states x_BLD, in `dtype`, of which the logits are made.
+        """Return the last hidden states x_BLD in `dtype`. See `Inputs` and `forward` for the arguments and errors."""
+        inputs = Inputs(tokens_BL, positions_BL, segments_BL)
+        return self.forward(inputs, dropout_key=dropout_key, head_mask_NBH=head_mask_NBH)[0]
 
-        tokens_BL: ids below `vocab_size`. positions_BL: integers, 0..L-1 unless given. segments_BL: attention stays
-        inside a segment. dropout_key: without it there is no dropout. record: called with each layer's Trace, in order,
-        as the model is traced; remember: likewise with its keys and values, see MultiHeadAttention. head_mask_NBH: what
-        the heads' outputs are multiplied by, layer by layer; the batch's axis may be 1. Raises UserError where the
-        length is past a learned table.
+    def logits(self, x_BLD: jax.Array) -> jax.Array:
+        """Return the logits_BLV of last hidden states, in float32."""
+        x_TD = x_BLD.reshape(-1, x_BLD.shape[-1])
+        return loss.logits(x_TD, self.output_table.astype(self.dtype)).reshape(*x_BLD.shape[:-1], self.vocab_size)
+
+    @property
+    def output_table(self) -> jax.Array:
+        """The table_VD, float32, whose product with the last hidden states gives the logits."""
+        return (self.embedding if self.config.tie_embeddings else self.unembedding)[...]
+
+    def forward(
+        self,
+        inputs: Inputs,
+        *,
+        dropout_key: jax.Array | None = None,
+        head_mask_NBH: jax.Array | None = None,
+        caches: Sequence[Past | None] | None = None,
+        trace: Callable[[Trace], Any] | None = None,
+    ) -> tuple[jax.Array, list[KeyValues] | None, list[Any] | None]:
+        """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with an item for each layer.
+
+        dropout_key: None: no dropout. head_mask_NBH: factors of the heads' outputs; the batch axis may be 1. caches:
+        each layer's past, None where it is empty; the result has each layer's past and new keys and values. trace: is
+        applied to each layer's Trace, maps included; the result has what it returned. Raises UserError if the length
+        exceeds a learned table.
         """
-        config = self.config
-        length = tokens_BL.shape[1]
+        config, (tokens_BL, positions_BL, segments_BL) = self.config, inputs
         if positions_BL is None:
-            check_length(config, length)
-            positions_BL = jnp.arange(length)[None]
-        keys = [None] * (config.num_layers + 1)
-        if dropout_key is not None:
-            keys = jax.random.split(dropout_key, config.num_layers + 1)
-
-        x_BLD = sharding.gather(self.embedding[...])[tokens_BL]  # float32, and so is what the blocks add up
+            check_length(config, tokens_BL.shape[1])
+            positions_BL = jnp.arange(tokens_BL.shape[1])[None]
+        keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
+        pattern = [self.positions[name] for name in config.position_pattern]
+        x_BLD = sharding.gather(self.embedding[...])[tokens_BL]  # float32, as is the residual stream
         if config.scale_embeddings:
             x_BLD = x_BLD * config.d_model**0.5
-        pattern = [self.positions[name] for name in config.position_pattern]
         x_BLD = pattern[0].embed(x_BLD, positions_BL)
-        x_BLD = dropout(x_BLD, config.embedding_dropout, keys[-1])
+        x_BLD = dropout(x_BLD, config.embedding_dropout, None if keys is None else keys[-1])
+
         mask = Mask(config.causal, config.attention_window, segments_BL)
-        kept = record is not None or remember is not None
-
-        def apply(x_BLD: jax.Array, block: Block, position: Position, key, head_mask_BH) -> jax.Array:
-            options = {"dropout_key": key, "record": record, "remember": remember, "head_mask_BH": head_mask_BH}
-
-            def run(x_BLD: jax.Array) -> jax.Array:
-                return block(x_BLD, position, positions_BL, mask, **options)
-
-            if config.remat == "none" or kept:  # what is recorded must not be traced a second time
-                return run(x_BLD)
-            return jax.checkpoint(run, policy=SAVED[config.remat], prevent_cse=not config.scan_layers)(x_BLD)
-
-        if config.scan_layers:
-            definition, stacked = nnx.split(self.blocks)
-            merged = lambda layers, layer: nnx.merge(definition, jax.tree.map(lambda leaf: leaf[layer], layers))
-        if config.scan_layers and not kept:  # what is recorded must not stay in the loop
-
-            def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, None]:
-                layers, *given = part
-                for place, position in enumerate(pattern):
-                    of_layer = (None if each is None else each[place] for each in given)
-                    x_BLD = apply(x_BLD, merged(layers, place), position, *of_layer)
-                return x_BLD, None
-
-            layers = (stacked, None if dropout_key is None else keys[:-1], head_mask_NBH)
-            periods = jax.tree.map(lambda leaf: leaf.reshape(-1, len(pattern), *leaf.shape[1:]), layers)
-            x_BLD, _ = jax.lax.scan(period, x_BLD, periods)
-        else:
-            for layer in range(config.num_layers):
-                block = merged(stacked, layer) if config.scan_layers else self.blocks[layer]
-                head_mask_BH = None if head_mask_NBH is None else head_mask_NBH[layer]
-                x_BLD = apply(x_BLD, block, pattern[layer % len(pattern)], keys[layer], head_mask_BH)
+        contexts = [Context(mask, position, positions_BL) for position in pattern]
+        options = Options(keys, head_mask_NBH)  # of all layers
+        if config.scan_layers and caches is None:
+            x_BLD, traces = self._scan_layers(x_BLD, contexts, options, trace)
+        else:  # unrolled with caches too: a scan would copy them for each token
+            new_caches, traces = [], []
+            for number, block in enumerate(self._blocks()):
+                past = None if caches is None else caches[number]
+                context, of_layer = contexts[number % len(pattern)], _at(options, number)._replace(past=past)
+                x_BLD, cache, traced = self._layer(x_BLD, block, context, of_layer, trace)
+                new_caches.append(cache)
+                traces.append(traced)
         if config.norm_placement == "pre":
             x_BLD = self.final_norm(x_BLD)
-        return x_BLD.astype(self.dtype)
+        return x_BLD.astype(self.dtype), None if caches is None else new_caches, None if trace is None else traces
+
+    def _layer(self, x_BLD, block, context, options, trace) -> tuple[jax.Array, KeyValues, Any]:
+        """Run a block, with rematerialisation as configured; return (x_BLD, keys and values, what `trace` returns)."""
+
+        def run(x_BLD: jax.Array) -> tuple:
+            x_BLD, cache, traced = block(x_BLD, context, options, with_maps=trace is not None)
+            return x_BLD, cache, None if trace is None else trace(traced)
+
+        remat = self.config.remat
+        if remat == "none":
+            return run(x_BLD)
+        return jax.checkpoint(run, policy=SAVED[remat], prevent_cse=not self.config.scan_layers)(x_BLD)
+
+    def _scan_layers(self, x_BLD, contexts, options, trace) -> tuple[jax.Array, list[Any]]:
+        """Run all layers in a scan, whose step is one period of the pattern of positions."""
+        definition, stacked = nnx.split(self.blocks)
+
+        def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, list]:
+            traces = []
+            for number, context in enumerate(contexts):
+                weights, of_layer = _at(part, number)
+                x_BLD, _, traced = self._layer(x_BLD, nnx.merge(definition, weights), context, of_layer, trace)
+                traces.append(traced)
+            return x_BLD, traces
+
+        layers, length = self.config.num_layers, len(contexts)
+        in_periods = lambda leaf: leaf[:layers].reshape(-1, length, *leaf.shape[1:])
+        x_BLD, traces = jax.lax.scan(period, x_BLD, jax.tree.map(in_periods, (stacked, options)))
+        return x_BLD, [_at(traces[layer % length], layer // length) for layer in range(layers)]
+
+    def _blocks(self) -> list[Block]:
+        if not self.config.scan_layers:
+            return self.blocks
+        definition, stacked = nnx.split(self.blocks)
+        return [nnx.merge(definition, _at(stacked, layer)) for layer in range(self.config.num_layers)]
+
+
+def _at(tree: Any, index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def _stacked(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rngs) -> Block:
-    """Gives a block whose parameters have an axis of layers before their own, with the draws of blocks made in turn."""
+    """Return a block whose parameters have a first axis of layers, with the values of blocks that are made in turn."""
     start = rngs.params.count[...]
     block = make_block(rngs)
     counts_N = start + (rngs.params.count[...] - start) * jnp.arange(layers + 1, dtype=start.dtype)
@@ -255,14 +268,14 @@ def _stacked(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rng
 def text_layout(
     config: ModelConfig, tokens_BL: jax.Array, isolate_at: int | None = None, keys_B: jax.Array | None = None
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Gives the (positions_BL, segments_BL) that a text is read with, int32, or None where the model's own will do.
+    """Return a text's (positions_BL, segments_BL), int32; None for the defaults of `Inputs`.
 
-    isolate_at: the separator at which documents are kept apart. It opens the document that follows it, whose first
-    token is predicted from it alone, and positions restart there.
+    isolate_at: the separator of documents that attention keeps apart, or None. It is the first token of the document
+    that follows it: that document's first token is predicted from the separator only, and positions restart there.
 
-    `model.random_positions`: ordered positions instead, drawn for each row without replacement by its key (Ruoss et al.
-    2023); without keys by the row's first token and length, so that a score depends neither on chance, nor on the
-    batch, nor on tokens to come.
+    With `model.random_positions`, each row has ordered positions that are drawn without replacement (Ruoss et al.
+    2023), by its key in keys_B. Without keys the draw depends on the row's first token and length only, so that a score
+    is the same every time, in every batch, and does not depend on later tokens.
     """
     positions_BL = segments_BL = None
     if isolate_at is not None:
@@ -278,13 +291,13 @@ def text_layout(
 def _random_positions(count: int, tokens_BL: jax.Array, keys_B: jax.Array | None) -> jax.Array:
     if keys_B is None:
         keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens_BL[:, 0])
-    # The places of the largest of `count` random numbers: choice(replace=False) would sort them all.
+    # The indices of the largest of `count` random numbers; choice(replace=False) would sort them all.
     lots_BN = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys_B)
     return jnp.sort(jax.lax.top_k(lots_BN, tokens_BL.shape[1])[1], axis=-1)
 
 
 def check_length(config: ModelConfig, length: int) -> None:
-    """Raises UserError where a length needs more positions than there are: JAX would clamp them in silence."""
+    """Raise UserError if a length needs more positions than the model has; JAX would clamp them silently."""
     if config.random_positions is not None:
         if length > config.random_positions:
             raise UserError(
@@ -299,7 +312,7 @@ def check_length(config: ModelConfig, length: int) -> None:
 
 
 def compute_dtype(name: str) -> jnp.dtype:
-    """Resolves `model.dtype`: auto is bfloat16 where the first device has it in hardware, else float32."""
+    """Return the dtype of `model.dtype`; auto is bfloat16 if the first device has it in hardware, else float32."""
     if name == "auto":
         name = "bfloat16" if devices.has_bfloat16(jax.devices()[0]) else "float32"
     return jnp.dtype(name)

@@ -2,16 +2,15 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model import output_loss
-from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import MiniGPT, text_layout
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import sharding
 
 
@@ -33,7 +32,7 @@ class LoadedModel:
     None: no head is masked; the batch axis may be 1.
     """
 
-    parameters: Parameters
+    parameters: dict[str, Any]
     definition: nnx.GraphDef
     config: Config
     mesh: Mesh
@@ -48,7 +47,7 @@ class LoadedModel:
 
     def merge(self) -> MiniGPT:
         """Return the module with its parameters in place; under jit too."""
-        return model_parameters.merge(self.definition, self.parameters)
+        return nnx.merge(self.definition, nnx.State(self.parameters))
 
     @jax.jit
     def hidden(
@@ -70,9 +69,7 @@ class LoadedModel:
         self, inputs_BL: jax.Array, text_BL: jax.Array | None = None, keys_B: jax.Array | None = None
     ) -> jax.Array:
         """Return logits_BLV, float32, replicated over the mesh. Takes the arguments of `hidden`."""
-        model, x_BLD = self.merge(), self.hidden(inputs_BL, text_BL, keys_B)
-        logits_TV = output_loss.logits(x_BLD.reshape(-1, x_BLD.shape[-1]), model.output_table.astype(model.dtype))
-        return sharding.replicate(logits_TV.reshape(*x_BLD.shape[:-1], -1), self.mesh)
+        return sharding.replicate(self.merge().logits(self.hidden(inputs_BL, text_BL, keys_B)), self.mesh)
 
     @jax.jit
     def nll(self, inputs_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
@@ -81,5 +78,5 @@ class LoadedModel:
         targets_BL: the next tokens, or under the masked objective the text itself.
         """
         x_BLD = self.hidden(inputs_BL, targets_BL if self.masked else None)
-        nll_BL = output_loss.token_nll(x_BLD, self.merge().output_table, targets_BL, self.mesh)
+        nll_BL = token_nll(x_BLD, self.merge().output_table, targets_BL, self.mesh)
         return sharding.replicate(nll_BL, self.mesh)

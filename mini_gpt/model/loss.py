@@ -1,20 +1,135 @@
-"""Losses per token, in nats; every mean elsewhere is a sum of these over a count."""
+"""Losses in nats: of logits, and of final hidden states in chunks, so that memory never holds all tokens' logits.
+
+Every mean of losses elsewhere is a sum of these divided by a count. T is the number of tokens in a chunk. On a mesh,
+each device computes the losses of its own rows.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from mini_gpt.runtime import sharding
+
+LIMIT = 2**27  # bytes of float32 logits that a device holds at a time
 
 
 def nll(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
-    """Gives nll_BL, the negative log-likelihood of each target, in nats, float32."""
+    """Return nll_BL, the negative log-likelihood of each target, in nats, float32."""
     logits_BLV = logits_BLV.astype(jnp.float32)
     chosen_BL = jnp.take_along_axis(logits_BLV, targets_BL[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits_BLV, axis=-1) - chosen_BL
 
 
 def smoothed_cross_entropy(logits_BLV: jax.Array, targets_BL: jax.Array, smoothing: float) -> jax.Array:
-    """Gives ce_BL against (1 - e) one-hot + e uniform over all V classes, in nats, float32 (Szegedy et al. 2016, 7)."""
+    """Return ce_BL against (1 - e) one-hot + e uniform over V classes, in nats, float32 (Szegedy et al. 2016, 7)."""
     if smoothing == 0.0:
         return nll(logits_BLV, targets_BL)
     logits_BLV = logits_BLV.astype(jnp.float32)
     uniform_BL = jax.nn.logsumexp(logits_BLV, axis=-1) - jnp.mean(logits_BLV, axis=-1)
     return (1 - smoothing) * nll(logits_BLV, targets_BL) + smoothing * uniform_BL
+
+
+def logits(x_TD: jax.Array, table_VD: jax.Array) -> jax.Array:
+    """Return x Wᵀ as logits_TV in float32; both operands have one dtype."""
+    return _product(x_TD, table_VD, (1, 1))
+
+
+def token_nll(x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, mesh: Mesh) -> jax.Array:
+    """Return `nll` of the logits x Wᵀ as nll_BL in float32, its rows divided over the mesh."""
+
+    def local(x_BLD, table_VD, targets_BL):
+        table_VD = table_VD.astype(x_BLD.dtype)
+        score = lambda _, chunk: (None, nll(logits(chunk[0], table_VD), chunk[1]))
+        return _scan(score, None, (x_BLD, targets_BL), len(table_VD))[1].reshape(targets_BL.shape)
+
+    rows = sharding.batch_sharding(mesh).spec
+    specs = (rows, PartitionSpec(), rows)
+    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)(x_BLD, table_VD, targets_BL)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def loss_sums(
+    x_BLD: jax.Array,
+    table_VD: jax.Array,
+    targets_BL: jax.Array,
+    weights_BL: jax.Array,
+    smoothing: float,
+    mesh: Mesh,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the weighted sums of `smoothed_cross_entropy` and of `nll` of the logits x Wᵀ, float32 scalars.
+
+    x_BLD: its rows are divided over the mesh; its dtype is that of the products, whose results are float32. The forward
+    pass computes the gradient of the first sum, with respect to x and the table only, while it has a chunk's logits
+    (Hsu et al. 2024). The second sum has no gradient.
+    """
+    return _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)[0]
+
+
+def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh):
+    def local(x_BLD, table_VD, targets_BL, weights_BL):
+        table_VD = table_VD.astype(x_BLD.dtype)
+        classes_V = jnp.arange(len(table_VD))
+
+        def add(carry, chunk):
+            x_TD, targets_T, weights_T = chunk
+            logits_TV = logits(x_TD, table_VD)
+            max_T1 = jnp.max(logits_TV, axis=-1, keepdims=True)
+            exp_TV = jnp.exp(logits_TV - max_T1)
+            sum_T1 = jnp.sum(exp_TV, axis=-1, keepdims=True)
+            lse_T = (jnp.log(sum_T1) + max_T1)[:, 0]
+            nll_T = lse_T - jnp.take_along_axis(logits_TV, targets_T[:, None], axis=-1)[:, 0]
+            objective_T = nll_T
+            if smoothing:
+                objective_T = (1 - smoothing) * nll_T + smoothing * (lse_T - jnp.mean(logits_TV, axis=-1))
+            wanted_TV = (1 - smoothing) * (classes_V == targets_T[:, None]) + smoothing / len(classes_V)
+            d_logits_TV = (weights_T[:, None] * (exp_TV / sum_T1 - wanted_TV)).astype(x_TD.dtype)
+            d_table_VD = _product(d_logits_TV, x_TD, (0, 0))
+            sums = jnp.sum(objective_T * weights_T), jnp.sum(nll_T * weights_T), d_table_VD
+            return jax.tree.map(jnp.add, carry, sums), _product(d_logits_TV, table_VD, (1, 0)).astype(x_TD.dtype)
+
+        zero = jnp.float32(0), jnp.float32(0), jnp.zeros(table_VD.shape, jnp.float32)
+        sums, d_x_TD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(classes_V))
+        return jax.lax.psum(sums, rows[0]), d_x_TD.reshape(x_BLD.shape)
+
+    rows, replicated = sharding.batch_sharding(mesh).spec, PartitionSpec()
+    local = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(rows, replicated, rows, rows),
+        out_specs=((replicated,) * 3, rows),
+        check_vma=False,
+    )
+    (objective, nll_sum, d_table_VD), d_x_BLD = local(x_BLD, table_VD, targets_BL, weights_BL)
+    return (objective, nll_sum), (d_x_BLD, d_table_VD.astype(table_VD.dtype))
+
+
+def _loss_sums_backward(smoothing, mesh, gradients, cotangents):
+    d_x_BLD, d_table_VD = gradients
+    return (cotangents[0] * d_x_BLD).astype(d_x_BLD.dtype), cotangents[0] * d_table_VD, None, None
+
+
+loss_sums.defvjp(_loss_sums_forward, _loss_sums_backward)
+
+
+def _product(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
+    axes = tuple((axis,) for axis in contracted)
+    return jax.lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _scan(function, carry, arrays_BL, classes: int):
+    """Scan over the fewest equal chunks of B·L tokens whose logits fit LIMIT; a single chunk needs no loop.
+
+    Padding is zeros, so the padding tokens have no weight.
+    """
+    tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
+    size = -(-tokens // -(-4 * tokens * classes // LIMIT))
+
+    def chunks(array_BL: jax.Array) -> jax.Array:
+        rest = array_BL.shape[2:]
+        padding = [(0, -tokens % size)] + [(0, 0)] * len(rest)
+        return jnp.pad(array_BL.reshape(tokens, *rest), padding).reshape(-1, size, *rest)
+
+    carry, outputs_CT = jax.lax.scan(function, carry, tuple(map(chunks, arrays_BL)), unroll=size == tokens)
+    return carry, outputs_CT.reshape(-1, *outputs_CT.shape[2:])[:tokens]

@@ -1,6 +1,5 @@
-"""How many parameters a model has: python -m mini_gpt.model.parameters --config=configs/presets.py:gpt2_small"""
+"""Parameters as nested dicts: split from a model, counted, and with layers stacked or separate."""
 
-import argparse
 import collections
 import functools
 import math
@@ -11,38 +10,36 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config import loading as configs
 from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.model.gpt import MiniGPT
-from mini_gpt.runtime import errors
 from mini_gpt.runtime.errors import UserError
 
 Parameters = dict[str, Any]
 
 
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
-    """Splits a model into its definition and its parameters as plain nested dicts."""
+    """Split a model into its definition and its parameters as nested dicts."""
     definition, state = nnx.split(model, nnx.Param)
     return definition, nnx.to_pure_dict(state)
 
 
 def merge(definition: nnx.GraphDef, parameters: Parameters) -> MiniGPT:
-    """Puts a model together again; under jit too."""
+    """Return the model of a definition and parameters; works under jit."""
     return nnx.merge(definition, nnx.State(parameters))
 
 
 def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
-    """Gives the definition and the parameters' shapes and dtypes; allocates nothing, whatever the size."""
+    """Return a model's definition and its parameters' shapes and dtypes; allocates no arrays."""
     return split(nnx.eval_shape(lambda: MiniGPT(config, vocab_size, rngs=nnx.Rngs(0))))
 
 
 def path_name(path: tuple) -> str:
-    """Gives 'blocks/0/attention/query/kernel' for a path into the parameters."""
+    """Return a path into the parameters as a name such as 'blocks/0/attention/query/kernel'."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def check_shapes(written: Parameters, asked: Parameters, source: str) -> None:
-    """Raises UserError where the config asks for other parameters than the source has written, in either layout."""
+    """Raise UserError if the source's parameters differ from the config's in name or shape; layouts may differ."""
     one_by_one = functools.partial(jax.eval_shape, functools.partial(with_layers, stacked=False))
     shapes = [
         {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)}
@@ -64,9 +61,9 @@ def non_finite(parameters: Parameters) -> str | None:
 
 
 def with_layers(tree: Any, *, stacked: bool) -> Any:
-    """Gives parameters, or a state with such trees in it, with the blocks stacked along a first axis, or one by one.
+    """Return parameters, or a tree that contains them, with blocks stacked along a first axis or separate.
 
-    The first is the layout of `model.scan_layers`. What has it already comes back as it is.
+    Stacked is the layout of `model.scan_layers`. Parameters that have the layout already are returned unchanged.
     """
 
     def convert(parameters: Any) -> Any:
@@ -88,17 +85,18 @@ def _has_blocks(node: Any) -> bool:
 
 
 def laid_out(tree: Any, like: Any, *, stacked: bool) -> Any:
-    """Gives the tree with its layers as asked for, and where the leaves of `like` lie."""
+    """Return the tree in the layout asked for, sharded as the leaves of `like`."""
     places = jax.tree.map(lambda leaf: leaf.sharding, like)
     return jax.jit(lambda tree: with_layers(tree, stacked=stacked), out_shardings=places)(tree)
 
 
 def count(parameters: Parameters) -> int:
+    """Return the number of parameters."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))
 
 
 def report(parameters: Parameters) -> str:
-    """Gives a table of parameters a module, the blocks' layers folded into one row each, and the total."""
+    """Return a table of each module's parameters and the total; one row stands for the same module of all blocks."""
     layers, sizes, shapes = collections.defaultdict(set), collections.Counter(), collections.defaultdict(dict)
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
         module, _, name = path_name(path).rpartition("/")
@@ -117,17 +115,3 @@ def report(parameters: Parameters) -> str:
         for name, copies, shape, size in table
     ]
     return "\n".join([*rows, f"{'total':<{sum(widths) + 2}}  {total:>15,}"])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--vocab_size", type=int, help="default: data.vocab_size for bpe, else 257")
-    arguments = parser.parse_args()
-    config = configs.load(arguments.config, {"data.corpus": "python_stdlib"})  # no corpus is opened
-    vocab_size = arguments.vocab_size or (config.data.vocab_size if config.data.tokenizer == "bpe" else 257)
-    print(report(abstract(config.model, vocab_size)[1]))
-
-
-if __name__ == "__main__":
-    errors.run(main)

@@ -1,7 +1,7 @@
-"""Every positional encoding behind one small interface of three hooks, each a no-op unless the encoding needs it.
+"""Positional encodings, as subclasses that override some of three hooks; a hook of the base class does nothing.
 
-Positions are always passed in, never made inside: packing, offsets and cached decoding share one path. Hooks may be
-called with any block of positions. Angles and biases are computed in float32.
+Positions are arguments, so that packing, offsets and cached decoding share one path. Hooks take any block of positions.
+Angles and biases are computed in float32.
 """
 
 import math
@@ -17,26 +17,26 @@ from mini_gpt.model.layers import INIT_STD
 
 
 class Position(nnx.Module):
-    """No encoding: what order a model knows, it infers from the causal mask (Haviv et al. 2022)."""
+    """No encoding: the causal mask is the only source of order (Haviv et al. 2022)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs
 
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        """Gives x_BLD with the position added, once, at the input."""
+        """Return the input x_BLD with positions added; called once, before the first block."""
         return x_BLD
 
     def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        """Gives queries or keys turned by their position, in their dtype."""
+        """Return queries or keys rotated by their positions, in their dtype."""
         return x_BLHK
 
     def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array | None:
-        """Gives what is added to the attention logits, bias_BHLS in float32, or None."""
+        """Return the bias_BHLS of the attention logits in float32, or None."""
         return None
 
 
 class Learned(Position):
-    """A trained vector a position (Gehring et al. 2017), drawn as wide as the token embeddings."""
+    """A trained vector for each position (Gehring et al. 2017), with the initial scale of token embeddings."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         shape = (config.max_positions, config.d_model)
@@ -49,9 +49,9 @@ class Learned(Position):
 class Sinusoidal(Position):
     """Sines and cosines of geometric wavelengths, 2π to nearly 2π·base (Vaswani et al. 2017, 3.5).
 
-    Dimension 2i holds sin(p / base^(2i/D)), dimension 2i+1 the cosine. The amplitude is in standard deviations of the
-    token embeddings' entries as they are added (`model.sinusoidal.amplitude`): at 1 the two have the relation of the
-    paper, where both are 1, whether embeddings are scaled by sqrt(d_model) or not.
+    Dimension 2i is sin(p / base^(2i/D)), dimension 2i+1 the cosine. `model.sinusoidal.amplitude` is in standard
+    deviations of the token embeddings' entries: at 1, positions and embeddings have the relative scale of the paper,
+    with embeddings scaled by sqrt(d_model) or not.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -65,11 +65,11 @@ class Sinusoidal(Position):
 
 
 class Rope(Position):
-    """Queries and keys turned by position, so that <R(m)q, R(n)k> = qᵀR(n-m)k (Su et al. 2021, 3.2).
+    """Queries and keys rotated by position, so that <R(m)q, R(n)k> = qᵀR(n-m)k (Su et al. 2021, 3.2).
 
     The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Interleaved pairs (RoFormer) are
-    the same up to a permutation of a head's dimensions, and not interchangeable in a checkpoint. `model.rope.scaling`
-    changes the frequencies (`rope_frequencies`), YaRN the logits' temperature too.
+    a permutation of a head's dimensions, so checkpoints of the two are not interchangeable. `model.rope.scaling`
+    changes the frequencies (`rope_frequencies`); YaRN changes the logits' temperature too.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -83,12 +83,12 @@ class Rope(Position):
         angles_BL1P = _angles(positions_BL, self.frequencies)[:, :, None, :]
         cos, sin = jnp.cos(angles_BL1P), jnp.sin(angles_BL1P)
         first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)
-        turned = [first * cos - second * sin, second * cos + first * sin]
-        return jnp.concatenate([half.astype(x_BLHK.dtype) for half in turned] + [rest], axis=-1)
+        rotated = [first * cos - second * sin, second * cos + first * sin]
+        return jnp.concatenate([half.astype(x_BLHK.dtype) for half in rotated] + [rest], axis=-1)
 
 
 class Alibi(Position):
-    """A penalty linear in distance, a slope a head (Press et al. 2022, 3); on both sides alike where not causal."""
+    """A penalty linear in distance, with a slope for each head (Press et al. 2022, 3); symmetric if not causal."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.slopes = alibi_slopes(config.num_heads)
@@ -99,9 +99,9 @@ class Alibi(Position):
 
 
 class T5(Position):
-    """A trained bias a head and bucket of distances, one table for the whole model (Raffel et al. 2020, 2.1).
+    """A trained bias for each head and bucket of distances, shared by all layers (Raffel et al. 2020, 2.1).
 
-    Unlike T5 itself, the logits keep their scale of 1/sqrt(K).
+    Unlike in T5, logits are scaled by 1/sqrt(K).
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -129,19 +129,19 @@ ENCODINGS: dict[str, type[Position]] = {
 
 
 def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Position, ...]:
-    """Makes the encodings, one a layer; layers of the same name share one object."""
+    """Make the encoding of each layer; layers with encodings of one name share one object."""
     pattern = config.position_pattern
     made = {name: ENCODINGS[name](config, rngs=rngs) for name in dict.fromkeys(pattern)}
     return tuple(made[pattern[layer % len(pattern)]] for layer in range(config.num_layers))
 
 
 def embedding_std(config: ModelConfig) -> float:
-    """Gives the standard deviation of a token embedding's entries at initialisation, as the first block sees them."""
+    """Return the initial standard deviation of a token embedding's entries, scaling included."""
     return 1.0 if config.scale_embeddings else INIT_STD
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Gives 2^(-8i/H) for a power of two H; else those of the power below, then every other one of the power above."""
+    """Return 2^(-8i/H) for a power of two H; else those of the power below, then every other of the power above."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     above = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1, 2)]
@@ -149,10 +149,10 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 
 
 def t5_bucket(offset: jax.Array, *, causal: bool, num_buckets: int, max_distance: int) -> jax.Array:
-    """Gives the bucket (int32) of each offset, key less query (Raffel et al. 2020, their released code).
+    """Return the bucket (int32) of each offset, key less query (Raffel et al. 2020, their released code).
 
-    Half of the buckets hold one distance each, the others grow logarithmically up to `max_distance`; where not causal,
-    half of all serve the keys to the right.
+    Half of the buckets have one distance each, the others grow logarithmically up to `max_distance`. If not causal, one
+    half of all buckets is for keys to the right.
     """
     right = jnp.zeros_like(offset)
     if not causal:
@@ -162,7 +162,7 @@ def t5_bucket(offset: jax.Array, *, causal: bool, num_buckets: int, max_distance
     else:
         distance = jnp.maximum(-offset, 0)
     exact = num_buckets // 2
-    # A table made in float64: rounding of a float32 logarithm would move the buckets' edges from one device to another.
+    # A table in float64: float32 logarithms round differently from device to device, which would move bucket edges.
     distances = np.arange(max_distance + 1)
     growth = np.log(np.maximum(distances, 1) / exact) / np.log(max_distance / exact)
     wide = exact + np.floor(growth * (num_buckets - exact) + 1e-9).astype(np.int32)
@@ -171,18 +171,18 @@ def t5_bucket(offset: jax.Array, *, causal: bool, num_buckets: int, max_distance
 
 
 def geometric_frequencies(base: float, width: int) -> np.ndarray:
-    """Gives base^(-2i/width) radians a token for pair i, float64."""
+    """Return base^(-2i/width), radians per token of pair i, float64."""
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
 
 
 def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
-    """Gives radians a token for each pair of the `width` turned dimensions, scaled to `factor` times the context, s.
+    """Return each pair's radians per token, float64, for `width` rotated dimensions and s = `factor` times the context.
 
     linear: all divided by s (position interpolation, Chen et al. 2023). ntk: the base becomes
-    base · s^(width/(width-2)), so that the slowest pair is interpolated in full and the fastest not at all (NTK-aware;
-    Peng et al. 2023, 3.1). yarn: pairs that turn more than `beta_fast` times in the original context stay, those that
-    turn less than `beta_slow` are interpolated, in between linear in the number of turns (Peng et al. 2023, 3.2, their
-    β and α; their released code is linear in the pair's number instead). float64.
+    base · s^(width/(width-2)): the slowest pair is interpolated fully, the fastest not at all (NTK-aware; Peng et al.
+    2023, 3.1). yarn: pairs with more than `beta_fast` turns in the original context are unchanged, pairs with less than
+    `beta_slow` are interpolated; between them the share is linear in the turns (Peng et al. 2023, 3.2, their β and α;
+    their released code is linear in the pair's index instead).
     """
     plain_P, s = geometric_frequencies(rope.base, width), rope.factor
     if rope.scaling == "linear":
@@ -191,16 +191,16 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
         return geometric_frequencies(rope.base * s ** (width / (width - 2)), width)
     if rope.scaling == "yarn":
         turns_P = rope.original_context * plain_P / (2 * np.pi)
-        kept_P = np.clip((turns_P - rope.beta_slow) / (rope.beta_fast - rope.beta_slow), 0, 1)
-        return (1 - kept_P) * plain_P / s + kept_P * plain_P
+        unscaled_P = np.clip((turns_P - rope.beta_slow) / (rope.beta_fast - rope.beta_slow), 0, 1)
+        return (1 - unscaled_P) * plain_P / s + unscaled_P * plain_P
     return plain_P
 
 
 def yarn_scale(factor: float) -> float:
-    """Gives sqrt(1/t) = 0.1 ln s + 1, which scales queries and keys, so the logits by its square (ibid., 3.4)."""
+    """Return sqrt(1/t) = 0.1 ln s + 1, the factor of queries and of keys (Peng et al. 2023, 3.4)."""
     return 0.1 * math.log(factor) + 1
 
 
 def _angles(positions_BL: jax.Array, frequencies_P: Sequence[float]) -> jax.Array:
-    """Gives position · frequency, angles_BLP in radians, float32."""
+    """Return position · frequency as angles_BLP in radians, float32."""
     return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)

@@ -73,7 +73,7 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     else:
         store = token_store.open_store(corpus, config.data, tokenizer)
         size = tokenizers.vocab_size(tokenizer)
-        train_batches = batches.TrainBatches(store.split("train"), config, vocab_size=size, rows=rows)
+        train_batches = batches.TrainBatches(store.split("train").tokens, config, vocab_size=size, rows=rows)
         evaluator = TextEvaluator(config, tokenizer, store.split("validation"))
     separator_id = tokenizers.isolate_at(config.data, tokenizer.token_bytes)
     return Assembly(config, vocab_size, mesh, definition, optimizer, like, train_batches, evaluator, separator_id)

@@ -14,7 +14,7 @@ from mini_gpt.evaluation.scoring import Score
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import images
-from mini_gpt.insight.attention_statistics import attention_statistics
+from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
@@ -60,9 +60,7 @@ class Evaluator(ABC):
 
         The images show the attention maps at the start of the probe, and the similarity of learned positions.
         """
-        curves, maps_NHLS = attention_statistics(
-            model.definition, model.parameters, self.probe_BL, model.mesh, isolate_at=model.separator_id
-        )
+        curves, maps_NHLS = attention_statistics(model, self.probe_BL)
         pictures = {"attention/maps": images.map_grid(maps_NHLS)}
         if "learned" in self.config.model.position_pattern:
             table_PD = sharding.whole(model.parameters["positions"]["learned"]["embedding"], model.mesh)
@@ -100,13 +98,7 @@ class TextEvaluator(Evaluator):
         context = self.config.context_length
         prompt = self.split.tokens[: min(PROMPT_TOKENS, (context + 1) // 2)]
         (generated,) = generation.generate(
-            model.definition,
-            model.parameters,
-            prompts=[prompt],
-            length=min(length, context - len(prompt)),
-            isolate_at=model.separator_id,
-            sampling=SAMPLING,
-            seed=self.config.seed,
+            model, [prompt], length=min(length, context - len(prompt)), sampling=SAMPLING, seed=self.config.seed
         )
         return self.tokenizer.decode([*prompt, *generated])
 

@@ -14,7 +14,7 @@ import jax
 
 from mini_gpt.config import places
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, corpora, tokenizers
+from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import devices, files, processes, sharding
 from mini_gpt.runtime.errors import UserError
@@ -48,7 +48,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     is_new = tokenizer is None
     weights = initial_weights.find(workdir, init_from, config)
     if tokenizer is None:
-        tokenizer = weights.tokenizer if weights else tokenizers.fit(corpus, config.data)
+        tokenizer = weights.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
     run = assembly.assemble(config, mesh, corpus, tokenizer)
     first_state = _FirstState(run, weights)
 

@@ -41,7 +41,7 @@ class Run:
         self.overrides = dict(overrides or {})
         files.check_contents(workdir)
         self.trained: Config = configs.read(workdir / workdirs.CONFIG)
-        self.config: Config = places.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
+        self.config: Config = configs.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
         self.isolate_at = tokenizers.isolate_at(self.config.data, self.tokenizer.token_bytes)
         # As many tokens fit the devices for another context length.

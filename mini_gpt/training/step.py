@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model import output_loss
+from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import text_layout
 from mini_gpt.model.parameters import Parameters
@@ -50,7 +50,7 @@ def make_train_step(
         keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[whole]))
         layout = text_layout(model.config, batch[whole], isolate_at, keys_B)
         x_BLD = model.hidden(batch["inputs"], *layout, dropout_key=key)
-        objective, loss = output_loss.loss_sums(
+        objective, loss = losses.loss_sums(
             x_BLD, model.output_table, batch["targets"], batch["weights"], config.train.label_smoothing, mesh
         )
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}

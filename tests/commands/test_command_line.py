@@ -245,6 +245,6 @@ def test_sample_refuses_invalid_text_and_writes_to_any_terminal(trained):
 
 
 def test_the_parameter_report_is_a_command():
-    command = [sys.executable, "-m", "mini_gpt.model.parameters", "--config=configs/tiny.py"]
+    command = [sys.executable, "-m", "mini_gpt.commands.count_parameters", "--config=configs/tiny.py"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert re.search(r"total +826,240", done.stdout)

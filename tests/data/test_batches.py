@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import batches
-from mini_gpt.data.token_store import TokenSplit
+from mini_gpt.data.full_batches import in_full_batches
 from mini_gpt.runtime.errors import UserError
 
 VOCAB = 5_000  # above any token, so that the mask is too
@@ -16,7 +16,7 @@ MASK = VOCAB
 
 def numbered(count):
     """Return a split in which token i has the id i."""
-    return TokenSplit("train", np.arange(count))
+    return np.arange(count)
 
 
 def rows_of(train_batches, steps):
@@ -97,9 +97,9 @@ def test_a_split_that_is_too_short_is_refused(small):
 
 
 def test_the_last_batch_is_filled_with_copies():
-    assert list(batches.in_full_batches("abcde", 2)) == [(2, ["a", "b"]), (2, ["c", "d"]), (1, ["e", "e"])]
-    assert list(batches.in_full_batches(range(0, 9, 3), 5)) == [(3, [0, 3, 6, 0, 0])]
-    assert list(batches.in_full_batches([], 2)) == []
+    assert list(in_full_batches("abcde", 2)) == [(2, ["a", "b"]), (2, ["c", "d"]), (1, ["e", "e"])]
+    assert list(in_full_batches(range(0, 9, 3), 5)) == [(3, [0, 3, 6, 0, 0])]
+    assert list(in_full_batches([], 2)) == []
 
 
 def test_targets_are_masked_replaced_or_kept(small):

@@ -16,14 +16,14 @@ from mini_gpt.runtime.errors import UserError
 
 def open_store(config, tokenizer=None):
     corpus = corpora.open_corpus(config.data)
-    return token_store.open_store(corpus, config.data, tokenizer or tokenizers.fit(corpus, config.data))
+    return token_store.open_store(corpus, config.data, tokenizer or token_store.fit_tokenizer(corpus, config.data))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
 def test_a_stream_is_documents_joined_by_separators(small, kind):
     config = small(data__tokenizer=kind, data__vocab_size=300)
     corpus = corpora.open_corpus(config.data)
-    tokenizer, store = tokenizers.fit(corpus, config.data), open_store(config)
+    tokenizer, store = token_store.fit_tokenizer(corpus, config.data), open_store(config)
     for name in corpora.SPLITS:
         split = store.split(name)
         texts = [text for s, text in corpora.split_documents(corpus, config.data) if s == name]
@@ -149,12 +149,12 @@ def test_a_damaged_store_is_built_again(small, name, damage, caplog):
 def test_a_damaged_tokenizer_is_remade_only_in_the_cache(small, tmp_path, caplog):
     config = small(data__tokenizer="bpe", data__vocab_size=300)
     corpus = corpora.open_corpus(config.data)
-    whole = tokenizers.fit(corpus, config.data)
+    whole = token_store.fit_tokenizer(corpus, config.data)
     (path,) = (tmp_path / "cache" / "tokenizers").glob("*/*")
     right = path.read_text()
     path.write_text(right.replace('"the"', '"teh"', 1).replace('"a"', '"b"', 1))
     assert path.read_text() != right
     with pytest.raises(UserError, match=r"tokenizer\.json: .*its sha256 is another: damaged, or changed by hand"):
         tokenizers.load(path.parent)
-    assert tokenizers.fit(corpus, config.data).to_dict() == whole.to_dict() and path.read_text() == right
+    assert token_store.fit_tokenizer(corpus, config.data).to_dict() == whole.to_dict() and path.read_text() == right
     assert "it is made again" in caplog.text

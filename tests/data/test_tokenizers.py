@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mini_gpt.data import corpora, tokenizers
+from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime.errors import UserError
 
 KINDS = ("bytes", "characters", "bpe")
@@ -13,7 +13,7 @@ KINDS = ("bytes", "characters", "bpe")
 def fitted(small):
     def make(kind, vocab_size=300):
         data = small(data__tokenizer=kind, data__vocab_size=vocab_size).data
-        return tokenizers.fit(corpora.open_corpus(data), data)
+        return token_store.fit_tokenizer(corpora.open_corpus(data), data)
 
     return make
 
@@ -62,7 +62,7 @@ def test_bpe_is_trained_once_on_the_training_split(small, monkeypatch):
         return train(cls, seen, vocab_size)
 
     monkeypatch.setattr(tokenizers.BpeTokenizer, "train", classmethod(watched))
-    first, second = tokenizers.fit(corpus, data), tokenizers.fit(corpus, data)
+    first, second = token_store.fit_tokenizer(corpus, data), token_store.fit_tokenizer(corpus, data)
     assert seen == [text for split, text in corpora.split_documents(corpus, data) if split == "train"]
     assert tokenizers.fingerprint(first) == tokenizers.fingerprint(second)
 

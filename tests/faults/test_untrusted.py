@@ -122,7 +122,7 @@ def test_programs_of_a_cache_that_a_run_names_are_not_run(run, tmp_path, monkeyp
 
 def test_parameters_are_counted_without_a_corpus(run, monkeypatch, capsys):
     change(run, path="/srv/theirs/*")
-    assert type_in(monkeypatch, "mini_gpt.model.parameters", f"--config={run / 'config.json'}") is None
+    assert type_in(monkeypatch, "mini_gpt.commands.count_parameters", f"--config={run / 'config.json'}") is None
     assert "total" in capsys.readouterr().out
 
 

@@ -1,4 +1,6 @@
-"""Logits from a cache are those of a full forward pass, at every place, for rows of different lengths."""
+"""Logits from a KV cache equal those of a full forward pass, at every place, for rows of different lengths."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,9 @@ from mini_gpt.config import loading as configs
 from mini_gpt.generation import cache
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.gpt import text_layout
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import ENCODINGS
+from mini_gpt.runtime import sharding
 
 VOCAB, CAPACITY = 13, 40
 
@@ -29,44 +33,57 @@ MODELS = {name: {"model.position": name} for name in ENCODINGS} | {
 }
 
 
-def make(fields):
+def make(fields, separator_id=None):
     base = {"context_length": 16, "model.d_model": 32, "model.num_layers": 3, "model.dtype": "float32"}
     base |= {"model.max_positions": CAPACITY}
-    config = configs.load("configs/default.py", base | fields).model
-    definition, drawn = parameters.split(MiniGPT(config, VOCAB, rngs=nnx.Rngs(0)))
+    config = configs.load("configs/default.py", base | fields)
+    definition, drawn = parameters.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(drawn))))
     larger = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), drawn)
-    return parameters.merge(definition, larger)
+    return LoadedModel(larger, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)
 
 
-APART = ("learned", "t5", "window", "random")  # some that keep documents apart too, at the separator 12
+ISOLATED = ("learned", "t5", "window", "random")  # models that are tested with isolated documents too
 
 
 SLOW = ("sinusoidal", "window, alibi", "post", "yarn", "random, learned", "partly turned", "bfloat16")
-CASES = [(name, None) for name in MODELS] + [(name, 12) for name in APART]
+CASES = [(name, None) for name in MODELS] + [(name, 12) for name in ISOLATED]
 
 
 @pytest.mark.parametrize(
-    "name, isolate_at",
+    "name, separator_id",
     [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in SLOW else []) for case in CASES],
 )
-def test_C7_cached_logits_are_those_of_the_whole(name, isolate_at):
-    model = make(MODELS[name])
+def test_cached_logits_equal_a_full_forward_pass(name, separator_id):
+    model = make(MODELS[name], separator_id)
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (3, CAPACITY), np.int32)  # far past the context of 16
     lengths_B = np.array([9, 1, 20])
-    layout = text_layout(model.config, tokens_BT, isolate_at)
-    whole_BTV = np.asarray(jax.jit(lambda model: model(tokens_BT, *layout))(model))
+    layout = text_layout(model.config.model, tokens_BT, separator_id)
+    full_BTV = np.asarray(jax.jit(lambda model: model.merge()(tokens_BT, *layout))(model))
     prompts_BL = tokens_BT[:, :20].copy()
     for row, length in enumerate(lengths_B):
-        prompts_BL[row, length:] = row  # what fills a row up must not matter
-    prefill = jax.jit(lambda model: cache.prefill(model, prompts_BL, jnp.array(lengths_B), CAPACITY, isolate_at))
-    decode = jax.jit(lambda model, tokens_B, kept: cache.decode(model, tokens_B, kept, isolate_at))
+        prompts_BL[row, length:] = row  # padding must not matter
+    prefill = jax.jit(lambda model: cache.prefill(model, prompts_BL, jnp.array(lengths_B), CAPACITY))
+    decode = jax.jit(cache.decode)
     logits_BV, kept = prefill(model)
-    assert len(kept.keys_NXSK) == 3 and kept.places_BS.shape[1] == (model.config.attention_window or CAPACITY)
+    assert len(kept.layers) == 3 and kept.places_BS.shape[1] == (model.config.model.attention_window or CAPACITY)
     tolerance = {"rtol": 0.05, "atol": 0.15} if name == "bfloat16" else {"rtol": 1e-4, "atol": 2e-4}
     for _ in range(CAPACITY - max(lengths_B)):
-        np.testing.assert_allclose(logits_BV, whole_BTV[np.arange(3), lengths_B - 1], **tolerance)
+        np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], **tolerance)
         logits_BV, kept = decode(model, tokens_BT[np.arange(3), lengths_B], kept)
         lengths_B = lengths_B + 1
-    np.testing.assert_allclose(logits_BV, whole_BTV[np.arange(3), lengths_B - 1], **tolerance)
-    assert np.ptp(whole_BTV, axis=-1).min() > 0.5
+    np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], **tolerance)
+    assert np.ptp(full_BTV, axis=-1).min() > 0.5
+
+
+def test_a_head_mask_applies_with_a_cache_too():
+    model = dataclasses.replace(make(MODELS["rope"]), head_mask_NBH=jnp.ones((3, 1, 4)).at[1, 0, 2].set(0.0))
+    tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (2, 9), np.int32)
+    full_BTV = model.logits(tokens_BT)
+    logits_BV, kept = jax.jit(lambda model: cache.prefill(model, tokens_BT[:, :8], jnp.array([8, 8]), 9))(model)
+    np.testing.assert_allclose(logits_BV, full_BTV[:, 7], rtol=1e-4, atol=2e-4)
+    np.testing.assert_allclose(
+        jax.jit(cache.decode)(model, tokens_BT[:, 8], kept)[0], full_BTV[:, 8], rtol=1e-4, atol=2e-4
+    )
+    unmasked_BTV = dataclasses.replace(model, head_mask_NBH=None).logits(tokens_BT)
+    assert np.abs(unmasked_BTV - full_BTV).max() > 0.1

@@ -1,11 +1,11 @@
-"""What may be drawn is what the papers say, by plain loops over probabilities."""
+"""The tokens that can be drawn, against the papers' definitions as loops over probabilities."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.generation.sampling import Sampling, draw, kept, noise
+from mini_gpt.generation.sampling import Sampling, draw, filter_logits, noise
 from mini_gpt.runtime.errors import UserError
 
 LOGITS_BV = np.random.default_rng(0).normal(size=(6, 17)).astype(np.float32) * 2
@@ -17,7 +17,7 @@ def softmax(logits):
 
 
 def allowed(logits, sampling):
-    """Gives the tokens that may be drawn of one row, by sorting and adding up."""
+    """Return the tokens of one row that can be drawn, by sorting and summing."""
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
     if sampling.top_k:
         order = order[: sampling.top_k]
@@ -49,14 +49,14 @@ def allowed(logits, sampling):
         {"top_p": 0.9, "min_p": 0.2},
     ],
 )
-def test_what_may_be_drawn(fields):
+def test_the_tokens_that_can_be_drawn(fields):
     sampling = Sampling(**fields)
-    left_BV = np.isfinite(np.asarray(kept(jnp.array(LOGITS_BV), sampling)))
+    left_BV = np.isfinite(np.asarray(filter_logits(jnp.array(LOGITS_BV), sampling)))
     for row, logits in enumerate(LOGITS_BV):
         assert set(np.flatnonzero(left_BV[row])) == allowed(logits, sampling)
 
 
-def test_draws_are_of_what_is_left_in_its_proportions():
+def test_draws_keep_the_proportions_of_allowed_tokens():
     sampling, logits = Sampling(temperature=2.0, top_k=6, top_p=0.9), LOGITS_BV[0]
     keys_B = jax.random.split(jax.random.key(3), 4000)
     many_BV = jnp.broadcast_to(logits, (4000, 17))
@@ -67,9 +67,9 @@ def test_draws_are_of_what_is_left_in_its_proportions():
     np.testing.assert_allclose(np.bincount(draws, minlength=17)[tokens] / 4000, expected, atol=0.03)
 
 
-def test_what_stands_there_already_is_less_likely():
+def test_repeated_tokens_are_less_likely():
     logits_BV = jnp.array([[2.0, -1.0, 1.5]])
-    noise_BV, greedy = None, {"temperature": 0.0}  # there is nothing of chance in it
+    noise_BV, greedy = None, {"temperature": 0.0}  # nothing random
     for seen, expected in (([0, 0, 0], 0), ([1, 1, 0], 2), ([1, 1, 1], 0)):
         seen_BV = jnp.array([seen], bool)
         assert int(draw(logits_BV, seen_BV, noise_BV, Sampling(**greedy, repetition_penalty=1.5))[0]) == expected

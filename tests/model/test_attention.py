@@ -1,4 +1,4 @@
-"""The core of attention: against float64 loops, its masks written out, and its rows."""
+"""The reference attention against float64 loops, its masks written out, its maps and statistics."""
 
 import math
 
@@ -9,12 +9,14 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading as configs
-from mini_gpt.insight.attention_statistics import attention_statistics
+from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model import MiniGPT, parameters
 from mini_gpt.model.attention import masks
-from mini_gpt.model.attention.masks import Mask
-from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
+from mini_gpt.model.attention.masks import Context, Heads, Mask
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
 from mini_gpt.model.attention.reference import attend
+from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import Position
 from mini_gpt.runtime import sharding
 from tests import oracle
@@ -24,18 +26,19 @@ def draw(*shape, seed=0, dtype=jnp.float32):
     return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
 
 
-def test_A1_the_five_steps_have_the_shapes_of_the_textbook():
+def test_the_five_steps_have_the_shapes_of_the_textbook():
     config = configs.load("configs/default.py", {"model.d_model": 8, "model.num_heads": 2}).model
     attention = MultiHeadAttention(config, jnp.float32, rngs=nnx.Rngs(0))
-    x_BLD, maps = draw(1, 3, 8), []
+    x_BLD = draw(1, 3, 8)
     assert attention.query(x_BLD).shape == (1, 3, 8)
     heads_BLHK = split_heads(attention.query(x_BLD), 2)
     assert heads_BLHK.swapaxes(1, 2).shape == (1, 2, 3, 4)
     np.testing.assert_array_equal(heads_BLHK[0, :, 1], attention.query(x_BLD)[0, :, 4:])
-    positions = jnp.arange(3)[None]
-    out = attention(x_BLD, Position(config, rngs=nnx.Rngs(0)), positions, Mask(True), record=maps.append)
-    assert maps[0].weights_BHLS.shape == (1, 2, 3, 3)
+    context = Context(Mask(True), Position(config, rngs=nnx.Rngs(0)), jnp.arange(3)[None])
+    out, cache, maps = attention(x_BLD, context, Options(), with_maps=True)
+    assert maps.weights_BHLS.shape == (1, 2, 3, 3)
     assert out.shape == (1, 3, 8)
+    np.testing.assert_array_equal(cache.values_XSK, split_heads(attention.value(x_BLD), 2)[0].swapaxes(0, 1))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -45,7 +48,7 @@ def test_attend_equals_loops_in_float64(kv_heads):
     bias = draw(B, H, L, S, seed=3)
     visible = np.random.default_rng(0).random((B, L, S)) < 0.6
     visible[:, :, 0] = True
-    out, maps = attend(q, k, v, visible_BLS=jnp.array(visible), bias_BHLS=bias, scale=0.3)
+    out, maps = attend(Heads(q, k, v), jnp.array(visible), bias_BHLS=bias, scale=0.3)
     q, k, v, bias = (np.asarray(x, np.float64) for x in (q, k, v, bias))
     for b in range(B):
         for h in range(H):
@@ -57,25 +60,35 @@ def test_attend_equals_loops_in_float64(kv_heads):
             np.testing.assert_allclose(out[b, :, h], weights @ v[b, :, g], atol=1e-5)
 
 
-def test_A3_the_weights_come_from_the_model_that_trains_and_their_rows_sum_to_one():
-    config = configs.load("configs/tiny.py", {"model.num_layers": 3, "model.num_kv_heads": 2}).model
-    model, maps = MiniGPT(config, 257, rngs=nnx.Rngs(0)), []
-    tokens = jnp.arange(20).reshape(2, 10)
-    logits = model(tokens, record=lambda trace: maps.append(trace.attention))
-    np.testing.assert_array_equal(logits, model(tokens))
+@pytest.mark.parametrize("fields", [{}, {"model.scan_layers": True}, {"model.remat": "block"}], ids=str)
+def test_traced_weights_sum_to_one_and_leave_logits_unchanged(fields):
+    config = configs.load("configs/tiny.py", {"model.num_layers": 3, "model.num_kv_heads": 2} | fields).model
+    model, tokens = MiniGPT(config, 257, rngs=nnx.Rngs(0)), jnp.arange(20).reshape(2, 10)
+    x_BLD, caches, maps = model.forward(Inputs(tokens), trace=lambda trace: trace.attention)
+    assert caches is None
+    np.testing.assert_array_equal(x_BLD, model.hidden(tokens))
     assert [m.weights_BHLS.shape for m in maps] == [(2, config.num_heads, 10, 10)] * 3
     for m in maps:
         np.testing.assert_allclose(m.weights_BHLS.sum(-1), 1, atol=1e-6)
         assert (np.triu(m.weights_BHLS, 1) == 0).all()
 
 
+def test_a_scan_holds_one_layers_maps_at_a_time():
+    fields = {"model.num_layers": 12, "model.scan_layers": True, "context_length": 256, "model.num_heads": 4}
+    definition, shapes = parameters.abstract(configs.load("configs/tiny.py", fields).model, 257)
+    entropy = lambda trace: jax.scipy.special.entr(trace.attention.weights_BHLS).sum()
+    traces = lambda p, tokens: parameters.merge(definition, p).forward(Inputs(tokens), trace=entropy)[2]
+    compiled = jax.jit(traces).lower(shapes, jax.ShapeDtypeStruct((8, 256), jnp.int32)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 6 * (8 * 4 * 256 * 256 * 4)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_A7_a_row_without_a_visible_key_gives_zero_and_finite_gradients(dtype):
+def test_a_query_without_visible_keys_gives_zero(dtype):
     q, k, v = (draw(1, 3, 2, 4, seed=s, dtype=jnp.dtype(dtype)) for s in range(3))
     visible = jnp.array([[[True, False, False], [False, False, False], [True, True, False]]])
 
     def total(q, k, v):
-        out, maps = attend(q, k, v, visible_BLS=visible, scale=0.5)
+        out, maps = attend(Heads(q, k, v), visible, scale=0.5)
         return jnp.sum(out.astype(jnp.float32) ** 2), (out, maps)
 
     (_, (out, maps)), gradients = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, v)
@@ -87,13 +100,13 @@ def test_A7_a_row_without_a_visible_key_gives_zero_and_finite_gradients(dtype):
     assert (gradients[0][0, 1] == 0).all() and (gradients[2][0, 2] == 0).all()
 
 
-def test_A7_large_logits_of_float16_do_not_overflow():
+def test_large_float16_logits_do_not_overflow():
     q = jnp.full((1, 2, 1, 64), 60.0, jnp.float16)
-    out, _ = attend(q, q, draw(1, 2, 1, 64, dtype=jnp.float16), visible_BLS=Mask(True).visible(2))
+    out, _ = attend(Heads(q, q, draw(1, 2, 1, 64, dtype=jnp.float16)), Mask(True).visible(2))
     assert jnp.isfinite(out).all()
 
 
-def test_A6_masks_as_matrices():
+def test_masks_as_matrices():
     one, nil = True, False
     causal = [[one, nil, nil], [one, one, nil], [one, one, one]]
     np.testing.assert_array_equal(Mask(True).visible(3), [causal])
@@ -111,23 +124,23 @@ def test_A6_masks_as_matrices():
     np.testing.assert_array_equal(masks.cross_attention(2, padding), [[[one, one, nil, nil]] * 2])
 
 
-def test_A4_the_scale_keeps_the_logits_variance_at_one():
+def test_the_scale_keeps_the_logits_variance_at_one():
     K = 64
     q, k = draw(8, 64, 2, K), draw(8, 64, 2, K, seed=1)
     visible = Mask(False).visible(64)
     for scale, variance in ((1 / math.sqrt(K), 1.0), (1.0, K)):
-        _, maps = attend(q, k, k, visible_BLS=visible, scale=scale)
+        _, maps = attend(Heads(q, k, k), visible, scale=scale)
         assert float(jnp.var(maps.logits_BHLS)) == pytest.approx(variance, rel=0.1)
 
 
-def test_A4_the_statistics_are_those_of_the_visible_pairs():
-    config = configs.load("configs/tiny.py", {"model.position": "alibi"}).model
-    model, maps = MiniGPT(config, 257, rngs=nnx.Rngs(0)), []
-    tokens = jnp.arange(24).reshape(2, 12)
-    model(tokens, record=lambda trace: maps.append(trace.attention))
-    mesh = sharding.make_mesh(1, 1, 1)
-    statistics, maps_NHLS = attention_statistics(*parameters.split(model), np.asarray(tokens), mesh)
-    assert len(statistics) == (2 + config.num_heads) * config.num_layers
+def test_attention_statistics_are_of_visible_pairs():
+    config = configs.load("configs/tiny.py", {"model.position": "alibi"})
+    module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)
+    _, _, maps = module.forward(Inputs(tokens), trace=lambda trace: trace.attention)
+    definition, drawn = parameters.split(module)
+    model = LoadedModel(drawn, definition, config, sharding.make_mesh(1, 1, 1), None, 1024)
+    statistics, maps_NHLS = attention_statistics(model, np.asarray(tokens))
+    assert len(statistics) == (2 + config.model.num_heads) * config.model.num_layers
     np.testing.assert_allclose(maps_NHLS, np.stack([m.weights_BHLS[0] for m in maps]), rtol=1e-4, atol=1e-6)
     for layer, m in enumerate(maps):
         logits = [m.logits_BHLS[b, h, i, : i + 1] for b in range(2) for h in range(4) for i in range(12)]

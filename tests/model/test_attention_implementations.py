@@ -1,4 +1,4 @@
-"""Every implementation of attention against the reference, its memory, and which one is chosen."""
+"""Every implementation of attention against the reference, its memory, and the choice of one."""
 
 import itertools
 import logging
@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.attention import blockwise, choice, cudnn, reference, splash
-from mini_gpt.model.attention.masks import Mask
+from mini_gpt.model.attention.masks import Context, Heads, Mask
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 
@@ -34,7 +34,7 @@ def encoding(name, heads, groups, causal=True):
 
 
 def gradients_and_outputs(attend, q, k, v, weights):
-    """Gives the gradients of a sum of the outputs, each times a number of its own, and the outputs."""
+    """Return the gradients of a weighted sum of the outputs, and the outputs."""
     factors = draw(*q.shape, seed=7)
 
     def total(*arguments):
@@ -42,6 +42,10 @@ def gradients_and_outputs(attend, q, k, v, weights):
         return jnp.sum(factors * out.astype(jnp.float32)), out
 
     return jax.jit(jax.grad(total, (0, 1, 2, 3), has_aux=True))(q, k, v, weights)
+
+
+def without_bias(mask):
+    return Context(mask, positions.Position(None, rngs=None), jnp.zeros((1, 1), int))
 
 
 def assert_close(found, wanted, tolerance):
@@ -63,39 +67,37 @@ CASES = {  # length, position, causal, window, segments, groups
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_blockwise_is_the_reference_forward_and_backward(case):
+def test_blockwise_equals_the_reference_and_its_gradients(case):
     length, name, causal, window, documents, groups = CASES[case]
     definition, weights = encoding(name, 4, groups, causal)
     q, k, v = draw(2, length, 4, 16, seed=0), draw(2, length, groups, 16, seed=1), draw(2, length, groups, 16, seed=2)
     segments = jnp.cumsum(jax.random.bernoulli(jax.random.key(3), 0.03, (2, length)), axis=1) if documents else None
     mask = Mask(causal, window, segments)
-    positions_BL = jnp.arange(2 * length).reshape(2, length) * 2 % 1201  # of its own in each row, and not in order
+    positions_BL = jnp.arange(2 * length).reshape(2, length) * 2 % 1201  # different in each row, and not in order
 
     def by_blocks(q, k, v, weights):
-        position = nnx.merge(definition, weights)
-        return blockwise.attend(q, k, v, mask=mask, position=position, positions_BL=positions_BL, scale=0.3)
+        return blockwise.attend(Heads(q, k, v), Context(mask, nnx.merge(definition, weights), positions_BL), 0.3)
 
     def at_once(q, k, v, weights):
         bias = nnx.merge(definition, weights).bias(positions_BL, positions_BL)
-        return reference.attend(q, k, v, visible_BLS=mask.visible(length), bias_BHLS=bias, scale=0.3)[0]
+        return reference.attend(Heads(q, k, v), mask.visible(length), bias_BHLS=bias, scale=0.3)[0]
 
     found, wanted = (gradients_and_outputs(attend, q, k, v, weights) for attend in (by_blocks, at_once))
     assert_close(found, wanted, 1e-5)
     assert np.abs(jax.tree.leaves(wanted[0])[-1]).max() > 0.1
 
 
-def test_blockwise_in_bfloat16_is_as_near_to_float32_as_the_reference():
+def test_blockwise_bfloat16_is_as_accurate_as_the_reference():
     definition, weights = encoding("t5", 4, 4)
     q, k, v = (draw(2, 600, 4, 16, seed=seed, dtype=jnp.bfloat16) for seed in range(3))
     places = jnp.arange(600)[None]
 
     def by_blocks(q, k, v, weights):
-        position = nnx.merge(definition, weights)
-        return blockwise.attend(q, k, v, mask=Mask(True), position=position, positions_BL=places, scale=0.3)
+        return blockwise.attend(Heads(q, k, v), Context(Mask(True), nnx.merge(definition, weights), places), 0.3)
 
     def at_once(q, k, v, weights):
         bias = nnx.merge(definition, weights).bias(places, places)
-        return reference.attend(q, k, v, visible_BLS=Mask(True).visible(600), bias_BHLS=bias, scale=0.3)[0]
+        return reference.attend(Heads(q, k, v), Mask(True).visible(600), bias_BHLS=bias, scale=0.3)[0]
 
     exact = gradients_and_outputs(at_once, *(x.astype(jnp.float32) for x in (q, k, v)), weights)
     errors = []
@@ -107,7 +109,7 @@ def test_blockwise_in_bfloat16_is_as_near_to_float32_as_the_reference():
     assert all(mine < 1.5 * its + 1e-2 for mine, its in zip(*errors, strict=True))
 
 
-def test_the_blocks_of_a_mask_are_those_in_which_something_is_visible():
+def test_mask_blocks_are_those_with_a_visible_pair():
     for causal in (True, False):
         for window in (None, 1, 2, 3, 4, 5, 8, 9, 10):
             mask = Mask(causal, window)
@@ -120,7 +122,7 @@ def test_the_blocks_of_a_mask_are_those_in_which_something_is_visible():
     "name, lengths",
     [("alibi", (1024, 2048)), pytest.param("t5", (1024, 2048, 4096, 8192, 16_384), marks=pytest.mark.slow)],
 )
-def test_the_memory_of_blockwise_grows_with_the_length(name, lengths):
+def test_blockwise_memory_is_linear_in_the_length(name, lengths):
     overrides = {"model.position": name, "model.num_layers": 1, "model.d_model": 32, "model.num_heads": 2}
 
     def temporary_bytes(attention, length):
@@ -142,29 +144,30 @@ SPLASH = {"causal": (True, None, False, 2), "window": (True, 50, True, 2), "to b
 
 
 @pytest.mark.parametrize("case", SPLASH)
-def test_splash_interpreted_is_the_reference(case):
+def test_interpreted_splash_equals_the_reference(case):
     causal, window, documents, groups = SPLASH[case]
     q, k, v = (draw(2, 256, heads, 64, seed=seed) for seed, heads in enumerate((2, groups, groups)))
     segments = jnp.stack([jnp.arange(256) // 100, jnp.arange(256) // 150]) if documents else None
     mask = Mask(causal, window, segments)
     found = gradients_and_outputs(
-        lambda q, k, v, _: splash.attend(q, k, v, mask=mask, scale=0.2, interpret=True), q, k, v, 0.0
+        lambda q, k, v, _: splash.attend(Heads(q, k, v), without_bias(mask), 0.2, interpret=True), q, k, v, 0.0
     )
     wanted = gradients_and_outputs(
-        lambda q, k, v, _: reference.attend(q, k, v, visible_BLS=mask.visible(256), scale=0.2)[0], q, k, v, 0.0
+        lambda q, k, v, _: reference.attend(Heads(q, k, v), mask.visible(256), scale=0.2)[0], q, k, v, 0.0
     )
     assert_close(found, wanted, 1e-5)
 
 
-def test_splash_runs_on_each_device_for_its_rows_and_heads():
+def test_splash_is_sharded_over_rows_and_heads():
     mesh = sharding.make_mesh(*configs.load("configs/tiny.py", {"mesh.fsdp": 2, "mesh.tensor": 2}).mesh.sizes)
     heads = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
     arrays = [draw(4, 128, 2, 64, seed=seed) for seed in range(3)]
     segments = jnp.arange(4 * 128).reshape(4, 128) // 50
-    attend = jax.jit(lambda q, k, v: splash.attend(q, k, v, mask=Mask(True, None, segments), scale=0.2, interpret=True))
+    context = without_bias(Mask(True, None, segments))
+    attend = jax.jit(lambda *arrays: splash.attend(Heads(*arrays), context, 0.2, interpret=True))
     out = attend(*(jax.device_put(x, heads) for x in arrays))
     assert {shard.data.shape for shard in out.addressable_shards} == {(1, 128, 1, 64)}
-    wanted, _ = reference.attend(*arrays, visible_BLS=Mask(True, None, segments).visible(128), scale=0.2)
+    wanted, _ = reference.attend(Heads(*arrays), Mask(True, None, segments).visible(128), scale=0.2)
     np.testing.assert_allclose(out, wanted, atol=1e-5)
 
 
@@ -172,21 +175,22 @@ def test_splash_runs_on_each_device_for_its_rows_and_heads():
     "attend, platform, call",
     [(cudnn.attend, "cuda", "__cudnn$fmhaSoftmaxBackward"), (splash.attend, "tpu", "tpu_custom_call")],
 )
-def test_the_kernels_lower_for_their_platform(attend, platform, call, monkeypatch):
+def test_kernels_lower_for_their_platform(attend, platform, call, monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
     x = jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)
-    gradient = jax.grad(lambda q, k, v: jnp.sum(attend(q, k, v, mask=Mask(True, 100), scale=0.1)).astype(jnp.float32))
-    assert call in jax.jit(gradient).trace(x, x, x).lower(lowering_platforms=(platform,)).as_text()
+    total = lambda heads: jnp.sum(attend(heads, without_bias(Mask(True, 100)), 0.1)).astype(jnp.float32)
+    assert call in jax.jit(jax.grad(total)).trace(Heads(x, x, x)).lower(lowering_platforms=(platform,)).as_text()
 
 
-def test_the_choice_leaves_out_the_lengths_that_cudnn_cannot_differentiate(monkeypatch):
-    """JAX lowers an odd length forward and refuses it backward; should that end, the exception may too."""
+def test_cudnn_has_no_gradient_for_odd_lengths(monkeypatch):
+    """JAX lowers an odd length forward, not backward. If it does both, `choice.obstacle` needs no such case."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
-    gradient = jax.grad(lambda x: jnp.sum(cudnn.attend(x, x, x, mask=Mask(True), scale=0.1)).astype(jnp.float32))
+    total = lambda heads: jnp.sum(cudnn.attend(heads, without_bias(Mask(True)), 0.1)).astype(jnp.float32)
+    x = jax.ShapeDtypeStruct((2, 255, 4, 64), jnp.bfloat16)
     with pytest.raises(NotImplementedError, match="Unsupported sequence length"):
-        jax.jit(gradient).trace(jax.ShapeDtypeStruct((2, 255, 4, 64), jnp.bfloat16))
+        jax.jit(jax.grad(total)).trace(Heads(x, x, x))
 
 
 CHOICES = [  # platform, asked, length, dtype, what else, chosen
@@ -210,9 +214,9 @@ CHOICES = [  # platform, asked, length, dtype, what else, chosen
 
 
 @pytest.mark.parametrize("platform, asked, length, dtype, more, chosen", CHOICES)
-def test_the_choice(platform, asked, length, dtype, more, chosen, monkeypatch, caplog):
+def test_the_chosen_implementation(platform, asked, length, dtype, more, chosen, monkeypatch, caplog):
     monkeypatch.setattr(devices, "platform", lambda _: platform)
-    choice._say.cache_clear()
+    choice._log_once.cache_clear()
     more = dict(more)
     mask = Mask(
         more.pop("causal", True), more.pop("window", None), jnp.zeros((1, 1)) if more.pop("segments", 0) else None
@@ -233,7 +237,7 @@ def test_the_choice(platform, asked, length, dtype, more, chosen, monkeypatch, c
         ("splash", "cuda", "needs TPUs; the devices here are NVIDIA GPUs: must be reference, blockwise, cudnn or auto"),
     ],
 )
-def test_a_kernel_without_its_device_is_refused(asked, here, message, monkeypatch):
+def test_a_kernel_without_its_device_is_an_error(asked, here, message, monkeypatch):
     monkeypatch.setattr(devices, "platform", lambda _: here)
     config = configs.load("configs/tiny.py", {"model.attention": asked}).model
     with pytest.raises(UserError, match=rf"^model.attention: found '{asked}', which {message}$"):

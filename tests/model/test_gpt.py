@@ -1,4 +1,4 @@
-"""The whole model against an independent float64 forward, and what must hold of it by mathematics."""
+"""The whole model against an independent float64 forward, and its mathematical properties."""
 
 import functools
 
@@ -10,7 +10,7 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, parameters
-from mini_gpt.model.gpt import text_layout
+from mini_gpt.model.gpt import Inputs, text_layout
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 
@@ -19,7 +19,7 @@ VOCAB = 23
 
 
 def make_model(seed=0, **overrides):
-    """Gives a small model whose parameters are all random, biases and tables too, so that nothing hides in a zero."""
+    """Return a small model whose parameters are all random: a zero bias or table would hide errors."""
     base = {"model.num_layers": 2, "model.d_model": 16, "model.num_heads": 4, "model.dtype": "float32"}
     base |= {"context_length": 12, "train.objective": "next_token" if overrides.get("causal", True) else "masked"}
     config = configs.load("configs/default.py", base | {f"model.{name}": value for name, value in overrides.items()})
@@ -72,7 +72,7 @@ VARIANTS = [{"position": name} for name in ENCODINGS] + [
     ],
     ids=str,
 )
-def test_B1_C1_logits_equal_an_independent_forward(overrides):
+def test_logits_equal_an_independent_forward(overrides):
     config, definition, drawn = make_model(**overrides)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(drawn, stacked=False))
     tokens_BL = np.random.default_rng(0).integers(VOCAB, size=(2, 12))
@@ -83,7 +83,7 @@ def test_B1_C1_logits_equal_an_independent_forward(overrides):
 
 
 @pytest.mark.parametrize("position", ENCODINGS)
-def test_positions_and_segments_are_taken_as_given(position):
+def test_given_positions_and_segments_are_used(position):
     config, definition, drawn = make_model(position=position)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn)
     tokens = np.random.default_rng(1).integers(VOCAB, size=12)
@@ -92,7 +92,7 @@ def test_positions_and_segments_are_taken_as_given(position):
     np.testing.assert_allclose(logits, oracle.forward(config, exact, tokens, places, segments), atol=2e-4, rtol=2e-4)
 
 
-def test_isolated_documents_restart_positions_and_open_with_their_separator():
+def test_positions_restart_at_document_separators():
     tokens = jnp.array([[7, 7, 9, 7, 7, 7, 9, 9], [9, 7, 7, 7, 7, 7, 7, 7]])
     positions, segments = text_layout(make_model()[0], tokens, 9)
     np.testing.assert_array_equal(segments, [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
@@ -100,7 +100,7 @@ def test_isolated_documents_restart_positions_and_open_with_their_separator():
     assert text_layout(make_model()[0], tokens, None) == (None, None)
 
 
-def test_random_positions_are_ordered_different_and_even_over_their_range():
+def test_random_positions_are_ordered_distinct_and_uniform():
     config = make_model(random_positions=50)[0]
     tokens = jnp.array(np.random.default_rng(0).integers(2**20, size=(2000, 12)))
     for keys in (None, jax.random.split(jax.random.key(3), 2000)):
@@ -115,7 +115,7 @@ def test_random_positions_are_ordered_different_and_even_over_their_range():
     assert len({tuple(row) for row in drawn[:20].tolist()}) == 20, "each row has its own"
 
 
-def test_random_positions_of_a_text_depend_on_it_alone_and_in_training_on_its_key():
+def test_random_positions_depend_on_the_first_token_or_key():
     config = make_model(random_positions=50)[0]
     tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(4, 12)))
     drawn = text_layout(config, tokens)[0]
@@ -131,7 +131,7 @@ def test_random_positions_of_a_text_depend_on_it_alone_and_in_training_on_its_ke
     np.testing.assert_array_equal(text_layout(config, tokens, 5)[1], jnp.cumsum(tokens == 5, axis=1))
 
 
-def test_a_learned_table_serves_the_positions_that_are_drawn():
+def test_a_learned_table_works_with_random_positions():
     config, definition, drawn = make_model(position="learned", random_positions=50)
     assert drawn["positions"]["learned"]["embedding"].shape == (50, 16)
     tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(1, 40)))  # longer than the context of 12
@@ -142,7 +142,7 @@ def test_a_learned_table_serves_the_positions_that_are_drawn():
 
 
 @pytest.mark.parametrize("window", [1, 3, 5, 20])
-def test_a_window_bounds_what_a_token_sees_through_all_layers(window):
+def test_a_window_bounds_the_receptive_field(window):
     _, definition, drawn = make_model(position="rope", attention_window=window, tie_embeddings=False)
     tokens = jnp.arange(12)[None]
 
@@ -155,7 +155,7 @@ def test_a_window_bounds_what_a_token_sees_through_all_layers(window):
 
 
 @pytest.mark.parametrize("position", ENCODINGS)
-def test_A6_no_gradient_reaches_a_later_token(position):
+def test_no_gradient_reaches_a_later_token(position):
     _, definition, drawn = make_model(position=position, tie_embeddings=False)
     tokens = jnp.arange(10)[None]
 
@@ -168,7 +168,7 @@ def test_A6_no_gradient_reaches_a_later_token(position):
         assert (influence[at + 1 :] == 0).all()
 
 
-def test_B6_without_positions_a_bidirectional_model_is_equivariant_and_a_causal_one_is_not():
+def test_only_bidirectional_models_can_be_equivariant():
     tokens = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6]])
     order = jnp.array([5, 2, 7, 0, 1, 4, 3, 6])
     _, definition, drawn = make_model(position="none", causal=False)
@@ -185,14 +185,14 @@ def test_B6_without_positions_a_bidirectional_model_is_equivariant_and_a_causal_
 
 
 @pytest.mark.parametrize("lengths", [(12, 13), (5, 5000)])
-def test_B4_past_the_learned_table_is_refused_with_both_numbers(lengths):
+def test_a_length_beyond_the_learned_table_is_an_error(lengths):
     table, length = lengths
     config, definition, drawn = make_model(position="learned", max_positions=max(12, table))
     with pytest.raises(UserError, match=rf"{config.max_positions} positions.*length of {length}"):
         jax.eval_shape(lambda p: run(definition, p, jnp.zeros((1, length), int)), drawn)
 
 
-def test_C3_dropout_is_off_without_a_key_and_the_same_for_the_same_key():
+def test_dropout_needs_a_key_and_is_reproducible():
     _, definition, drawn = make_model(dropout=0.5)
     tokens = jnp.arange(10)[None]
     quiet = run(definition, drawn, tokens)
@@ -204,7 +204,7 @@ def test_C3_dropout_is_off_without_a_key_and_the_same_for_the_same_key():
 
 
 @pytest.mark.parametrize("rate", ["embedding_dropout", "sublayer_dropout", "attention_dropout"])
-def test_C3_each_rate_acts_alone(rate):
+def test_each_dropout_rate_acts_alone(rate):
     _, definition, drawn = make_model(**{rate: 0.5})
     tokens = jnp.arange(10)[None]
     assert (
@@ -217,9 +217,7 @@ def test_C3_each_rate_acts_alone(rate):
     "activation, dtype, tolerance",
     [("gelu", "float32", 1e-4), pytest.param("swiglu", "bfloat16", 0.02, marks=pytest.mark.slow)],
 )
-def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_gives_its_numbers(
-    activation, dtype, tolerance
-):
+def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, tolerance):
     fields = {"position": ("rope", "t5"), "num_layers": 4, "dropout": 0.3, "tie_embeddings": False}
     fields |= {"activation": activation, "dtype": dtype}
     definitions, first = [], []
@@ -241,9 +239,8 @@ def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_g
     @functools.partial(jax.jit, static_argnums=0)
     def watched(definition, drawn):
         logit = lambda drawn: run(definition, drawn, tokens, dropout_key=jax.random.key(1))[1, 7, 3]
-        maps = []
-        parameters.merge(definition, drawn).hidden(tokens, record=lambda trace: maps.append(trace.attention))
-        return jax.value_and_grad(logit)(drawn), [layer.weights_BHLS for layer in maps]
+        *_, maps = parameters.merge(definition, drawn).forward(Inputs(tokens), trace=lambda t: t.attention.weights_BHLS)
+        return jax.value_and_grad(logit)(drawn), maps
 
     (unrolled, maps), (looped, maps_of_loop) = (
         watched(definition, with_layers(drawn, stacked=stacked))
@@ -255,8 +252,8 @@ def test_a_loop_over_the_layers_begins_with_the_bits_of_the_unrolled_model_and_g
     jax.tree.map(close, maps_of_loop, maps)
 
 
-def test_a_loop_over_the_layers_makes_the_program_no_longer():
-    """What is compiled, to draw the parameters and for a gradient, has as many lines with 24 layers as with 4."""
+def test_a_scan_compiles_the_same_program_for_any_depth():
+    """The programs that draw parameters and compute a gradient have as many lines with 24 layers as with 4."""
     lines = []
     for layers in (4, 24):
         fields = {"model.num_layers": layers, "model.scan_layers": True, "model.position": ("rope", "none")}
@@ -271,14 +268,14 @@ def test_a_loop_over_the_layers_makes_the_program_no_longer():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", "post"])
-def test_what_is_handed_to_the_logits_is_of_the_products_dtype(placement):
+def test_last_hidden_states_have_the_products_dtype(placement):
     _, definition, drawn = make_model(dtype="bfloat16", norm_placement=placement)
     tokens = jnp.arange(6)[None]
     model = parameters.merge(definition, drawn)
     assert model.hidden(tokens).dtype == jnp.bfloat16 and model(tokens).dtype == jnp.float32
 
 
-def test_C6_bfloat16_products_keep_float32_parameters_and_stay_near():
+def test_bfloat16_products_keep_float32_parameters():
     _, definition, drawn = make_model(dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(drawn)} == {jnp.dtype("float32")}
     tokens = jnp.arange(12)[None]
@@ -288,14 +285,14 @@ def test_C6_bfloat16_products_keep_float32_parameters_and_stay_near():
     np.testing.assert_allclose(narrow, wide, atol=0.05 * float(jnp.abs(wide).max()))
 
 
-def test_B3_scaled_embeddings_start_at_unit_variance_and_unscaled_ones_at_two_hundredths():
+def test_the_initial_scale_of_embeddings():
     for scaled, std in ((True, 64**-0.5), (False, 0.02)):
         config = configs.load("configs/default.py", {"model.scale_embeddings": scaled, "model.d_model": 64})
         model = MiniGPT(config.model, 1000, rngs=nnx.Rngs(0))
         assert float(jnp.std(model.embedding[...])) == pytest.approx(std, rel=0.02)
 
 
-def test_A5_the_parameters_of_gpt2_are_counted_as_published():
+def test_gpt2_has_the_published_parameter_count():
     config = configs.load("configs/presets.py:gpt2_small")
     _, shapes = parameters.abstract(config.model, 50257)
     assert parameters.count(shapes) == 124_439_808
@@ -309,7 +306,7 @@ def test_A5_the_parameters_of_gpt2_are_counted_as_published():
     "preset, heads, width",
     [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128), ("transformer_base", 8, 64)],
 )
-def test_A5_presets_have_the_published_head_counts(preset, heads, width):
+def test_presets_have_the_published_head_counts(preset, heads, width):
     model = configs.load(f"configs/presets.py:{preset}").model
     assert (model.num_heads, model.head_width) == (heads, width)
 
@@ -321,7 +318,7 @@ def test_A5_presets_have_the_published_head_counts(preset, heads, width):
         ("llama2_70b", 32_000, 68_976_648_192, 0),
     ],
 )
-def test_A5_the_largest_models_are_counted_without_memory(preset, vocab_size, published, tolerance):
+def test_the_largest_models_are_counted_without_memory(preset, vocab_size, published, tolerance):
     one, two = (
         parameters.count(
             parameters.abstract(

@@ -1,4 +1,4 @@
-"""The products of the model, in the form that is fast on a CPU."""
+"""Linear layers, with the products that are fast on CPUs, and norms."""
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from mini_gpt.model.layers import Linear, make_norm
 
 
 @pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
-def test_a_bfloat16_product_and_its_gradients_are_those_of_exact_sums(tokens, d_in, d_out):
-    """Operands are bfloat16, sums float32; only what goes on as an activation is rounded to bfloat16."""
+def test_a_bfloat16_linear_equals_exact_sums(tokens, d_in, d_out):
+    """Operands are bfloat16, sums float32; only activations are rounded to bfloat16."""
     config = configs.load("configs/default.py").model
     linear = Linear(config, d_in, d_out, jnp.dtype("bfloat16"), std=1.0, rngs=nnx.Rngs(0))
     definition, weights = nnx.split(linear)
@@ -37,8 +37,8 @@ def test_a_bfloat16_product_and_its_gradients_are_those_of_exact_sums(tokens, d_
 
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
-def test_norms_read_the_stream_unrounded_under_bfloat16(name):
-    """Around 300 bfloat16 has steps of 2, more than what LayerNorm is to tell apart."""
+def test_norms_are_computed_in_float32(name):
+    """Around 300, bfloat16 has steps of 2, greater than the differences that LayerNorm sees here."""
     config = configs.load("configs/default.py", {"model.norm": name, "model.dtype": "bfloat16"}).model
     x = np.random.default_rng(0).normal(300, 1, (8, config.d_model)).astype(np.float32)
     exact = np.asarray(x, np.float64)

@@ -1,4 +1,4 @@
-"""C5: identities of the losses, in float64 by hand."""
+"""The losses against float64 by hand, and the chunked loss against the plain one: numbers, memory, sharding."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,12 @@ import numpy as np
 import pytest
 
 from mini_gpt.model import loss as losses
+from mini_gpt.runtime import sharding
+from mini_gpt.training import state as states
+from mini_gpt.training.optimizer import make_optimizer
+from mini_gpt.training.step import make_train_step
+
+B, L, D, V = 8, 6, 5, 11
 
 
 @pytest.fixture
@@ -26,15 +32,102 @@ def test_nll_is_the_log_probability_of_the_target(logits_and_targets):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-def test_C5_smoothing_is_cross_entropy_against_the_mixture(logits_and_targets, smoothing):
+def test_smoothing_is_cross_entropy_against_the_mixture(logits_and_targets, smoothing):
     logits, targets = logits_and_targets
     mixture = (1 - smoothing) * np.eye(11)[np.asarray(targets)] + smoothing / 11
     exact = -(mixture * log_probabilities(logits)).sum(-1)
     np.testing.assert_allclose(losses.smoothed_cross_entropy(logits, targets, smoothing), exact, rtol=1e-5)
 
 
-def test_C5_smoothing_is_least_at_the_mixture_itself():
+def test_smoothed_loss_is_least_at_the_mixture():
     targets = jnp.array([[2]])
     mixture = 0.9 * jnp.eye(5)[2] + 0.1 / 5
     gradient = jax.grad(lambda x: losses.smoothed_cross_entropy(x, targets, 0.1).sum())(jnp.log(mixture)[None, None])
     np.testing.assert_allclose(gradient, 0, atol=1e-6)
+
+
+@pytest.fixture
+def arrays():
+    draw = np.random.default_rng(0)
+    x_BLD, table_VD = draw.normal(size=(B, L, D)), draw.normal(size=(V, D))
+    weights_BL = draw.random((B, L)) * (draw.random((B, L)) < 0.7)
+    return jnp.float32(x_BLD), jnp.float32(table_VD), draw.integers(V, size=(B, L)), jnp.float32(weights_BL)
+
+
+def plain(x_BLD, table_VD, targets_BL, weights_BL, smoothing):
+    logits_BLV = jnp.einsum("bld,vd->blv", x_BLD, table_VD)
+    objective_BL = losses.smoothed_cross_entropy(logits_BLV, targets_BL, smoothing)
+    return jnp.sum(objective_BL * weights_BL), jnp.sum(losses.nll(logits_BLV, targets_BL) * weights_BL)
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("chunks, smoothing", [(1, 0.1), (4, 0.0), (4, 0.1)])
+def test_the_chunked_loss_equals_the_plain_one(arrays, monkeypatch, mesh, chunks, smoothing):
+    mesh = sharding.make_mesh(*mesh)
+    rows = B // (mesh.shape["data"] * mesh.shape["fsdp"])
+    monkeypatch.setattr(losses, "LIMIT", 4 * rows * L * V // chunks)
+    chunked = lambda *arrays: losses.loss_sums(*arrays, smoothing, mesh)
+    with_gradient = lambda function: jax.jit(
+        lambda *arrays: jax.value_and_grad(lambda *a: (3 * function(*a)[0], function(*a)[1]), (0, 1), True)(*arrays)
+    )
+    found = with_gradient(chunked)(*arrays)
+    wanted = with_gradient(lambda *arrays: plain(*arrays, smoothing))(*arrays)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-6)
+    x_BLD, table_VD, targets_BL, _ = arrays
+    nll_BL = jax.jit(lambda *a: losses.token_nll(*a, mesh))(x_BLD, table_VD, targets_BL)
+    np.testing.assert_allclose(nll_BL, losses.nll(jnp.einsum("bld,vd->blv", x_BLD, table_VD), targets_BL), rtol=2e-5)
+
+
+@pytest.mark.slow
+def test_the_chunked_loss_counts_every_token(arrays, monkeypatch):
+    """47 is a prime number of tokens: 5 chunks of 10, the last one padded."""
+    x_BLD, table_VD, targets_BL, weights_BL = arrays
+    cut = (
+        x_BLD.reshape(1, -1, D)[:, :47],
+        table_VD,
+        targets_BL.reshape(1, -1)[:, :47],
+        weights_BL.reshape(1, -1)[:, :47],
+    )
+    monkeypatch.setattr(losses, "LIMIT", 4 * 10 * V)
+    mesh = sharding.make_mesh(1, 1, 1)
+    chunked = lambda *arrays: losses.loss_sums(*arrays, 0.1, mesh)
+    assert "f32[10,11]" in str(jax.make_jaxpr(chunked)(*cut)) and "length=5" in str(jax.make_jaxpr(chunked)(*cut))
+    for function in (lambda f: f, lambda f: jax.grad(lambda *arrays: f(*arrays)[0], (0, 1))):
+        found, wanted = function(chunked)(*cut), function(lambda *arrays: plain(*arrays, 0.1))(*cut)
+        for left, right in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-6)
+    nll_BL = losses.token_nll(*cut[:3], mesh)
+    np.testing.assert_allclose(nll_BL, losses.nll(jnp.einsum("bld,vd->blv", cut[0], table_VD), cut[2]), rtol=2e-5)
+
+
+def test_bfloat16_loss_gradients_are_near_float32(arrays):
+    mesh = sharding.make_mesh(1, 1, 1)
+    gradient = jax.jit(jax.grad(lambda *arrays: losses.loss_sums(*arrays, 0.1, mesh)[0], (0, 1)))
+    narrow, wide = gradient(arrays[0].astype(jnp.bfloat16), *arrays[1:]), gradient(*arrays)
+    assert [leaf.dtype for leaf in narrow] == [jnp.bfloat16, jnp.float32]
+    for left, right in zip(narrow, wide, strict=True):
+        np.testing.assert_allclose(left.astype(jnp.float32), right, atol=0.02 * float(jnp.abs(right).max()))
+
+
+def test_loss_gradients_are_summed_over_devices_once(arrays, monkeypatch):
+    mesh = sharding.make_mesh(8, 1, 1)
+    monkeypatch.setattr(losses, "LIMIT", 4 * L * V // 3)
+    x_BLD, table_VD, targets_BL, weights_BL = arrays
+    put = jax.device_put((x_BLD, targets_BL, weights_BL), sharding.batch_sharding(mesh))
+    gradient = jax.grad(lambda x, table, *rest: losses.loss_sums(x, table, *rest, 0.1, mesh), (0, 1), has_aux=True)
+    program = jax.jit(gradient).lower(put[0], table_VD, *put[1:]).compile().as_text()
+    assert "all-gather" not in program and "while(" in program
+    sums = [line for line in program.splitlines() if " all-reduce(" in line or " all-reduce-start(" in line]
+    assert sums and not any("while/body" in line for line in sums)
+
+
+def test_the_step_never_holds_all_logits(small):
+    """With GPT-2's vocabulary, 128 rows of 128 tokens would have 3.3 GB of logits."""
+    config = small(context_length=128, train__batch_size=128)
+    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
+    definition, like = states.abstract(config, 50_257, optimizer, mesh)
+    rows = lambda dtype: jax.ShapeDtypeStruct((128, 128), dtype, sharding=sharding.batch_sharding(mesh))
+    batch = {"inputs": rows(jnp.int32), "targets": rows(jnp.int32), "weights": rows(jnp.float32)}
+    compiled = make_train_step(definition, optimizer, config, like).lower(like, batch).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 128 * 128 * 50_257

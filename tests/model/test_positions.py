@@ -10,6 +10,7 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, positions
+from mini_gpt.model.gpt import Inputs
 from tests import oracle
 
 ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
@@ -24,12 +25,12 @@ def make(name, **overrides):
 
 
 def waves(at, **overrides):
-    """Gives what the sinusoids add at positions `at`, as amplitude 1."""
+    """Return what the sinusoids add at positions `at`, with amplitude 1."""
     encoding = make("sinusoidal", scale_embeddings=True, **overrides)
     return np.asarray(encoding.embed(jnp.zeros((1, len(at), 128)), jnp.array([at]))[0])
 
 
-def test_B2_sinusoids_have_the_wavelengths_of_the_paper():
+def test_sinusoids_have_the_wavelengths_of_the_paper():
     at = list(range(500))
     np.testing.assert_allclose(waves(at), [oracle.sinusoid(p, 128) for p in at], atol=1e-4)
     np.testing.assert_allclose(
@@ -40,7 +41,7 @@ def test_B2_sinusoids_have_the_wavelengths_of_the_paper():
     np.testing.assert_allclose(waves([round(slowest)])[0, 126:], [0, 1], atol=2e-3)
 
 
-def test_B2_sinusoids_are_bounded_unique_and_shift_linearly():
+def test_sinusoids_are_bounded_unique_and_shift_linearly():
     rows = waves(list(range(500)))
     assert np.abs(rows).max() <= 1
     distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1) + 10 * np.eye(500)
@@ -57,14 +58,14 @@ def test_B2_sinusoids_are_bounded_unique_and_shift_linearly():
 
 
 @pytest.mark.parametrize("scaled, std", [(True, 1.0), (False, 0.02)])
-def test_B3_the_sinusoid_keeps_its_stated_relation_to_the_embeddings(scaled, std):
+def test_the_amplitude_of_sinusoids(scaled, std):
     encoding = make("sinusoidal", scale_embeddings=scaled)
     added = encoding.embed(jnp.zeros((1, 600, 128)), jnp.arange(600)[None])
     assert float(jnp.abs(added).max()) == pytest.approx(std, rel=1e-3)
     assert float(jnp.sqrt(jnp.mean(added**2))) == pytest.approx(std / math.sqrt(2), rel=1e-3)
 
 
-def test_B3_learned_positions_are_added_row_by_row_at_any_batch():
+def test_learned_positions_are_added_row_by_row():
     encoding = make("learned")
     x_BLD = jax.random.normal(jax.random.key(0), (3, 5, 128))
     at = jnp.array([[0, 1, 2, 3, 4], [7, 7, 8, 0, 599], [4, 3, 2, 1, 0]])
@@ -87,7 +88,7 @@ def test_B3_learned_positions_are_added_row_by_row_at_any_batch():
         ("bfloat16", 30_000, 0.07),
     ],
 )
-def test_B5_rope_scores_depend_on_the_offset_alone(dtype, shift, tolerance):
+def test_rope_scores_depend_on_the_offset_alone(dtype, shift, tolerance):
     encoding = make("rope")
     q, k = (jax.random.normal(jax.random.key(s), (64,)) / 8 for s in (0, 1))
     at = jnp.array([[0, 1, 5, 40, 200]])
@@ -117,7 +118,7 @@ SCALED = {
 
 
 @pytest.mark.parametrize("scaling", SCALED)
-def test_scaled_rope_turns_each_pair_as_its_paper_says(scaling):
+def test_scaled_rope_has_the_frequencies_of_its_paper(scaling):
     rope = {"rope.scaling": scaling, "rope.factor": 1.0 if scaling == "none" else 4.0, "rope.original_context": 2048}
     encoding = make("rope", d_model=16, **rope)
     np.testing.assert_allclose(encoding.frequencies, SCALED[scaling], rtol=1e-8)
@@ -130,14 +131,14 @@ def test_scaled_rope_turns_each_pair_as_its_paper_says(scaling):
         np.testing.assert_allclose(turned[[pair, pair + 4]], expected, atol=1e-5)
 
 
-def test_yarns_betas_say_which_pairs_are_interpolated():
+def test_the_betas_of_yarn_choose_the_interpolated_pairs():
     rope = {"rope.scaling": "yarn", "rope.factor": 4.0, "rope.original_context": 2048}
     encoding = make("rope", d_model=16, **rope, **{"rope.beta_slow": 4.0, "rope.beta_fast": 64.0})
     kept = (32.5949323452 - 4) / 60  # of the pair that turns 32.59 times
     np.testing.assert_allclose(encoding.frequencies, [1, (1 - kept) * 0.025 + kept * 0.1, 0.0025, 0.00025], rtol=1e-9)
 
 
-def test_interpolated_positions_are_those_of_the_shorter_context():
+def test_linear_rope_scaling_interpolates_positions():
     scaled, plain = make("rope", **{"rope.scaling": "linear", "rope.factor": 4.0}), make("rope")
     x_BLHK = jax.random.normal(jax.random.key(0), (1, 9, 2, 64))
     np.testing.assert_allclose(
@@ -145,19 +146,19 @@ def test_interpolated_positions_are_those_of_the_shorter_context():
     )
 
 
-def test_yarns_temperature_scales_all_of_the_logit_in_partial_rope_too():
+def test_the_temperature_of_yarn_scales_partial_rope_too():
     encoding = make("rope", **{"rope.scaling": "yarn", "rope.factor": 8.0, "rope.fraction": 0.25})
     x_BLHK = jax.random.normal(jax.random.key(0), (1, 1, 2, 64))
     turned = encoding.rotate(x_BLHK, jnp.zeros((1, 1), int))
     np.testing.assert_allclose(turned, (0.1 * math.log(8) + 1) * x_BLHK, rtol=1e-6)
 
 
-def test_B5_sinusoids_do_not_have_that_property():
+def test_sinusoid_scores_do_not_depend_on_the_offset_alone():
     rows = waves([0, 5, 100, 105]) + np.asarray(jax.random.normal(jax.random.key(0), (4, 128)))[:1]
     assert abs(rows[0] @ rows[1] - rows[2] @ rows[3]) > 1
 
 
-def test_B5_rope_turns_planes_and_keeps_lengths():
+def test_rope_rotates_planes_and_keeps_lengths():
     encoding = make("rope", **{"rope.fraction": 0.5, "rope.base": 100.0})
     x_BLHK = jax.random.normal(jax.random.key(0), (2, 7, 2, 64))
     at = jnp.array([[0, 3, 1, 9, 27, 81, 243], [5, 4, 3, 2, 1, 0, 0]])
@@ -171,7 +172,7 @@ def test_B5_rope_turns_planes_and_keeps_lengths():
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_any_block_of_positions_gives_the_block_of_the_whole(name):
+def test_encodings_work_on_any_block_of_positions(name):
     encoding = make(name)
     whole, block = jnp.arange(64)[None], jnp.arange(40, 48)[None]
     x_BLD = jax.random.normal(jax.random.key(0), (1, 64, 128))
@@ -199,7 +200,7 @@ def test_none_is_the_base_class_and_does_nothing():
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 6, 8, 12, 16, 20])
-def test_B1_alibi_slopes_are_the_papers(heads):
+def test_alibi_slopes_are_those_of_the_paper(heads):
     np.testing.assert_allclose(positions.alibi_slopes(heads), oracle.alibi_slopes(heads))
     if heads == 8:
         np.testing.assert_allclose(positions.alibi_slopes(8), [1 / 2**i for i in range(1, 9)])
@@ -214,27 +215,27 @@ PUBLISHED_SLOPES = {
 
 
 @pytest.mark.parametrize("heads", PUBLISHED_SLOPES)
-def test_B1_alibi_slopes_written_out(heads):
+def test_alibi_slopes_written_out(heads):
     np.testing.assert_allclose(positions.alibi_slopes(heads), PUBLISHED_SLOPES[heads], rtol=1e-12)
 
 
-def test_B1_alibi_is_not_scaled_with_the_logits():
+def test_alibi_is_not_scaled_with_the_logits():
     overrides = {"model.position": "alibi", "model.d_model": 32, "model.num_heads": 2, "model.num_layers": 1}
-    model, maps = MiniGPT(configs.load("configs/default.py", overrides).model, 7, rngs=nnx.Rngs(0)), []
+    model = MiniGPT(configs.load("configs/default.py", overrides).model, 7, rngs=nnx.Rngs(0))
     model.blocks[0].attention.query.kernel[...] *= 0
-    model(jnp.zeros((1, 5), int), record=lambda trace: maps.append(trace.attention))
+    *_, (maps,) = model.forward(Inputs(jnp.zeros((1, 5), int)), trace=lambda trace: trace.attention)
     expected = [[[-slope * abs(i - j) for j in range(5)] for i in range(5)] for slope in (1 / 16, 1 / 256)]
-    np.testing.assert_allclose(maps[0].logits_BHLS[0], expected, atol=1e-6)
+    np.testing.assert_allclose(maps.logits_BHLS[0], expected, atol=1e-6)
 
 
-def test_B1_alibi_is_zero_on_the_diagonal_and_linear_on_both_sides():
+def test_alibi_is_zero_on_the_diagonal_and_linear():
     at = jnp.array([[4, 5, 6]])
     expected = [[[-s * abs(i - j) for j in range(3)] for i in range(3)] for s in (1 / 16, 1 / 256)]
     np.testing.assert_array_equal(make("alibi").bias(at, at), [expected])
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_B1_t5_buckets_are_those_of_the_released_code(causal):
+def test_t5_buckets_are_those_of_the_released_code(causal):
     offsets = np.arange(-300, 301)
     ours = positions.t5_bucket(jnp.array(offsets), causal=causal, num_buckets=32, max_distance=128)
     np.testing.assert_array_equal(ours, [oracle.t5_bucket(int(o), causal) for o in offsets])
@@ -245,7 +246,7 @@ def test_B1_t5_buckets_are_those_of_the_released_code(causal):
         assert (np.asarray(ours)[301:] == 0).all()
 
 
-def test_B1_t5_gives_each_head_its_own_bias_by_bucket():
+def test_t5_has_a_bias_for_each_head_and_bucket():
     encoding = make("t5")
     encoding.bias_table[...] = jnp.arange(64.0).reshape(32, 2)
     bias = encoding.bias(jnp.arange(200)[None], jnp.arange(200)[None])

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.data import batches, corpora, tokenizers
+from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
@@ -41,7 +41,9 @@ def poison(monkeypatch):
 def trained_on(config, places):
     """Takes the step by hand, on the batches of those places in turn; None is a step that changes nothing."""
     corpus = corpora.open_corpus(config.data)
-    run = assembly.assemble(config, sharding.make_mesh(*config.mesh.sizes), corpus, tokenizers.fit(corpus, config.data))
+    run = assembly.assemble(
+        config, sharding.make_mesh(*config.mesh.sizes), corpus, token_store.fit_tokenizer(corpus, config.data)
+    )
     state, step = run.first_state(), run.compiled_step()
     for place in places:
         if place is None:

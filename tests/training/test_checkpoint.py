@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt.config import loading as configs
-from mini_gpt.data import corpora, tokenizers
+from mini_gpt.data import corpora, token_store
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
@@ -34,7 +34,7 @@ def written(small, tmp_path):
     loop.train(config, tmp_path / "run", conclude=False)
     corpus = corpora.open_corpus(config.data)
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    like = assembly.assemble(config, mesh, corpus, tokenizers.fit(corpus, config.data)).like
+    like = assembly.assemble(config, mesh, corpus, token_store.fit_tokenizer(corpus, config.data)).like
     directory = tmp_path / "run" / "checkpoints"
     with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
         return directory, like, {step: checkpoints.restore(step, like) for step in (4, 8)}

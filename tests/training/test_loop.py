@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboardX import event_file_writer
 
 from mini_gpt.config import loading as configs
-from mini_gpt.data import corpora, tokenizers
+from mini_gpt.data import corpora, token_store
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
@@ -69,7 +69,9 @@ def test_a_run_goes_on_on_another_number_of_devices(small, tmp_path, monkeypatch
 
 def batch_of(config, place):
     corpus = corpora.open_corpus(config.data)
-    run = assembly.assemble(config, sharding.make_mesh(*config.mesh.sizes), corpus, tokenizers.fit(corpus, config.data))
+    run = assembly.assemble(
+        config, sharding.make_mesh(*config.mesh.sizes), corpus, token_store.fit_tokenizer(corpus, config.data)
+    )
     return run.train_batches[place]
 
 

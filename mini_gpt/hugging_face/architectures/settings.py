@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from mini_gpt.config.model_schema import LARGEST
-from mini_gpt.hugging_face import source_files
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
@@ -14,6 +13,9 @@ from mini_gpt.runtime.errors import UserError, shown
 ACTIVATION_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu", "relu": "relu"}
 ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATION_NAMES.items()}
 ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
+
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 class Settings:
@@ -77,8 +79,17 @@ class Settings:
 def read(path: Path) -> Settings:
     """Read a config.json. Raises UserError if it is missing or not valid JSON."""
     try:
-        return Settings(path, files.read_json(source_files.find(path.parent, path.name)))
+        return Settings(path, files.read_json(find_file(path.parent, path.name)))
     except FileNotFoundError:
         raise UserError(f"{path}: not found; name a directory that holds a model's config.json") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: no JSON ({error})") from None
+
+
+def find_file(source: Path, name: str) -> Path:
+    """Return the path of a file in a directory of Transformers. Raise UserError if it is a link out of it.
+
+    In the cache of the Hub, models--OWNER--NAME/snapshots/REVISION, files are links into models--OWNER--NAME/blobs.
+    """
+    parent = source.resolve().parent
+    return files.file_inside(source, name, also=parent.parent / "blobs" if parent.name == "snapshots" else None)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.data import batches
+from mini_gpt.data.full_batches import in_full_batches
 from mini_gpt.insight import attention
 from mini_gpt.insight.diagnosis.layer_checks import Layer
 from mini_gpt.model.gpt import Trace
@@ -72,7 +72,7 @@ def in_parts(model: LoadedModel, rows_BL: np.ndarray, compute: Callable[[np.ndar
     """Return `compute(rows_BL)`, a pytree of arrays with a batch axis, for as many rows at a time as fit."""
     at_a_time = attention.rows_at_a_time(model, model.config.context_length, WINDOWS)
     parts = []
-    for count, part in batches.in_full_batches(rows_BL, at_a_time):
+    for count, part in in_full_batches(rows_BL, at_a_time):
         results = compute(np.stack(part))
         parts.append(jax.tree.map(lambda array, count=count: np.asarray(array)[:count], results))
     return jax.tree.map(lambda *pieces: np.concatenate(pieces), *parts)

@@ -1,1 +1,1 @@
-"""Multi-head attention: the module, its masks, and one file for each implementation of the core."""
+"""Multi-head attention: the module, its inputs, and one file for each implementation."""

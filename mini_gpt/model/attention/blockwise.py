@@ -1,7 +1,7 @@
-"""Attention a block of queries and a block of keys at a time: memory grows with the length, not with its square.
+"""Attention in blocks of queries and keys: memory grows linearly with the length, not with its square.
 
-Blocks that the mask hides whole are never touched. The softmax is kept up online (Milakov and Gimelshein 2018; Rabe and
-Staats 2021), the backward pass makes each block's weights again from its rows' log-sum-exp (Dao et al. 2022).
+Blocks that the mask hides completely are skipped. The softmax is computed online (Milakov and Gimelshein 2018; Rabe and
+Staats 2021). The backward pass recomputes each block's weights from its rows' log-sum-exp (Dao et al. 2022).
 """
 
 from typing import Any
@@ -10,25 +10,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.masks import Mask
-from mini_gpt.model.positions import Position
+from mini_gpt.model.attention.masks import Context, Heads
 
-BLOCK = 256  # queries, and keys, of a block; these sizes are measured: docs/performance.md
-UNROLLED = {256: 64, 512: 128}  # up to a length: the blocks of short texts, whose few pairs become straight code
-HIDDEN = float(jnp.finfo(jnp.float32).min)  # finite, so that no difference of two is NaN
+BLOCK = 256  # queries or keys in a block; block sizes are measured: docs/performance.md
+UNROLLED = {256: 64, 512: 128}  # {greatest length: block size} for short sequences, whose pairs need no loop
+HIDDEN = float(jnp.finfo(jnp.float32).min)  # finite, so that a difference of two is not NaN
 
 
-def attend(
-    q_BLHK: jax.Array,
-    k_BLGK: jax.Array,
-    v_BLGK: jax.Array,
-    *,
-    mask: Mask,
-    position: Position,
-    positions_BL: jax.Array,
-    scale: float,
-) -> jax.Array:
-    """Gives out_BLHK as the reference does, to rounding; `position` is asked for one block's bias at a time."""
+def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
+    """Return out_BLHK, equal to the reference's up to rounding; a positional bias is computed one block at a time."""
+    (q_BLHK, k_BLGK, v_BLGK), (mask, position, positions_BL) = heads, context
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     unrolled = next((size for longest, size in UNROLLED.items() if longest >= L), None)
@@ -37,11 +28,11 @@ def attend(
     pairs = mask.blocks(count, size)
 
     def blocks(x: jax.Array) -> jax.Array:
-        """Gives x_N…, its axis 1 filled up and cut into N blocks."""
+        """Return x_N…, axis 1 padded and cut into N blocks."""
         x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
         return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
 
-    # The queries of a group stand in one column of R rows, so that each product has two batch axes and two others.
+    # A group's queries are the R rows of one matrix, so that each product has two batch axes and two others.
     q_NBGRK = (
         blocks((scale * q_BLHK).reshape(B, L, G, H // G, K)).transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
     )
@@ -49,8 +40,8 @@ def attend(
     layout = {"positions": blocks(positions_BL)}
     if mask.segments_BL is not None:
         layout["segments"] = blocks(mask.segments_BL)
-    biased = position.bias(positions_BL[:, :1], positions_BL[:, :1]) is not None
-    definition, weights = nnx.split(position if biased else Position(None, rngs=None))
+    biased = context.biased
+    definition, weights = nnx.split(position) if biased else (None, {})
 
     def bias_BHCS(weights: nnx.State, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
         bias = nnx.merge(definition, weights).bias(layout["positions"][i], layout["positions"][j])
@@ -95,14 +86,14 @@ def attend(
         sum_NBGRK, max_NBGR, total_NBGR = over_pairs(body, start)
         sees_NBGR = max_NBGR > HIDDEN
         out_NBGRK = jnp.where(sees_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
-        # A row without a visible key: every weight made from this is exp(HIDDEN - 0), zero.
+        # Zero for a row without a visible key: then all its weights are exp(HIDDEN - 0) = 0.
         return out_NBGRK.astype(q_NBGRK.dtype), jnp.where(sees_NBGR, max_NBGR + jnp.log(total_NBGR), 0)
 
     def backward(saved, dout_NBGRK):
         q_NBGRK, k_NBGSK, v_NBGSK, weights, layout, out_NBGRK, logsumexp_NBGR = saved
         inner_NBGR = jnp.sum(dout_NBGRK.astype(jnp.float32) * out_NBGRK, axis=-1)
 
-        # Blocks that are to stand on the left of a product, transposed once: of big blocks it would be slow on CPUs.
+        # Transpose the left operands of products once: on CPUs XLA is slow with big transposed operands.
         q_NBGKR, dout_NBGKR = q_NBGRK.swapaxes(-1, -2), dout_NBGRK.swapaxes(-1, -2)
 
         def body(carry, i, j):
@@ -143,6 +134,6 @@ def attend(
 
 
 def _product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Gives a product in the lesser dtype of the two, its sums in float32."""
+    """Return a product of operands in the smaller of their dtypes, summed in float32."""
     dtype = min(x.dtype, y.dtype, key=lambda dtype: dtype.itemsize)
     return jnp.einsum(subscripts, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Which implementation of attention runs: the one asked for, or the best that the device and the call admit."""
+"""Which implementation of attention runs: the configured one, or the best that the device and the call allow."""
 
 import functools
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def check(asked: str) -> None:
-    """Raises UserError where the implementation that is asked for needs another kind of device."""
+    """Raise UserError if `model.attention` names an implementation for another kind of device."""
     here = devices.platform(jax.devices()[0])
     needed = next((platform for platform, name in FUSED.items() if name == asked), here)
     if needed != here:
@@ -30,7 +30,7 @@ def check(asked: str) -> None:
 
 
 def choose(asked: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout: bool) -> str:
-    """Gives the name of an implementation; logs, once, why it is not the one asked for."""
+    """Return the name of an implementation; log once why it is not the one that was asked for."""
     platform, length = devices.platform(jax.devices()[0]), q_BLHK.shape[1]
     long = length >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
     general = "blockwise" if long and not dropout else "reference"
@@ -39,13 +39,13 @@ def choose(asked: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout: 
         return fused if fused and not obstacle(fused, q_BLHK, mask, biased=biased, dropout=dropout) else general
     reason = obstacle(asked, q_BLHK, mask, biased=biased, dropout=dropout)
     if reason:
-        _say(f"model.attention: {asked} has no {reason}; {general} is taken there")
+        _log_once(f"model.attention: {asked} does not support {reason}; using {general}")
         return general
     return asked
 
 
 def obstacle(name: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout: bool) -> str | None:
-    """Gives what an implementation lacks for a call, or None."""
+    """Return what an implementation does not support in a call, or None."""
     _, length, _, width = q_BLHK.shape
     if name == "reference":
         return None
@@ -54,10 +54,10 @@ def obstacle(name: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout:
     if name == "blockwise":
         return None
     if biased:
-        return "bias (alibi, t5) without holding it for all pairs"
+        return "a bias on the logits (alibi, t5)"
     if name == "cudnn":
         if q_BLHK.dtype.name not in ("bfloat16", "float16"):
-            return f"{q_BLHK.dtype.name} products"
+            return f"products in {q_BLHK.dtype.name}"
         if mask.segments_BL is not None:
             return "isolated documents"
         if mask.window is not None and not mask.causal:
@@ -65,15 +65,15 @@ def obstacle(name: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout:
         if length % 2:
             return f"length {length}, only even ones"
         if width % 8 or width > 128:
-            return f"heads {width} wide, only multiples of 8 up to 128"
+            return f"heads of width {width}, only multiples of 8 up to 128"
     if name == "splash":
         if length % 128:
             return f"length {length}, only multiples of 128"
         if width % 64:
-            return f"heads {width} wide, only multiples of 64"
+            return f"heads of width {width}, only multiples of 64"
     return None
 
 
 @functools.cache
-def _say(line: str) -> None:
+def _log_once(line: str) -> None:
     log.info(line)

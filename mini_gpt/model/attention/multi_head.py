@@ -1,7 +1,8 @@
 """Multi-head attention in its five steps: project, split, attend, concatenate, project."""
 
+import functools
 import math
-from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,24 @@ from flax import nnx
 
 from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.model.attention import blockwise, cached, choice, cudnn, reference, splash
-from mini_gpt.model.attention.masks import Mask
-from mini_gpt.model.layers import INIT_STD, Linear
-from mini_gpt.model.positions import Position
+from mini_gpt.model.attention.cached import KeyValues, Past
+from mini_gpt.model.attention.masks import Context, Heads
+from mini_gpt.model.attention.reference import AttentionMaps
+from mini_gpt.model.layers import INIT_STD, Linear, dropout
 
-RecordMaps = Callable[[reference.AttentionMaps], None]
-Remember = Callable[[jax.Array, jax.Array], cached.Past | None]
+IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": cudnn.attend, "splash": splash.attend}
+
+
+class Options(NamedTuple):
+    """What one layer's pass takes beside its input and context.
+
+    dropout_key: None: no dropout. head_mask_BH: factors of the heads' outputs, 0 for a pruned head (Michel et al. 2019,
+    eq. 2). past: a KV cache; then the input is one new token in each row, which attends to the past and itself.
+    """
+
+    dropout_key: jax.Array | None = None
+    head_mask_BH: jax.Array | None = None
+    past: Past | None = None
 
 
 class MultiHeadAttention(nnx.Module):
@@ -30,83 +43,61 @@ class MultiHeadAttention(nnx.Module):
         self.out = Linear(config, config.d_model, config.d_model, dtype, std=residual_std(config), rngs=rngs)
 
     def __call__(
-        self,
-        x_BLD: jax.Array,
-        position: Position,
-        positions_BL: jax.Array,
-        mask: Mask,
-        *,
-        dropout_key: jax.Array | None = None,
-        record: RecordMaps | None = None,
-        remember: Remember | None = None,
-        head_mask_BH: jax.Array | None = None,
-    ) -> jax.Array:
-        """Gives out_BLD; `record` is handed the maps of this layer as it is traced.
-
-        remember: is handed the keys and values, BLGK, and may give a past to attend to in their place.
-        head_mask_BH: what each head's output is multiplied by, 0 for one that is pruned (Michel et al. 2019, eq. 2).
-        """
-        config = self.config
+        self, x_BLD: jax.Array, context: Context, options: Options, *, with_maps: bool = False
+    ) -> tuple[jax.Array, KeyValues, AttentionMaps | None]:
+        """Return (out_BLD, keys and values for a cache, the layer's maps if `with_maps` and there is no past)."""
+        config, position, positions_BL = self.config, context.position, context.positions_BL
+        dropout_key, head_mask_BH, past = options
         # 1. Project.
         q_BLD, k_BLD, v_BLD = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
-        # 2. Split into heads; rotary positions turn queries and keys here.
+        # 2. Split into heads. Rotary positions rotate queries and keys here.
         q_BLHK = position.rotate(split_heads(q_BLD, config.num_heads), positions_BL)
         k_BLGK = position.rotate(split_heads(k_BLD, config.num_kv_heads), positions_BL)
-        v_BLGK = split_heads(v_BLD, config.num_kv_heads)
+        heads = Heads(q_BLHK, k_BLGK, split_heads(v_BLD, config.num_kv_heads))
         # 3. Attend.
-        past = remember(k_BLGK, v_BLGK) if remember is not None else None
-        if past is not None:
-            bias_BH1S = position.bias(positions_BL, past.positions_BS)
-            out_BLHK = cached.attend(q_BLHK, past, bias_BH1S=bias_BH1S, scale=self.scale)
+        if past is None:
+            cache = KeyValues.of(heads.k_BSGK, heads.v_BSGK)
+            out_BLHK, maps = self._attend(heads, context, dropout_key, with_maps)
         else:
-            out_BLHK = self._attend(q_BLHK, k_BLGK, v_BLGK, position, positions_BL, mask, dropout_key, record)
+            past = past.write(heads.k_BSGK, heads.v_BSGK)
+            bias_BH1S = position.bias(positions_BL, past.positions_BS)
+            out_BLHK, cache, maps = cached.attend(q_BLHK, past, bias_BH1S, self.scale), past.cache, None
         if head_mask_BH is not None:
             out_BLHK = out_BLHK * head_mask_BH[:, None, :, None].astype(out_BLHK.dtype)
         # 4. Concatenate the heads.
         out_BLD = out_BLHK.reshape(x_BLD.shape)
         # 5. Project.
-        return self.out(out_BLD)
+        return self.out(out_BLD), cache, maps
 
     @property
     def scale(self) -> float:
-        """What logits are multiplied by."""
+        """The factor of the logits."""
         return 1 / math.sqrt(self.config.head_width) if self.config.scale_attention else 1.0
 
-    def _attend(self, q_BLHK, k_BLGK, v_BLGK, position, positions_BL, mask, dropout_key, record) -> jax.Array:
-        config, scale = self.config, self.scale
-        biased = position.bias(positions_BL[:, :1], positions_BL[:, :1]) is not None
-        dropout = dropout_key is not None and config.attention_dropout > 0
-        chosen = "reference"  # alone makes the maps
-        if record is None:
-            chosen = choice.choose(config.attention, q_BLHK, mask, biased=biased, dropout=dropout)
-        if chosen == "cudnn":
-            return cudnn.attend(q_BLHK, k_BLGK, v_BLGK, mask=mask, scale=scale)
-        if chosen == "splash":
-            return splash.attend(q_BLHK, k_BLGK, v_BLGK, mask=mask, scale=scale)
-        if chosen == "blockwise":
-            return blockwise.attend(
-                q_BLHK, k_BLGK, v_BLGK, mask=mask, position=position, positions_BL=positions_BL, scale=scale
-            )
-        out_BLHK, maps = reference.attend(
-            q_BLHK,
-            k_BLGK,
-            v_BLGK,
-            visible_BLS=mask.visible(q_BLHK.shape[1]),
-            bias_BHLS=position.bias(positions_BL, positions_BL),
-            scale=scale,
-            dropout_rate=config.attention_dropout,
-            dropout_key=dropout_key,
+    def _attend(
+        self, heads: Heads, context: Context, dropout_key: jax.Array | None, with_maps: bool
+    ) -> tuple[jax.Array, AttentionMaps | None]:
+        config, rate = self.config, self.config.attention_dropout
+        name = "reference"  # the only one that has maps
+        if not with_maps:
+            dropped = dropout_key is not None and rate > 0
+            name = choice.choose(config.attention, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
+        if name != "reference":
+            return IMPLEMENTATIONS[name](heads, context, self.scale), None
+        return reference.attend(
+            heads,
+            context.mask.visible(heads.q_BLHK.shape[1]),
+            bias_BHLS=context.position.bias(context.positions_BL, context.positions_BL),
+            scale=self.scale,
+            drop=functools.partial(dropout, rate=rate, key=dropout_key),
         )
-        if record is not None:
-            record(maps)
-        return out_BLHK
 
 
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:
-    """Gives x_BLHK: consecutive slices of the width, one a head."""
+    """Return x_BLHK: each head has consecutive entries of the width."""
     return x_BLD.reshape(*x_BLD.shape[:-1], heads, -1)
 
 
 def residual_std(config: ModelConfig) -> float:
-    """Gives the initial scale of what is added to the residual stream, 2N times in all (Radford et al. 2019, 2.3)."""
+    """Return the initial scale of layers that add to the residual stream, 2N in all (Radford et al. 2019, 2.3)."""
     return INIT_STD / math.sqrt(2 * config.num_layers) if config.residual else INIT_STD

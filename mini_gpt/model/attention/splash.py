@@ -1,4 +1,4 @@
-"""Attention by the Pallas kernel for TPUs that JAX keeps, "splash", which skips the blocks that a mask hides."""
+"""Attention by JAX's Pallas kernel for TPUs, "splash", which skips the blocks that a mask hides."""
 
 import functools
 
@@ -7,28 +7,25 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as kernel_masks
 from jax.sharding import PartitionSpec
 
-from mini_gpt.model.attention.masks import Mask
+from mini_gpt.model.attention.masks import Context, Heads, Mask
 
 
-def attend(
-    q_BLHK: jax.Array, k_BLGK: jax.Array, v_BLGK: jax.Array, *, mask: Mask, scale: float, interpret: bool = False
-) -> jax.Array:
-    """Gives out_BLHK in q's dtype; lengths are multiples of 128. interpret: on any device, for tests."""
-    B, _, _, _ = q_BLHK.shape
-    mesh, groups = jax.typeof(q_BLHK).sharding.mesh, k_BLGK.shape[2]
-    local = functools.partial(_attend, mask=mask, scale=scale, interpret=interpret)
+def attend(heads: Heads, context: Context, scale: float, *, interpret: bool = False) -> jax.Array:
+    """Return out_BLHK in q's dtype; lengths are multiples of 128. interpret: run on any device, for tests."""
+    batch, groups, mesh = len(heads.q_BLHK), heads.k_BSGK.shape[2], jax.typeof(heads.q_BLHK).sharding.mesh
+    local = functools.partial(_attend, mask=context.mask._replace(segments_BL=None), scale=scale, interpret=interpret)
     if mesh.size <= 1:
-        return local(q_BLHK, k_BLGK, v_BLGK, mask.segments_BL)
+        return local(heads, context.mask.segments_BL)
     # The compiler can't divide a kernel: each device runs its own on its rows and heads.
-    rows = ("data", "fsdp") if B % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
-    heads = "tensor" if groups % mesh.shape["tensor"] == 0 else None
-    heads_spec = PartitionSpec(rows, None, heads)
-    specs = (heads_spec, heads_spec, heads_spec, PartitionSpec(rows))
+    rows = ("data", "fsdp") if batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
+    heads_spec = PartitionSpec(rows, None, "tensor" if groups % mesh.shape["tensor"] == 0 else None)
+    specs = (Heads(heads_spec, heads_spec, heads_spec), PartitionSpec(rows))
     divided = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads_spec, check_vma=False)
-    return divided(q_BLHK, k_BLGK, v_BLGK, mask.segments_BL)
+    return divided(heads, context.mask.segments_BL)
 
 
-def _attend(q_BLHK, k_BLGK, v_BLGK, segments_BL, *, mask: Mask, scale: float, interpret: bool) -> jax.Array:
+def _attend(heads: Heads, segments_BL: jax.Array | None, *, mask: Mask, scale: float, interpret: bool) -> jax.Array:
+    q_BLHK, k_BLGK, v_BLGK = heads
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     shape = (L, L)
