@@ -1,7 +1,9 @@
-"""Fill the pages that are generated from the code: the config reference, and what each command prints for --help.
+"""Fill the pages that are generated from the code: config fields, what commands print for --help, the Python API.
 
-A page asks for a part by a line of its own: `<!-- config reference -->` or `<!-- help: eval.py -->`. The commands run
-with the Python that has the project's dependencies: $MINI_GPT_PYTHON, else .venv/bin/python, else the running one.
+A page asks for a part by a line of its own: `<!-- config reference -->`, `<!-- help: eval.py -->`, or
+`<!-- api: insight without explorer -->` for the modules of a room. The commands run with the Python that has the
+project's dependencies: $MINI_GPT_PYTHON, else .venv/bin/python, else the running one.
+Figures become links to themselves; numbers in tables and short code stay on one line.
 """
 
 import functools
@@ -15,7 +17,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HELP = re.compile(r"^<!-- help: (.+) -->$", re.MULTILINE)
+API = re.compile(r"^<!-- api: (\w+)(?: without (.+))? -->$", re.MULTILINE)
 CONFIG = "<!-- config reference -->"
+FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+)" ?/?>')
+NUMBERS = re.compile(r"<td>((?:<strong>)?[\d.,()±×~%−+-](?:[\d .,()±×~%−+-]|to|and)*(?:</strong>)?|undefined|)</td>")
+SHORT = re.compile(r"<code>([^<\n]{1,32})</code>")
 log = logging.getLogger("mkdocs.hooks")
 
 
@@ -28,15 +34,27 @@ def on_page_markdown(markdown: str, **_) -> str:
         with ThreadPoolExecutor(2) as pool:
             printed = dict(zip(commands, pool.map(help_of, commands), strict=True))
         markdown = HELP.sub(lambda match: printed[match[1]], markdown)
-    return markdown
+    return API.sub(lambda match: modules(match[1], (match[2] or "").split()), markdown)
+
+
+def on_page_content(html: str, **_) -> str:
+    """Return the HTML with figures that open in full size, and classes for numbers and short code."""
+    html = FIGURE.sub(lambda match: f'<a class="figure" href="{match[1]}">{match[0]}</a>', html)
+    html = SHORT.sub(r'<code class="short">\1</code>', html)
+    return NUMBERS.sub(r'<td class="number">\1</td>', html)
 
 
 @functools.cache
 def config_reference() -> str:
-    """Return the Markdown of all config fields, without its title; without the generator, the defaults file."""
-    if not (ROOT / "mini_gpt" / "config" / "__main__.py").exists():
-        return f"```python\n{(ROOT / 'configs' / 'default.py').read_text(encoding='utf-8')}```"
+    """Return the Markdown of all config fields, without its title."""
     return re.sub(r"\A# .*\n", "", run("-m", "mini_gpt.config", "--markdown"))
+
+
+def modules(room: str, left_out: list[str]) -> str:
+    """Return mkdocstrings' directive for each module of a room, sorted by name."""
+    found = sorted((ROOT / "mini_gpt" / room).rglob("*.py"))
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found if not path.stem.startswith("_")]
+    return "\n\n".join(f"::: {name}" for name in names if not set(name.split(".")) & set(left_out))
 
 
 @functools.cache
