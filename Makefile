@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test test-slow test-newest test-oldest test-hugging-face faults lint sharding-tables clean
+.PHONY: train test types test-slow test-newest test-oldest test-hugging-face faults docs lint sharding-tables clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -13,18 +13,22 @@ test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/python -m pytest -q -n 2 -m "not slow" tests
 
+# Check the annotations of the package.
+types: $(VENV)/installed-dev
+	$(VENV)/bin/mypy
+
 test-slow: $(VENV)/installed-dev
 	$(VENV)/bin/python -m pytest -q -n 2 -m slow $(SLOW)
 
-# What leaves the house is loaded by Transformers, and what Transformers writes is read; PyTorch comes with it.
+# Exchange with Transformers, both ways, in an environment with PyTorch.
 test-hugging-face: .venv-hugging-face/installed
 	.venv-hugging-face/bin/python -m pytest -q tests/hugging_face
 
-# Training processes killed at random moments, compared with one that nobody killed; a quarter of an hour.
+# Kill training processes at random moments, and compare with a run that was not killed; a quarter of an hour.
 faults: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tests.faults.kills --kills=200
 
-# All tests with the newest Python of the supported range, where this machine has it, on the PATH or in pyenv.
+# All tests with the newest supported Python that this machine has, on the PATH or in pyenv.
 NEWER = python3.13 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.13*/bin/python3 \
         python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3
 test-newest:
@@ -39,18 +43,27 @@ test-oldest:
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -r .venv-oldest/oldest.txt
 	.venv-oldest/bin/python -m pytest -q -n 2 tests
 
+# The docs site, in site/; a broken link or anchor is an error.
+docs: .venv-docs/installed $(VENV)/installed
+	MINI_GPT_PYTHON=$(VENV)/bin/python .venv-docs/bin/mkdocs build --strict
+
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-# How each preset's parameters are divided, and what that costs; after a change of sharding.RULES or a preset.
+# How each preset is sharded, and its cost; run it after a change of sharding.RULES or of a preset.
 sharding-tables: $(VENV)/installed
 	for file in docs/sharding/*.md; do \
 	  $(VENV)/bin/python -m mini_gpt.commands.mesh_cost --config=configs/presets.py:$$(basename $$file .md) > $$file || exit 1; \
 	done
 
 clean:
-	rm -rf .venv .venv-newest .venv-oldest .venv-hugging-face
+	rm -rf .venv .venv-newest .venv-oldest .venv-hugging-face .venv-docs site
+
+.venv-docs/installed: requirements-docs.txt
+	@$(MAKE) --no-print-directory .venv-docs/bin/python VENV=.venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
 
 .venv-hugging-face/installed: requirements-hugging-face.txt requirements-dev.txt requirements.txt
 	@$(MAKE) --no-print-directory .venv-hugging-face/bin/python VENV=.venv-hugging-face

@@ -17,6 +17,7 @@ import jax
 import pytest
 
 from mini_gpt.config import loading as configs
+from mini_gpt.config import places
 from mini_gpt.runtime import devices, sharding
 
 REPOSITORY = Path(__file__).parent.parent
@@ -29,6 +30,15 @@ def _shared_compilation_cache():
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the commands have it
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _places_of_the_tests(tmp_path_factory):
+    """Remembers the places that tests use in a directory of this session."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("places")
+        patch.setattr(places, "directory", lambda: directory)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,45 +1,87 @@
-"""What the commands share: how overrides become fields and a directory's name, and what is set before JAX starts."""
+"""What all commands share: parsing flags, overriding config fields, and the settings made before JAX starts."""
 
 import argparse
 import ctypes
+import functools
+import io
 import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from tqdm import tqdm
 
 from mini_gpt.config import loading as configs
-from mini_gpt.runtime import files, processes
+from mini_gpt.data.corpora import SPLITS
+from mini_gpt.runtime import errors, files, processes
 from mini_gpt.runtime.errors import UserError
 
 log = logging.getLogger(__name__)
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+READ_ONLY = "Given directory is read only="  # Orbax warns of it although read_only=True asks for it
+LOOP_CLOSED = "Event loop is closed"
+RESERVED_PATH = 600  # bytes of a path, for the files of a run directory
 
 
 class _AboveTheBar(logging.Handler):
-    """Writes a line above the progress bar, where there is one."""
+    """Write log lines above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    """Whether a record is ours, or of a library and not reported otherwise."""
+    if record.name.partition(".")[0] == "mini_gpt":
+        return True
+    message = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    return not (_is_raised_again(error or Exception(message)) or message.startswith(READ_ONLY))
+
+
+def _is_raised_again(error: BaseException | None) -> bool:
+    """Whether the main thread will raise this error of a background thread, when it waits for that thread.
+
+    A full disk fails in several threads of a save: the first failure is logged in one line, without a traceback.
+    Array writes beside a failed one find their event loop closed.
+    """
+    if str(error) == LOOP_CLOSED:
+        return True
+    reason = files.cant_write(error)
+    if reason is not None:
+        _warn_once(reason)
+    return reason is not None or isinstance(error, UserError)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    log.warning(f"a background thread can't write ({reason}); the run ends when it waits for that thread")
+
+
+def _unless_raised_again(hook: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Return a hook for errors outside the main thread, without those that the main thread raises too."""
+    return lambda raised: None if _is_raised_again(raised.exc_value) else hook(raised)
 
 
 def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
-    """Shows our own log lines and no library's, and keeps compiled programs for the next start.
+    """Set up logging, the compilation cache, memory allocation and, with `flags`, the other processes of the job.
 
-    flags: with those of `add_process_flags`, joins the other processes of the job, of which the first alone speaks.
-    Must come before anything that touches a device. Raises UserError where the others do not come.
+    Call it before anything that uses a device. cache_dir: as data.cache_dir. flags: those of `add_process_flags`; only
+    the first process then logs and prints. Raise UserError if the other processes do not start in time.
     """
-    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_AboveTheBar()], force=True)
+    handler = _AboveTheBar()
+    handler.addFilter(_is_new)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
-    # A full disk ends a save in several of Orbax's threads; what it raises where it is waited for is said once, by us.
-    for library in ("absl", "asyncio"):
-        logging.getLogger(library).setLevel(logging.CRITICAL)
-    sys.unraisablehook = threading.excepthook = lambda raised: log.debug("in the background: %s", raised)
-    sys.stdout.reconfigure(errors="replace")  # what a model writes need not fit the terminal's encoding
+    sys.unraisablehook = _unless_raised_again(sys.__unraisablehook__)
+    threading.excepthook = _unless_raised_again(threading.__excepthook__)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # generated text may not fit the terminal's encoding
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _keep_freed_memory()
@@ -47,39 +89,78 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
     if flags is not None:
         number = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)
     if number > 0:
-        logging.getLogger("mini_gpt").setLevel(logging.ERROR)
+        for name in ("mini_gpt", None):
+            logging.getLogger(name).setLevel(logging.ERROR)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open as long as the process
 
 
-def add_process_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds what tells a process of the others; without it SLURM, Open MPI or the TPU pod does, where there is one."""
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens: its host, any free port")
-    parser.add_argument("--num_processes", type=int, help="how many there are; 1: this one runs alone")
-    parser.add_argument("--process_id", type=int, help="which of them this one is, from 0")
-    parser.add_argument(
-        "--start_timeout", type=float, default=processes.START_TIMEOUT, help="seconds to wait for the others"
-    )
-
-
 def _keep_freed_memory() -> None:
-    """Has glibc keep what is freed: XLA allocates a step's temporary memory anew each time, and on CPUs a tenth to a
-    third of a step went into page faults (docs/performance.md)."""
+    """Make glibc keep freed memory: XLA allocates the temporary memory of each step anew, and on CPUs a tenth to a
+    third of a step was spent on page faults (docs/performance.md)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        # Steps in the main thread, whose arena is the only one that keeps more than 64 MB together.
+        # Run steps in the main thread: its arena is the only one that keeps more than 64 MB.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
+def command(main: Callable[[], None]) -> Callable[[], None]:
+    """Decorate the main function of a command: a UserError ends it with one line on stderr and exit status 1."""
+    return functools.wraps(main)(lambda: errors.run(main))
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Show the description as it is written, and the default of each flag that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_default = not (action.default is None or isinstance(action.default, bool | list))
+        return super()._get_help_string(action) if has_default else action.help
+
+
+def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workdir", type=directory, required=True, help="the run directory, such as runs/tiny")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
+
+
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds what suites that measure against length take."""
-    parser.add_argument("--lengths", help="such as 64,1x,2x: x is the longest that was trained")
-    parser.add_argument("--strides", help="of sliding windows, likewise; default: 0.25x, or less for short lengths")
+    parser.add_argument("--split", default="validation", choices=SPLITS, help="the split to measure")
+    parser.add_argument("--lengths", help="of extrapolation and tasks: such as 64,1x,2x; 1x is the trained length")
+    parser.add_argument("--strides", help="of extrapolation: strides of sliding windows; default: 0.25x at most")
+
+
+def add_process_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for several processes. Without them SLURM, Open MPI or the TPU pod is asked, if there is one."""
+    add = parser.add_argument
+    add("--coordinator", metavar="HOST:PORT", help="for several processes: the host of process 0, and any free port")
+    add("--num_processes", type=int, help="number of processes; 1: run alone")
+    add("--process_id", type=int, help="number of this process, from 0")
+    add("--start_timeout", type=float, default=processes.START_TIMEOUT, help="seconds to wait for other processes")
+
+
+def directory(text: str) -> Path:
+    """Return the directory that a flag names; `~` is expanded.
+
+    Raise UserError if it is empty, too long, or has a character that a terminal cannot show.
+    """
+    if not text:
+        raise UserError("found a flag without its directory; give one, such as --workdir=DIR")
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):  # control, not UTF-8, line ends
+            raise UserError(f"{text!r}: found {character!r} in the path of a directory; name one without it")
+    path = Path(text).expanduser()
+    longest = os.pathconf("/", "PC_PATH_MAX") - RESERVED_PATH
+    if (found := len(os.fsencode(path.absolute()))) > longest:
+        raise UserError(f"found a directory whose path has {found} bytes; must have at most {longest}")
+    return path
 
 
 def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
-    """Reads --config.FIELD=VALUE, or --config.FIELD VALUE. Raises UserError for anything else."""
+    """Return the values of --config.FIELD=VALUE and --config.FIELD VALUE. Raise UserError for any other argument."""
     overrides, rest = {}, list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -93,18 +174,13 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
-def directory(text: str) -> Path:
-    """Reads a directory from a flag; no shell expands the ~ of --workdir=~/run. Raises UserError where it is empty."""
-    if not text:
-        raise UserError("found a flag without its directory; such as --workdir=DIR")
-    return Path(text).expanduser()
+def run_name(config_path: str, overrides: dict[str, str]) -> str:
+    """Return the name of the config with the overrides, such as tiny,model.position=alibi."""
+    file, _, argument = config_path.partition(":")
+    parts = [Path(file).stem, *([argument] if argument else [])]
+    return ",".join([*parts, *(f"{name}={value}" for name, value in overrides.items())])
 
 
 def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:
-    """Gives runs/ and the config's name, overrides joined to it: runs/tiny,model.position=alibi."""
-    file, _, argument = config_path.partition(":")
-    parts = [Path(file).stem + (f":{argument}" if argument else "")]
-    parts += [f"{name}={value}" for name, value in overrides.items()]
-    name = ",".join(parts).replace("/", "_")
-    files.check_name(name, "give --workdir=DIR a name of your own")
-    return Path("runs") / name
+    """Return the directory of a run without --workdir: runs/ and the run's name as a plain file name."""
+    return Path("runs") / files.plain_name(run_name(config_path, overrides))

@@ -1,12 +1,11 @@
-"""Write a run again with its layers in the other layout.
+"""Copy a run with its layers in the other layout.
 
     python -m mini_gpt.commands.convert_layers --workdir=runs/a --to=runs/b
 
-Blocks one by one become stacked, stacked ones one by one (model.scan_layers). All else stays, the optimizer's state
-too, so that the new run goes on where the old one is.
+Separate blocks become stacked, and stacked blocks separate (model.scan_layers). All else is copied, the optimizer state
+too: training resumes from the copy.
 """
 
-import argparse
 import contextlib
 import json
 import shutil
@@ -16,7 +15,7 @@ from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
 from mini_gpt.data import tokenizers
 from mini_gpt.model import parameters
-from mini_gpt.runtime import errors, files, sharding
+from mini_gpt.runtime import files, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
@@ -24,21 +23,21 @@ from mini_gpt.training.checkpoint import DAMAGED, Checkpoints, Damaged
 from mini_gpt.training.optimizer import make_optimizer
 
 
-def relayout(workdir: Path, to: Path) -> None:
-    """Writes the run in `workdir` to `to`, a new directory. Raises UserError where either is not as it must be."""
-    files.check_links(workdir)
+def convert(workdir: Path, to: Path) -> None:
+    """Copy the run in `workdir` to `to`, a new directory. Raise UserError if it exists, or a checkpoint is damaged."""
+    files.check_contents(workdir)
     config = configs.read(workdir / workdirs.CONFIG)
     stacked = not config.model.scan_layers
     changed = configs.override(config, {"model.scan_layers": stacked})
     if to.exists():
-        raise UserError(f"--to: {to} is there already; name a new directory")
+        raise UserError(f"--to: {to} exists already; name a new directory")
     vocab_size = states.vocab_size(config, tokenizers.load(workdir / workdirs.TOKENIZER))
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     like, changed_like = (states.abstract(c, vocab_size, make_optimizer(c), mesh)[1] for c in (config, changed))
     with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)) as source:
         steps = source.steps()
         if not steps:
-            raise UserError(f"--workdir: {workdir} has no checkpoint yet; train it first")
+            raise UserError(f"--workdir: {workdir} has no checkpoint; train it first")
         with files.directory_written_whole(to) as draft:
             left = (workdirs.CHECKPOINTS, workdirs.CONFIG, workdirs.LOCK, DAMAGED)
             shutil.copytree(workdir, draft, ignore=shutil.ignore_patterns(*left), dirs_exist_ok=True)
@@ -49,19 +48,20 @@ def relayout(workdir: Path, to: Path) -> None:
                         target.save(step, state, source.record(step))
                     except Damaged as reason:
                         raise UserError(f"{workdir}: checkpoint {step} is damaged ({reason}); move it away") from None
-            settled = json.dumps(files.sealed(configs.to_dict(changed)), indent=2) + "\n"
-            files.write_text(draft / workdirs.CONFIG, settled)
-    print(f"{to}/ has the run with model.scan_layers={stacked}, steps {', '.join(map(str, steps))}")
+            written = json.dumps(files.sealed(configs.to_dict(changed)), indent=2) + "\n"
+            files.write_text(draft / workdirs.CONFIG, written)
+    print(f"{to}: copied with model.scan_layers={stacked}, steps {', '.join(map(str, steps))}")
 
 
+@command_line.command
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.convert_layers")
     parser.add_argument("--workdir", type=command_line.directory, required=True, help="the run directory")
-    parser.add_argument("--to", type=command_line.directory, required=True, help="a new directory")
+    parser.add_argument("--to", type=command_line.directory, required=True, help="a new directory for the copy")
     flags = parser.parse_args()
     command_line.set_up()
-    relayout(flags.workdir, flags.to)
+    convert(flags.workdir, flags.to)
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    main()

@@ -1,13 +1,12 @@
-"""How a config's parameters are divided, and what each mesh costs a device: by calculation, nothing is allocated.
+"""Print how the parameters of a config are sharded, and the memory and traffic of a device for each mesh.
 
     python -m mini_gpt.commands.mesh_cost --config=configs/presets.py:gpt2_small
 
-Memory is what the shards of `sharding.RULES` hold. Bytes sent are those of ring collectives over the n devices of an
-axis: an all-gather or a reduce-scatter sends (n-1)/n of the whole array from each device, an all-reduce twice that
-(Patarasuk and Yuan 2009). docs/scaling.md has the formulas and what they leave out.
+All numbers are calculated; nothing is allocated. Memory is that of the shards of `sharding.RULES`. Bytes sent are those
+of ring collectives over the n devices of an axis: an all-gather or a reduce-scatter sends (n-1)/n of the whole array
+from each device, an all-reduce twice that (Patarasuk and Yuan 2009). docs/scaling.md has the formulas and their limits.
 """
 
-import argparse
 import collections
 import dataclasses
 import itertools
@@ -20,27 +19,30 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from mini_gpt.commands import command_line
+from mini_gpt.commands.results import markdown_table
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config, MeshConfig
 from mini_gpt.model.parameters import count, path_name
-from mini_gpt.runtime import errors, sharding
+from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.state import TrainState
 
-ACTIVATION_BYTES = 2  # bfloat16, in which an accelerator multiplies
+ACTIVATION_BYTES = 2  # bfloat16
 STREAM_BYTES = 4  # the residual stream is float32
-# Arrays of a feed-forward's width that are kept for the backward pass.
+# Number of arrays of the feed-forward width that the backward pass needs.
 HIDDEN = {"gelu": 4, "gelu_exact": 4, "relu": 2, "swiglu": 6}
 GIGA = 1e9
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes a device. Of these, `held_*` lie in its memory, `sent_*` leave it in a step of one part.
+    """Bytes per device: held in its memory, or, `sent_*`, sent from it in a step without gradient accumulation.
 
-    activations, maps and sent_activations are of one sequence for each of the data × fsdp devices.
+    activations, maps (the attention weights) and sent_activations are those of one sequence for each of the
+    data × fsdp devices.
     """
 
     parameters: int
@@ -54,23 +56,23 @@ class Cost:
 
     @property
     def state(self) -> int:
-        """What is held whatever the batch."""
+        """Bytes that do not depend on the batch."""
         return self.parameters + self.gradients + self.optimizer_state
 
 
 def meshes(config: Config, devices: int) -> list[MeshConfig]:
-    """Gives the shapes of a mesh of so many devices that divide the model's sizes, by tensor, then fsdp."""
+    """Return the meshes of so many devices that divide the model's sizes evenly, ordered by tensor, then fsdp."""
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
     shapes = [(devices // t // f, f, t) for t in divisors for f in divisors if devices // t % f == 0]
     return [mesh for mesh in itertools.starmap(MeshConfig, shapes) if _divides(config, mesh)]
 
 
 def cost(config: Config, like: TrainState, mesh: MeshConfig) -> Cost:
-    """Gives what a mesh costs a device; `like` is `abstract_state`, on whatever mesh."""
+    """Return the cost of a mesh. like: the `abstract_state` of the config."""
     place = _mesh(mesh)
 
     def held(tree: object) -> Iterator[tuple[PartitionSpec, int]]:
-        """Yields the spec, and the bytes a device of all arrays of one shape: layers are alike."""
+        """Yield the spec, and the bytes per device of all arrays of one shape."""
         alike = collections.Counter((x.shape, x.dtype, x.sharding.spec) for x in jax.tree.leaves(tree))
         for (shape, dtype, spec), copies in alike.items():
             part = NamedSharding(place, spec).shard_shape(shape)
@@ -80,7 +82,7 @@ def cost(config: Config, like: TrainState, mesh: MeshConfig) -> Cost:
     sent_gradients = sent_parameters = 0.0
     for spec, part in held(like.parameters):
         if "fsdp" in spec:
-            # Gathered for the forward and again for the backward pass; the gradient comes back as a reduce-scatter.
+            # All-gathers for the forward and for the backward pass, and a reduce-scatter of the gradient.
             sent_parameters += 3 * (mesh.fsdp - 1) * part
             sent_gradients += _all_reduce(part, mesh.data)
         else:
@@ -100,52 +102,58 @@ def cost(config: Config, like: TrainState, mesh: MeshConfig) -> Cost:
 
 
 def _activations(config: Config, tensor: int) -> float:
-    """Gives the bytes a token that the backward pass needs, without attention maps and the logits' chunk."""
+    """Return the bytes per token that the backward pass needs, without attention maps and logits."""
     m = config.model
     divided = 2 * m.d_model + 2 * m.num_kv_heads * m.head_width + HIDDEN[m.activation] * m.d_ff
-    norm = m.d_model * (STREAM_BYTES + ACTIVATION_BYTES)  # what one takes and gives is whole
+    norm = m.d_model * (STREAM_BYTES + ACTIVATION_BYTES)  # input and output, replicated over tensor
     last = norm if m.norm_placement == "pre" else 0
     return m.num_layers * (2 * norm + divided / tensor * ACTIVATION_BYTES) + last
 
 
 def parameter_table(like: TrainState) -> str:
-    """Gives each parameter's shape and PartitionSpec as a Markdown table, the layers folded into one."""
-    rows: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
+    """Return each parameter's shape and PartitionSpec as a Markdown table, one row for the same one of all layers."""
+    rows: dict[str, dict[str, str]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(like.parameters):
-        folded = re.sub(r"^blocks/\d+/", "blocks/*/", path_name(path))
-        row = leaf.shape, leaf.sharding.spec
-        assert rows.setdefault(folded, row) == row, f"the layers differ in {folded}"
-    lines = ["| parameter | shape | PartitionSpec |", "|---|---|---|"]
-    for name, (shape, spec) in rows.items():
-        placed = ", ".join(map(str, spec)) if any(spec) else "whole"
-        lines.append(f"| `{name}` | {' × '.join(f'{size:,}' for size in shape)} | {placed} |")
-    return "\n".join(lines)
+        name = re.sub(r"^blocks/\d+/", "blocks/*/", path_name(path))
+        spec = leaf.sharding.spec
+        row = {
+            "parameter": f"`{name}`",
+            "shape": " × ".join(f"{size:,}" for size in leaf.shape),
+            "PartitionSpec": ", ".join(map(str, spec)) if any(spec) else "replicated",
+        }
+        assert rows.setdefault(name, row) == row, f"the layers differ in {name}"
+    return markdown_table(list(rows.values()))
 
 
 def cost_table(config: Config, like: TrainState, shapes: list[MeshConfig]) -> str:
-    """Gives what each mesh costs one of its devices, in GB, as a Markdown table."""
-    head = ["data × fsdp × tensor", "parameters", "gradients", "AdamW", "together", "activations", "maps"]
-    head += ["sent: gradients", "sent: parameters", "sent: activations"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    """Return the cost of each mesh as a Markdown table, in GB per device."""
+    rows = []
     for mesh in shapes:
         c = cost(config, like, mesh)
-        held = [c.parameters, c.gradients, c.optimizer_state, c.state, c.activations, c.maps]
-        cells = [_giga(size) for size in (*held, c.sent_gradients, c.sent_parameters, c.sent_activations)]
-        lines.append(f"| {mesh.data} × {mesh.fsdp} × {mesh.tensor} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        sizes: dict[str, float] = {
+            "parameters": c.parameters,
+            "gradients": c.gradients,
+            "AdamW": c.optimizer_state,
+            "together": c.state,
+        }
+        sizes |= {"activations": c.activations, "maps": c.maps, "sent: gradients": c.sent_gradients}
+        sizes |= {"sent: parameters": c.sent_parameters, "sent: activations": c.sent_activations}
+        shape = {"data × fsdp × tensor": f"{mesh.data} × {mesh.fsdp} × {mesh.tensor}"}
+        rows.append(shape | {name: _giga(size) for name, size in sizes.items()})
+    return markdown_table(rows)
 
 
 def report(path: str) -> str:
-    """Gives what the command prints of a config: docs/sharding holds it for each preset."""
-    config = configs.load(path)
+    """Return the page of a config, as docs/sharding has it for each preset."""
+    config = configs.load(path, {"data.corpus": "python_stdlib"})  # no corpus is opened
     like = abstract_state(config)
     parts = [
-        f"# How the parameters of `{path}` are divided",
+        f"# How the parameters of `{path}` are sharded",
         f"Written by `python -m mini_gpt.commands.mesh_cost --config={path}`.\n"
         f"{count(like.parameters):,} parameters with a vocabulary of {config.data.vocab_size:,}. "
-        "AdamW's two moments lie as their parameters do.",
+        "AdamW's two moments are sharded like their parameters.",
         parameter_table(like),
-        f"GB a device, context {config.context_length:,}; `docs/scaling.md` explains the columns. Eight devices:",
+        f"GB per device, context {config.context_length:,}; `docs/scaling.md` explains the columns. Eight devices:",
         cost_table(config, like, meshes(config, 8)),
         "Some meshes of 64 devices:",
         cost_table(config, like, [m for m in meshes(config, 64) if {m.data, m.fsdp, m.tensor} <= {1, 4, 8, 16, 64}]),
@@ -154,7 +162,7 @@ def report(path: str) -> str:
 
 
 def abstract_state(config: Config) -> TrainState:
-    """Gives the shapes of a config's parameters and optimizer state, placed by the rules on a mesh of one."""
+    """Return the shapes of the parameters and the optimizer state, sharded by the rules on a mesh of one device."""
     return states.abstract(config, config.data.vocab_size, make_optimizer(config), _mesh(MeshConfig(1, 1, 1)))[1]
 
 
@@ -179,11 +187,12 @@ def _giga(size: float) -> str:
     return "0" if size == 0 else f"{size / GIGA:.3g}" if size < 100 * GIGA else f"{size / GIGA:,.0f}"
 
 
+@command_line.command
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--config", required=True, help="a file such as configs/presets.py:gpt2_small")
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.mesh_cost")
+    parser.add_argument("--config", required=True, help="config file, such as configs/presets.py:gpt2_small")
     print(report(parser.parse_args().config))
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    main()

@@ -1,1 +1,1 @@
-"""Text in, batches of tokens out. Imports runtime and config."""
+"""Corpora, tokenizers and tasks; batches of tokens made from them. Imports runtime and config."""

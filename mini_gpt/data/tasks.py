@@ -1,7 +1,7 @@
-"""Problems with one right answer, endless and of any length: what a model does with order, told from its answers.
+"""Tasks: problems with one right answer, of any length, which show how a model handles order and distance.
 
-A problem is text: its question, "=", its answer, and a line's end. It is a function of the split, seed, index and
-length. A hash of the question gives it to a split, so no validation or test problem is ever trained on.
+A problem is a text: its question, "=", its answer, and the end of the line. It is a function of the split, seed, index
+and length. A hash of the question assigns it to a split, so no validation or test problem is in the training data.
 """
 
 import difflib
@@ -15,86 +15,78 @@ import numpy as np
 from mini_gpt.config.schema import TASK
 from mini_gpt.runtime.errors import UserError
 
-ANSWER, END = "=", "\n"  # the answer begins after the one, and is complete with the other
-ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "+_?. " + ANSWER + END))  # of all tasks alike
-VERSION = 2  # of all that decides the problems; a run records it with the task's name
+ANSWER, END = "=", "\n"  # the answer starts after the first and ends with the second
+ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "+_?. " + ANSWER + END))  # of all tasks
+VERSION = 2  # a run records it: raise it with any change of the problems
 
 PASSKEY_TEXT = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back. ")
 
-Question, Answer = str, str
+Problem = tuple[str, str]  # question, answer
+Rng = np.random.Generator
 
 
 @dataclass(frozen=True)
 class Task:
-    """`draw(draw, length)` gives a (question, answer); no problem of a length has more than `size(length)` characters.
+    """A kind of problem. draw: (rng, length) -> (question, answer). size: the most characters of a problem of a length.
 
-    unit: what the length counts. shortest, longest: the lengths that there are.
+    unit: what the length counts. shortest, longest: the lengths that the task has; longest=None: no limit.
     """
 
-    draw: Callable[[np.random.Generator, int], tuple[Question, Answer]]
+    draw: Callable[[Rng, int], Problem]
     size: Callable[[int], int]
     unit: str
     shortest: int = 2
     longest: int | None = None
 
 
-def _letters(draw: np.random.Generator, length: int) -> str:
-    return "".join(string.ascii_lowercase[i] for i in draw.integers(26, size=length))
+def _from_letters(answer: Callable[[str], str]) -> Task:
+    """Return the task whose question is random letters, and whose answer has as many."""
+
+    def draw(rng: Rng, length: int) -> Problem:
+        letters = "".join(string.ascii_lowercase[i] for i in rng.integers(26, size=length))
+        return letters, answer(letters)
+
+    return Task(draw, lambda n: 2 * n + 2, "letters")
 
 
-def _copy(draw: np.random.Generator, length: int) -> tuple[Question, Answer]:
-    text = _letters(draw, length)
-    return text, text
-
-
-def _reverse(draw: np.random.Generator, length: int) -> tuple[Question, Answer]:
-    text = _letters(draw, length)
-    return text, text[::-1]
-
-
-def _sort(draw: np.random.Generator, length: int) -> tuple[Question, Answer]:
-    text = _letters(draw, length)
-    return text, "".join(sorted(text))
-
-
-def _addition(draw: np.random.Generator, length: int) -> tuple[Question, Answer]:
-    """Two numbers of as many digits; the sum begins with its last digit, so that a carry is known when it is needed.
+def _addition(rng: Rng, length: int) -> Problem:
+    """Two numbers with the same number of digits; the sum starts with its last digit, so carries are known in time.
 
     Lee et al. 2023, reversed format.
     """
-    a, b = ("".join(map(str, [draw.integers(1, 10), *draw.integers(10, size=length - 1)])) for _ in range(2))
+    a, b = ("".join(map(str, [rng.integers(1, 10), *rng.integers(10, size=length - 1)])) for _ in range(2))
     return f"{a}+{b}", str(int(a) + int(b))[::-1]
 
 
-def _missing_duplicate(draw: np.random.Generator, length: int) -> tuple[Question, Answer]:
-    """A binary word twice, with one bit of the two left out (Ruoss et al. 2023); the length is the word's."""
-    word = "".join(map(str, draw.integers(2, size=length)))
-    gap = int(draw.integers(2 * length))
-    return (word + word)[:gap] + "_" + (word + word)[gap + 1 :], (word + word)[gap]
+def _missing_duplicate(rng: Rng, length: int) -> Problem:
+    """A binary word twice, with one bit missing (Ruoss et al. 2023); the length is that of the word."""
+    twice = 2 * "".join(map(str, rng.integers(2, size=length)))
+    gap = int(rng.integers(2 * length))
+    return twice[:gap] + "_" + twice[gap + 1 :], twice[gap]
 
 
-def _associative_recall(draw: np.random.Generator, length: int) -> tuple[Question, Answer]:
+def _associative_recall(rng: Rng, length: int) -> Problem:
     """Pairs of a letter and a digit, all letters different, then one of the letters (Graves et al. 2014, 4.3)."""
-    keys = [string.ascii_letters[i] for i in draw.permutation(52)[:length]]
-    values = draw.integers(10, size=length)
-    asked = int(draw.integers(length))
+    keys = [string.ascii_letters[i] for i in rng.permutation(52)[:length]]
+    values = rng.integers(10, size=length)
+    asked = int(rng.integers(length))
     pairs = "".join(f"{key}{value}" for key, value in zip(keys, values, strict=True))
     return f"{pairs}?{keys[asked]}", str(values[asked])
 
 
-def _passkey(draw: np.random.Generator, length: int) -> tuple[Question, Answer]:
-    """Five digits somewhere in a text without news (Mohtashami and Jaggi 2023)."""
-    first, place = int(draw.integers(len(PASSKEY_TEXT))), int(draw.integers(length + 1))
+def _passkey(rng: Rng, length: int) -> Problem:
+    """Five digits at a random place in a text that repeats itself (Mohtashami and Jaggi 2023)."""
+    first, place = int(rng.integers(len(PASSKEY_TEXT))), int(rng.integers(length + 1))
     text = [PASSKEY_TEXT[(first + i) % len(PASSKEY_TEXT)] for i in range(length)]
-    key = "".join(map(str, draw.integers(10, size=5)))
+    key = "".join(map(str, rng.integers(10, size=5)))
     text.insert(place, f"The pass key is {key}. Remember it. ")
     return "".join(text) + "What is the pass key?", key
 
 
 TASKS = {
-    "copy": Task(_copy, lambda n: 2 * n + 2, "letters"),
-    "reverse": Task(_reverse, lambda n: 2 * n + 2, "letters"),
-    "sort": Task(_sort, lambda n: 2 * n + 2, "letters"),
+    "copy": _from_letters(lambda letters: letters),
+    "reverse": _from_letters(lambda letters: letters[::-1]),
+    "sort": _from_letters(lambda letters: "".join(sorted(letters))),
     "addition": Task(_addition, lambda n: 3 * n + 4, "digits of each number", shortest=1),
     "missing_duplicate": Task(_missing_duplicate, lambda n: 2 * n + 3, "bits of the word"),
     "associative_recall": Task(_associative_recall, lambda n: 2 * n + 5, "pairs", longest=52),
@@ -103,7 +95,7 @@ TASKS = {
 
 
 def find(corpus: str) -> Task:
-    """Gives the task of `task:NAME`. Raises UserError with the list and the nearest name."""
+    """Return the task of `task:NAME`. Raises UserError, which suggests the nearest name."""
     name = corpus.removeprefix(TASK)
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1)
@@ -113,7 +105,7 @@ def find(corpus: str) -> Task:
 
 
 def check_length(corpus: str, field: str, length: int) -> None:
-    """Raises UserError where the task has no problems of that length."""
+    """Raise UserError, naming the field, if the task has no problems of this length."""
     task = find(corpus)
     if length < task.shortest or (task.longest is not None and length > task.longest):
         most = f" and at most {task.longest}" if task.longest is not None else ""
@@ -122,25 +114,24 @@ def check_length(corpus: str, field: str, length: int) -> None:
         )
 
 
-def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, longest: int) -> tuple[Question, Answer]:
-    """Gives the (question, answer) of a split, seed and index, of a length from shortest..longest.
+def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, longest: int) -> Problem:
+    """Return the (question, answer) of a split, seed and index, of a length in shortest..longest.
 
-    The length is the larger of two even draws: the last places of long answers are rare, and the last to be learnt.
-    Drawn until a question belongs to the split. Raises UserError where the split has none: short lengths have few
-    questions in all.
+    The length is the larger of two uniform draws, because the last places of long answers are the last to be learnt.
+    Problems are drawn until one belongs to the split; raises UserError if none does: short lengths have few questions.
     """
-    draw = np.random.default_rng((seed, index, shortest, longest))
+    rng = np.random.default_rng((seed, index, shortest, longest))
     task = find(corpus)
     for _ in range(10_000):
-        question, answer = task.draw(draw, int(draw.integers(shortest, longest + 1, size=2).max()))
+        question, answer = task.draw(rng, int(rng.integers(shortest, longest + 1, size=2).max()))
         if split_of(question) == split:
             return question, answer
     raise UserError(f"{corpus}: no problem of length {shortest} to {longest} belongs to the {split} split")
 
 
-def different(corpus: str, split: str, count: int, *, shortest: int, longest: int) -> list[tuple[Question, Answer]]:
-    """Gives up to `count` problems of a split, no question twice: short lengths have fewer in all."""
-    found: dict[Question, Answer] = {}
+def different(corpus: str, split: str, count: int, *, shortest: int, longest: int) -> list[Problem]:
+    """Return up to `count` problems of a split, each question once; short lengths may have fewer."""
+    found: dict[str, str] = {}
     for index in range(4 * count):
         question, answer = problem(corpus, split, 0, index, shortest=shortest, longest=longest)
         found[question] = answer
@@ -149,7 +140,7 @@ def different(corpus: str, split: str, count: int, *, shortest: int, longest: in
     return list(found.items())
 
 
-def split_of(question: Question) -> str:
-    """Gives the split that a question belongs to: one in eight to validation, one to test."""
-    draw = hashlib.blake2b(question.encode(), digest_size=1).digest()[0]
-    return "test" if draw < 32 else "validation" if draw < 64 else "train"
+def split_of(question: str) -> str:
+    """Return the split of a question: one in eight is in validation, one in eight in test."""
+    byte = hashlib.blake2b(question.encode(), digest_size=1).digest()[0]
+    return "test" if byte < 32 else "validation" if byte < 64 else "train"

@@ -1,31 +1,32 @@
-"""Text to token ids and back: bytes, characters, or byte-level BPE. The last id is always the document separator."""
+"""Text to token ids and back, by bytes, characters or byte-level BPE. The last id is always the document separator."""
 
+import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import re
 import shutil
-import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
 
 from mini_gpt.config.model_schema import LARGEST
 from mini_gpt.config.schema import DataConfig
-from mini_gpt.data import corpora, tasks
+from mini_gpt.data import corpora, tasks, tokenizer_limits
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, shown
 
 FILE = "tokenizer.json"
 log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
-    """`token_bytes[V]` holds each token's length in UTF-8 bytes; the separator's is 0."""
+    """token_bytes: [V], the UTF-8 bytes of each token; 0 for the separator."""
 
     kind: str
     token_bytes: np.ndarray
@@ -36,7 +37,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """The 256 bytes of UTF-8."""
+    """Each byte of UTF-8 is a token."""
 
     kind = "bytes"
 
@@ -54,11 +55,13 @@ class ByteTokenizer:
 
 
 class CharacterTokenizer:
-    """The characters of the corpus, all splits, in the order of their code points."""
+    """Each character of the corpus, in all splits, is a token; they are ordered by code point."""
 
     kind = "characters"
 
     def __init__(self, characters: str):
+        if not isinstance(characters, str) or not characters or list(characters) != sorted(set(characters)):
+            raise ValueError("characters: must be different ones, in the order of their code points")
         self.characters = characters
         self.token_bytes = np.array([len(c.encode()) for c in characters] + [0])
         self._codes = np.array([ord(c) for c in characters], np.uint32)
@@ -70,7 +73,7 @@ class CharacterTokenizer:
         if len(unknown):
             raise UserError(
                 f"tokenizer: found character {text[unknown[0]]!r} at place {unknown[0]}, which is not among the "
-                f"{len(self.characters)} that it was made from; leave it out, or train with data.tokenizer=bytes"
+                f"{len(self.characters)} characters of its corpus; leave it out, or train with data.tokenizer=bytes"
             )
         return ids
 
@@ -82,11 +85,11 @@ class CharacterTokenizer:
 
 
 class BpeTokenizer:
-    """BPE of bytes (Sennrich et al. 2016; Radford et al. 2019), by the tokenizers library.
+    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), by the tokenizers library.
 
-    One of another model's has its own separator among its tokens, and may have fewer tokens than that model's table
-    has rows: `separator` is its id there, `vocab_size` the number of rows. Here the separator's id and the last one
-    change places. `special`: what others of its tokens are for, such as {"bos_token": "<s>"}; no text spells them.
+    The tokenizer of an imported model has its own separator, and its table of embeddings may have more rows than there
+    are tokens. separator: its id in that model, which is swapped with the last id. vocab_size: the number of rows.
+    special: the roles of other special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them.
     """
 
     kind = "bpe"
@@ -95,22 +98,24 @@ class BpeTokenizer:
         self,
         model: tokenizers.Tokenizer,
         separator: int | None = None,
-        vocab_size: int | None = None,
-        special: Mapping[str, str] = types.MappingProxyType({}),
+        vocab_size: int = 0,
+        special: dict | None = None,
     ):
-        self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special)
-        model.encode_special_tokens = True  # the separator's name in a text is text
+        self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special or {})
+        model.encode_special_tokens = True  # encode the name of a special token as ordinary text
         texts = _token_texts(model)
         size = len(texts) + 1 if separator is None else vocab_size
-        if not max(texts, default=0) < size <= LARGEST:
-            raise ValueError(f"found {size} ids; must be more than the last token's, and at most {LARGEST}")
-        self.order = np.arange(size)  # the ids as the model numbers them
+        if not all(isinstance(text, str) for text in (*self.special, *self.special.values())):
+            raise ValueError(f"special: found {shown(self.special)}; must be names of tokens")
+        if type(size) is not int or not max(texts, default=0) < size <= LARGEST:
+            raise ValueError(f"found {size} ids; must be above the last token's id, and at most {LARGEST}")
+        self.order = np.arange(size)  # from an id here to the id in the model, and back
         if separator is not None:
             self.order[[separator, -1]] = self.order[[-1, separator]]
-        self._token_texts = [texts.get(token, b"") for token in self.order]
+        self._token_texts = [texts.get(token, b"") for token in self.order.tolist()]
         self.token_bytes = np.array([len(text) for text in self._token_texts])
         if self.token_bytes[self.encode("a")].sum() > 1:
-            self.token_bytes[-1] = -1  # a document is read with a space before it that its text has not
+            self.token_bytes[-1] = -1  # the model adds a space before each document, which its text does not have
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "BpeTokenizer":
@@ -118,7 +123,7 @@ class BpeTokenizer:
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()
         trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size - 1,  # the separator is ours, so that no text can spell it
+            vocab_size=vocab_size - 1,  # the separator is not part of it, so no text is encoded as one
             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
@@ -126,17 +131,19 @@ class BpeTokenizer:
         return cls(model)
 
     def encode(self, text: str) -> np.ndarray:
-        return self.order[self.model.encode(text).ids].astype(np.uint32)
+        with no_panic():
+            ids = self.model.encode(text).ids
+        return self.order[ids].astype(np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
         texts = self._token_texts
         return b"".join(texts[i] for i in ids if i < len(texts)).decode(errors="replace")
 
     def to_dict(self) -> dict:
-        foreign = {"separator": self.separator, "vocab_size": self.vocab_size, "special": self.special}
-        return {"kind": self.kind, "bpe": json.loads(self.model.to_str())} | (
-            foreign if self.separator is not None else {}
-        )
+        described = {"kind": self.kind, "bpe": json.loads(self.model.to_str())}
+        if self.separator is not None:
+            described |= {"separator": self.separator, "vocab_size": self.vocab_size, "special": self.special}
+        return described
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
@@ -144,12 +151,12 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 
 
 def separator(tokenizer: Tokenizer) -> int:
-    """Gives the id that stands between documents."""
+    """Return the id of the token between documents."""
     return len(tokenizer.token_bytes) - 1
 
 
 def isolate_at(data: DataConfig, token_bytes: np.ndarray) -> int | None:
-    """Gives the separator at which documents are kept apart, or None where `data.isolate_documents` is not set."""
+    """Return the separator, at which attention is cut between documents; None without `data.isolate_documents`."""
     return len(token_bytes) - 1 if data.isolate_documents else None
 
 
@@ -159,7 +166,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 @processes.first_goes_ahead()
 def fit(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
-    """Makes the tokenizer that the config names: BPE from the training split, characters from the whole corpus."""
+    """Make the tokenizer of a config: BPE from the training split, characters from the whole corpus. It is cached."""
     if data.is_task:
         return CharacterTokenizer(tasks.ALPHABET)
     if data.tokenizer == "bytes":
@@ -174,15 +181,14 @@ def fit(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
         except UserError as reason:
             log.warning(f"{reason}: it is made again")
             shutil.rmtree(target)
+    made: Tokenizer
     documents = corpora.split_documents(corpus, data)
     if data.tokenizer == "bpe":
         made = BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
         if vocab_size(made) < data.vocab_size:
-            log.info("bpe found %d tokens in this text, not data.vocab_size=%d", vocab_size(made), data.vocab_size)
+            log.info("BPE found %d tokens in this text, data.vocab_size=%d", vocab_size(made), data.vocab_size)
     else:
-        characters: set[str] = set()
-        for _, text in documents:
-            characters.update(text)
+        characters = set(itertools.chain.from_iterable(text for _, text in documents))
         made = CharacterTokenizer("".join(sorted(characters)))
     with files.directory_written_whole(target) as draft:
         save(made, draft)
@@ -195,33 +201,53 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def load(directory: Path) -> Tokenizer:
-    """Reads a tokenizer as data. Raises UserError naming the file."""
+    """Load a tokenizer from a run or cache directory. Raises UserError, naming the file."""
     path = directory / FILE
     try:
         values = files.read_sealed(path)
-        makers = {
+        makers: dict[str, Callable[[], Tokenizer]] = {
             "bytes": lambda: ByteTokenizer(),
             "characters": lambda: CharacterTokenizer(values["characters"]),
             "bpe": lambda: BpeTokenizer(
-                tokenizers.Tokenizer.from_str(json.dumps(values["bpe"])),
+                parse(values["bpe"]),
                 *(values[name] for name in ("separator", "vocab_size", "special") if name in values),
             ),
         }
         return makers[values["kind"]]()
     except FileNotFoundError:
-        raise UserError(f"{path}: not found; a run directory holds the tokenizer of its run") from None
+        raise UserError(f"{path}: not found; a run directory must hold its tokenizer") from None
+    except UserError as error:
+        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
     except Exception as error:  # the library raises bare Exceptions for a damaged file
         raise UserError(f"{path}: not a tokenizer ({type(error).__name__}: {error})") from None
 
 
+def parse(described: Any) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of a tokenizer.json's content. Raise ValueError where it is not within limits."""
+    tokenizer_limits.check(described)
+    with no_panic():
+        return tokenizers.Tokenizer.from_str(json.dumps(described))
+
+
+@contextlib.contextmanager
+def no_panic() -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is no Exception, into a UserError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"tokenizer: the library failed ({str(error).splitlines()[0]}); take another one") from None
+
+
 def _token_texts(model: tokenizers.Tokenizer) -> dict[int, bytes]:
-    """Gives what each token stands for in a text; nothing for those that no text can spell."""
+    """Return the bytes of each token; none for special tokens."""
     described, alphabet = json.loads(model.to_str()), byte_alphabet()
     is_special = {token["id"]: token["special"] for token in described["added_tokens"]}
     byte_level = "ByteLevel" in json.dumps(described["decoder"])
 
     def text(name: str, token: int) -> bytes:
-        if not byte_level and re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # a byte of a character that has no token
+        if not byte_level and re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # a byte of a character without a token
             return bytes.fromhex(name[3:5])
         if token in is_special:
             return b"" if is_special[token] else name.encode()
@@ -234,7 +260,7 @@ def _token_texts(model: tokenizers.Tokenizer) -> dict[int, bytes]:
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """Gives the byte behind each printable stand-in of byte-level BPE (Radford et al. 2019)."""
+    """Return the byte of each printable character with which byte-level BPE writes it (Radford et al. 2019)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -1,1 +1,1 @@
-"""A model and tokens in, losses and accuracies out. Imports runtime, config, data and model."""
+"""Losses and accuracies of a loaded model on texts and tasks. Imports runtime, config, data and model."""

@@ -1,4 +1,4 @@
-"""The loss of the same target tokens at many context lengths, the trained one and beyond, under stated windowings."""
+"""The loss of the same target tokens at many context lengths, the trained one and longer ones, in explicit windows."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,15 +12,15 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
 
 LENGTHS = "1x,2x,4x,8x,16x"  # of the trained context
-SLIDING_TARGETS = 16_384  # a sliding window runs the model many times over each token: a sample is enough
+SLIDING_TARGETS = 16_384  # sliding windows run the model many times for each token, so they score only a sample
 
 
 @dataclass(frozen=True)
 class Windowing:
-    """How the targets first_target..last_target of a split are scored (token t is a target from its window's start on).
+    """Windows of one length and stride, and the targets that they score: first_target..last_target of a split.
 
-    Blocks (stride = length) take the whole split. Sliding windows take one contiguous sample, the end of the split, the
-    same at every length and stride; each of its targets has between length - stride + 1 and length tokens of context.
+    Blocks (stride = length) score the whole split. Sliding windows score one sample, the end of the split, the same
+    targets for every length and stride; each has between length - stride + 1 and length tokens of context.
     """
 
     length: int
@@ -34,17 +34,20 @@ class Windowing:
 
     @property
     def start(self) -> int:
-        """Gives the split's token at which the first window starts."""
+        """Index of the token at which the first window starts."""
         return self.first_target - 1 - (self.length - self.stride)
 
     @property
     def cost(self) -> int:
-        """Gives how many tokens go through the model."""
+        """Number of tokens that go through the model."""
         return self.length * scoring.num_windows(self.last_target - self.start, self.length, self.stride)
 
 
 def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, ...]:
-    """Reads '64,2x,0.5x': tokens, or multiples of the trained context. Raises UserError; sorts, drops doubles."""
+    """Parse '64,2x,0.5x': numbers of tokens, or multiples of the trained context. Return sorted unique lengths.
+
+    Raises UserError, naming the flag.
+    """
     lengths = set()
     for part in text.split(","):
         try:
@@ -63,45 +66,44 @@ def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, 
 
 
 def check_strides(lengths: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Raises UserError where a stride is longer than a window."""
+    """Raise UserError if a stride is longer than a window. Both are sorted."""
     if strides[-1] > lengths[0]:
         raise UserError(f"--strides: found {strides[-1]}, longer than the window of {lengths[0]}; must be at most that")
 
 
 def plan(num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[int, ...]) -> list[Windowing]:
-    """Gives the windowings of a split: for each length its blocks, then its sliding windows.
+    """Return the windowings of a split: for each length its blocks, then its sliding windows.
 
-    Raises UserError where a window is longer than the split.
+    Raises UserError if a window is longer than the split.
     """
     last = num_tokens - 1
     if lengths[-1] > last:
-        fit = ", ".join(str(length) for length in lengths if length <= last) or "none of those given"
+        possible = ", ".join(str(length) for length in lengths if length <= last) or "none of those given"
         raise UserError(
             f"--lengths: found {lengths[-1]}; the {split} split has {num_tokens} tokens and a window needs one more "
-            f"than its length; lengths that can be scored: {fit}"
+            f"than its length; lengths that can be scored: {possible}"
         )
+    longest_context = max((lengths[-1] - stride for stride in strides), default=0)
+    sample = max(longest_context + 1, last - SLIDING_TARGETS + 1)
     windowings = []
-    room = max((lengths[-1] - stride for stride in strides), default=0)
-    sample = max(room + 1, last - SLIDING_TARGETS + 1)
     for length in lengths:
         windowings.append(Windowing(length, length, 1, last))
-        for stride in strides:
-            if stride < length:
-                windowings.append(Windowing(length, stride, sample, last))
+        windowings += [Windowing(length, stride, sample, last) for stride in strides if stride < length]
     return windowings
 
 
 def extrapolation(
     model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, windowings: list[Windowing]
 ) -> tuple[list[dict], dict[str, list[float]]]:
-    """Scores each windowing; gives its rows, and by length the blocks' mean loss at each position of the window.
+    """Score each windowing of a split. Return a row for each, and by length the mean loss at each position of a block.
 
-    A row holds the windowing, nll in nats a token, perplexity, bits_per_byte and tokens_scored; or, where the model has
-    no such positions or gives no finite loss, the status undefined and its reason in their place. `sample_nll` is the
-    mean over the sliding windows' sample alone, in blocks too: there the two protocols have the same targets. Entry i
-    of a position list is the mean over the blocks' targets that are predicted from i + 1 tokens, in nats.
+    A row has the windowing, nll in nats a token, perplexity, bits_per_byte and tokens_scored. If the model has no
+    positions for the length, or its loss is not finite, these are None, the status is undefined and `reason` says why.
+    `sample_nll` is the mean over the sample of the sliding windows, in blocks too, so that both protocols can be
+    compared on the same targets. Entry i of a list by position is the mean in nats over the targets with i + 1 tokens
+    of context.
     """
-    reasons = {w.length: _undefined(model.config.model, w.length) for w in windowings}
+    reasons = {w.length: _why_undefined(model.config.model, w.length) for w in windowings}
     defined = [w for w in windowings if reasons[w.length] is None]
     sample = max(w.first_target for w in windowings)  # blocks begin at the first token, the sample later
     what = f"{len(defined)} windowings of {len(tokens) - 1:,} targets"
@@ -110,29 +112,26 @@ def extrapolation(
     rows, by_position = [], {}
     with progress.shown(what, sum(w.cost for w in defined)) as advance:
         nll_fn = perplexity.make_nll_fn(model, advance=advance)
-        for windowing in windowings:
-            reason = reasons[windowing.length]
-            nll = None
-            if reason is None:
-                batch_size = perplexity.rows_at_a_time(model, windowing.length)
-                nll = _score(nll_fn, tokens, windowing, batch_size)
-                if not np.isfinite(nll).all():
-                    reason = "the model's loss is not finite"
-            if reason is None and windowing.protocol == "blocks":
-                by_position[str(windowing.length)] = _by_position(nll, windowing.length)
-            row = {"length": windowing.length, "protocol": windowing.protocol, "stride": windowing.stride}
-            figures = dict.fromkeys(("nll", "perplexity", "bits_per_byte"), None) | {"tokens_scored": 0}
+        for w in windowings:
+            reason = reasons[w.length]
+            values = dict.fromkeys(("nll", "perplexity", "bits_per_byte"), None) | {"tokens_scored": 0}
             sample_nll = None
             if reason is None:
-                targets = tokens[windowing.first_target : windowing.last_target + 1]
-                figures = _figures(scoring.score(nll, targets, token_bytes))
-                sample_nll = float(np.mean(nll[sample - windowing.first_target :], dtype=np.float64))
-            state = {"status": "undefined" if reason else "ok", "reason": reason}
-            rows.append(row | figures | state | {"first_target": windowing.first_target, "sample_nll": sample_nll})
+                nll = _score(nll_fn, tokens, w, perplexity.rows_at_a_time(model, w.length))
+                if np.isfinite(nll).all():
+                    values = _values(scoring.score(nll, tokens[w.first_target : w.last_target + 1], token_bytes))
+                    sample_nll = float(np.mean(nll[sample - w.first_target :], dtype=np.float64))
+                    if w.protocol == "blocks":
+                        by_position[str(w.length)] = _by_position(nll, w.length)
+                else:
+                    reason = "the model's loss is not finite"
+            row = {"length": w.length, "protocol": w.protocol, "stride": w.stride} | values
+            row |= {"status": "undefined" if reason else "ok", "reason": reason}
+            rows.append(row | {"first_target": w.first_target, "sample_nll": sample_nll})
     return rows, by_position
 
 
-def _undefined(model: ModelConfig, length: int) -> str | None:
+def _why_undefined(model: ModelConfig, length: int) -> str | None:
     try:
         check_length(model, length)
     except UserError as error:
@@ -146,7 +145,7 @@ def _score(nll_fn: scoring.NllFn, tokens: np.ndarray, w: Windowing, batch_size: 
     return nll[w.first_target - 1 - w.start :]
 
 
-def _figures(score: scoring.Score) -> dict:
+def _values(score: scoring.Score) -> dict:
     return {
         "nll": score.nll,
         "perplexity": score.perplexity,
@@ -156,6 +155,6 @@ def _figures(score: scoring.Score) -> dict:
 
 
 def _by_position(nll: np.ndarray, length: int) -> list[float]:
-    sums = np.bincount(np.arange(len(nll)) % length, weights=nll, minlength=length)
-    counts = np.bincount(np.arange(len(nll)) % length, minlength=length)
-    return (sums / counts).tolist()
+    places = np.arange(len(nll)) % length
+    sums = np.bincount(places, weights=nll, minlength=length)
+    return (sums / np.bincount(places, minlength=length)).tolist()

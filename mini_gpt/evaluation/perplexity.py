@@ -1,4 +1,4 @@
-"""A split's loss under a model, in blocks of the context length: what training watches and `eval.py` reports."""
+"""The loss of a split, in blocks of the context length, as training logs it and eval.py reports it."""
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 
-STRETCHES = 16
-COUNTED_TOKENS = 10_000_000
+STRETCHES = 16  # of which a sample of a split is made
+COUNTED_TOKENS = 10_000_000  # at most, to learn how frequent each token is
 
 
 def make_nll_fn(model: LoadedModel, *, advance: Advance = progress.silent) -> NllFn:
@@ -58,17 +58,17 @@ def score_split(
 
 
 def check_scorable(config: Config, num_tokens: int) -> None:
-    """Raises UserError where a split is too short to score any token, or the context is past a learned table."""
+    """Raise UserError if the split is too short to score a token, or the context longer than a learned table."""
     check_length(config.model, config.context_length)
     least = 2 if config.train.objective == "next_token" else config.context_length
     if num_tokens < least:
-        raise UserError(f"data.corpus: the split has {num_tokens} tokens; at least {least} are needed to score any")
+        raise UserError(f"data.corpus: the split has {num_tokens} tokens; at least {least} are needed to score one")
 
 
 def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[np.ndarray]:
-    """Gives the whole stream, or up to STRETCHES pieces of it at even distances, each of whole windows and one token.
+    """Return the whole stream, or up to STRETCHES pieces of it at even distances, each of whole windows and one token.
 
-    The start of a split is one document, and no sample of it.
+    The pieces have about `most_tokens` tokens in all. They are spread because the start of a split may be one document.
     """
     if most_tokens is None or len(tokens) <= most_tokens + 1:
         return [tokens]
@@ -79,8 +79,9 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
 
 
 def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Counts each token of a stream, or of stretches of COUNTED_TOKENS of it."""
-    return sum(np.bincount(piece, minlength=vocab_size) for piece in stretches(tokens, COUNTED_TOKENS, window=1))
+    """Return counts_V of the tokens in a stream, or in a sample of about COUNTED_TOKENS of it."""
+    pieces = stretches(tokens, COUNTED_TOKENS, window=1)
+    return np.sum([np.bincount(piece, minlength=vocab_size) for piece in pieces], axis=0)
 
 
 def rows_at_a_time(model: LoadedModel, length: int) -> int:

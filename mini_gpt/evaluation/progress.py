@@ -1,4 +1,4 @@
-"""What a long evaluation shows of itself: its cost before it is spent, and how much of that is done."""
+"""Cost and progress of a long evaluation, in tokens: a progress bar, or log lines without a terminal."""
 
 import contextlib
 import logging
@@ -12,25 +12,25 @@ from mini_gpt.runtime import processes
 SECONDS_BETWEEN_LINES = 30.0
 log = logging.getLogger(__name__)
 
-Advance = Callable[[int], None]
+Advance = Callable[[int], None]  # called with the number of tokens that went through the model
 
 
 def silent(tokens: int) -> None:
-    """Shows nothing: for what is scored while training."""
+    """Show nothing, for evaluations during training."""
     del tokens
 
 
 @contextlib.contextmanager
 def shown(what: str, cost: int) -> Iterator[Advance]:
-    """States the cost in tokens, and gives what is told of those done: a bar, or lines where there is no terminal."""
+    """Log the cost in tokens, and yield a function that shows progress."""
     log.info(f"{what}: {cost:,} tokens go through the model")
     done, last_line = 0, time.monotonic()
-    disable = None if processes.is_first() else True  # None: where there is no terminal
+    disable = None if processes.is_first() else True  # None: disabled without a terminal
     with tqdm(total=cost, unit="token", unit_scale=True, disable=disable, leave=False) as bar:
 
         def advance(tokens: int) -> None:
             nonlocal done, last_line
-            tokens = min(tokens, cost - done)  # the last batch of a windowing is filled up with rows that do not count
+            tokens = min(tokens, cost - done)  # the last batch is filled with rows that are not part of the cost
             done += tokens
             bar.update(tokens)
             if bar.disable and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:

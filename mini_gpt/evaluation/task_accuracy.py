@@ -1,11 +1,12 @@
-"""How many of a task's problems a model solves, by length; nothing but the answer is scored.
+"""How many problems of a task a model solves, by length; only the answers are scored.
 
-The answer is greedy: where every token of it is the likeliest one after the true tokens before it, decoding writes the
-same answer, so exact match needs no decoding.
+Answers are greedy. If every token of the answer is the most likely one after the true tokens before it, greedy decoding
+writes the same answer, so exact match needs no decoding.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +23,16 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 
-PROBLEMS = 512  # a length, where it has so many
-FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # of the longest trained length, where no lengths are given
+PROBLEMS = 512  # of each length, if the task has so many
+FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # of the longest trained length: the default lengths
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Sums over problems and their answers; `answers` is what was written.
+    """Sums over problems and their answers. answers: the predicted tokens of each answer and of its end.
 
-    An answer is solved with the line's end that completes it. The end is no token of the answer; its loss counts, as in
-    training.
+    A problem is solved if its answer and the end of the line after it are right. The end does not count in `tokens`
+    and `right`; its loss counts in `nll_sum`, as in training.
     """
 
     problems: int
@@ -67,31 +68,30 @@ def accuracy(
 
     advance: called with the number of tokens of each batch.
     """
-    rows = perplexity.rows_at_a_time(model, length)
     solved = tokens = right = 0
     nll_sum, answers = 0.0, []
-    for first in range(0, len(problems), rows):
-        part = problems[first : first + rows]
-        filled = part + part[:1] * (rows - len(part))  # the last batch has the others' shape
-        batch = batches.problem_batch(filled, model.config, tokenizer, length)
-        numbers_B = np.arange(first, first + rows, dtype=np.int32)
-        put = sharding.put_whole((batch["inputs"], batch["targets"], numbers_B), model.mesh)
-        nll_BL, likeliest_BL = map(np.asarray, _predict(model, *put))
-        counts_BL = batch["weights"] > 0
-        counts_BL[len(part) :] = False
-        right_BL = likeliest_BL == batch["targets"]
-        solved += int((right_BL | ~counts_BL)[: len(part)].all(axis=1).sum())
-        answer_BL = counts_BL & np.pad(counts_BL[:, 1:], ((0, 0), (0, 1)))  # all but the last, the end
+    numbered = list(enumerate(problems))
+    for count, rows in batches.in_full_batches(numbered, perplexity.rows_at_a_time(model, length)):
+        batch = batches.problem_batch([problem for _, problem in rows], model.config, tokenizer, length)
+        numbers_B = np.array([number for number, _ in rows], np.int32)
+        arrays = sharding.put_whole((batch["inputs"], batch["targets"], numbers_B), model.mesh)
+        nll_BL, predicted_BL = (np.asarray(array)[:count] for array in _predict(model, *arrays))
+        scored_BL = batch["weights"][:count] > 0
+        right_BL = predicted_BL == batch["targets"][:count]
+        answer_BL = scored_BL & np.pad(scored_BL[:, 1:], ((0, 0), (0, 1)))  # without the last token, the end
+        solved += int((right_BL | ~scored_BL).all(axis=1).sum())
         tokens += int(answer_BL.sum())
         right += int((right_BL & answer_BL).sum())
-        nll_sum += float(nll_BL[counts_BL].sum(dtype=np.float64))
-        answers += [likeliest_BL[row, counts_BL[row]] for row in range(len(part))]
-        advance(len(part) * length)
+        nll_sum += float(nll_BL[scored_BL].sum(dtype=np.float64))
+        answers += [predicted_L[scored_L] for predicted_L, scored_L in zip(predicted_BL, scored_BL, strict=True)]
+        advance(count * length)
     return TaskScore(len(problems), solved, tokens, right, nll_sum, answers)
 
 
 @jax.jit
-def _predict(model: LoadedModel, inputs_BL, targets_BL, numbers_B):
+def _predict(
+    model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, numbers_B: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     # Draw random positions by the problem's number: by its first token, as for a text, many problems would share them.
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
     logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_B)
@@ -99,27 +99,27 @@ def _predict(model: LoadedModel, inputs_BL, targets_BL, numbers_B):
 
 
 def default_lengths(config: Config) -> tuple[int, ...]:
-    """Gives lengths up to twice the longest one trained, as far as the task has them."""
+    """Return lengths up to twice the longest trained one, as far as the task has them."""
     task = tasks.find(config.data.corpus)
     lengths = {round(fraction * config.data.task_length) for fraction in FRACTIONS}
     return tuple(sorted(n for n in lengths if n >= task.shortest and (task.longest is None or n <= task.longest)))
 
 
 def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tuple[int, ...]) -> list[dict]:
-    """Gives a row a length: exact_match, token_accuracy (shares of 1), nll in nats a token, counts.
+    """Return a row for each length: exact_match, token_accuracy (both 0..1), nll in nats a token, and counts.
 
-    The end of an answer counts in exact_match and in nll, not in token_accuracy: where an answer is a letter, half of
-    it would be right for nothing.
+    The end of an answer counts in exact_match and nll, not in token_accuracy: if the answer is one letter, predicting
+    the end alone would make half of the tokens right.
 
-    Every length has up to PROBLEMS different problems of the split, the same whatever the model, the seed or the other
-    lengths. Where the model has no positions, or gives no finite loss, the status is undefined, with the reason.
+    For each length, up to PROBLEMS different problems of the split are scored, the same for every model and seed. If
+    the model has no positions for a length, or its loss is not finite, the status is undefined and `reason` says why.
     """
     rows, config = [], model.config
     needed = {length: batches.row_length(config, length) for length in lengths}
     what = f"up to {PROBLEMS} problems of each of {len(lengths)} lengths"
     with progress.shown(what, PROBLEMS * sum(needed.values())) as advance:
         for length in lengths:
-            row = {"length": length, "exact_match": None, "token_accuracy": None, "nll": None}
+            row: dict[str, Any] = {"length": length, "exact_match": None, "token_accuracy": None, "nll": None}
             row |= {"problems": 0, "answer_tokens": 0, "status": "ok", "reason": None}
             try:
                 check_length(config.model, needed[length])
@@ -131,6 +131,6 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
             if not math.isfinite(score.nll_sum):
                 rows.append(row | {"status": "undefined", "reason": "the model's loss is not finite"})
                 continue
-            figures = {name: getattr(score, name) for name in ("exact_match", "token_accuracy", "nll", "problems")}
-            rows.append(row | figures | {"answer_tokens": score.tokens})
+            values = {name: getattr(score, name) for name in ("exact_match", "token_accuracy", "nll", "problems")}
+            rows.append(row | values | {"answer_tokens": score.tokens})
     return rows

@@ -1,4 +1,4 @@
-"""A run's model as a directory that Transformers loads: config, weights, tokenizer, model card."""
+"""Write a run's model as a directory that Transformers loads: config, weights, tokenizer, model card."""
 
 import dataclasses
 import json
@@ -28,9 +28,9 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def export(run: Run, output: Path) -> str:
-    """Writes the run's model, whole or not at all; gives the title of the architecture that it is written as.
+    """Write the run's model and return the title of its Transformers architecture. A failed export leaves no files.
 
-    Raises UserError for a directory that exists, and for a model that no architecture there can express.
+    Raises UserError if the directory exists, or if no architecture can express the model.
     """
     if output.exists():
         raise UserError(f"--output: {output} exists; name a new directory")
@@ -53,10 +53,10 @@ def write_model(
     order: np.ndarray | None = None,
     ids: Mapping[str, int] = types.MappingProxyType({}),
 ) -> None:
-    """Writes config.json and model.safetensors.
+    """Write config.json and model.safetensors.
 
-    order: for each id there the id of ours, where they differ. ids: fields of config.json that are ids there. Raises
-    UserError for a model that no architecture there can express.
+    order: our token id of each exported id; None if they are equal. ids: fields of config.json that are token ids.
+    Raises UserError if no architecture can express the model.
     """
     model_type = architectures.choose(config.model)
     architecture = ARCHITECTURES[model_type]
@@ -80,21 +80,23 @@ def write_model(
         tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in architecture.tensors(model)
     }
     save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / WEIGHTS).chmod(0o644)  # as the others; the library lets nobody else read it
+    (directory / WEIGHTS).chmod(0o644)  # as the other files; safetensors lets only the owner read it
 
 
 def _expressible(
     model: ModelConfig, vocab_size: int, parameters: Parameters, *, biased: bool
 ) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Gives the same model, with its parameters by path, in the fields that architectures there have."""
+    """Return an equal model in fields that the architectures have, and its parameters by path."""
     one_by_one = model_parameters.with_layers(parameters, stacked=False)
     listed = jax.tree_util.tree_leaves_with_path(jax.device_get(one_by_one))
     arrays = {model_parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
-    if model.scale_embeddings:  # into the table, which then is another than that of the logits
+    if model.scale_embeddings:  # scale the table itself, which then differs from the table of the logits
         arrays.setdefault("unembedding", arrays["embedding"])
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(model.d_model))
         model = dataclasses.replace(model, scale_embeddings=False, tie_embeddings=False)
     model = dataclasses.replace(model, scan_layers=False, use_bias=model.use_bias or biased)
     for path, leaf in jax.tree_util.tree_leaves_with_path(model_parameters.abstract(model, vocab_size)[1]):
-        arrays.setdefault(model_parameters.path_name(path), np.zeros(leaf.shape, leaf.dtype))  # a bias that it has not
+        arrays.setdefault(
+            model_parameters.path_name(path), np.zeros(leaf.shape, leaf.dtype)
+        )  # a bias that the model lacks
     return model, arrays

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +14,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mini_gpt.config import loading as configs
+from mini_gpt.config import places
 from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
-from mini_gpt.hugging_face import tokenizer_files
+from mini_gpt.hugging_face import source_files, tokenizer_files
 from mini_gpt.hugging_face.architectures import registry as architectures
 from mini_gpt.hugging_face.architectures import settings
 from mini_gpt.hugging_face.architectures.tensors import Shape, Tensor
@@ -27,8 +27,8 @@ from mini_gpt.hugging_face.exporting import CONFIG, WEIGHTS
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, sharding
-from mini_gpt.runtime.errors import UserError, shown
-from mini_gpt.training import origin as origins
+from mini_gpt.runtime.errors import UserError, printable, shown
+from mini_gpt.training import initial_weights
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
@@ -59,6 +59,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
+    places.remember(config.data)  # so that the run's own config.json may name them later
     corpus = corpora.open_corpus(config.data)
     placed = _placed(arrays, like.parameters, stacked=config.model.scan_layers)
     state = states.first(placed, optimizer, like)
@@ -66,7 +67,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
         workdirs.claim(draft, config, corpus, tokenizer)
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
             checkpoints.save(0, state, Record())
-        origins.record_import(draft, source, architecture.TITLE)
+        initial_weights.record_import(draft, source, architecture.TITLE)
     return config
 
 
@@ -104,9 +105,11 @@ def _unpacked(
         table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
         if not np.array_equal(found[name][:], found[table][:]):
             raise UserError(f"{source}: {name}: found another table than {table}, and {CONFIG} ties them")
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, tensor in wanted.items():
         whole = np.asarray(found[name][:]).astype(np.float32)
+        if not np.isfinite(whole).all():
+            raise UserError(f"{source}: {name}: found non-finite values (NaN or infinity); fetch it again")
         parts = tensor.unpack(whole, [shapes[path] for path in tensor.paths])
         arrays |= dict(zip(tensor.paths, parts, strict=True))
     return arrays
@@ -120,12 +123,16 @@ def _open(
     wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
     found: dict[str, Any] = {}
     for file in _files(source):
+        path = source_files.find(source, file)
         try:
-            tensors = opened.enter_context(safe_open(source / file, framework="np"))
+            files.open_regular(path).close()
+            tensors = opened.enter_context(safe_open(path, framework="np"))
         except FileNotFoundError:
             raise UserError(f"{source / file}: not found; {INDEX} names it") from None
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{source / file}: no whole safetensors file ({error}); fetch it again") from None
+            raise UserError(
+                f"{source / file}: no whole safetensors file ({shown(str(error))}); fetch it again"
+            ) from None
         for name in tensors.keys():  # noqa: SIM118  it is no mapping
             prefixed = architecture.PREFIX + name  # of a model that was saved without its head
             found[name if name in wanted or prefixed not in wanted else prefixed] = tensors.get_slice(name)
@@ -135,7 +142,9 @@ def _open(
     for name in found:
         plain = name.removeprefix(architecture.PREFIX)
         if name not in wanted and name not in TIED_HEADS and not re.fullmatch(architecture.BUFFERS, plain):
-            raise UserError(f"{source}: {name}: found a tensor that {architecture.TITLE} has not with these fields")
+            raise UserError(
+                f"{source}: {printable(name)}: found a tensor that {architecture.TITLE} has not with these fields"
+            )
     return wanted, found
 
 
@@ -148,7 +157,7 @@ def _files(source: Path) -> list[str]:
             "by save_pretrained(DIR, safe_serialization=True)"
         )
     try:
-        listed = sorted(set(json.loads((source / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        listed = sorted(set(files.read_json(source_files.find(source, INDEX))["weight_map"].values()))
         outside = [file for file in listed if Path(file).name != file or file in ("", "..")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{source / INDEX}: no index of files ({type(error).__name__}: {error})") from None

@@ -1,9 +1,12 @@
 """The README.md of a model that is given away."""
 
-import json
+import re
 
+from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.training import origin as origins
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import printable
+from mini_gpt.training import initial_weights
 from mini_gpt.training.run import Run
 
 
@@ -18,7 +21,7 @@ def text(run: Run, architecture: str) -> str:
         "context": f"{config.context_length:,} tokens",
         "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
     }
-    origin = origins.described(run.workdir)
+    origin = initial_weights.described(run.workdir)
     if origin is not None:
         facts["first weights"] = origin
     if run.step:
@@ -26,7 +29,7 @@ def text(run: Run, architecture: str) -> str:
             "corpus": config.data.corpus,
             "trained": f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}",
         }
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    rows = "\n".join(f"| {name} | {_in_a_cell(str(value))} |" for name, value in facts.items())
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -52,6 +55,11 @@ Written by mini_gpt.{_alphabet(run)}
 """
 
 
+def _in_a_cell(value: str) -> str:
+    """Return a text that adds no row, heading, link or HTML to the card; some come from the files of a run."""
+    return re.sub(r"[^\w\s.,:;/+-]", "?", printable(value).replace("\n", " "))
+
+
 def _prompt(run: Run) -> str:
     """Gives a text that the tokenizer can express."""
     prompt = "The "
@@ -60,7 +68,7 @@ def _prompt(run: Run) -> str:
 
 
 def _alphabet(run: Run) -> str:
-    if run.tokenizer.kind != "characters":
+    if not isinstance(run.tokenizer, CharacterTokenizer):
         return ""
     return f" It reads {len(run.tokenizer.characters)} characters; any other is an error of the tokenizer."
 
@@ -69,13 +77,14 @@ def _measured(run: Run) -> str:
     """Gives what eval.py has measured of this checkpoint on the run's own text, if it has."""
     path = run.workdir / "eval" / "perplexity.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = files.read_json(path)
         if found["checkpoint_step"] != run.step or found["overrides"]:
             return ""
+        corpus = _in_a_cell(run.config.data.corpus)
         return (
-            f"\nOn the {found['split']} split of {run.config.data.corpus} ({found['tokens_scored']:,} tokens, in "
+            f"\nOn the {_in_a_cell(found['split'])} split of {corpus} ({found['tokens_scored']:,} tokens, in "
             f"blocks of {found['context_length']:,}): {found['nll']:.4f} nats a token, "
             f"{found['bits_per_byte']:.4f} bits a byte.\n"
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""

@@ -1,4 +1,4 @@
-"""Tokenizers to and from a tokenizer.json, which the tokenizers library reads without code of ours."""
+"""Tokenizers to and from a tokenizer.json, which the tokenizers library reads, within limits."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import tokenizers as library
 from tokenizers import decoders, models, pre_tokenizers
 
+from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import (
     BpeTokenizer,
     ByteTokenizer,
@@ -15,6 +16,8 @@ from mini_gpt.data.tokenizers import (
     byte_alphabet,
     separator,
 )
+from mini_gpt.hugging_face import source_files
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -37,7 +40,7 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[st
         "clean_up_tokenization_spaces": False,
     }
     (directory / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    ids = {f"{field}_id": model.token_to_id(special[field]) for field in ("bos_token", "eos_token", "pad_token")}
+    ids = {f"{field}_id": model.token_to_id(special[field]) or 0 for field in ("bos_token", "pad_token")}
     return ids | {"eos_token_id": end}
 
 
@@ -52,6 +55,7 @@ def _described(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
         model.pre_tokenizer = pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
         model.decoder = decoders.Fuse()
     else:
+        assert isinstance(tokenizer, BpeTokenizer)
         model = library.Tokenizer.from_str(tokenizer.model.to_str())
         if tokenizer.separator is not None:
             return model, tokenizer.separator
@@ -66,12 +70,17 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
     end: the config.json's eos_token_id, the id of the token that ends a document, or of several the first; None leaves
     it to tokenizer_config.json. Raises UserError, naming the file, for one that is not made of bytes or characters.
     """
-    path = directory / FILE
+    path = source_files.find(directory, FILE)
     try:
-        model = library.Tokenizer.from_file(str(path))
+        values = files.read_json(path)
+        if isinstance(values, dict):
+            values |= {"truncation": None, "padding": None}  # of the texts that the other program reads
+        model = tokenizers.parse(values)
         described = json.loads(model.to_str())
+    except FileNotFoundError:
+        raise UserError(f"{path}: {NOT_FOUND}") from None
     except Exception as error:  # the library raises bare Exceptions
-        reason = str(error).splitlines()[0] if path.exists() else NOT_FOUND
+        reason = (str(error).splitlines() or [type(error).__name__])[0].removeprefix(f"{path}: ")
         raise UserError(f"{path}: {reason}") from None
     kind, vocabulary = described["model"]["type"], described["model"].get("vocab")
     largest = max(model.get_vocab().values(), default=0)
@@ -99,14 +108,10 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
             f"{path}: model.type: found {shown(kind)}; can be read where it is byte-level BPE, or BPE with a token for "
             "each byte"
         )
-    if described["model"]["dropout"]:
-        raise UserError(f"{path}: model.dropout: found {described['model']['dropout']}; can be read where it is null")
     ours = json.loads(_described(ByteTokenizer())[0].to_str())
     same = all(described[name] == ours[name] for name in ("normalizer", "pre_tokenizer", "model"))
     if same and end == vocab_size - 1 == len(vocabulary):
         return ByteTokenizer()
-    model.no_truncation()
-    model.no_padding()
     try:
         return BpeTokenizer(model, end, vocab_size, {name: names[name] for name in SPECIAL if name in names})
     except (ValueError, KeyError) as error:
@@ -116,7 +121,7 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
 def _names(directory: Path) -> dict[str, str]:
     """Gives the tokens that tokenizer_config.json names, by what they are for."""
     try:
-        said = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        said = files.read_json(source_files.find(directory, CONFIG))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:

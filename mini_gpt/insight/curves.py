@@ -1,4 +1,4 @@
-"""Figures of what was measured against length: loss by context length, loss by position, accuracy by problem length."""
+"""Figures of measurements against length: loss by context length or position, accuracy by problem length."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from matplotlib.ticker import NullLocator
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one line: x, y, and with several seeds the lowest and highest y."""
+    """Points of one line: x, y, and for several seeds the lowest and highest y."""
 
     label: str
     x: list[float]
@@ -22,12 +22,12 @@ class Curve:
 
 
 def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = None) -> None:
-    """Draws each curve against length on a logarithmic axis, the range over seeds as a band."""
+    """Draw each curve, with the range over seeds as a band; the x axis is logarithmic for a wide range of lengths."""
     lengths = set()
     for number, curve in enumerate(curves):
         colour = f"C{number}"
         axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=4, label=curve.label)
-        if curve.low is not None:
+        if curve.low is not None and curve.high is not None:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
         lengths |= set(curve.x)
     ticks = sorted(lengths)
@@ -44,19 +44,19 @@ def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = 
 
 
 def tick_labels(ticks: list[float], logarithmic: bool) -> list[str]:
-    """Gives a label for each of the sorted ticks, empty where it would touch the one before."""
+    """Return a label for each of the sorted ticks, empty if it would touch the one before."""
     places = np.log2(ticks) if logarithmic else np.asarray(ticks)
     labels, last = [], -np.inf
     for tick, place in zip(ticks, places, strict=True):
         label = f"{tick:g}"
-        fits = place - last >= 0.0225 * len(label) * (places[-1] - places[0])  # a digit's share of the axis
+        fits = place - last >= 0.0225 * len(label) * (places[-1] - places[0])  # 0.0225: width of a digit over the axis
         labels.append(label if fits else "")
         last = place if fits else last
     return labels
 
 
 def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list[float]], *, trained: int) -> Figure:
-    """Gives loss against context length beside loss against position in the window, in nats a token."""
+    """Return a figure: loss by context length beside loss by position in the window, in nats a token."""
     figure = Figure(figsize=(11, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_curves(left, curves, trained=trained)
@@ -79,7 +79,7 @@ def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list
 def panels_figure(
     panels: Mapping[str, list[Curve]], *, x: str, y: str, trained: float | None, title: str = ""
 ) -> Figure:
-    """Gives one panel beside the other, on one scale: what a sweep compares."""
+    """Return a figure with one panel for each entry, side by side, with one scale and one legend."""
     figure = Figure(figsize=(1.5 + 5 * len(panels), 4.6), layout="constrained")
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     figure.suptitle(title)
@@ -94,22 +94,23 @@ def panels_figure(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Replaces the file in one move."""
+    """Write a PNG; the file is replaced in one step."""
     draft = path.with_name(path.name + ".draft")
     figure.savefig(draft, dpi=130, format="png")
     draft.replace(path)
 
 
 def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gives means over half octaves: single positions are noise where there are few blocks."""
+    """Return means over half octaves; single positions are noisy if there are few blocks."""
     contexts = np.arange(1, len(nll) + 1)
-    bins = np.ceil(2 * np.log2(contexts)).astype(int)  # closed above: a window's last place is no bin of its own
+    bins = np.ceil(2 * np.log2(contexts)).astype(int)  # closed above, so that the last position has no bin of its own
     numbers = np.unique(bins)
-    return tuple(np.array([values[bins == n].mean() for n in numbers]) for values in (contexts, nll))
+    mean = lambda values: np.array([values[bins == n].mean() for n in numbers])
+    return mean(contexts), mean(nll)
 
 
 def finish(axes: Axes) -> None:
-    """Gives axes the grid, frame and legend that all our curves have."""
+    """Add the grid, the frame and the legend that all curves have."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:

@@ -1,4 +1,4 @@
-"""Pictures for TensorBoard while a model trains: drawn as arrays, since a plot would take longer than steps do."""
+"""Pictures for TensorBoard during training, made as arrays: a Matplotlib figure takes longer than training steps."""
 
 import numpy as np
 from matplotlib import colormaps
@@ -11,7 +11,7 @@ DIVERGING_X3 = (colormaps["RdBu_r"](np.linspace(0, 1, 256))[:, :3] * 255).astype
 
 
 def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
-    """Gives RGB pixels, uint8: layers downwards, heads across; of each weight the root, so that small ones are seen."""
+    """Return RGB pixels, uint8: layers downwards, heads across; the root of each weight, which shows small ones."""
     rows = []
     for weights_HLS in weights_NHLS:
         tiles = [_tile(COLOURS_X3[_levels(np.sqrt(np.clip(weights_LS, 0, 1)))]) for weights_LS in weights_HLS]
@@ -20,24 +20,24 @@ def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
 
 
 def similarity(table_PD: np.ndarray) -> np.ndarray:
-    """Gives RGB pixels, uint8, of the cosines between the rows of a table: white 0, red 1, blue -1."""
+    """Return RGB pixels, uint8, of the cosines between the rows of a table: white 0, red 1, blue -1."""
     step = max(1, -(-len(table_PD) // LARGEST))
     return _tile(DIVERGING_X3[_levels((cosines(table_PD[::step]) + 1) / 2)])
 
 
 def cosines(table_PD: np.ndarray) -> np.ndarray:
-    """Gives the cosines between the rows of a table, float64; 0 where a row is zero."""
+    """Return the cosines between the rows of a table, float64; 0 where a row is zero."""
     rows_PD = table_PD.astype(np.float64)
     rows_PD = rows_PD / np.maximum(np.linalg.norm(rows_PD, axis=1, keepdims=True), 1e-12)
     return rows_PD @ rows_PD.T
 
 
 def _levels(shares: np.ndarray) -> np.ndarray:
-    return np.clip(np.round(np.nan_to_num(shares) * 255), 0, 255).astype(int)  # a model may be broken, its run not
+    return np.clip(np.round(np.nan_to_num(shares) * 255), 0, 255).astype(int)  # NaN is drawn as 0
 
 
 def _tile(pixels: np.ndarray) -> np.ndarray:
-    """Makes each entry a square of pixels where there are few."""
+    """Enlarge each entry of a small map to a square of pixels."""
     times = max(1, SMALLEST // len(pixels))
     return pixels.repeat(times, axis=0).repeat(times, axis=1)
 

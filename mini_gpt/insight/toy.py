@@ -1,4 +1,4 @@
-"""Four words, four dimensions, two heads: attention small enough to follow by hand (topics A12, A13)."""
+"""Four words, four dimensions, two heads: attention small enough to follow by hand."""
 
 import math
 
@@ -11,29 +11,29 @@ from mini_gpt.model.attention.reference import attend
 WORDS = ("The", "cat", "sat", "down")
 HEADS = 2
 
-# "The" is like nothing else; in the first two dimensions "cat" is near "sat", in the last two "sat" is near "down".
+# In the first two dimensions "cat" is near "sat", in the last two "sat" is near "down"; "The" is near no other word.
 X_LD = np.array(
     [[0.5, -1.0, 1.0, 0.5], [2.0, 0.5, -0.5, 1.0], [1.5, 1.0, 1.0, -2.0], [-1.0, 1.5, 0.5, -1.5]], np.float32
 )
 
 _EYE = np.eye(4, dtype=np.float32)
-_DRAW = np.random.default_rng(7)
+_RANDOM = np.random.default_rng(7)
 
-# (W_Q, W_K): what a query asks for, and what a key answers with. Head 1 has the first two columns, head 2 the others.
+# (W_Q, W_K). Head 1 has the first two columns, head 2 the others.
 PRESETS: dict[str, tuple[np.ndarray, np.ndarray]] = {
     "identity": (_EYE, _EYE),
     "swapped blocks": (_EYE, _EYE[:, [2, 3, 0, 1]]),
     "head 2 negated": (_EYE, _EYE * np.array([1, 1, -1, -1], np.float32)),
-    "random": tuple(_DRAW.normal(size=(2, 4, 4)).round(1).astype(np.float32)),
+    "random": tuple(_RANDOM.normal(size=(2, 4, 4)).round(1).astype(np.float32)),
 }
 
 
 def maps(
     preset: str, *, heads: int = HEADS, temperature: float = 1.0, order: tuple[int, ...] = (0, 1, 2, 3)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gives logits_HLS and weights_HLS, float32, of the words in some order; every word sees every other.
+    """Return logits_HLS and weights_HLS, float32, of the words in a given order; every word sees every other.
 
-    temperature: the logits are divided by it. Raises KeyError for a preset that there is not.
+    temperature: a divisor of the logits. Raises KeyError for an unknown preset.
     """
     w_q, w_k = PRESETS[preset]
     x_LD = X_LD[list(order)]

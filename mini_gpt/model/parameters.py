@@ -51,6 +51,15 @@ def check_shapes(written: Parameters, asked: Parameters, source: str) -> None:
             raise UserError(f"{source} has the parameter {name} of shape {have}; the config asks for {want}")
 
 
+def non_finite(parameters: Parameters) -> str | None:
+    """Return a message that names a parameter with NaN or infinity, or None if all are finite."""
+    is_finite = jax.jit(lambda leaf: jnp.isfinite(leaf).all())
+    named = jax.tree_util.tree_leaves_with_path(parameters)
+    bad = [path_name(path) for path, leaf in named if not is_finite(leaf)]
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return f"found non-finite values (NaN or infinity) in {bad[0]}{more}" if bad else None
+
+
 def with_layers(tree: Any, *, stacked: bool) -> Any:
     """Return parameters, or a tree that contains them, with blocks stacked along a first axis or separate.
 

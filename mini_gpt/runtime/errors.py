@@ -26,6 +26,11 @@ def shown(found: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
+def printable(text: str) -> str:
+    """Return a text with all but newlines and what can be printed escaped: a terminal would obey control characters."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def run(main: Callable[[], None]) -> None:
     """Runs a command; what the user can put right becomes one line on stderr and exit status 1."""
     try:
@@ -44,14 +49,17 @@ def _run(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(_one_line(f"error: {error}"))
     except BrokenPipeError:
         sys.exit(1)  # whoever read has seen enough
     except OSError as error:
-        sys.exit(
-            f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error.strerror or error}"
-        )
+        reason = f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}"
+        sys.exit(_one_line(f"error: {reason}"))
     except UnicodeEncodeError as error:
         sys.exit(f"error: found text that is no valid Unicode ({error.reason}); give UTF-8")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")

@@ -8,12 +8,14 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 from mini_gpt.runtime.errors import UserError
 
@@ -23,7 +25,10 @@ CANT_WRITE = [
 ]
 DRAFT = ".draft"  # how the names of what is not written yet end
 SEAL = "sha256"  # the key under which a JSON object has its own checksum
-LONGEST_NAME = 240  # bytes; file systems take 255, and the programs that write there add to it
+LONGEST_NAME = 240  # characters; file systems take 255 bytes, and programs that write files append suffixes
+SHORTENED = 100  # characters of a name that is longer, or not plain
+PLAIN = "must be a regular file: put one in its place"
+MOST_BYTES = 2**27  # of a JSON file; the tokenizer of the largest vocabularies has 2**25
 
 
 def cache_directory(cache_dir: str | None) -> Path:
@@ -56,7 +61,7 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
 def _draft(target: Path) -> Iterator[Path]:
     """Gives a new directory beside `target`, locked as long as this process writes in it."""
     while True:
-        draft = Path(tempfile.mkdtemp(prefix=f"{target.name}.{_host()}.", suffix=DRAFT, dir=target.parent))
+        draft = Path(tempfile.mkdtemp(prefix=_draft_prefix(target), suffix=DRAFT, dir=target.parent))
         with contextlib.suppress(FileNotFoundError):  # before the lock is there it may be taken for one that was left
             handle = os.open(draft, os.O_RDONLY)
             with contextlib.suppress(OSError):  # where there are no locks, nobody can take it
@@ -73,7 +78,7 @@ def _draft(target: Path) -> Iterator[Path]:
 
 def _delete_left_drafts(target: Path) -> None:
     """Deletes the drafts of this host's processes that were killed: those that nobody has locked."""
-    for left in target.parent.glob(f"{glob.escape(f'{target.name}.{_host()}')}.*{DRAFT}"):
+    for left in target.parent.glob(f"{glob.escape(_draft_prefix(target))}*{DRAFT}"):
         with contextlib.suppress(OSError):
             handle = os.open(left, os.O_RDONLY)
             try:
@@ -83,15 +88,27 @@ def _delete_left_drafts(target: Path) -> None:
                 os.close(handle)
 
 
+def _draft_prefix(target: Path) -> str:
+    """Return how the names of this host's drafts begin; a long name is cut, since what follows needs room."""
+    return f"{target.name.encode()[:SHORTENED].decode(errors='ignore')}.{_host()}."
+
+
 def _host() -> str:
     """Gives this host's name: a shared file system may pass no locks to other hosts."""
     return socket.gethostname().replace("/", "_")[:64]
 
 
-def check_name(name: str, way_out: str) -> None:
-    """Raises UserError where overrides make a name that no file system takes."""
-    if len(name.encode()) > LONGEST_NAME:
-        raise UserError(f"the overrides make a file name of {len(name.encode())} bytes; {way_out}")
+def plain_name(text: str) -> str:
+    """Return `text` as a file name of ASCII letters, digits and ``._=,-`` only.
+
+    A plain text of up to LONGEST_NAME characters is unchanged. Any other is mapped and shortened, with a digest at its
+    end, so that different texts have different names.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._=,-]+", "_", text)
+    if plain == text and len(text) <= LONGEST_NAME:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{plain[:SHORTENED]}-{digest}"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -121,7 +138,7 @@ def read_sealed(path: Path, *, must: bool = False) -> dict[str, Any]:
     Raises ValueError where it is another one or none, or, if it must have one, it has no checksum.
     """
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = read_json(path)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if not isinstance(body, dict):
@@ -136,13 +153,84 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def check_links(directory: Path) -> None:
-    """Raises UserError where a link in a directory, however deep, leads out of it, as what is written would."""
+def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:
+    """Open a regular file to read it. A FIFO would block, and a device would never end.
+
+    Raises UserError for anything else, and for a file of more than `most` bytes; FileNotFoundError where there is none.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    _check_regular(path, handle, most)
+    return os.fdopen(handle, "rb")
+
+
+def open_to_append(path: Path) -> TextIO:
+    """Open a regular file to write at its end, or create it. Raises UserError for anything else, links among them."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ELOOP):  # a FIFO that nobody reads, or a link
+            raise UserError(f"{path}: found {_kind(path.lstat().st_mode)}; {PLAIN}") from None
+        raise
+    _check_regular(path, handle)
+    return os.fdopen(handle, "a", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a regular JSON file.
+
+    Raises UserError as `open_regular`, ValueError where it is no JSON in UTF-8, RecursionError where it is too deep.
+    """
+    with open_regular(path, most=MOST_BYTES) as file:
+        return json.loads(file.read(MOST_BYTES).decode())
+
+
+def check_contents(directory: Path) -> None:
+    """Raise UserError unless a directory holds, at any depth, nothing but files, directories and links inside of it.
+
+    A link that leads out of it would let what is written, or read, be any file of the user's.
+    """
     root = directory.resolve()
     for parent, directories, names in os.walk(root):
         for path in (Path(parent, name) for name in (*directories, *names)):
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise UserError(f"{path}: found a link to {path.resolve()}; put what it leads to in its place")
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode):
+                if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                    raise UserError(f"{path}: found {_kind(mode)}; {PLAIN}")
+                continue
+            target = path.resolve()
+            if not target.is_relative_to(root) or path.is_relative_to(target):  # a loop would never be walked through
+                raise UserError(f"{path}: found a link to {target}; put what it leads to in its place")
+
+
+def file_inside(directory: Path, name: str, *, also: Path | None = None) -> Path:
+    """Return the path of a file in a directory.
+
+    also: another directory that links may lead to. Raises UserError where the file is a link that leads out of both.
+    """
+    path = directory / name
+    target = path.resolve()
+    if not any(target.is_relative_to(root.resolve()) for root in (directory, also) if root is not None):
+        raise UserError(f"{path}: found a link to {target}; put the file in its place")
+    return path
+
+
+def _check_regular(path: Path, handle: int, most: int | None = None) -> None:
+    """Raise UserError, with the file closed, where it is not a regular file, or too large."""
+    status = os.fstat(handle)
+    problem = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = f"found {_kind(status.st_mode)}; {PLAIN}"
+    elif most is not None and status.st_size > most:
+        problem = f"found {status.st_size:,} bytes; must be at most {most:,}"
+    if problem:
+        os.close(handle)
+        raise UserError(f"{path}: {problem}")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def unused(path: Path) -> Path:
@@ -162,7 +250,7 @@ def writing(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = _cant_write(error)
+        reason = cant_write(error)
         if reason is None:
             raise
         raise UserError(
@@ -171,7 +259,8 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _cant_write(error: BaseException | None) -> str | None:
+def cant_write(error: BaseException | None) -> str | None:
+    """Return why an error, or one that caused it, can't write, such as "Permission denied"; None for other errors."""
     while error is not None:
         for reason in CANT_WRITE:
             if reason.lower() in str(error).lower():

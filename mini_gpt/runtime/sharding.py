@@ -110,6 +110,11 @@ def put_whole(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda index: x[index]), tree)
 
 
+def mesh_of(tree: Any) -> Mesh:
+    """Return the mesh over which arrays, or their ShapeDtypeStructs, are sharded."""
+    return jax.tree.leaves(tree)[0].sharding.mesh
+
+
 def shards(mesh: Mesh) -> int:
     """Return the number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]

@@ -1,4 +1,4 @@
-"""What a config and a corpus are made into before the first step, for the loop and for the benchmark."""
+"""The parts of a run, made from a config and a corpus, for the training loop and the benchmark."""
 
 from typing import NamedTuple
 
@@ -19,11 +19,11 @@ from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.state import TrainState
-from mini_gpt.training.step import TrainStep, make_train_step
+from mini_gpt.training.step import make_train_step
 
 
 class Assembly(NamedTuple):
-    """The parts of a run; `like` has the state's shapes and places, and nothing is allocated yet."""
+    """The parts of a run before any array is allocated. like: shapes and shardings of the state."""
 
     config: Config
     vocab_size: int
@@ -43,8 +43,8 @@ class Assembly(NamedTuple):
         fields = (self.definition, self.config, self.mesh, self.separator_id, self.config.batch_tokens)
         return LoadedModel(parameters, *fields)
 
-    def compiled_step(self) -> TrainStep:
-        """Compiles the training step; no state is needed, so that one may be drawn or read meanwhile."""
+    def compiled_step(self) -> jax.stages.Compiled:
+        """Compile the training step. It needs no state, which can be drawn or read at the same time."""
         train_step = make_train_step(
             self.definition, self.optimizer, self.config, self.like, isolate_at=self.separator_id
         )
@@ -60,11 +60,13 @@ def check_batch(config: Config, mesh: Mesh) -> None:
 
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:
-    """Tokenises what is not tokenised yet, and puts the parts together. Raises UserError for too short a corpus."""
+    """Make the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
     vocab_size = states.vocab_size(config, tokenizer)
     optimizer = make_optimizer(config)
     definition, like = states.abstract(config, vocab_size, optimizer, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
+    train_batches: batches.TrainBatches | batches.TaskBatches
+    evaluator: Evaluator
     if config.data.is_task:
         train_batches = batches.TaskBatches(config, tokenizer, rows=rows)
         evaluator = TaskEvaluator(config, tokenizer)

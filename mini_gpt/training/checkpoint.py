@@ -1,13 +1,12 @@
-"""A run's checkpoints, by Orbax: written in the background, whole or not at all; the last few kept, and the best.
+"""Checkpoints, by Orbax: written in the background, complete or not at all; the last few are kept, and the best.
 
-Beside the state stands a record: format, validation loss, what the data loader passed over, and the checksums of all
-arrays. What does not agree with it when it is read is damaged; training then sets it aside and takes the one before.
+Each checkpoint has a record beside the state: format, validation loss, offset of the data, checksums of all arrays. A
+checkpoint that does not agree with its record is damaged: training sets it aside and restores the one before.
 """
 
 import dataclasses
 import errno
 import functools
-import json
 import logging
 import math
 import re
@@ -21,35 +20,39 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.parameters import Parameters, path_name
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training.checksums import checksums
+from mini_gpt.training.orbax_files import PlainPath, verifying_handlers
 from mini_gpt.training.state import TrainState
 
 FORMAT = 2
-READABLE = (1, 2)  # 1: without checksums, its validation loss in a file of Orbax's
-DAMAGED = "damaged"  # the directory, beside that of checkpoints, of those that are not what was written
-MOST_COMPRESSED = 100  # times; of weights, which are nearly random, no tenth can be spared
-NOT_DAMAGE = (UserError, PermissionError, MemoryError)  # these say nothing of what was read, nor do these numbers
-NO_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ESTALE)
+PARTS = ("parameters", "training")  # each is a directory of its own: the parameters can be read alone
+DAMAGED = "damaged"  # the directory for damaged checkpoints, beside that of checkpoints
+MOST_COMPRESSED = 100  # times; weights are nearly random, and compress by less than a tenth
+# Errors while reading that do not show damage, and numbers of such OSErrors.
+NOT_DAMAGE = (UserError, PermissionError, MemoryError)
+NOT_DAMAGE_NUMBERS = (errno.EMFILE, errno.ENFILE, errno.ESTALE)
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What stands beside a state: its validation loss in nats a token, where it was measured; batches that the data has
-    moved on by; steps with bad numbers so far."""
+    """The record beside a state.
+
+    validation_loss: in nats a token, None if it was not measured. data_offset: batches that were skipped. bad_steps:
+    non-finite steps so far. scheduled: False for a checkpoint that was saved only because the run was stopped.
+    """
 
     validation_loss: float | None = None
     data_offset: int = 0
     bad_steps: int = 0
-    scheduled: bool = True  # False: saved because the run was stopped, which another run of the same config was not
+    scheduled: bool = True
 
 
 class Damaged(Exception):
-    """A checkpoint that is not what was written; the message says in what."""
+    """A checkpoint that differs from what was written; the message says where."""
 
 
 class Checkpoints:
@@ -64,20 +67,22 @@ class Checkpoints:
             create=not read_only,
             cleanup_tmp_directories=not read_only,
             save_interval_steps=0 if read_only else 1,
-            lightweight_initialize=True,  # it would read, and stumble over, what stands in old metrics files
+            lightweight_initialize=True,  # do not read the metrics files of old checkpoints
         )
         self.directory = directory
         self.records: dict[int, Record] = {}
         with files.writing(directory):
-            self.manager = ocp.CheckpointManager(directory.absolute(), options=options)
+            self.plain = PlainPath(directory)
+            handlers = verifying_handlers(directory, PARTS)
+            self.manager = ocp.CheckpointManager(self.plain.path, options=options, handler_registry=handlers)
 
     def steps(self) -> list[int]:
         return sorted(self.manager.all_steps())
 
     def save(self, step: int, state: TrainState, record: Record) -> None:
-        """Starts to write a checkpoint; it counts once all of it is on disk.
+        """Start to write a checkpoint; it counts once all of its arrays are found in its files.
 
-        Raises UserError where this one, or the one before it, can't be written.
+        Raises UserError if this one, or the one before it, can't be written or is not whole.
         """
         body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
         items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
@@ -86,77 +91,78 @@ class Checkpoints:
         with files.writing(self.directory):
             self.manager.save(step, args=ocp.args.Composite(**items), force=True)
 
-    def restore(self, step: int, like: TrainState) -> TrainState:
-        """Reads a whole state, laid out as `like`, whose leaves are ShapeDtypeStructs with shardings.
+    def restore(self, step: int, abstract_state: TrainState) -> TrainState:
+        """Read a state. abstract_state: ShapeDtypeStructs with shardings.
 
         Raises Damaged, or UserError for an unknown format.
         """
-        restored = self._restore(step, _parts(like))
+        restored = self._restore(step, _parts(abstract_state))
         training = restored["training"]
-        halted = jax.jit(lambda: jnp.bool(False), out_shardings=like.halted.sharding)()
+        halted = jax.jit(lambda: jnp.bool(False), out_shardings=abstract_state.halted.sharding)()
         return TrainState(training["step"], restored["parameters"], training["optimizer_state"], halted)
 
-    def restore_parameters(self, step: int, like: Parameters) -> Parameters:
-        """Reads the parameters alone. Raises UserError where they are damaged."""
+    def restore_parameters(self, step: int, abstract_parameters: Parameters) -> Parameters:
+        """Read the parameters alone. Raises UserError if they are damaged."""
         try:
-            return self._restore(step, {"parameters": like})["parameters"]
+            return self._restore(step, {"parameters": abstract_parameters})["parameters"]
         except Damaged as reason:
             others = ", ".join(str(other) for other in self.steps() if other != step)
             way_out = f"--checkpoint={others} is there too" if others else "there is no other one"
             raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {way_out}") from None
 
-    def restore_last(self, like: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
-        """Reads the last checkpoint that is whole, or the last such that was scheduled; sets all damaged ones aside.
+    def restore_last(
+        self, abstract_state: TrainState, *, scheduled: bool = False
+    ) -> tuple[int, TrainState, Record] | None:
+        """Read the last whole checkpoint, or the last whole scheduled one; set all damaged ones aside.
 
-        Gives None where there is no checkpoint.
-
-        Raises UserError, with nothing moved, where none is whole.
+        Returns (step, state, record), or None if there is no checkpoint. Raises UserError, and moves nothing, if no
+        checkpoint is whole.
         """
         damaged: dict[int, Damaged] = {}
         found = None
         for step in reversed(self.steps()):
             try:
-                record = _by_all(functools.partial(self.record, step))
+                record = _in_all_processes(functools.partial(self.record, step))
                 if found is None and (record.scheduled or not scheduled):
-                    found = step, self.restore(step, like), record
+                    found = step, self.restore(step, abstract_state), record
             except Damaged as reason:
                 damaged[step] = reason
         if found:
-            for step, reason in damaged.items():
-                self._set_aside(step, reason)
+            for step, damage in damaged.items():
+                self._set_aside(step, damage)
             return found
         if damaged:
-            step, reason = next(iter(damaged.items()))
+            step, damage = next(iter(damaged.items()))
             raise UserError(
-                f"{self.directory / str(step)}: damaged ({reason}), and so is every checkpoint before it; bring one "
-                f"back, or delete {self.directory} to begin anew"
+                f"{self.directory / str(step)}: damaged ({damage}), and so is every checkpoint before it; restore "
+                f"one from a backup, or delete {self.directory} to start anew"
             )
         return None
 
     def delete_after(self, step: int) -> None:
-        """Deletes the checkpoints past a step, to which a run goes back."""
+        """Delete the checkpoints after a step to which the run is rewound."""
         for later in [other for other in self.steps() if other > step]:
             self.manager.delete(later)
             self.records.pop(later, None)
 
     def record(self, step: int) -> Record:
-        """Gives what stands beside a state. Raises Damaged, or UserError for an unknown format."""
+        """Return the record of a checkpoint. Raises Damaged, or UserError for an unknown format."""
         if step not in self.records:
             self.records[step] = _record(self._body(step), self.directory / str(step))
         return self.records[step]
 
     def best_loss(self) -> float | None:
-        """Gives the lowest validation loss among the checkpoints, or None."""
+        """Return the lowest validation loss of the checkpoints, or None."""
         lowest = min(map(self.rank, self.steps()), default=math.inf)
         return lowest if math.isfinite(lowest) else None
 
     def rank(self, step: int) -> float:
-        """Gives the validation loss, of which the best has least; infinity where there is none that is a number."""
+        """Return the validation loss; infinity if it is missing or not finite."""
         loss = self._loss(step)
         return loss if loss is not None and math.isfinite(loss) else math.inf
 
     def resolve(self, which: str) -> int:
-        """Gives the step of 'last', 'best' or a number. Raises UserError where there is none such."""
+        """Return the step of 'last', 'best' or a number. Raises UserError if there is no such checkpoint."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: no checkpoint; train first")
@@ -169,14 +175,15 @@ class Checkpoints:
         raise UserError(f"--checkpoint: found {which!r}; must be last, best or one of {', '.join(map(str, steps))}")
 
     def wait(self) -> None:
-        """Waits for what is being written. Raises UserError where it can't be."""
+        """Wait for the checkpoint that is being written. Raises UserError if it fails or is not whole."""
         with files.writing(self.directory):
             self.manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Wait for the checkpoint that is being written, and close the manager."""
         self.wait()
         self.manager.close()
+        self.plain.close()
 
     def is_scheduled(self, step: int) -> bool:
         try:
@@ -195,29 +202,28 @@ class Checkpoints:
         path = directory / "format" / "metadata"
         body = _read(lambda: files.read_sealed(path))
         if not isinstance(body.get("format"), int):
-            raise Damaged(f"{path} names no format")
-        if body["format"] not in READABLE:
-            found = f"found checkpoint format {body['format']}"
-            raise UserError(f"{directory}: {found}; must be one of {', '.join(map(str, READABLE))}")
+            raise Damaged(f"{path} has no format")
+        if body["format"] != FORMAT:
+            raise UserError(f"{directory}: found checkpoint format {body['format']}; must be {FORMAT}")
         return body
 
-    def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
-        body, restored = _by_all(lambda: self._read_parts(step, like))
-        if body["format"] > 1:
-            for name, found in checksums(restored).items():
-                if found != body.get("checksums", {}).get(name):
-                    raise Damaged(f"{name} has another checksum than when it was written")
+    def _restore(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
+        body, restored = _in_all_processes(lambda: self._read_parts(step, abstract))
+        expected = body.get("checksums")
+        for name, found in checksums(restored).items():
+            if not isinstance(expected, dict) or found != expected.get(name):
+                raise Damaged(f"{name} has another checksum than when it was written")
         return restored
 
-    def _read_parts(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        body, directory = self._body(step), self.directory.absolute() / str(step)
-        declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    def _read_parts(self, step: int, abstract: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        body, directory = self._body(step), self.plain.path / str(step)
+        declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
         held = _read(lambda: sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()))
         if declared > MOST_COMPRESSED * held:
-            raise Damaged(f"{held:,} bytes can't hold the {declared:,} of its arrays")
-        # Not by the manager: in it, processes that read their parts well would wait for one that can't.
+            raise Damaged(f"its files have {held:,} bytes, and its arrays {declared:,}")
+        # Not by the manager: it would make all processes wait for one that fails to read.
         reader, parts = ocp.StandardCheckpointHandler(), {}
-        for name, part in like.items():
+        for name, part in abstract.items():
             args = ocp.args.StandardRestore(part)
             parts[name] = _read(functools.partial(reader.restore, directory / name, args=args))
         return body, parts
@@ -235,7 +241,7 @@ class Checkpoints:
 
 
 class _LastAndBest:
-    """Orbax's question which checkpoints to keep, answered by their records."""
+    """Tells Orbax which checkpoints to keep: the last few, the best, and the last scheduled one."""
 
     def __init__(self, checkpoints: Checkpoints, keep: int):
         self.checkpoints = checkpoints
@@ -246,35 +252,36 @@ class _LastAndBest:
         steps = [checkpoint.step for checkpoint in checkpoints]
         best = min(reversed(steps), key=self.checkpoints.rank, default=None)
         has_loss = best is not None and math.isfinite(self.checkpoints.rank(best))
-        # To the last scheduled one a run may go back.
+        # A run may be rewound to the last scheduled checkpoint.
         scheduled = max((step for step in steps if self.checkpoints.is_scheduled(step)), default=None)
         return [step in (*steps[-self.keep :], scheduled) or (has_loss and step == best) for step in steps]
 
 
 def _record(body: dict[str, Any], directory: Path) -> Record:
-    if body["format"] == 1:
-        path = directory / "metrics" / "metrics"
-        metrics = _read(lambda: json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-        return Record(validation_loss=metrics.get("validation_loss"))
-    return Record(**{field.name: body[field.name] for field in dataclasses.fields(Record) if field.name in body})
+    record = Record(**{field.name: body[field.name] for field in dataclasses.fields(Record) if field.name in body})
+    loss, counts = record.validation_loss, (record.data_offset, record.bad_steps)
+    if type(loss) not in (float, int, type(None)) or not all(type(n) is int and 0 <= n < 2**31 for n in counts):
+        raise Damaged(f"{directory} has a record with impossible values")
+    return record
 
 
 def _read(reading: Callable[[], Any]) -> Any:
-    """Gives what `reading` gives; whatever else it raises than NOT_DAMAGE shows a damaged checkpoint."""
+    """Return `reading()`. Raises Damaged for any error that is not NOT_DAMAGE."""
     try:
         return reading()
     except NOT_DAMAGE:
         raise
     except Exception as error:
-        if getattr(error, "errno", None) in NO_DAMAGE or re.search("RESOURCE_EXHAUSTED|PERMISSION_DENIED", str(error)):
+        number, text = getattr(error, "errno", None), str(error)
+        if number in NOT_DAMAGE_NUMBERS or re.search("RESOURCE_EXHAUSTED|PERMISSION_DENIED", text):
             raise
         raise Damaged((str(error).strip().splitlines() or [type(error).__name__])[0][:200]) from error
 
 
-def _by_all(reading: Callable[[], Any]) -> Any:
-    """Gives what `reading` gives in this process; raises Damaged in all processes where it does in one.
+def _in_all_processes(reading: Callable[[], Any]) -> Any:
+    """Return `reading()` of this process. Raises Damaged in all processes if it does in one.
 
-    Raises UserError where another process can't read at all, which says nothing of the checkpoint.
+    Raises UserError if another process can't read at all, which does not show damage.
     """
     result, reason = None, None
     try:
@@ -287,13 +294,42 @@ def _by_all(reading: Callable[[], Any]) -> Any:
     if reason is not None:
         raise reason
     if verdict == 2:
-        raise UserError("another process of this job can't read the checkpoint; see what it said")
+        raise UserError("another process of this job can't read the checkpoint; see its own error message")
     if verdict == 1:
-        raise Damaged("as another process finds")
+        raise Damaged("found by another process")
     return result
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """Gives the items of a checkpoint: the parameters can be read alone."""
+    """Return the items of a checkpoint by their names."""
     training = {"step": state.step, "optimizer_state": state.optimizer_state}
-    return {"parameters": state.parameters, "training": training}
+    return dict(zip(PARTS, (state.parameters, training), strict=True))
+
+
+def checksums(tree: Any) -> dict[str, str]:
+    """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
+
+    Two sums modulo 2**32 over each array: the bits of each entry times an odd number, drawn from the entry's index. The
+    sums are exact in any order. One changed entry changes both; exchanged entries do, except in one of 2**32 cases.
+    """
+    # One array at a time: many small programs at once on several devices of a CPU wait for each other's threads.
+    sums = {path_name(path): np.asarray(_sums(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {name: "".join(f"{int(part):08x}" for part in both) for name, both in sums.items()}
+
+
+@jax.jit
+def _sums(x: jax.Array) -> jax.Array:
+    """Return both sums, uint32; compiled once for each shape."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
+    place = jnp.zeros(x.shape, jnp.uint32)
+    for axis, size in enumerate(x.shape):  # not flattened: a sharded array stays sharded
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    first, second = (_mixed(place ^ jnp.uint32(seed)) | 1 for seed in (0x9E3779B9, 0x7F4A7C15))
+    return jnp.stack([jnp.sum(bits * odd, dtype=jnp.uint32) for odd in (first, second)])
+
+
+def _mixed(x: jax.Array) -> jax.Array:
+    """Return well mixed bits of uint32 numbers (the finaliser of MurmurHash3, Appleby 2016)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""The learning rate's schedule and the optimizers, from optax's parts."""
+"""Learning-rate schedules, AdamW and Muon, from the parts of optax."""
 
 import dataclasses
 import re
@@ -13,12 +13,13 @@ from mini_gpt.model.parameters import Parameters, path_name, with_layers
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Gives the learning rate of an update, counted from 0 as optax does; step t of the formulas is count + 1.
+    """Return count -> learning rate. count: updates so far, from 0 as in optax; t = count + 1 in the formulas.
 
-    All warm up linearly, peak · t/w for t ≤ w. Then inverse_sqrt: peak · sqrt(w/t), without an end (Vaswani et al.
-    2017, eq. 3, up to the constant); cosine: down to final_fraction · peak at the last step (Loshchilov, Hutter
-    2017); wsd: the peak, then linearly down to the same over the last `decay_fraction` of the steps (Hu et al. 2024).
-    A run shorter than its warm-up ends in it.
+    Every schedule warms up linearly over w steps: peak · t/w. After it:
+    inverse_sqrt: peak · sqrt(w/t), at any t (Vaswani et al. 2017, eq. 3, up to the constant).
+    cosine: falls to final_fraction · peak at the last step (Loshchilov and Hutter 2017).
+    wsd: stays at the peak, then falls linearly to final_fraction · peak over the last `decay_fraction` of the steps
+    (Hu et al. 2024).
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     last = peak * config.final_fraction
@@ -39,13 +40,13 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _down(peak: float, last: float, steps: int) -> optax.Schedule:
-    """Gives a line from `peak` to `last`, which rounding takes no lower."""
+    """Return a linear schedule from `peak` to `last`; rounding does not take it below `last`."""
     line = optax.linear_schedule(peak, last, steps)
     return lambda count: jnp.maximum(line(count), last)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019) or Muon behind clipping by the global norm; matrices alone decay."""
+    """Return AdamW (Loshchilov and Hutter 2019) or Muon, after clipping by the global norm; only matrices decay."""
     make = {"adamw": _adamw, "muon": _muon}[config.optimizer.name]
     return optax.chain(
         optax.clip_by_global_norm(config.optimizer.clip_norm), make(config.optimizer, config.train.steps)
@@ -59,8 +60,8 @@ def _adamw(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
 def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the hidden matrices, AdamW for the rest.
 
-    An orthogonalised m × n matrix is scaled by 0.2 sqrt(max(m, n)), which gives its entries the root mean square that
-    AdamW's updates have, so that learning rate and weight decay mean the same to both (Liu et al. 2025, 2.2).
+    The update of an m × n matrix is orthogonalised and scaled by 0.2 sqrt(max(m, n)). Its entries then have the root
+    mean square of AdamW's, so the same learning rate and weight decay suit both (Liu et al. 2025, section 2.2).
     """
     orthogonalised = scale_by_muon(
         beta=o.muon.momentum, ns_steps=o.muon.newton_schulz_steps, weight_dimension_numbers=_last_two_axes
@@ -78,7 +79,7 @@ def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
 
 
 def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Updates the matrices of one name in all layers as one stack: a few large products instead of many small ones."""
+    """Stack the matrices of all layers by name: a few large products are faster than many small ones."""
 
     def update(updates: Parameters, state: optax.OptState, parameters: Parameters | None = None):
         del parameters
@@ -89,17 +90,17 @@ def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 
 def _last_two_axes(matrices: Parameters) -> Parameters:
-    """Tells Muon what a matrix is: any axis before the last two, such as that of stacked layers, holds several."""
+    """Tell Muon that the last two axes are a matrix; those before them, such as stacked layers, are batch axes."""
     return jax.tree.map(lambda _: MuonDimensionNumbers(-2, -1), matrices)
 
 
 def is_hidden_matrix(parameters: Parameters) -> Parameters:
-    """Marks the blocks' kernels; embeddings are no maps from activations to activations, and stay with AdamW."""
+    """Mark the kernels of the blocks; embeddings do not map activations to activations, so AdamW updates them."""
     return _marked(parameters, r"^blocks/.*kernel$")
 
 
 def decays(parameters: Parameters) -> Parameters:
-    """Marks the matrices: kernels and embeddings, and not biases, norms' scales or T5's table."""
+    """Mark the parameters with weight decay: kernels and embeddings, not biases, scales of norms or T5's table."""
     return _marked(parameters, r"(kernel|embedding)$")
 
 

@@ -1,17 +1,16 @@
-"""A run directory, trained or in training, as one object: its config, tokenizer, corpus and parameters."""
+"""A run directory as one object to read: its config, tokenizer, corpus and loaded model."""
 
-import dataclasses
 import functools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 from flax import nnx
 
-from mini_gpt.commands.suite_options import Request
 from mini_gpt.config import loading as configs
+from mini_gpt.config import places
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, corpora, tasks, token_store, tokenizers
+from mini_gpt.data import corpora, tasks, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
@@ -21,26 +20,31 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.optimizer import make_optimizer
 
-# An override may ask for another text, but not for other tokens or another division of the text trained on.
+log = logging.getLogger(__name__)
+
+# Fields that an override can't change: the tokens, and the split of the text that the run was trained on.
 FIXED = ("data.tokenizer", "data.vocab_size")
 FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
 
 class Run:
-    """Opens a run to be read. Raises UserError where the directory, a checkpoint or an override is not right."""
+    """A run, opened to be read. Raises UserError for an invalid directory, checkpoint or override.
+
+    trained: the config that the run was trained with. config: the same with the overrides. model: the parameters of a
+    checkpoint, loaded. step: of the checkpoint.
+    """
 
     def __init__(self, workdir: Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):
         self.workdir = workdir
         self.checkpoint = checkpoint
         self.overrides = dict(overrides or {})
-        files.check_links(workdir)
-        self.trained: Config = _with_a_cache_of_ours(configs.read(workdir / workdirs.CONFIG))
-        self.config: Config = configs.override(self.trained, self.overrides)
+        files.check_contents(workdir)
+        self.trained: Config = configs.read(workdir / workdirs.CONFIG)
+        self.config: Config = places.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
         self.isolate_at = tokenizers.isolate_at(self.config.data, self.tokenizer.token_bytes)
-        # Another context length does not change how many tokens fit the devices.
+        # As many tokens fit the devices for another context length.
         self.batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
         self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
         self._check_overrides()
@@ -48,23 +52,30 @@ class Run:
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])
         checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
         self.step = checkpoints.resolve(checkpoint)
-        (_, written), (definition, asked) = (
-            states.abstract(config, states.vocab_size(config, self.tokenizer), make_optimizer(config), self.mesh)
+        (_, written), (definition, wanted) = (
+            states.abstract_parameters(config, states.vocab_size(config, self.tokenizer), self.mesh)
             for config in (self.trained, self.config)
         )
-        model_parameters.check_shapes(written.parameters, asked.parameters, "--override: the checkpoint")
+        model_parameters.check_shapes(written, wanted, "--override: the checkpoint")
         self.definition: nnx.GraphDef = definition
-        restored = checkpoints.restore_parameters(self.step, written.parameters)
+        restored = checkpoints.restore_parameters(self.step, written)
         stacked = self.config.model.scan_layers
-        self.parameters: Parameters = model_parameters.laid_out(restored, asked.parameters, stacked=stacked)
+        self.parameters: Parameters = model_parameters.laid_out(restored, wanted, stacked=stacked)
         self.model = LoadedModel(
             self.parameters, definition, self.config, self.mesh, self.isolate_at, self.batch_tokens
         )
         checkpoints.close()
+        if bad := model_parameters.non_finite(self.parameters):
+            log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
 
     @functools.cached_property
     def corpus(self) -> corpora.Corpus:
-        """The corpus; it must be the one that the run was trained on, unless an override names another."""
+        """The corpus; it must be the one that the run was trained on, unless an override names another.
+
+        Its place must be one that the user has typed, in an override or earlier.
+        """
+        places.check_corpus(self.config.data, self.overrides, self.workdir / workdirs.CONFIG, "--override=")
+        places.remember(self.config.data)
         corpus = corpora.open_corpus(self.config.data)
         if not self.other_text:
             workdirs.check_corpus(self.workdir, corpus)
@@ -72,7 +83,7 @@ class Run:
 
     @functools.cached_property
     def store(self) -> token_store.TokenStore:
-        """The corpus in tokens."""
+        """The tokens of the corpus."""
         if self.config.data.is_task:
             raise UserError(
                 f"data.corpus: found {self.config.data.corpus}, which has no text to score; use --suite=tasks"
@@ -80,40 +91,16 @@ class Run:
         return token_store.open_store(self.corpus, self.config.data, self.tokenizer)
 
     def problems(self, split: str, count: int) -> list[tuple[str, str]]:
-        """Gives up to so many different problems of the run's task, (question, answer), of the lengths trained on."""
+        """Return up to `count` different problems, (question, answer), of the lengths that the run was trained on."""
         data = self.config.data
         shortest = tasks.find(data.corpus).shortest
         return tasks.different(data.corpus, split, count, shortest=shortest, longest=data.task_length)
 
-    def opening(self, request: Request, most: int) -> np.ndarray:
-        """Gives up to so many tokens as the model reads them: of the text asked for, else the start of a split, or of a
-        task one long problem. Raises UserError for a text that has no token."""
-        data, split = self.config.data, request.split
-        if request.text is not None:
-            tokens = self.tokenizer.encode(request.text)[:most].astype(np.int32)
-            if not len(tokens):
-                raise UserError("--text: found ''; must have a character at least")
-            return tokens
-        if not data.is_task:
-            return np.asarray(self.store.split(split).tokens[:most], np.int32)
-        batches.check_fits(self.config)
-        problem = tasks.problem(data.corpus, split, 0, 0, shortest=data.task_length, longest=data.task_length)
-        inputs_BL = batches.problem_batch([problem], self.config, self.tokenizer, self.config.context_length)["inputs"]
-        return inputs_BL[inputs_BL != tokenizers.separator(self.tokenizer)][:most]
-
     def _check_overrides(self) -> None:
         for name in self.overrides:
             if name in FIXED or (name in FIXED_FOR_THE_SAME_TEXT and not self.other_text):
-                raise UserError(f"--override: found {name}, which is the run's own; train another run for another")
+                raise UserError(f"--override: found {name}, which can't be changed after training; train another run")
             if name.startswith("model.rope.") and "rope" not in self.config.model.position_pattern:
                 raise UserError(f"--override: found {name}; model.position={self.config.model.position} has no RoPE")
         if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
-            raise UserError("--override: found model.rope.factor; it takes model.rope.scaling=linear, ntk or yarn too")
-
-
-def _with_a_cache_of_ours(config: Config) -> Config:
-    """Takes the run's cache directory only where it is one: the run may be from elsewhere, and name any directory."""
-    named = config.data.cache_dir
-    if named is None or any((Path(named).expanduser() / kind).is_dir() for kind in ("tokens", "tokenizers")):
-        return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=None))
+            raise UserError("--override: found model.rope.factor; it needs model.rope.scaling=linear, ntk or yarn too")

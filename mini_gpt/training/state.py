@@ -1,4 +1,4 @@
-"""All that training changes, as one pytree: the step, the parameters and the optimizer's state."""
+"""The state of training as one pytree: the step, the parameters and the optimizer's state."""
 
 from typing import Any, NamedTuple
 
@@ -17,8 +17,10 @@ from mini_gpt.runtime import sharding
 
 
 class TrainState(NamedTuple):
-    """step: optimiser steps done, int32 scalar; parameters: nested dicts of float32; optimizer_state: optax's; halted:
-    that a step met bad numbers and nothing changes any more, a bool scalar that is in no checkpoint."""
+    """step: optimizer steps done, int32 scalar. parameters: nested dicts of float32 arrays. optimizer_state: of optax.
+
+    halted: bool scalar; after a non-finite step nothing changes any more. It is not saved in checkpoints.
+    """
 
     step: jax.Array
     parameters: Parameters
@@ -27,41 +29,48 @@ class TrainState(NamedTuple):
 
 
 def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
-    """Gives the tokenizer's size, and one more for the mask where the objective has one."""
+    """Return the tokenizer's size, plus one for the mask token under the masked objective."""
     return tokenizers.vocab_size(tokenizer) + (config.train.objective == "masked")
 
 
 def abstract(
     config: Config, vocab_size: int, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> tuple[nnx.GraphDef, TrainState]:
-    """Gives the model's definition and the state's shapes, dtypes and shardings; allocates nothing."""
+    """Return the model's definition and the state as ShapeDtypeStructs with shardings; nothing is allocated."""
     definition, shapes = parameters.abstract(config.model, vocab_size)
     state = jax.eval_shape(
-        lambda p: TrainState(jnp.zeros((), jnp.int32), p, optimizer.init(p), jnp.bool(False)), shapes
+        lambda p: TrainState(jnp.zeros((), jnp.int32), p, optimizer.init(p), jnp.asarray(False)), shapes
     )
-    places = sharding.tree_shardings(state, mesh)
-    state = jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places
-    )
-    return definition, state
+    return definition, _with_shardings(state, mesh)
+
+
+def abstract_parameters(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, Parameters]:
+    """Return the model's definition and the parameters as ShapeDtypeStructs with shardings; nothing is allocated."""
+    definition, shapes = parameters.abstract(config.model, vocab_size)
+    return definition, _with_shardings(shapes, mesh)
+
+
+def _with_shardings(tree: Any, mesh: Mesh) -> Any:
+    places = sharding.tree_shardings(tree, mesh)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
 def first(parameters: Parameters, optimizer: optax.GradientTransformation, like: TrainState) -> TrainState:
-    """Gives the state at step 0 around parameters that lie where they shall."""
+    """Return the state at step 0 with given parameters, which are sharded already."""
     begin = jax.jit(optimizer.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like.optimizer_state))
     step, halted = (
         jax.device_put(zero, leaf.sharding)
-        for zero, leaf in ((jnp.int32(0), like.step), (jnp.bool(False), like.halted))
+        for zero, leaf in ((jnp.int32(0), like.step), (jnp.asarray(False), like.halted))
     )
     return TrainState(step, parameters, begin(parameters), halted)
 
 
 def create(config: Config, vocab_size: int, optimizer: optax.GradientTransformation, like: TrainState) -> TrainState:
-    """Draws the initial state from the seed, each part made where it will lie."""
+    """Draw the initial state from `config.seed`, each array on its own devices."""
 
     def init() -> TrainState:
         model = MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed))
         _, drawn = parameters.split(model)
-        return TrainState(jnp.zeros((), jnp.int32), drawn, optimizer.init(drawn), jnp.bool(False))
+        return TrainState(jnp.zeros((), jnp.int32), drawn, optimizer.init(drawn), jnp.asarray(False))
 
     return jax.jit(init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()

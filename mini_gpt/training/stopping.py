@@ -1,4 +1,4 @@
-"""How a run hears that it must stop: SIGTERM (SLURM, cloud TPUs, Kubernetes) and SIGINT, agreed on by all processes."""
+"""Stopping a run by SIGTERM (SLURM, cloud TPUs, Kubernetes) or SIGINT, at the same step in all processes."""
 
 import contextlib
 import os
@@ -13,45 +13,45 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """heard: the signal that came to this process. signal: that by which the run ends, in all processes alike."""
+    """received: the signal of this process. signal: the signal that ends the run, the same in all processes."""
 
     def __init__(self):
-        self.heard: int | None = None
+        self.received: int | None = None
         self.signal: int | None = None
 
     def reached(self, step: int) -> bool:
-        """Says whether the run ends with this step; must be asked after every step, by all processes."""
+        """Whether the run ends with this step. All processes must call it after every step."""
         if not processes.are_several():
-            self.signal = self.heard
+            self.signal = self.received
         elif multihost_utils.reached_preemption_sync_point(step):
-            self.signal = self.heard or signal.SIGTERM  # which may have come to another process
+            self.signal = self.received or signal.SIGTERM  # another process may have received it
         return self.signal is not None
 
     @property
     def exit_status(self) -> int:
-        """What shells give for a process that a signal ended: 143 for SIGTERM, 130 for SIGINT."""
-        return 128 + self.signal
+        """The exit status of a process that a signal ended: 143 for SIGTERM, 130 for SIGINT."""
+        return 128 + (self.signal or signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Turns the first signal into a request, and a second one into an exit at once; what is on disk stays whole.
+    """Turn the first signal into a request to stop; the second exits at once. Files on disk stay whole.
 
-    Of several processes, JAX's own handler takes SIGTERM and tells the others; SIGINT is passed on to it.
+    With several processes, JAX's own handler receives SIGTERM and informs the others; SIGINT is forwarded to it.
     """
     request = StopRequest()
 
-    def hear(number: int, _) -> None:
-        if request.heard is not None:
+    def receive(number: int, _: object) -> None:
+        if request.received is not None:
             os._exit(128 + number)
-        request.heard = number
+        request.received = number
         if processes.are_several():
             os.kill(os.getpid(), signal.SIGTERM)
-        # Not by the logger, or print: the signal may have come in the midst of either.
-        os.write(2, b"\nsaving after this step; the same signal again leaves at once\n")
+        # os.write, not the logger or print: the signal may have interrupted either.
+        os.write(2, b"\nstopping: saving after this step; send the signal again to exit at once\n")
 
-    heard = [signal.SIGINT] if processes.are_several() else SIGNALS
-    before = {number: signal.signal(number, hear) for number in heard}
+    handled = [signal.SIGINT] if processes.are_several() else SIGNALS
+    before = {number: signal.signal(number, receive) for number in handled}
     try:
         yield request
     finally:

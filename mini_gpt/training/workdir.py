@@ -1,4 +1,4 @@
-"""The files of a run directory, and who may go on in it."""
+"""The files of a run directory, its lock, and the checks before a run is resumed."""
 
 import contextlib
 import errno
@@ -18,8 +18,9 @@ from mini_gpt.runtime.errors import UserError
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
 log = logging.getLogger(__name__)
-LOCK = "lock"  # a file of no content, which the process that trains holds
+LOCK = "lock"  # an empty file, locked by the process that trains
 
+# Fields that may differ when a run is resumed. The corpus is compared by its fingerprint, not by its path.
 FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")
 FREE_FIELDS = (
     "data.path",
@@ -27,16 +28,16 @@ FREE_FIELDS = (
     "train.log_every",
     "train.nonfinite",
     "train.nonfinite_limit",
-)  # of these the corpus's fingerprint speaks, or nothing
+)
 SCHEDULES_WITHOUT_END = ("inverse_sqrt", "constant")
 
 
 def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer | None:
-    """Gives the tokenizer of the run in the directory, or None where a new run can begin.
+    """Return the tokenizer of the run in the directory, or None if a new run can start there. Writes nothing.
 
-    Raises UserError where the directory holds another run, with the fields that differ; writes nothing in it.
+    Raises UserError, with the fields that differ, if the directory holds another run.
     """
-    files.check_links(workdir)
+    files.check_contents(workdir)
     if (workdir / CONFIG).exists():
         check_same_config(workdir, config)
         check_corpus(workdir, corpus)
@@ -48,40 +49,41 @@ def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer |
 
 @contextlib.contextmanager
 def locked(workdir: Path, *, new: bool) -> Iterator[None]:
-    """Keeps other processes' runs out of the directory; the lock goes with its process, however that ends.
+    """Lock the directory against other training processes; the lock ends with the process.
 
-    new: the caller has found no run in it. Raises UserError where another run is in it, or has begun since.
+    new: the caller has found no run in it. Raises UserError if another run trains in it, or has started in it since.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / LOCK).open("a") as file:
+    with files.open_to_append(workdir / LOCK) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"--workdir: another run is at work in {workdir}; wait for it, or name a new one") from None
+            raise UserError(f"--workdir: another run trains in {workdir}; wait for it, or name a new one") from None
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
                 raise
             log.warning(f"{workdir}: this file system has no locks ({error.strerror}); start no second run here")
         if new and (workdir / CONFIG).exists():
-            raise UserError(f"--workdir: another run has begun in {workdir}; the same command goes on from it")
+            raise UserError(f"--workdir: another run has started in {workdir}; the same command resumes it")
         yield
 
 
 def has_checkpoint(workdir: Path) -> bool:
+    """Whether a run directory has a checkpoint."""
     return any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*"))
 
 
 def claim(workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    """Makes the directory this run's."""
+    """Write the files that make a directory the directory of this run."""
     tokenizers.save(tokenizer, workdir / TOKENIZER)
     record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
     files.write_text(workdir / CORPUS, json.dumps(files.sealed(record), indent=2) + "\n")
     settled = json.dumps(files.sealed(configs.to_dict(config)), indent=2) + "\n"
-    files.write_text(workdir / CONFIG, settled)  # last: with it the directory is a run's
+    files.write_text(workdir / CONFIG, settled)  # last: it marks the directory as complete
 
 
 def check_corpus(workdir: Path, corpus: Corpus) -> None:
-    """Raises UserError where the corpus is not the text that the run was trained on."""
+    """Raise UserError if the corpus is not the text that the run was trained on."""
     try:
         trained_on = files.read_sealed(workdir / CORPUS)
         name, fingerprint = trained_on["name"], trained_on["fingerprint"]
@@ -95,7 +97,7 @@ def check_corpus(workdir: Path, corpus: Corpus) -> None:
 
 
 def check_same_config(workdir: Path, config: Config) -> None:
-    """Raises UserError where the directory holds a run of another config, with the fields that differ."""
+    """Raise UserError, with the fields that differ, if the directory holds a run of another config."""
     if not (workdir / CONFIG).exists():
         return
     differing = {

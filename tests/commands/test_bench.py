@@ -1,4 +1,4 @@
-"""The bench measures the step that trains, and counts as its docstrings say."""
+"""The bench measures the step that trains, and its numbers are what its docstrings say."""
 
 import json
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.commands import bench
+from mini_gpt.commands import bench, hardware
 from mini_gpt.config import loading as configs
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.training import loop
@@ -18,18 +18,20 @@ from tests.training.interruption import assert_same_bits
 @pytest.mark.slow
 def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "LOADED_TOKENS", 10_000)
-    monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
+    monkeypatch.setattr(hardware, "PEAK_PRODUCT", 256)
     config = small(train__steps=9)
     measured = bench.Bench(config)
-    seconds, waiting_share = measured.run(6)
+    seconds, waiting_share = measured.steps(6)
     assert len(seconds) == 6 and min(seconds) > 0 and 0 < waiting_share < 1
     trained = loop.train(config, tmp_path, conclude=False)
-    assert trained.step == 9 == measured.state.step  # one before; six intervals have seven ends, and a step after each
+    assert trained.step == 9 == measured.state.step  # 1 in the constructor, 1 before the measured 6, 1 after them
     assert_same_bits(measured.state, trained)
-    measured.run(3)  # past the end of the run's batches
+    measured.steps(3)  # more steps than the run has
     took_memory = []
-    monkeypatch.setattr(bench, "peak_flops", lambda *args, real=bench.peak_flops: took_memory.append(1) or real(*args))
-    monkeypatch.setattr(bench, "peak_memory", lambda real=bench.peak_memory: 0 if took_memory else real())
+    monkeypatch.setattr(
+        hardware, "peak_flops", lambda *args, real=hardware.peak_flops: took_memory.append(1) or real(*args)
+    )
+    monkeypatch.setattr(hardware, "peak_memory", lambda real=hardware.peak_memory: 0 if took_memory else real())
     report = json.loads(json.dumps(measured.report([0.3, 0.1, 0.2, 0.2, 0.2], 0.01)))
     tokens = config.train.batch_size * config.context_length
     assert report["milliseconds_per_step"] == {"median": 200.0, "quartiles": [200.0, 200.0]}
@@ -46,7 +48,7 @@ def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
 def test_flops_are_those_of_palm(tied):
     config = configs.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
     parameters = model_parameters.abstract(config.model, 50_257)[1]
-    products = 12 * 12 * 768**2 + 50_257 * 768  # matrices that tokens are multiplied with
+    products = 12 * 12 * 768**2 + 50_257 * 768  # matrices of products
     rest = 12 * 13 * 768 + 2 * 768  # biases and norms: 13 vectors a layer, and the final norm
     attention = 12 * 12 * 768 * 1024  # 12 · layers · width · context
     assert bench.flops_per_token(config, parameters) == 6 * (products + rest) + attention
@@ -61,16 +63,16 @@ def test_flops_are_those_of_palm(tied):
         ("NVIDIA A100-SXM4-80GB", "A100", 312e12),
     ],
 )
-def test_the_peak_is_that_of_the_longest_name_that_fits(kind, name, peak, monkeypatch):
+def test_the_peak_is_that_of_the_longest_matching_name(kind, name, peak, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
-    assert bench.peak_flops(jnp.dtype("bfloat16")) == (peak, f"data sheet of {name}, dense bfloat16")
+    assert hardware.peak_flops(jnp.dtype("bfloat16")) == (peak, f"data sheet of {name}, dense bfloat16")
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA RTX A1000", "cpu"])
-def test_the_peak_of_a_device_that_is_in_no_table_is_measured(kind, monkeypatch):
+def test_the_peak_of_an_unknown_device_is_measured(kind, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
-    monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
-    peak, source = bench.peak_flops(jnp.dtype("float32"))
+    monkeypatch.setattr(hardware, "PEAK_PRODUCT", 256)
+    peak, source = hardware.peak_flops(jnp.dtype("float32"))
     assert 0 < peak < 1e15 and source == "measured: float32 product of 256 × 256 matrices, the best of 5"
 
 
@@ -81,7 +83,7 @@ def test_a_comparison_takes_turns(small, monkeypatch):
         def __init__(self, config):
             self.position = config.model.position
 
-        def run(self, steps):
+        def steps(self, steps):
             turns.append((self.position, steps))
             return [{"rope": 0.1, "none": 0.2}[self.position]] * steps, 0.0
 
@@ -95,7 +97,7 @@ def test_a_comparison_takes_turns(small, monkeypatch):
     assert measured == [("rope", 4), ("none", 4), ("none", 4), ("rope", 4)] * (bench.ROUNDS // 2)
 
 
-def test_a_variant_is_read_as_a_run_is_named():
+def test_a_variant_has_a_path_and_overrides():
     path, overrides = bench.parse_variant("configs/presets.py:gpt2_small,model.position=(rope,none),train.steps=7")
     assert path == "configs/presets.py:gpt2_small"
     assert overrides == dict(map(configs.parse_override, ["model.position=(rope,none)", "train.steps=7"]))
@@ -106,7 +108,7 @@ def test_spread_is_median_and_quartiles():
     assert np.isclose(bench.spread([1, 2])["median"], 1.5)
 
 
-def test_writing_is_measured_after_the_compilation(small, monkeypatch):
+def test_writing_is_measured_after_compilation(small, monkeypatch):
     config, written = small(model__position="rope"), []
 
     def stream(*model, length, real=bench.generation.stream, **options):

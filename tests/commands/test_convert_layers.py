@@ -1,4 +1,4 @@
-"""A run is read in either layout of its layers, and goes on in the other."""
+"""A run is read in either layout of its layers, and training resumes in the other."""
 
 import json
 
@@ -10,8 +10,8 @@ from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
 from mini_gpt.training import state as states
+from mini_gpt.training.initial_weights import InitialWeights
 from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.origin import Origin
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.training.interruption import PowerCut, cut_after
@@ -21,32 +21,32 @@ FIELDS = {"model__num_layers": 2, "optimizer__name": "muon", "eval__every": 2, "
 
 
 @pytest.mark.slow
-def test_a_run_is_read_in_either_layout_and_goes_on_in_the_other(small, tmp_path, monkeypatch):
+def test_training_resumes_in_the_other_layout(small, tmp_path, monkeypatch):
     plain, looped = tmp_path / "plain", tmp_path / "looped"
     loop.train(small(train__steps=4, **FIELDS), plain, conclude=False)
     assert type_in(monkeypatch, COMMAND, f"--workdir={plain}", f"--to={looped}") is None
-    assert "is there already" in type_in(monkeypatch, COMMAND, f"--workdir={plain}", f"--to={looped}")
+    assert "exists already" in type_in(monkeypatch, COMMAND, f"--workdir={plain}", f"--to={looped}")
 
-    written, stacked = Run(plain).parameters, Run(looped).parameters
+    written, stacked = Run(plain).model.parameters, Run(looped).model.parameters
     assert stacked["blocks"]["mlp"]["up"]["kernel"].shape == (2, 32, 128)
     equal = lambda a, b: jax.tree.map(np.testing.assert_array_equal, a, b)
     equal(stacked, jax.jit(lambda tree: parameters.with_layers(tree, stacked=True))(written))
-    equal(stacked, Run(plain, overrides={"model.scan_layers": "True"}).parameters)
-    equal(written, Run(looped, overrides={"model.scan_layers": "False"}).parameters)
+    equal(stacked, Run(plain, overrides={"model.scan_layers": "True"}).model.parameters)
+    equal(written, Run(looped, overrides={"model.scan_layers": "False"}).model.parameters)
     for directory, scan in ((plain, True), (looped, False)):
         config = small(model__scan_layers=scan, mesh__data=1, mesh__fsdp=4, **FIELDS)
         like = states.abstract(config, 257, make_optimizer(config), sharding.make_mesh(*config.mesh.sizes))[
             1
         ].parameters
-        taken = Origin(directory, config).parameters(config, like)
+        taken = InitialWeights(directory, config).parameters(config, like)
         equal(taken, stacked if scan else written)
         assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, like)
 
-    goes_on = [
+    resumed = [
         loop.train(small(train__steps=6, model__scan_layers=scan, **FIELDS), directory, conclude=False)
         for directory, scan in ((plain, False), (looped, True))
     ]
-    for left, right in zip(*(jax.tree.leaves(parameters.with_layers(x, stacked=False)) for x in goes_on), strict=True):
+    for left, right in zip(*(jax.tree.leaves(parameters.with_layers(x, stacked=False)) for x in resumed), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
     steps = [[json.loads(row)["step"] for row in (d / "metrics.jsonl").open()] for d in (plain, looped)]
     assert steps[0] == steps[1] == [1, 2, 3, 4, 5, 6]
@@ -57,4 +57,4 @@ def test_a_run_without_a_checkpoint_is_refused(small, tmp_path, monkeypatch):
         cut_after(patch, 1)
         loop.train(small(**FIELDS), tmp_path / "begun", conclude=False)
     said = type_in(monkeypatch, COMMAND, f"--workdir={tmp_path / 'begun'}", f"--to={tmp_path / 'to'}")
-    assert "has no checkpoint yet" in said and not (tmp_path / "to").exists()
+    assert "has no checkpoint" in said and not (tmp_path / "to").exists()

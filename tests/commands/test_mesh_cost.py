@@ -1,4 +1,4 @@
-"""What a mesh costs: against the arrays that JAX really divides, its program's own collectives, and sums by hand."""
+"""The cost of a mesh, compared with arrays that JAX shards, with a compiled program, and with sums by hand."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import presets
-from mini_gpt.commands import mesh_cost as scaling
+from mini_gpt.commands import mesh_cost
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import MeshConfig
 from mini_gpt.runtime import sharding
@@ -33,7 +33,7 @@ def on(small, mesh):
 
 
 @pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), MeshConfig(1, 8, 1)], ids=str)
-def test_memory_is_that_of_the_shards_that_a_device_holds(small, mesh):
+def test_memory_is_that_of_the_shards_of_a_device(small, mesh):
     config = on(small, mesh)
     optimizer = make_optimizer(config)
     _, like = states.abstract(config, 320, optimizer, sharding.make_mesh(*config.mesh.sizes))
@@ -44,20 +44,20 @@ def test_memory_is_that_of_the_shards_that_a_device_holds(small, mesh):
         shards = [shard for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]
         return sum(shard.data.nbytes for shard in shards if shard.device == device)
 
-    found = scaling.cost(config, scaling.abstract_state(config), mesh)
+    found = mesh_cost.cost(config, mesh_cost.abstract_state(config), mesh)
     assert (found.parameters, found.gradients) == (held(state.parameters), held(state.parameters))
     assert found.optimizer_state == held(state.optimizer_state)
     assert found.state == 2 * held(state.parameters) + held(state.optimizer_state)
 
 
-def test_the_sums_of_a_model_small_enough_to_do_them_by_hand():
+def test_costs_equal_sums_by_hand():
     fields = {"context_length": 8, "model.num_layers": 1, "model.d_model": 4, "model.num_heads": 2, "model.d_ff": 8}
     fields |= {"model.use_bias": False, "model.norm": "rmsnorm", "data.tokenizer": "bpe", "data.vocab_size": 300}
     config = configs.load("configs/default.py", fields)
-    like = scaling.abstract_state(config)
+    like = mesh_cost.abstract_state(config)
     # Four kernels of 4 × 4, two of 4 × 8, an embedding of 300 × 4; three scales of 4; two int32 of the optimizer.
     kernels, embedding, scales = 4 * (4 * 16 + 2 * 32), 4 * 1200, 4 * 12
-    alone = scaling.cost(config, like, MeshConfig(1, 1, 1))
+    alone = mesh_cost.cost(config, like, MeshConfig(1, 1, 1))
     assert alone.parameters == alone.gradients == kernels + embedding + scales
     assert alone.optimizer_state == pytest.approx(2 * alone.parameters, abs=8)
     assert alone.sent_gradients == alone.sent_parameters == alone.sent_activations == 0
@@ -66,32 +66,32 @@ def test_the_sums_of_a_model_small_enough_to_do_them_by_hand():
     assert alone.maps == 2 * 8 * 8 * (4 + 4 + 2)
     after = configs.override(config, {"model.norm_placement": "post"})
     assert (
-        scaling.cost(after, scaling.abstract_state(after), MeshConfig(1, 1, 1)).activations
+        mesh_cost.cost(after, mesh_cost.abstract_state(after), MeshConfig(1, 1, 1)).activations
         == alone.activations - 8 * 2 * 3 * 4
     )
-    four = scaling.cost(config, like, MeshConfig(4, 1, 1))
+    four = mesh_cost.cost(config, like, MeshConfig(4, 1, 1))
     assert four.parameters == alone.parameters and four.sent_gradients == 2 * 3 / 4 * alone.parameters
-    four = scaling.cost(config, like, MeshConfig(1, 4, 1))
+    four = mesh_cost.cost(config, like, MeshConfig(1, 4, 1))
     assert four.parameters == (kernels + embedding) // 4 + scales
     assert four.sent_parameters == 3 * 3 / 4 * (kernels + embedding) and four.sent_gradients == 2 * 3 / 4 * scales
-    two = scaling.cost(config, like, MeshConfig(1, 1, 2))
+    two = mesh_cost.cost(config, like, MeshConfig(1, 1, 2))
     assert two.parameters == kernels // 2 + embedding + scales and two.sent_gradients == two.sent_parameters == 0
     assert two.sent_activations == 4 * (2 * 1 / 2) * (8 * 4 * 2) and two.maps == alone.maps / 2
-    mixed = scaling.cost(config, like, MeshConfig(3, 2, 2))
+    mixed = mesh_cost.cost(config, like, MeshConfig(3, 2, 2))
     assert mixed.parameters == kernels // 4 + embedding // 2 + scales
     assert mixed.sent_gradients == pytest.approx(2 * 2 / 3 * (kernels / 4 + embedding / 2) + 2 * 5 / 6 * scales)
 
 
-def test_only_meshes_that_divide_the_model_are_shown(small):
-    assert [(m.data, m.fsdp, m.tensor) for m in scaling.meshes(on(small, MeshConfig(8, 1, 1)), 8)] == [
+def test_only_meshes_that_divide_the_model_are_listed(small):
+    assert [(m.data, m.fsdp, m.tensor) for m in mesh_cost.meshes(on(small, MeshConfig(8, 1, 1)), 8)] == [
         (8 // t // f, f, t) for t in (1, 2, 4, 8) for f in (1, 2, 4, 8) if t * f <= 8
     ]
     gpt2 = configs.load("configs/presets.py:gpt2_small")  # twelve heads
-    assert {mesh.tensor for mesh in scaling.meshes(gpt2, 8)} == {1, 2, 4}
+    assert {mesh.tensor for mesh in mesh_cost.meshes(gpt2, 8)} == {1, 2, 4}
 
 
-def test_the_program_sends_about_what_is_calculated(small):
-    """Without `sharding.gather`, XLA divides activations by their width too, and sends several times as much."""
+def test_the_compiled_step_sends_about_the_calculated_bytes(small):
+    """Without `sharding.gather`, XLA also shards activations by their width, and sends several times as much."""
     mesh = MeshConfig(1, 8, 1)
     config = dataclasses.replace(on(small, mesh), context_length=128)
     optimizer, place = make_optimizer(config), sharding.make_mesh(*config.mesh.sizes)
@@ -107,22 +107,22 @@ def test_the_program_sends_about_what_is_calculated(small):
     ):
         sizes = re.findall(r"(\w+)\[([\d,]*)\]", found)
         total += sent[kind] * sum(ITEM[name] * math.prod(map(int, filter(None, s.split(",")))) for name, s in sizes)
-    cost = scaling.cost(config, scaling.abstract_state(config), mesh)
-    # Parameters are gathered once and kept; a CPU's reduce-scatter is written as an all-reduce, of twice the bytes.
+    cost = mesh_cost.cost(config, mesh_cost.abstract_state(config), mesh)
+    # Parameters are gathered once, not twice; on CPUs a reduce-scatter is an all-reduce, of twice the bytes.
     assert 0.9 < total / (cost.sent_parameters + cost.sent_gradients) < 1.4
 
 
-def test_the_presets_tables_are_those_that_the_rules_give():
+def test_the_tables_of_the_presets_are_up_to_date():
     assert {path.stem for path in (REPOSITORY / "docs" / "sharding").glob("*.md")} == set(presets.SHAPES)
     for name in presets.SHAPES:
         written = (REPOSITORY / "docs" / "sharding" / f"{name}.md").read_text()
         config = configs.load(f"configs/presets.py:{name}", {"model.num_layers": 2})  # all layers are one row
-        assert scaling.parameter_table(scaling.abstract_state(config)) in written, f"{name}: make sharding-tables"
-    whole = scaling.report("configs/presets.py:gpt2_small")
+        assert mesh_cost.parameter_table(mesh_cost.abstract_state(config)) in written, f"{name}: make sharding-tables"
+    whole = mesh_cost.report("configs/presets.py:gpt2_small")
     assert (REPOSITORY / "docs" / "sharding" / "gpt2_small.md").read_text() == whole + "\n", "make sharding-tables"
 
 
-def test_the_tables_of_the_guide_are_those_of_the_presets():
+def test_the_tables_of_the_guide_are_up_to_date():
     guide = (REPOSITORY / "docs" / "scaling.md").read_text()
     for name in ("gpt2_small", "gpt3_xl", "llama2_7b"):
         written = (REPOSITORY / "docs" / "sharding" / f"{name}.md").read_text()
@@ -141,7 +141,7 @@ def test_the_tables_of_the_guide_are_those_of_the_presets():
 def test_parameter_counts_of_the_larger_presets(name, count):
     config = configs.load(f"configs/presets.py:{name}")
     layers = [
-        scaling.count(scaling.abstract_state(configs.override(config, {"model.num_layers": n})).parameters)
+        mesh_cost.count(mesh_cost.abstract_state(configs.override(config, {"model.num_layers": n})).parameters)
         for n in (1, 2)
     ]
     assert layers[0] + (config.model.num_layers - 1) * (layers[1] - layers[0]) == count

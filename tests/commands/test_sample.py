@@ -1,4 +1,4 @@
-"""sample.py as a person types it: text as it comes, or objects for machines, and one line when something is wrong."""
+"""sample.py as it is typed: streamed text, JSON, and one line when something is wrong."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from tests.commands.test_command_line import type_in
 
 @pytest.fixture(scope="module")
 def workdirs(tmp_path_factory, corpus_files):
-    """Gives directories of runs that learnt little, by their position."""
+    """Return directories of briefly trained runs, by their position."""
     made = {}
 
     def make(small, position):
@@ -40,13 +40,11 @@ def test_the_text_is_what_generation_draws(sample, small, workdirs, capsys):
     run = Run(workdirs(small, "rope"))
     sampling = Sampling(temperature=0.7, top_k=9)
     prompts = [run.tokenizer.encode("the cat")]
-    (drawn,) = generation.generate(
-        run.definition, run.parameters, prompts=prompts, length=20, sampling=sampling, seed=3
-    )
+    (drawn,) = generation.generate(run.model, prompts, length=20, sampling=sampling, seed=3)
     assert capsys.readouterr().out == "the cat" + run.tokenizer.decode(drawn) + "\n"
 
 
-def test_objects_for_machines(sample, capsys):
+def test_json_has_an_object_for_each_text(sample, capsys):
     arguments = ["--length=30", "--json", "--samples=2", "--temperature=5", "--top_k=0", "--stop=e", "--seed=1"]
     assert sample("--prompt=the", *arguments) is None
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -59,7 +57,7 @@ def test_objects_for_machines(sample, capsys):
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines, "the seed reproduces"
 
 
-def test_a_file_a_dialogue_and_several_texts(sample, capsys, tmp_path, monkeypatch):
+def test_prompts_from_a_file_and_lines_and_several_texts(sample, capsys, tmp_path, monkeypatch):
     (tmp_path / "prompt.txt").write_text("größe")
     assert sample(f"--prompt_file={tmp_path}/prompt.txt", "--length=3") is None
     assert capsys.readouterr().out.startswith("größe")
@@ -72,7 +70,7 @@ def test_a_file_a_dialogue_and_several_texts(sample, capsys, tmp_path, monkeypat
     assert re.findall(r"^--- (\d) of 3\na", capsys.readouterr().out, re.MULTILINE) == ["1", "2", "3"]
 
 
-def test_a_dialogue_goes_on_after_text_that_is_none_and_after_ctrl_c(sample, capsys, monkeypatch):
+def test_invalid_text_and_ctrl_c_do_not_end_a_dialogue(sample, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("caf\udce9\none\ntwo\n"))
     stream, asked = generation.stream, []
 
@@ -89,7 +87,7 @@ def test_a_dialogue_goes_on_after_text_that_is_none_and_after_ctrl_c(sample, cap
     assert "one" not in said.out and said.out.startswith("two") and len(asked) == 2
 
 
-def test_without_a_length_the_trained_context_is_filled_and_line_ends_are_kept(sample, capsys, caplog, tmp_path):
+def test_the_default_length_fills_the_trained_context(sample, capsys, caplog, tmp_path):
     (tmp_path / "prompt.txt").write_bytes(b"the\r\n")
     assert sample(f"--prompt_file={tmp_path}/prompt.txt", "--json", "--temperature=0") is None
     written = json.loads(capsys.readouterr().out)
@@ -97,16 +95,16 @@ def test_without_a_length_the_trained_context_is_filled_and_line_ends_are_kept(s
     assert len(written["tokens"]) == 32 - 5 or written["ended_by"] == "end of document"
 
 
-def test_a_learned_table_stops_and_other_positions_are_warned_of(sample, capsys, caplog):
+def test_positions_limit_the_length_or_a_warning_is_logged(sample, capsys, caplog):
     assert sample("--prompt=the cat", "--length=99", "--json", "--temperature=0", position="learned") is None
     assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 32 - 7
-    assert "the model has positions for 32 tokens: it stops after 25 new ones" in caplog.text
+    assert "the model has 32 positions; it stops after 25 new tokens" in caplog.text
     caplog.clear()
     assert sample("--prompt=the cat", "--length=99") is None
     assert "106 tokens are more than the 32 that the model was trained on" in caplog.text
     long = "a" * 33
     line = sample(f"--prompt={long}", position="learned")
-    assert line == "error: --prompt: it has 33 tokens; the model has positions for 32 at most, the prompt's among them"
+    assert line == "error: --prompt: found 33 tokens; must be fewer than the model's 32 positions"
 
 
 BAD = [
@@ -118,20 +116,20 @@ BAD = [
     (["--prompt=a", "--samples=0"], r"--samples: found 0; must be in 1..65536"),
     (["--prompt=a", "--length=1000000000"], r"--length: found 1000000000; must be in 0..1000000"),
     (["--prompt=a", "--seed=2147483648"], r"--seed: found 2147483648; must be in 0..2147483647"),
-    (["--prompt=a", "--stop="], r"--stop: found ''; must have a character at least"),
+    (["--prompt=a", "--stop="], r"--stop: found ''; must have at least one character"),
     (["--prompt_file=/nowhere.txt"], r"--prompt_file: /nowhere\.txt: No such file or directory"),
 ]
 
 
 @pytest.mark.parametrize("arguments, message", BAD, ids=str)
-def test_what_is_wrong_is_said_in_one_line(sample, arguments, message):
+def test_bad_flags_end_in_one_line(sample, arguments, message):
     assert re.fullmatch(f"error: {message}", sample(*arguments))
 
 
-def test_a_prompt_that_is_no_text_or_has_unknown_characters(sample, monkeypatch, small, tmp_path):
+def test_invalid_and_unknown_characters_are_refused(sample, monkeypatch, small, tmp_path):
     (tmp_path / "bytes").write_bytes(b"ab\xff")
     line = sample(f"--prompt_file={tmp_path}/bytes")
-    assert line == f"error: --prompt_file: {tmp_path}/bytes is no text in UTF-8: invalid start byte at byte 2"
+    assert line == f"error: --prompt_file: {tmp_path}/bytes is not UTF-8: invalid start byte at byte 2"
     loop.train(small(train__steps=1, data__tokenizer="characters"), tmp_path / "run", conclude=False)
     line = type_in(monkeypatch, "sample.py", f"--workdir={tmp_path}/run", "--prompt=the☃")
     assert line.startswith("error: tokenizer: found character '☃' at place 3, which is not among the")

@@ -1,4 +1,4 @@
-"""The suites as eval.py runs them: the files that they write, and what each figure in them is."""
+"""The suites as eval.py runs them: the files that they write, and the numbers in them."""
 
 import csv
 import json
@@ -10,7 +10,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mini_gpt.commands import suites
-from mini_gpt.commands.suites import Request
+from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.evaluation import progress
+from mini_gpt.insight import curves
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
@@ -39,7 +41,7 @@ def scalars(directory):
     return {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}, events
 
 
-def test_extrapolation_writes_one_result_in_four_forms(monkeypatch, trained, capsys):
+def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained, capsys):
     workdir = trained(model__position="learned")
     arguments = [f"--workdir={workdir}", "--suite=extrapolation,perplexity", "--lengths=16,1x,2x", "--strides=8,0.5x"]
     assert type_in(monkeypatch, "eval.py", *arguments) is None
@@ -82,7 +84,7 @@ def test_extrapolation_writes_one_result_in_four_forms(monkeypatch, trained, cap
 
 
 @pytest.mark.slow
-def test_scaling_is_an_override_and_stands_beside_the_plain_result(monkeypatch, trained):
+def test_overrides_have_results_of_their_own(monkeypatch, trained):
     workdir = trained(model__position="rope", model__num_layers=2)
     asked = [f"--workdir={workdir}", "--suite=extrapolation", "--lengths=2x", "--strides=1x"]
     assert type_in(monkeypatch, "eval.py", *asked) is None
@@ -107,7 +109,7 @@ def test_scaling_is_an_override_and_stands_beside_the_plain_result(monkeypatch, 
     assert len(set(losses)) == 7
 
 
-def test_tasks_writes_one_result_in_four_forms(monkeypatch, trained, capsys):
+def test_tasks_writes_json_csv_png_and_tensorboard(monkeypatch, trained, capsys):
     workdir = trained(**TASK, model__position="learned")
     assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--lengths=0.5x,6,12") is None
     result = json.loads((workdir / "eval" / "tasks.json").read_text())
@@ -122,62 +124,76 @@ def test_tasks_writes_one_result_in_four_forms(monkeypatch, trained, capsys):
 
 
 BAD = [
-    (["--suite=extrapolation", "--lengths=1"], r"error: --lengths: found '1', 1 tokens; must be at least 2"),
-    (["--suite=extrapolation", "--lengths=far"], r"error: --lengths: found 'far'; must be whole tokens or multiples"),
-    (["--suite=extrapolation", "--strides=33"], r"error: --strides: found 33, longer than the window of 32"),
-    (["--suite=extrapolation", "--strides=0"], r"error: --strides: found '0', 0 tokens; must be at least 1"),
+    (["--suite=extrapolation", "--lengths=1"], r"--lengths: found '1', 1 tokens; must be at least 2"),
+    (["--suite=extrapolation", "--lengths=far"], r"--lengths: found 'far'; must be whole tokens or multiples"),
+    (["--suite=extrapolation", "--strides=33"], r"--strides: found 33, longer than the window of 32"),
+    (["--suite=extrapolation", "--strides=0"], r"--strides: found '0', 0 tokens; must be at least 1"),
     (
         ["--suite=extrapolation", "--lengths=1x,2x,1000x"],
-        r"error: --lengths: found 32000; the validation split has \d+ tokens .* that can be scored: 32, 64$",
+        r"--lengths: found 32000; the validation split has \d+ tokens .* that can be scored: 32, 64$",
     ),
-    (["--suite=extrapolatoin"], r"error: --suite: found 'extrapolatoin'; must be of .*; did you mean extrapolation\?"),
-    (["--lengths=1x"], r"error: --lengths: the suite perplexity takes none; for: extrapolation, tasks"),
-    (["--suite=heads", "--text=a"], r"error: --text: the suite heads takes none; for: figures, explorer"),
-    (["--suite=tasks", "--strides=1"], r"error: --strides: the suite tasks takes none; for: extrapolation"),
-    (["--suite=tasks"], r"error: --suite: tasks needs a run of data\.corpus=task:NAME; this one's is text"),
+    (
+        ["--suite=extrapolatoin"],
+        r"--suite: found 'extrapolatoin'; must be one of .*; did you mean extrap",
+    ),
+    (["--lengths=1x"], r"--lengths is not supported by --suite=perplexity; use it with extrapolation or tasks$"),
+    (
+        ["--suite=heads", "--text=a"],
+        r"--text is not supported by --suite=heads; use it with figures or explorer$",
+    ),
+    (
+        ["--suite=tasks", "--strides=1"],
+        r"--strides is not supported by --suite=tasks; use it with extrapolation$",
+    ),
+    (
+        ["--suite=tasks"],
+        r"--suite=tasks needs a run of data\.corpus=task:NAME, and this one has text; use --suite",
+    ),
     (
         ["--suite=extrapolation", "--override=model.rope.scaling=ntk", "--override=model.rope.factor=4"],
-        r"error: model\.rope\.scaling: found 'ntk'; scales rotary positions, and model\.position is 'alibi'",
+        r"model\.rope\.scaling: found 'ntk'; scales rotary positions, and model\.position is 'alibi'",
     ),
-    (["--suite=extrapolation", "--override=model.ropes=1"], r"error: model\.ropes: no such config field; did you mean"),
-    (["--suite=perplexity,tasks"], r"error: --suite: tasks needs a run of data\.corpus=task:NAME"),
-    (["--suite=perplexity,extrapolation", "--lengths=1000x"], r"error: --lengths: found 32000; the validation split"),
-    (["--suite=extrapolation", "--lengths="], r"error: --lengths: found ''; must be whole tokens or multiples"),
+    (["--suite=extrapolation", "--override=model.ropes=1"], r"model\.ropes: no such config field; did you mean"),
+    (["--suite=perplexity,tasks"], r"--suite=tasks needs a run of data\.corpus=task:NAME"),
+    (["--suite=perplexity,extrapolation", "--lengths=1000x"], r"--lengths: found 32000; the validation split"),
+    (["--suite=extrapolation", "--lengths="], r"--lengths: found ''; must be whole tokens or multiples"),
     (
         ["--override=model.rope.base=500"],
-        r"error: --override: .* model\.position=alibi has no RoPE",
+        r"--override: .* model\.position=alibi has no RoPE",
     ),
     (
         ["--override=model.position=rope", "--override=model.rope.factor=4"],
-        r"error: --override: .* takes model\.rope\.scaling",
+        r"--override: .* takes model\.rope\.scaling",
     ),
     (
         [f"--override=data.path={'x' * 230}"],
-        r"error: the overrides make a file name of 2\d\d bytes; give fewer",
+        r"the overrides make a file name of 2\d\d bytes; give fewer",
     ),
-    (["--suite=tasks", "--override=data.corpus=task:copi"], r"error: data\.tokenizer: found 'bytes'; the tasks have"),
+    (["--suite=tasks", "--override=data.corpus=task:copi"], r"data\.tokenizer: found 'bytes'; the tasks have"),
 ]
 
 
 @pytest.mark.slow
-def test_a_bad_request_ends_in_one_line_and_leaves_nothing(monkeypatch, trained):
+def test_bad_options_end_in_one_line_and_write_nothing(monkeypatch, trained):
     workdir = trained(model__position="alibi")
     before = sorted(workdir.rglob("*"))
     for arguments, message in BAD:
-        assert re.match(message, type_in(monkeypatch, "eval.py", f"--workdir={workdir}", *arguments)), message
+        assert re.match(f"error: {message}", type_in(monkeypatch, "eval.py", f"--workdir={workdir}", *arguments)), (
+            message
+        )
         assert sorted(workdir.rglob("*")) == before
 
 
-def test_suites_that_a_run_has_no_answer_to(monkeypatch, trained):
+def test_suites_refuse_runs_of_the_wrong_kind(monkeypatch, trained):
     workdir = trained(**TASK)
     corpus = (workdir / "corpus.json").read_text()
     other = re.sub(r'"fingerprint": "....', '"fingerprint": "0000', corpus).replace("sha256", "note")
     (workdir / "corpus.json").write_text(other)
     assert "the text has changed" in type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks")
     (workdir / "corpus.json").write_text(corpus)
-    for suite in ("perplexity", "extrapolation"):
+    for suite in ("perplexity", "extrapolation", "diagnose"):
         line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", f"--suite={suite}")
-        assert line == f"error: --suite: {suite} needs text; task:copy has none: use --suite=tasks"
+        assert line == f"error: --suite={suite} needs text, and data.corpus is task:copy; use --suite=tasks"
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--override=data.corpus=task:copi")
     assert line.startswith("error: data.corpus: found 'task:copi'; the tasks are copy, reverse")
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--lengths=1")
@@ -188,10 +204,12 @@ def test_suites_that_a_run_has_no_answer_to(monkeypatch, trained):
 def test_masked_runs_are_not_extrapolated(monkeypatch, trained):
     workdir = trained(train__objective="masked", model__causal=False)
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=extrapolation")
-    assert line == "error: --suite: extrapolation needs train.objective=next_token; this run's is masked"
+    assert line.startswith(
+        "error: --suite=extrapolation needs train.objective=next_token, and this run has masked; use"
+    )
 
 
-def test_nothing_is_written_when_a_measurement_breaks_off(trained, monkeypatch):
+def test_an_interrupted_suite_writes_nothing(trained, monkeypatch):
     workdir = trained(model__position="rope")
     calls = []
 
@@ -199,35 +217,35 @@ def test_nothing_is_written_when_a_measurement_breaks_off(trained, monkeypatch):
         calls.append(args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(suites.length_curves, "extrapolation_figure", stop)
+    monkeypatch.setattr(curves, "extrapolation_figure", stop)
     with pytest.raises(KeyboardInterrupt):
-        suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x"))
+        suites.evaluate(Run(workdir), "extrapolation", SuiteOptions(lengths="1x"))
     assert calls and not (workdir / "eval").exists() and not (workdir / "tensorboard" / "extrapolation").exists()
 
 
-def test_a_model_without_a_finite_loss_has_no_result(trained, monkeypatch):
+def test_a_non_finite_loss_writes_nothing(trained, monkeypatch):
     workdir = trained(model__position="rope")
-    monkeypatch.setattr(LoadedModel, "nll", lambda *args: np.full(args[-1].shape, np.nan))
-    with pytest.raises(UserError, match=r"the model of step 8 gives no finite loss; its training went wrong"):
-        suites.evaluate(Run(workdir), "perplexity", Request())
+    monkeypatch.setattr(LoadedModel, "nll", lambda model, inputs_BL, targets_BL: np.full(targets_BL.shape, np.nan))
+    with pytest.raises(UserError, match=r"the loss of step 8 is non-finite; see --suite=diagnose"):
+        suites.evaluate(Run(workdir), "perplexity", SuiteOptions())
     assert not (workdir / "eval").exists()
 
 
-def test_a_loss_whose_perplexity_no_float_holds_is_written_without_it(trained, monkeypatch):
+def test_a_perplexity_that_overflows_is_left_out(trained, monkeypatch):
     workdir = trained(model__position="rope")
-    monkeypatch.setattr(LoadedModel, "nll", lambda *args: np.full(args[-1].shape, 800.0))
-    (row,) = suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x", strides="1x"))["rows"]
+    monkeypatch.setattr(LoadedModel, "nll", lambda model, inputs_BL, targets_BL: np.full(targets_BL.shape, 800.0))
+    (row,) = suites.evaluate(Run(workdir), "extrapolation", SuiteOptions(lengths="1x", strides="1x"))["rows"]
     assert (row["nll"], row["perplexity"]) == (800.0, None)
     curves, _ = scalars(workdir / "tensorboard" / "extrapolation")
     assert "extrapolation/blocks/perplexity" not in curves
     assert curves["extrapolation/blocks/nll"] == {32: pytest.approx(800.0)}
 
 
-def test_what_a_long_evaluation_shows_where_there_is_no_terminal(trained, monkeypatch, caplog):
+def test_progress_is_logged_without_a_terminal(trained, monkeypatch, caplog):
     caplog.set_level("INFO", "mini_gpt")
     workdir = trained(model__position="rope", train__steps=2)
-    monkeypatch.setattr(suites.progress, "SECONDS_BETWEEN_LINES", 0.0)
-    suites.evaluate(Run(workdir), "extrapolation", Request(lengths="1x", strides="8"))
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    suites.evaluate(Run(workdir), "extrapolation", SuiteOptions(lengths="1x", strides="8"))
     stated = re.search(r"2 windowings of [\d,]+ targets, .* last ([\d,]+): ([\d,]+) tokens go", caplog.text)
     sample, cost = (int(number.replace(",", "")) for number in stated.groups())
     result = json.loads((workdir / "eval" / "extrapolation.json").read_text())
@@ -236,7 +254,7 @@ def test_what_a_long_evaluation_shows_where_there_is_no_terminal(trained, monkey
     assert len(done) > 5 and done == sorted(done) and done[-1] == cost, "never more than all, filling aside"
 
 
-def test_another_context_length_puts_no_more_tokens_through_the_model_at_a_time(trained):
+def test_batch_tokens_do_not_depend_on_the_context_length(trained):
     workdir = trained(model__position="rope", train__steps=2)
     assert Run(workdir).batch_tokens == 8 * 32
     assert Run(workdir, overrides={"context_length": "128"}).batch_tokens == 8 * 32
@@ -244,11 +262,11 @@ def test_another_context_length_puts_no_more_tokens_through_the_model_at_a_time(
 
 
 @pytest.mark.slow
-def test_a_run_trained_with_random_positions_is_scored_alike_in_any_batch(small, tmp_path):
+def test_random_positions_do_not_depend_on_the_batch_size(small, tmp_path):
     loop.train(small(model__position="rope", model__random_positions=300), tmp_path / "run", conclude=False)
     results = []
     for fields in ({"train.batch_size": "8"}, {"train.batch_size": "2"}):
         run = Run(tmp_path / "run", overrides=fields)
-        results.append(suites.evaluate(run, "extrapolation", Request(lengths="1x,4x", strides="0.5x"))["rows"])
+        results.append(suites.evaluate(run, "extrapolation", SuiteOptions(lengths="1x,4x", strides="0.5x"))["rows"])
     for left, right in zip(*results, strict=True):
         assert left["nll"] == pytest.approx(right["nll"], rel=1e-5) and math.isfinite(left["nll"])

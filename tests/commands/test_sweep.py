@@ -1,4 +1,4 @@
-"""Sweeps: what is run, skipped and survived, and the table against its own arithmetic."""
+"""Sweeps: which runs they train, skip and survive, and their tables recomputed from the results."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def type_in(monkeypatch, *arguments):
 
 @pytest.fixture
 def flags(corpus_files, tmp_path):
-    """Gives the flags of a sweep over small models, into tmp_path/sweep."""
+    """Return the flags of a sweep over small models, into tmp_path/sweep."""
     fields = SMALL | {
         "data.path": corpus_files,
         "data.cache_dir": tmp_path / "cache",
@@ -37,7 +37,7 @@ def flags(corpus_files, tmp_path):
 
 @pytest.fixture
 def trainings(monkeypatch, caplog):
-    """Gives the list of what is trained, in order."""
+    """Return the list of the trained runs, in order."""
     caplog.set_level("INFO", "mini_gpt")
     train, names = loop.train, []
 
@@ -53,7 +53,7 @@ EXTRAPOLATION = ["--suite=extrapolation", "--lengths=1x,2x", "--strides=0.5x"]
 
 
 @pytest.mark.slow
-def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_survives_a_failure(
+def test_a_sweep_trains_only_missing_runs_and_survives_failures(
     monkeypatch, flags, trainings, tmp_path, capsys, caplog
 ):
     vary = "--vary=model.position=learned,rope,roap"
@@ -65,7 +65,7 @@ def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_survives_a_fail
     folder = tmp_path / "sweep"
     results = {name: json.loads((folder / name / "eval" / "extrapolation.json").read_text()) for name in expected}
 
-    # The table, recomputed from the runs' own results.
+    # Recompute the table from the results of the runs.
     with (folder / "extrapolation.csv").open() as file:
         table = {(row["model.position"], row["measured"], int(row["length"])): row for row in csv.DictReader(file)}
     assert len(table) == 2 * 2 * 2
@@ -93,7 +93,7 @@ def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_survives_a_fail
     assert re.search(rf"\*\*nll\*\*, blocks\n\n.*\n.*\n\| learned .* undefined \|\n\| rope \| 2 \| {shown} \|", text)
     assert (folder / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
 
-    # Again: all of it is complete. With one more seed, that one is run. With other lengths, all are scored again.
+    # The same again trains nothing, one more seed trains that one, and other lengths only score again.
     vary = "--vary=model.position=learned,rope"
     trainings.clear()
     assert type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION) is None
@@ -108,7 +108,7 @@ def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_survives_a_fail
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_after_a_crash_and_a_damaged_result(monkeypatch, flags, trainings, tmp_path, caplog):
+def test_a_sweep_survives_crashes_and_damaged_results(monkeypatch, flags, trainings, tmp_path, caplog):
     train = loop.train
 
     def crash(config, workdir, **options):
@@ -148,21 +148,21 @@ def test_a_sweep_goes_on_after_a_crash_and_a_damaged_result(monkeypatch, flags, 
         (["--vary=model.position=roap,rop"], r"error: model\.position: found 'rop'"),
         (
             ["--vary=model.position=rope", "--suite=tasks"],
-            r"error: --suite: tasks needs a run of data\.corpus=task:NAME",
+            r"error: --suite=tasks needs a run of data\.corpus=task:NAME",
         ),
         (
             ["--vary=model.position=rope", "--suite=extrapolation", "--lengths=far"],
             r"error: --lengths: found 'far'; must be whole tokens",
         ),
-        (["--vary=model.position=rope", "--lengths=1x"], r"error: --lengths: the suite perplexity takes none"),
+        (["--vary=model.position=rope", "--lengths=1x"], r"error: --lengths is not supported by --suite=perplexity"),
     ],
 )
-def test_a_sweep_that_can_not_be_ends_in_one_line_and_writes_nothing(monkeypatch, flags, tmp_path, arguments, message):
+def test_a_bad_sweep_ends_in_one_line_and_writes_nothing(monkeypatch, flags, tmp_path, arguments, message):
     assert re.match(message, type_in(monkeypatch, *flags, *arguments))
     assert not (tmp_path / "sweep").exists()
 
 
-def test_seeds_on_another_text_are_not_joined_with_the_first(monkeypatch, flags, tmp_path, caplog):
+def test_results_of_another_text_are_refused(monkeypatch, flags, tmp_path, caplog):
     caplog.set_level("INFO", "mini_gpt")
     (tmp_path / "text").mkdir()
     for number in range(120):
@@ -180,7 +180,7 @@ def test_seeds_on_another_text_are_not_joined_with_the_first(monkeypatch, flags,
     assert "the text has changed" in caplog.text
 
 
-def test_what_the_split_is_too_short_for_is_refused_before_training(monkeypatch, flags, trainings, tmp_path, caplog):
+def test_a_split_that_is_too_short_is_refused_before_training(monkeypatch, flags, trainings, tmp_path, caplog):
     arguments = [*flags, "--vary=model.position=rope,none", "--suite=extrapolation", "--lengths=1x,1000x"]
     assert type_in(monkeypatch, *arguments).startswith("error: 2 of 2 combinations failed")
     assert "model.position=rope,seed=3: --lengths: found 32000; the validation split" in caplog.text
@@ -191,7 +191,7 @@ def test_what_the_split_is_too_short_for_is_refused_before_training(monkeypatch,
 
 
 @pytest.mark.slow
-def test_masked_models_and_losses_that_are_no_number_leave_a_table(monkeypatch, flags, tmp_path, caplog):
+def test_undefined_values_and_failed_runs_leave_a_table(monkeypatch, flags, tmp_path, caplog):
     caplog.set_level("INFO", "mini_gpt")
     masked = [*flags, "--config.model.causal=False", "--config.train.objective=masked", "--config.train.steps=2"]
     masked = [argument for argument in masked if argument != "--config.train.steps=4"]
@@ -208,7 +208,7 @@ def test_masked_models_and_losses_that_are_no_number_leave_a_table(monkeypatch, 
 
 
 @pytest.mark.slow
-def test_a_field_may_be_right_in_the_combinations_alone(monkeypatch, flags, tmp_path):
+def test_a_config_may_be_valid_only_in_the_combinations(monkeypatch, flags, tmp_path):
     arguments = [*flags, "--config.model.num_heads=3", "--vary=model.d_model=33,48", "--config.model.position=alibi"]
     arguments = [a for a in arguments if a not in ("--config.model.num_heads=4", "--config.model.d_model=32")]
     assert type_in(monkeypatch, *arguments) is None
@@ -221,9 +221,9 @@ def test_values_may_hold_commas_in_brackets():
         sweep.parse_vary("nothing=1")
 
 
-def test_the_default_directory_is_named_by_what_was_typed(monkeypatch):
+def test_the_default_directory_is_named_after_the_flags(monkeypatch):
     seen = []
-    monkeypatch.setattr(sweep, "sweep", lambda *arguments: seen.append(str(arguments[-1])))
+    monkeypatch.setattr(sweep.Sweep, "run", lambda self: seen.append(str(self.workdir)))
     plain = ["--config=configs/positions.py", "--vary=model.position=none,rope", "--vary=model.num_layers=1,2"]
     type_in(monkeypatch, *plain)
     type_in(monkeypatch, *plain, "--config.train.steps=5")

@@ -1,14 +1,19 @@
-"""Configs: read strictly, filled in, and nothing in them that nothing reads."""
+"""Configs are read strictly, unset fields are filled in, and every field is used."""
 
 import dataclasses
+import itertools
 import json
 import re
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
+from mini_gpt.config import __main__ as listing
 from mini_gpt.config import loading as configs
+from mini_gpt.config.fields import REQUIRED, specs
+from mini_gpt.config.schema import Config
 from mini_gpt.model import parameters
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import REPOSITORY
@@ -19,7 +24,7 @@ FILES = sorted(
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_every_config_loads_and_its_model_builds_without_memory(path):
+def test_every_config_loads_and_its_model_builds(path):
     config = configs.load(path)
     definition, shapes = parameters.abstract(config.model, config.data.vocab_size)
     assert parameters.count(shapes) > 0 and definition is not None
@@ -27,12 +32,8 @@ def test_every_config_loads_and_its_model_builds_without_memory(path):
 
 def test_every_field_is_read_by_something():
     folder = REPOSITORY / "mini_gpt"
-    sources = "\n".join(
-        path.read_text()
-        for path in folder.rglob("*.py")
-        if path.name not in ("model_schema.py", "schema.py", "config.py")
-    )
-    # A property of the schema that others read stands for the fields in it, model.dropout for the rates after it.
+    sources = "\n".join(path.read_text() for path in folder.rglob("*.py") if path.parent != folder / "config")
+    # Properties of the schema are read in place of some fields; model.dropout only fills in the rates after it.
     proxies = {"model.rope.fraction": "rotated_width", "model.position": "position_pattern", "data.corpus": "is_task"}
     for name in configs.flatten(configs.to_dict(configs.load("configs/default.py"))):
         *sections, leaf = name.split(".")
@@ -55,7 +56,7 @@ def test_defaults_are_filled_in():
         config.seed = 3
 
 
-def test_the_original_context_is_what_the_factor_has_multiplied():
+def test_original_context_is_the_context_over_the_factor():
     load = lambda **fields: configs.load("configs/default.py", {k.replace("__", "."): v for k, v in fields.items()})
     trained = load(context_length=64)
     assert trained.model.rope.original_context == 64
@@ -72,7 +73,7 @@ def test_the_original_context_is_what_the_factor_has_multiplied():
     assert load(model__position="learned", model__random_positions=512).model.max_positions == 512
 
 
-def test_a_config_file_may_set_a_pattern_and_a_pattern_of_one_is_none(tmp_path):
+def test_a_config_file_may_set_a_pattern_of_positions(tmp_path):
     file = tmp_path / "my.py"
     for value in ('("rope", "none")', '("learned",)'):
         file.write_text(
@@ -85,24 +86,113 @@ def test_a_config_file_may_set_a_pattern_and_a_pattern_of_one_is_none(tmp_path):
         configs.load(str(file), {"model.max_positions": 8})
 
 
-def test_config_json_gives_the_same_config(tmp_path):
+def test_config_json_holds_the_same_config(tmp_path):
     config = configs.load("configs/tiny.py", {"model.position": ("rope", "none")})
     (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(config)))
     assert configs.read(tmp_path / "config.json") == config
     assert configs.differences(config, configs.override(config, {"seed": "5"})) == {"seed": (0, 5)}
 
 
-def test_a_run_from_before_a_field_is_read_as_what_it_did(tmp_path):
+ADDED = [name for name, spec in specs(Config).items() if spec.before is not REQUIRED]
+
+
+def without(values, names):
+    """Return a copy of nested dicts without some fields, and without sections that are then empty."""
+    values = json.loads(json.dumps(values))
+    for name in names:
+        *path, leaf = name.split(".")
+        nodes = list(itertools.accumulate(path, lambda node, section: node[section], initial=values))
+        del nodes[-1][leaf]
+        for parent, section in zip(reversed(nodes[:-1]), reversed(path), strict=True):
+            if not parent[section]:
+                del parent[section]
+    return values
+
+
+@pytest.mark.parametrize("names", [*([name] for name in ADDED), ADDED], ids=lambda names: names[0])
+def test_runs_from_before_a_field_are_read(tmp_path, names):
     config = configs.load("configs/tiny.py")
-    values = configs.to_dict(config)
-    for name in configs.ADDED:
-        section, field = name.split(".")
-        del values[section][field]
-    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "config.json").write_text(json.dumps(without(configs.to_dict(config), names)))
+    read = configs.flatten(configs.to_dict(configs.read(tmp_path / "config.json")))
+    assert {name: read[name] for name in names} == {name: specs(Config)[name].before for name in names}
     assert configs.read(tmp_path / "config.json") == config
 
 
-def test_reading_a_config_touches_no_device():
+def test_a_field_that_all_runs_have_must_be_there(tmp_path):
+    values = configs.to_dict(configs.load("configs/tiny.py"))
+    for name in configs.flatten(values).keys() - set(ADDED):
+        with pytest.raises(UserError, match=rf"^{name}: missing; python -m mini_gpt\.config lists all fields$"):
+            configs.from_dict(without(values, [name]))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_stored_runs_of_older_versions_are_read(tmp_path, version):
+    with zipfile.ZipFile(REPOSITORY / "tests" / "training" / f"format_{version}.zip") as stored:
+        stored.extract("run/config.json", tmp_path)
+    path = tmp_path / "run" / "config.json"
+    written = configs.flatten(json.loads(path.read_text()) | {"sha256": None})
+    read = configs.flatten(json.loads(json.dumps(configs.to_dict(configs.read(path)))))
+    assert read | written == read | {"sha256": None}, "what the run states is kept"
+    assert all(read[name] == specs(Config)[name].before for name in read.keys() - written.keys())
+
+
+def test_each_field_says_what_it_does_in_one_line():
+    for name, spec in specs(Config).items():
+        assert 0 < len(spec.description) <= 110 and "\n" not in spec.description, name
+        assert spec.default is not None or spec.follows or "None" in listing.columns(name, spec)[1], name
+
+
+@pytest.mark.parametrize("arguments", [[], ["--markdown"]])
+def test_the_list_has_every_field_once(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["config", *arguments])
+    listing.main()
+    listed = re.findall(r"^(?:\| `)?([a-z_0-9.]+)(?:` \|| = )", capsys.readouterr().out, re.MULTILINE)
+    assert listed == list(specs(Config))
+
+
+def test_the_list_of_a_section_has_its_fields(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["config", "model.rope"])
+    listing.main()
+    assert capsys.readouterr().out.startswith("model.rope.base = 10000.0\n    wavelengths")
+    monkeypatch.setattr(sys, "argv", ["config", "model.rop"])
+    with pytest.raises(UserError, match=r"^model\.rop: no such config field"):
+        listing.main()
+
+
+def test_a_config_is_frozen_hashable_and_checked_when_replaced():
+    config = configs.load("configs/tiny.py")
+    assert {config: 1}[configs.load("configs/tiny.py")] == 1
+    assert dataclasses.replace(config, seed=3) != config
+    assert isinstance(dataclasses.replace(config.train, label_smoothing=0).label_smoothing, float)
+    for name, value in (("steps", 0), ("steps", "3"), ("label_smoothing", 2)):
+        with pytest.raises(UserError, match=rf"^train\.{name}: found"):
+            dataclasses.replace(config.train, **{name: value})
+
+
+def test_all_sizes_that_the_mesh_does_not_divide_are_named():
+    fields = {"mesh.tensor": 3, "mesh.fsdp": 5, "mesh.data": 1}
+    with pytest.raises(UserError) as raised:
+        configs.load("configs/default.py", fields)
+    assert re.findall(r"[a-z_.]+(?=: found)", str(raised.value)) == [
+        "model.num_heads",
+        "model.num_kv_heads",
+        "model.d_ff",
+        "model.d_model",
+        "train.batch_size",
+    ]
+
+
+def test_hostile_names_are_refused_in_one_line():
+    nested = {}
+    for _ in range(3000):
+        nested = {"a": nested}
+    for values in ({"a\nb" * 1000: 3}, nested, {"model": {"rope": {"base": nested}}}):
+        with pytest.raises(UserError, match="no such config field") as raised:
+            configs.from_dict(values)
+        assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
+
+
+def test_reading_a_config_does_not_import_jax():
     program = "import sys, mini_gpt.config as c; c.load('configs/tiny.py'); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY).returncode == 0
 
@@ -121,9 +211,11 @@ def test_reading_a_config_touches_no_device():
         ({"data.path": "123"}, "123"),
         ({"data.split_fractions": "(0.8, 0.1, 0.1)"}, (0.8, 0.1, 0.1)),
         ({"mesh.data": "-1"}, -1),
+        ({"data.path": "(a).txt"}, "(a).txt"),
+        ({"model.num_kv_heads": "None"}, 4),
     ],
 )
-def test_values_typed_on_a_command_line_are_read_by_the_fields_type(typed, value):
+def test_typed_values_are_read_by_the_type_of_the_field(typed, value):
     (name,) = typed
     assert configs.flatten(configs.to_dict(configs.load("configs/default.py", typed)))[name] == value
 
@@ -131,7 +223,7 @@ def test_values_typed_on_a_command_line_are_read_by_the_fields_type(typed, value
 BAD = [
     ({"model.num_layer": "3"}, r"^model\.num_layer: no such config field; did you mean model\.num_layers\?$"),
     ({"modle.num_layers": "3"}, r"did you mean model\.num_layers"),
-    ({"zzz": 1}, r"^zzz: no such config field; configs/default\.py lists them, in the sections model, data, train"),
+    ({"zzz": 1}, r"^zzz: no such config field; python -m mini_gpt\.config lists all fields$"),
     ({"base": 1}, r"did you mean model\.rope\.base or model\.sinusoidal\.base\?$"),
     ({"model": 1}, r"^model: no such config field; it is a section, of position, .* rope\.base"),
     ({"optimiser.learning_rat": 1}, r"did you mean optimizer\.learning_rate\?$"),
@@ -211,11 +303,14 @@ BAD = [
     ({"optimizer.muon.newton_schulz_steps": 0}, r"muon\.newton_schulz_steps: found 0; must be at least 1"),
     ({"mesh.data": 0}, r"mesh\.data: found 0"),
     ({"seed": -1}, "seed: found -1"),
+    ({"seed": 2**31}, r"^seed: found 2147483648; must be a whole number below 2\*\*31$"),
+    ({"optimizer.learning_rate": 10**400}, r"^optimizer\.learning_rate: found 1000+…; must be a number$"),
+    ({"model.position": ["rope", 3]}, r"^model\.position: found \['rope', 3\]; must be one of none"),
 ]
 
 
 @pytest.mark.parametrize("overrides, message", BAD, ids=lambda value: str(value)[:50])
-def test_bad_values_end_in_one_line_that_names_the_field(overrides, message):
+def test_bad_values_are_refused_in_one_line(overrides, message):
     with pytest.raises(UserError, match=message) as raised:
         configs.load("configs/default.py", overrides)
     assert "\n" not in str(raised.value)
@@ -225,13 +320,13 @@ def test_bad_values_end_in_one_line_that_names_the_field(overrides, message):
     "line, message",
     [
         ("config.model.num_layer = 3", r"^model\.num_layer: no such config field; did you mean model\.num_layers"),
-        ("config.model.num_layers = 'three'", r"my\.py: TypeError|num_layers: found 'three'"),
+        ("config.model.num_layers = 'three'", r"^model\.num_layers: found 'three'; must be a whole number"),
         ("config.model.heads: = 3", r"my\.py: SyntaxError"),
         ("return 1 / 0", r"my\.py: ZeroDivisionError: division by zero"),
         ("return None", r"my\.py: AttributeError: .*to_dict"),
     ],
 )
-def test_a_mistake_in_a_config_file_ends_in_one_line(tmp_path, line, message):
+def test_mistakes_in_a_config_file_are_refused_in_one_line(tmp_path, line, message):
     file = tmp_path / "my.py"
     file.write_text(
         f"from configs import default\n\ndef get_config():\n    config = default.get_config()\n    {line}\n"
@@ -242,7 +337,7 @@ def test_a_mistake_in_a_config_file_ends_in_one_line(tmp_path, line, message):
     assert "\n" not in str(raised.value)
 
 
-def test_files_that_are_not_there_or_not_json(tmp_path):
+def test_missing_and_unreadable_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"nothing\.py not found"):
         configs.load("configs/nothing.py")
     with pytest.raises(UserError, match=r"config\.json: not found"):
@@ -262,6 +357,6 @@ def test_files_that_are_not_there_or_not_json(tmp_path):
         configs.load("configs/presets.py:gpt5")
 
 
-def test_A2_a_width_that_the_heads_do_not_divide_is_refused_with_both_values():
+def test_a_width_that_heads_do_not_divide_names_both_values():
     with pytest.raises(UserError, match=r"^model\.d_model: found 100; must be divisible by model\.num_heads \(12\)$"):
         configs.load("configs/default.py", {"model.d_model": 100, "model.num_heads": 12})

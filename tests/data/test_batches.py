@@ -10,12 +10,12 @@ from mini_gpt.data import batches
 from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.runtime.errors import UserError
 
-VOCAB = 5_000  # larger than any place, so that the mask is too
+VOCAB = 5_000  # above any token, so that the mask is too
 MASK = VOCAB
 
 
 def numbered(count):
-    """Gives a split whose tokens are their own places."""
+    """Return a split in which token i has the id i."""
     return TokenSplit("train", np.arange(count))
 
 
@@ -23,7 +23,7 @@ def rows_of(train_batches, steps):
     return np.concatenate([train_batches[step]["inputs"] for step in steps])
 
 
-def test_restoring_at_any_step_gives_the_same_tail(small):
+def test_resuming_at_any_step_gives_the_same_batches(small):
     config = small(train__steps=12, train__batch_size=4, train__objective="masked", model__causal=False)
     train_batches = batches.TrainBatches(numbered(1000), config, vocab_size=VOCAB)
     whole = list(batches.iterate(train_batches, 0, 12))
@@ -38,7 +38,7 @@ def test_restoring_at_any_step_gives_the_same_tail(small):
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_take_consecutive_rows_of_one_global_batch(small, hosts):
+def test_rows_of_all_hosts_make_up_the_global_batch(small, hosts):
     config = small(train__batch_size=8)
     whole = batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB)
     shares = [
@@ -50,7 +50,7 @@ def test_hosts_take_consecutive_rows_of_one_global_batch(small, hosts):
         np.testing.assert_array_equal(joined, whole[step]["inputs"])
 
 
-def test_an_epoch_visits_each_window_once_in_its_own_order_and_from_its_own_offset(small):
+def test_epochs_differ_in_order_and_offset(small):
     config = small(context_length=10, train__batch_size=3)
     train_batches = batches.TrainBatches(numbered(10 * 30 + 10), config, vocab_size=VOCAB)
     assert train_batches.windows == 30
@@ -67,8 +67,8 @@ def test_an_epoch_visits_each_window_once_in_its_own_order_and_from_its_own_offs
     assert tuple(rows_of(other, range(10))[:, 0]) != tuple(rows_of(train_batches, range(10))[:, 0])
 
 
-def test_the_order_and_the_offsets_are_those_that_runs_have_been_trained_with(small):
-    """Window by window, as it was first written: what a run draws when it goes on must not change."""
+def test_windows_are_those_of_existing_runs(small):
+    """Compare with the first implementation: a resumed run must draw the same windows."""
     config = small(context_length=10, train__batch_size=3, seed=7)
     train_batches = batches.TrainBatches(numbered(205), config, vocab_size=VOCAB)
     order = grain.MapDataset.range(19).shuffle(7).repeat()
@@ -78,7 +78,7 @@ def test_the_order_and_the_offsets_are_those_that_runs_have_been_trained_with(sm
 
 
 @pytest.mark.parametrize("count", [11, 12, 19, 20, 21, 29, 30, 31, 57])
-def test_every_window_lies_inside_and_every_token_is_reached(small, count):
+def test_windows_stay_inside_and_reach_every_token(small, count):
     config = small(context_length=10, train__batch_size=2, train__steps=120)
     train_batches = batches.TrainBatches(numbered(count), config, vocab_size=VOCAB)
     seen = set()
@@ -90,13 +90,19 @@ def test_every_window_lies_inside_and_every_token_is_reached(small, count):
     assert seen == set(range(1, count))
 
 
-def test_a_split_that_is_too_short_says_what_it_has_and_needs(small):
+def test_a_split_that_is_too_short_is_refused(small):
     with pytest.raises(UserError, match=r"32 tokens; context_length=32 needs at least 33"):
         batches.TrainBatches(numbered(32), small(), vocab_size=VOCAB)
     batches.TrainBatches(numbered(33), small(), vocab_size=VOCAB)
 
 
-def test_C8_masked_prediction_hides_what_it_asks_for(small):
+def test_the_last_batch_is_filled_with_copies():
+    assert list(batches.in_full_batches("abcde", 2)) == [(2, ["a", "b"]), (2, ["c", "d"]), (1, ["e", "e"])]
+    assert list(batches.in_full_batches(range(0, 9, 3), 5)) == [(3, [0, 3, 6, 0, 0])]
+    assert list(batches.in_full_batches([], 2)) == []
+
+
+def test_targets_are_masked_replaced_or_kept(small):
     config = small(train__objective="masked", model__causal=False, train__batch_size=64, context_length=100)
     batch = batches.TrainBatches(numbered(4000), config, vocab_size=VOCAB)[0]
     chosen = batch["weights"] == 1
@@ -110,7 +116,7 @@ def test_C8_masked_prediction_hides_what_it_asks_for(small):
     assert inputs[~masked].max() < MASK
 
 
-def test_masked_evaluation_blocks_are_the_same_whatever_the_batch(small):
+def test_masks_of_evaluation_do_not_depend_on_batch_size(small):
     tokens, by_size = np.arange(95), []
     for batch_size in (2, 4, 9):
         config = small(train__objective="masked", model__causal=False, context_length=10, train__batch_size=batch_size)
@@ -123,8 +129,8 @@ def test_masked_evaluation_blocks_are_the_same_whatever_the_batch(small):
     np.testing.assert_array_equal(by_size[0]["targets"], np.arange(90).reshape(9, 10))
 
 
-def test_the_loader_is_measured_past_its_first_batches(small, monkeypatch):
-    """On a made-up clock, a batch that is made costs a second; those that stand ready at the start are left out."""
+def test_loader_speed_leaves_out_the_first_batches(small, monkeypatch):
+    """With a fake clock, each batch takes one second; batches made in advance are left out."""
     made = []
     monkeypatch.setattr(batches.time, "perf_counter", lambda: float(len(made)))
     config = small(context_length=10, train__batch_size=3)

@@ -1,4 +1,4 @@
-"""Documents by name and their splits; what can be wrong with them ends in one line."""
+"""Corpora by name, their splits, and one-line errors for bad ones."""
 
 import collections
 import functools
@@ -16,19 +16,19 @@ from tests.conftest import make_text
 
 
 def split_of(corpus, data):
-    """Gives {text: split}."""
+    """Return {text: split}."""
     return {text: split for split, text in corpora.split_documents(corpus, data)}
 
 
-def test_text_files_are_documents_in_the_order_of_their_names(small, corpus_files):
+def test_text_files_are_documents_in_order_of_name(small, corpus_files):
     corpus = corpora.open_corpus(small().data)
     texts = [text for _, text in corpus.documents()]
     assert len(texts) == corpus.num_documents == 150
     assert texts[7] == make_text(7, 27)
-    assert texts == [text for _, text in corpus.documents()], "documents can be gone through again"
+    assert texts == [text for _, text in corpus.documents()], "documents can be iterated again"
 
 
-def test_the_fingerprint_is_of_the_text_and_not_of_its_path(small, tmp_path):
+def test_the_fingerprint_depends_on_text_not_path(small, tmp_path):
     def fingerprint(name, texts):
         directory = tmp_path / name
         directory.mkdir()
@@ -57,7 +57,7 @@ def test_documents_keep_their_split_when_others_are_added(small, tmp_path, corpu
         assert shares[split] / len(after) == pytest.approx(share, abs=0.08)
 
 
-def test_contiguous_cuts_the_text_by_place(small, tmp_path):
+def test_contiguous_cuts_the_joined_text(small, tmp_path):
     (tmp_path / "a.txt").write_text("a" * 65)
     (tmp_path / "b.txt").write_text("b" * 35)
     data = small(
@@ -67,14 +67,14 @@ def test_contiguous_cuts_the_text_by_place(small, tmp_path):
     assert pieces == [("train", "a" * 50), ("validation", "a" * 15), ("validation", "b" * 15), ("test", "b" * 20)]
 
 
-def test_few_documents_are_split_by_place_and_it_is_said(small, tmp_path, caplog):
+def test_few_documents_are_split_contiguously(small, tmp_path, caplog):
     (tmp_path / "only.txt").write_text("x" * 100)
     data = small(data__path=str(tmp_path / "only.txt"), data__split="documents").data
     corpus = corpora.open_corpus(data)
     assert corpora.split_kind(corpus, data) == "contiguous"
     with caplog.at_level("INFO", logger="mini_gpt"):
         token_store.open_store(corpus, data, tokenizers.ByteTokenizer())
-    assert caplog.text.count("fewer than 100 documents (1): split by place") == 1
+    assert caplog.text.count("fewer than 100 documents (1): data.split=contiguous") == 1
 
 
 def make_library(root):
@@ -87,7 +87,7 @@ def make_library(root):
     return root
 
 
-def test_the_standard_library_is_read_as_python_reads_it(tmp_path):
+def test_the_standard_library_is_decoded_as_python_does(tmp_path):
     root = make_library(tmp_path / "lib")
     builder = python_stdlib.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
     builder.download_and_prepare()
@@ -98,23 +98,23 @@ def test_the_standard_library_is_read_as_python_reads_it(tmp_path):
     ]
     (root / "latin.py").write_text("other")
     again = python_stdlib.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
-    assert again.fingerprint != builder.fingerprint and not again.is_prepared(), "other sources are another data set"
+    assert again.fingerprint != builder.fingerprint and not again.is_prepared(), "other sources make another data set"
 
 
-def test_the_running_library_has_documents_enough():
+def test_the_standard_library_has_enough_documents():
     paths = python_stdlib.sources(python_stdlib.Path(json.__file__).parent.parent)
     assert len(paths) > 300
     assert not any(corpora.Path(p).parts[-2] in ("test", "encodings") for p in paths)
 
 
-def test_a_library_without_sources_ends_in_one_line(tmp_path):
+def test_a_library_without_sources_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"data\.corpus.*no \.py files"):
         python_stdlib.PythonStdlib(root=tmp_path, data_dir=tmp_path)
 
 
 @pytest.fixture
 def shakespeare(tmp_path, monkeypatch):
-    """Gives a file that stands for the real one, whose sum is then the right one."""
+    """Return a file in place of the real one, with its checksum as the expected one."""
     file = tmp_path / "input.txt"
     file.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n" * 20)
     monkeypatch.setattr(tiny_shakespeare, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
@@ -137,14 +137,14 @@ def test_tiny_shakespeare_is_downloaded_without_tensorflow(small, shakespeare, m
     assert [text for _, text in corpus.documents()] == [shakespeare.read_text()]
 
 
-def test_tiny_shakespeare_with_a_wrong_sum_is_refused(small, tmp_path):
+def test_tiny_shakespeare_with_a_wrong_checksum_is_refused(small, tmp_path):
     (tmp_path / "wrong.txt").write_text("not it")
     with pytest.raises(UserError, match=r"wrong\.txt: found SHA-256 .*86c4e6aa"):
         corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=str(tmp_path / "wrong.txt")).data)
 
 
 @pytest.mark.parametrize("corpus", ["tiny_shakespeare", "tfds:lm1b"])
-def test_no_network_where_a_download_is_needed_ends_in_one_line(small, corpus, monkeypatch, tmp_path):
+def test_a_download_without_network_is_refused(small, corpus, monkeypatch, tmp_path):
     def unknown(*args, **kwargs):
         raise OSError("Name or service not known")
 
@@ -156,14 +156,14 @@ def test_no_network_where_a_download_is_needed_ends_in_one_line(small, corpus, m
     assert "\n" not in str(raised.value)
 
 
-def test_a_directory_of_data_sets_that_is_not_there_is_named(small, tmp_path):
+def test_a_missing_directory_of_data_sets_is_refused(small, tmp_path):
     with pytest.raises(UserError, match=r"^data\.path: \S+/absent not found; give the directory of TFDS data sets"):
         corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=str(tmp_path / "absent")).data)
 
 
 @pytest.fixture
 def newsroom(tmp_path):
-    """Puts the files that TFDS's own newsroom builder reads where it looks for them; gives the data directory."""
+    """Write the files that the newsroom builder of TFDS reads; return the data directory."""
     manual = tmp_path / "tensorflow_datasets" / "downloads" / "manual"
     manual.mkdir(parents=True)
     names = ["summary", "title", "url", "date", "density_bin", "coverage_bin", "compression_bin"]
@@ -178,7 +178,7 @@ def newsroom(tmp_path):
     return manual.parent.parent
 
 
-def test_a_catalogue_data_set_is_prepared_and_read_with_its_own_splits(small, newsroom):
+def test_a_tfds_data_set_keeps_its_own_splits(small, newsroom):
     data = small(data__corpus="tfds:newsroom", data__path=str(newsroom)).data
     for _ in ("prepared here", "prepared before"):
         splits = split_of(corpora.open_corpus(data), data)
@@ -186,7 +186,7 @@ def test_a_catalogue_data_set_is_prepared_and_read_with_its_own_splits(small, ne
         assert splits["dev 3: größer\n"] == "validation" and splits["train 129: größer\n"] == "train"
 
 
-def test_a_split_that_the_data_set_lacks_is_taken_from_train(small):
+def test_a_missing_split_is_taken_from_train(small):
     texts = {"train": [f"train {n}" for n in range(400)], "test": [f"test {n}" for n in range(10)]}
     parts = {name: functools.partial(iter, values) for name, values in texts.items()}
     corpus = corpora.Corpus("two splits", "f", 410, parts)
@@ -209,7 +209,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("overrides, message", BAD)
-def test_bad_corpora_end_in_one_line(small, tmp_path, overrides, message):
+def test_bad_corpora_are_refused_in_one_line(small, tmp_path, overrides, message):
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     overrides = {name: value.replace("TMP", str(tmp_path)) for name, value in overrides.items()}
     with pytest.raises(UserError, match=message) as raised:
@@ -217,7 +217,7 @@ def test_bad_corpora_end_in_one_line(small, tmp_path, overrides, message):
     assert "\n" not in str(raised.value)
 
 
-def test_a_data_set_that_needs_tensorflow_to_be_prepared_says_so(small, tmp_path, monkeypatch):
+def test_a_missing_tensorflow_is_named(small, tmp_path, monkeypatch):
     def prepare(self, *args, **kwargs):
         raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
 

@@ -1,4 +1,4 @@
-"""Every task's answers, by a solver that knows the question alone; and who sees which problem."""
+"""Answers of every task, against a solver that reads only the question; splits and batches of problems."""
 
 import re
 from collections import Counter
@@ -62,7 +62,7 @@ SOLVERS = {
     "associative_recall": solve_associative_recall,
     "passkey": solve_passkey,
 }
-UNITS = {  # how long a question of a length is
+UNITS = {  # the length of a question, by task
     "copy": len,
     "reverse": len,
     "sort": len,
@@ -82,7 +82,7 @@ def test_every_task_is_tested():
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
-def test_answers_are_those_of_an_independent_solver_and_lengths_those_asked_for(name):
+def test_answers_are_right_and_lengths_in_range(name):
     task = tasks.TASKS[name]
     for length in (task.shortest, 7, 20, 40):
         for question, answer in problems(name, "train", 40, shortest=length, longest=length):
@@ -94,7 +94,7 @@ def test_answers_are_those_of_an_independent_solver_and_lengths_those_asked_for(
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
-def test_problems_are_a_function_of_split_seed_and_index_and_long_ones_come_more_often(name):
+def test_problems_are_a_function_of_split_seed_and_index(name):
     drawn = problems(name, "train", 600, shortest=3, longest=8)
     assert drawn == problems(name, "train", 600, shortest=3, longest=8)
     assert drawn != problems(name, "train", 600, seed=1, shortest=3, longest=8)
@@ -106,7 +106,7 @@ def test_problems_are_a_function_of_split_seed_and_index_and_long_ones_come_more
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
-def test_no_problem_is_in_two_splits_and_each_split_has_its_share(name):
+def test_splits_share_no_problem_and_have_their_fraction(name):
     task = tasks.TASKS[name]
     for length in (task.shortest, task.shortest + 1, 6):
         sets = [
@@ -120,7 +120,7 @@ def test_no_problem_is_in_two_splits_and_each_split_has_its_share(name):
     assert shares["test"] / 2000 == pytest.approx(1 / 8, abs=0.03)
 
 
-def test_no_question_is_counted_twice():
+def test_different_problems_have_different_questions():
     found = tasks.different("task:missing_duplicate", "validation", 512, shortest=5, longest=5)
     assert len({question for question, _ in found}) == len(found)
     every = {word * 2 for word in (f"{bits:05b}" for bits in range(32))}
@@ -129,7 +129,7 @@ def test_no_question_is_counted_twice():
     assert len(tasks.different("task:copy", "test", 512, shortest=9, longest=9)) == 512
 
 
-def test_what_is_no_task_is_said():
+def test_unknown_tasks_and_lengths_are_refused():
     with pytest.raises(
         UserError, match=r"data\.corpus: found 'task:copi'; the tasks are copy, .*did you mean task:copy"
     ):
@@ -150,7 +150,7 @@ def config(small):
     return make
 
 
-def test_a_batch_asks_for_the_answer_and_nothing_else(config):
+def test_only_the_answer_has_weight(config):
     train_batches = batches.TaskBatches(config(), TOKENIZER)
     for step in (0, 5):
         batch = train_batches[step]
@@ -167,7 +167,7 @@ def test_a_batch_asks_for_the_answer_and_nothing_else(config):
     assert len({tuple(row) for step in range(4) for row in train_batches[step]["inputs"].tolist()}) == 32
 
 
-def test_a_masked_batch_hides_the_whole_answer(config):
+def test_a_masked_batch_masks_the_whole_answer(config):
     masked = {"train__objective": "masked", "model__causal": False, "data__isolate_documents": True}
     batch = batches.TaskBatches(config("reverse", **masked), TOKENIZER)[0]
     mask = len(TOKENIZER.token_bytes)
@@ -179,7 +179,7 @@ def test_a_masked_batch_hides_the_whole_answer(config):
         assert answer == question[::-1] + "\n" == TOKENIZER.decode(row[weights == 1])
 
 
-def test_a_context_too_short_for_the_problems_is_refused(config):
+def test_a_context_too_short_for_a_task_is_refused(config):
     with pytest.raises(
         UserError, match=r"context_length: found 12; task:copy with data\.task_length=6 needs at least 13"
     ):

@@ -1,4 +1,4 @@
-"""The store holds the joined stream, is built once, and is never half there."""
+"""The store holds the joined documents, is built once, and is never incomplete."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ def open_store(config, tokenizer=None):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
-def test_the_stream_is_the_documents_joined_by_the_separator(small, kind):
+def test_a_stream_is_documents_joined_by_separators(small, kind):
     config = small(data__tokenizer=kind, data__vocab_size=300)
     corpus = corpora.open_corpus(config.data)
     tokenizer, store = tokenizers.fit(corpus, config.data), open_store(config)
@@ -37,7 +37,7 @@ def test_the_stream_is_the_documents_joined_by_the_separator(small, kind):
         assert isinstance(split.tokens, np.memmap) and split.tokens.dtype == np.uint16
 
 
-def test_it_is_built_once_and_again_for_anything_that_changes_it(small, monkeypatch):
+def test_a_store_is_built_once_for_each_input(small, monkeypatch):
     built, build = [], token_store._build
     monkeypatch.setattr(
         token_store, "_build", lambda directory, *args: (built.append(directory), build(directory, *args))
@@ -53,7 +53,7 @@ def test_it_is_built_once_and_again_for_anything_that_changes_it(small, monkeypa
         assert len(built) == number + 2
 
 
-def test_a_build_that_fails_leaves_nothing(small, tmp_path, monkeypatch):
+def test_a_failed_build_leaves_no_store(small, tmp_path, monkeypatch):
     class Failing(tokenizers.ByteTokenizer):
         def encode(self, text):
             raise RuntimeError("power cut")
@@ -64,7 +64,7 @@ def test_a_build_that_fails_leaves_nothing(small, tmp_path, monkeypatch):
     assert len(open_store(small()).split("train").tokens) > 0
 
 
-def test_a_rival_that_was_faster_keeps_its_store(small, tmp_path):
+def test_the_store_of_a_faster_process_is_kept(small, tmp_path):
     target = tmp_path / "store"
     with files.directory_written_whole(target) as draft:
         (draft / "file").write_text("slower")
@@ -74,7 +74,7 @@ def test_a_rival_that_was_faster_keeps_its_store(small, tmp_path):
     assert list(tmp_path.glob("*.draft")) == []
 
 
-def test_the_draft_of_a_killed_process_goes_and_that_of_a_live_one_stays(tmp_path):
+def test_only_drafts_of_killed_processes_are_deleted(tmp_path):
     target = tmp_path / "store"
     writing = "import os, pathlib, signal, sys; from mini_gpt.runtime import files\n"
     writing += "with files.directory_written_whole(pathlib.Path(sys.argv[1])) as draft:\n"
@@ -89,7 +89,7 @@ def test_the_draft_of_a_killed_process_goes_and_that_of_a_live_one_stays(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_a_draft_that_was_taken_before_its_lock_was_there_is_made_again(tmp_path, monkeypatch):
+def test_a_draft_deleted_before_its_lock_is_made_again(tmp_path, monkeypatch):
     target, opening, locking, taken = tmp_path / "store", os.open, fcntl.flock, []
 
     def another_process(name):
@@ -120,7 +120,7 @@ def test_a_draft_that_was_taken_before_its_lock_was_there_is_made_again(tmp_path
         (["abc"], {"data__split_fractions": (1.0, 0.0, 0.0)}, "the validation split is empty"),
     ],
 )
-def test_nothing_to_train_on_ends_in_one_line(small, tmp_path, texts, overrides, message):
+def test_a_corpus_without_text_is_refused(small, tmp_path, texts, overrides, message):
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
     with pytest.raises(UserError, match=message):
@@ -146,7 +146,7 @@ def test_a_damaged_store_is_built_again(small, name, damage, caplog):
     assert "damaged" not in caplog.text
 
 
-def test_a_damaged_tokenizer_of_the_cache_is_made_again_and_one_of_a_run_is_refused(small, tmp_path, caplog):
+def test_a_damaged_tokenizer_is_remade_only_in_the_cache(small, tmp_path, caplog):
     config = small(data__tokenizer="bpe", data__vocab_size=300)
     corpus = corpora.open_corpus(config.data)
     whole = tokenizers.fit(corpus, config.data)

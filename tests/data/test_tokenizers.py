@@ -1,4 +1,4 @@
-"""Text to ids and back, whatever the tokenizer."""
+"""Text to ids and back, by each tokenizer."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def fitted(small):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_comes_back_and_bytes_are_counted(fitted, tmp_path, kind):
+def test_decoding_inverts_encoding_and_bytes_are_counted(fitted, tmp_path, kind):
     tokenizer, text = fitted(kind), "the größer cat\nsat  on a mat"
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -33,7 +33,7 @@ def test_text_comes_back_and_bytes_are_counted(fitted, tmp_path, kind):
     assert tokenizers.fingerprint(loaded) == tokenizers.fingerprint(tokenizer)
 
 
-def test_the_vocabularies(fitted):
+def test_vocabulary_sizes(fitted):
     assert tokenizers.vocab_size(fitted("bytes")) == 257
     characters = fitted("characters")
     assert characters.characters == "".join(sorted(characters.characters)) and "ö" in characters.characters
@@ -42,17 +42,17 @@ def test_the_vocabularies(fitted):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_any_text_can_be_written_in_bytes(fitted, kind):
+def test_bytes_and_bpe_encode_any_text(fitted, kind):
     tokenizer, text = fitted(kind), "\x00 <|endoftext|> 日本 \U0001f600 é"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_an_unknown_character_is_named_with_its_place(fitted):
+def test_an_unknown_character_is_refused_by_place(fitted):
     with pytest.raises(UserError, match="character 'Z' at place 4"):
         fitted("characters").encode("the Zoo")
 
 
-def test_bpe_is_trained_once_on_the_training_split_alone(small, monkeypatch):
+def test_bpe_is_trained_once_on_the_training_split(small, monkeypatch):
     data = small(data__tokenizer="bpe", data__vocab_size=300).data
     corpus, seen = corpora.open_corpus(data), []
     train = tokenizers.BpeTokenizer.train.__func__
@@ -68,7 +68,7 @@ def test_bpe_is_trained_once_on_the_training_split_alone(small, monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"kind": "words"}', '{"kind": "bpe", "bpe": {}}', "[]"])
-def test_a_damaged_file_is_named(tmp_path, content):
+def test_a_damaged_tokenizer_file_is_named(tmp_path, content):
     (tmp_path / tokenizers.FILE).write_text(content)
     with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer"):
         tokenizers.load(tmp_path)

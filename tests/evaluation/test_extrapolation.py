@@ -1,4 +1,4 @@
-"""Extrapolation, against the model run on each target's context alone, and the windowings by their definition."""
+"""Extrapolation, against a model that is run on the context of one target at a time."""
 
 import math
 
@@ -18,7 +18,7 @@ TOKEN_BYTES = np.array([1] * 200 + [2] * 56 + [0])
 
 @pytest.fixture
 def measure(small, monkeypatch):
-    """Gives (rows, by_position, model, tokens) of a small model with random parameters over a random text."""
+    """Return a function that scores random tokens with a random model: (rows, by_position, model, tokens)."""
 
     def make(lengths, strides, count=150, **overrides):
         monkeypatch.setattr(extrapolation, "SLIDING_TARGETS", 40)
@@ -33,15 +33,15 @@ def measure(small, monkeypatch):
 
 
 def alone(model, tokens, start, target):
-    """Gives the loss of one target from the tokens from `start` on, in a forward pass of its own."""
-    context = np.zeros((1, 24), int)  # of one length, compiled once; what follows a token is out of its sight
+    """Return the loss of one target after tokens[start:target], in a forward pass of its own."""
+    context = np.zeros((1, 24), int)  # one shape, compiled once; a causal model does not see the padding
     context[0, : target - start] = tokens[start:target]
     logits_BLV = model.logits(jnp.array(context))[:, target - start - 1 : target - start]
     return float(losses.nll(logits_BLV, jnp.array([[tokens[target]]]))[0, 0])
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi"])
-def test_each_row_is_the_mean_over_targets_scored_one_by_one(measure, position):
+def test_each_row_is_the_mean_over_its_targets(measure, position):
     rows, by_position, model, tokens = measure((8, 20), (3, 8), model__position=position)
     assert [(row["length"], row["protocol"], row["stride"]) for row in rows] == [
         (8, "blocks", 8), (8, "sliding", 3), (20, "blocks", 20), (20, "sliding", 3), (20, "sliding", 8),
@@ -50,7 +50,7 @@ def test_each_row_is_the_mean_over_targets_scored_one_by_one(measure, position):
         length, stride = row["length"], row["stride"]
         if row["protocol"] == "blocks":
             starts = {t: (t - 1) // length * length for t in range(1, 150)}
-        else:  # the same 40 targets, each first met in a window that starts a whole number of strides from the first
+        else:  # the same 40 targets; windows start whole strides after the first one
             origin = 110 - 1 - (length - stride)
             starts = {t: origin + max(0, math.ceil((t - origin - length) / stride)) * stride for t in range(110, 150)}
             assert all(length - stride + 1 <= t - start <= length for t, start in starts.items())
@@ -70,13 +70,13 @@ def test_each_row_is_the_mean_over_targets_scored_one_by_one(measure, position):
             assert mine[place] == pytest.approx(np.mean(each), abs=1e-5)
 
 
-def test_blocks_at_the_trained_length_are_the_perplexity(measure):
+def test_blocks_of_the_trained_length_equal_perplexity(measure):
     rows, _, model, tokens = measure((8,), (), model__position="rope")
     score = perplexity.score_split(model, tokens, TOKEN_BYTES)
     assert rows[0]["nll"] == pytest.approx(score.nll, rel=1e-6)
 
 
-def test_a_learned_table_past_its_end_gives_a_reason_and_no_number(measure):
+def test_lengths_past_a_learned_table_are_undefined(measure):
     rows, by_position, *_ = measure((4, 8, 9), (2,), model__position="learned")
     assert [row["status"] for row in rows] == ["ok"] * 4 + ["undefined"] * 2
     for row in rows[4:]:
@@ -89,7 +89,7 @@ def test_a_learned_table_past_its_end_gives_a_reason_and_no_number(measure):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_loss_that_is_not_finite_is_no_number(measure, monkeypatch, value):
+def test_a_non_finite_loss_is_undefined(measure, monkeypatch, value):
     def broken(*args, **kwargs):
         return lambda inputs_BL, targets_BL: np.where(inputs_BL == inputs_BL.max(), value, 800.0)
 
@@ -99,14 +99,14 @@ def test_a_loss_that_is_not_finite_is_no_number(measure, monkeypatch, value):
     assert rows[0]["reason"] == "the model's loss is not finite" and by_position == {}
 
 
-def test_a_perplexity_past_a_floats_range_is_no_number(measure, monkeypatch):
+def test_a_perplexity_past_a_floats_range_is_none(measure, monkeypatch):
     high = lambda inputs_BL, targets_BL: np.full(inputs_BL.shape, 800.0)
     monkeypatch.setattr(perplexity, "make_nll_fn", lambda *args, **kwargs: high)
     rows, *_ = measure((8,), ())
     assert (rows[0]["status"], rows[0]["nll"], rows[0]["perplexity"]) == ("ok", 800.0, None)
 
 
-def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(measure, monkeypatch, caplog):
+def test_cost_is_logged_first_and_batches_are_as_in_training(measure, monkeypatch, caplog):
     shapes, nll = [], LoadedModel.nll
 
     def watched(*args):
@@ -135,7 +135,7 @@ def test_the_cost_is_said_before_it_is_spent_and_memory_is_that_of_training(meas
         ("1.1x", (110,)),
     ],
 )
-def test_lengths_are_tokens_or_multiples_of_the_trained_context(text, lengths):
+def test_lengths_are_tokens_or_multiples_of_the_context(text, lengths):
     trained = 100 if text == "1.1x" else 64
     assert extrapolation.parse_lengths("--lengths", text, trained, 2) == lengths
 
@@ -153,12 +153,12 @@ def test_lengths_are_tokens_or_multiples_of_the_trained_context(text, lengths):
         ("infx", r"--lengths: found 'infx'; must be whole tokens"),
     ],
 )
-def test_lengths_that_are_none_are_refused(text, message):
+def test_bad_lengths_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         extrapolation.parse_lengths("--lengths", text, 64, 2)
 
 
-def test_what_can_not_be_windowed_is_said():
+def test_windows_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match=r"--strides: found 65, longer than the window of 64"):
         extrapolation.check_strides((64, 128), (16, 65))
     with pytest.raises(UserError, match=r"the test split has 200 tokens .* that can be scored: 64, 128$"):

@@ -1,4 +1,4 @@
-"""A split's loss, against the model's own logits taken token by token."""
+"""The loss of a split, against the logits of the model, block by block and document by document."""
 
 import dataclasses
 import itertools
@@ -30,7 +30,7 @@ def make_tokens(count):
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_blocks_of_the_context_length_each_token_once(make_model, devices):
+def test_blocks_score_each_token_once(make_model, devices):
     model, tokens = make_model(mesh__data=devices), make_tokens(300)
     score = perplexity.score_split(model, tokens, TOKEN_BYTES)
     forward, total = jax.jit(model.merge()), 0.0
@@ -42,7 +42,7 @@ def test_blocks_of_the_context_length_each_token_once(make_model, devices):
     assert (score.tokens, score.bytes) == (299, int((tokens[1:] != 256).sum()))
 
 
-def test_isolated_documents_are_scored_as_they_were_trained(make_model):
+def test_isolated_documents_are_scored_as_in_training(make_model):
     model, tokens = make_model(data__isolate_documents=True), make_tokens(33)
     score = perplexity.score_split(model, tokens, TOKEN_BYTES)
     opens = [0, *np.flatnonzero(tokens[:-1] == 256).tolist(), 32]
@@ -56,7 +56,7 @@ def test_isolated_documents_are_scored_as_they_were_trained(make_model):
 
 
 @pytest.mark.slow
-def test_masked_documents_are_kept_apart_by_the_text_under_the_masks(make_model):
+def test_masked_separators_still_isolate_documents(make_model):
     overrides = {"train__objective": "masked", "model__causal": False, "train__mask_rate": 0.5}
     model, tokens = make_model(data__isolate_documents=True, **overrides), make_tokens(32)
     tokens[::5] = 256
@@ -72,7 +72,7 @@ def test_masked_documents_are_kept_apart_by_the_text_under_the_masks(make_model)
     assert score.nll_sum == pytest.approx(total, rel=1e-5)
 
 
-def test_evaluation_holds_no_more_sequences_at_a_time_than_training(make_model, monkeypatch):
+def test_a_batch_has_no_more_tokens_than_in_training(make_model, monkeypatch):
     model = make_model(train__batch_size=8, train__accumulation_steps=4)
     shapes, seen, nll = set(), [], LoadedModel.nll
 
@@ -89,7 +89,7 @@ def test_evaluation_holds_no_more_sequences_at_a_time_than_training(make_model, 
     assert shapes == {(2, 64)} and sum(seen) == 6 * 64, "300 tokens have five windows, in three batches of two"
 
 
-def test_what_can_not_be_scored_is_said(small):
+def test_a_split_too_short_to_score_is_refused(small):
     config = small(model__position="learned")
     with pytest.raises(UserError, match="the split has 1 tokens; at least 2 are needed"):
         perplexity.check_scorable(config, 1)

@@ -1,4 +1,4 @@
-"""Scoring, against its definition token by token."""
+"""Scores of tokens, against the documented context of each token."""
 
 import math
 
@@ -9,7 +9,7 @@ from mini_gpt.evaluation import perplexity, scoring
 
 
 class CountingModel:
-    """A stand-in whose loss of a target tells what context it was given: the length of it, and its first token."""
+    """A fake model: the loss of a target encodes the length of its context and the first token of the window."""
 
     def __init__(self):
         self.shapes = set()
@@ -23,7 +23,7 @@ class CountingModel:
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 15, 16, 17, 40, 41])
 @pytest.mark.parametrize("window, stride", [(8, 8), (8, 3), (8, 1), (5, 4), (1, 1), (50, 7)])
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_each_token_has_the_context_that_the_design_states(count, window, stride, batch_size):
+def test_each_token_has_the_documented_context(count, window, stride, batch_size):
     tokens = np.arange(100, 100 + count + 1)
     model = CountingModel()
     nll = scoring.score_tokens(model, tokens, window=window, stride=stride, batch_size=batch_size)
@@ -41,11 +41,11 @@ def test_a_stride_out_of_range_is_refused(stride):
         scoring.score_tokens(CountingModel(), np.arange(20), window=8, stride=stride, batch_size=1)
 
 
-def test_nothing_to_score():
+def test_one_token_has_no_loss():
     assert len(scoring.score_tokens(CountingModel(), np.array([5]), window=8, stride=8, batch_size=2)) == 0
 
 
-def test_figures_are_sums_over_counts():
+def test_scores_are_sums_over_counts():
     token_bytes = np.array([1, 3, 0])  # a character of one byte, one of three, and the separator
     score = scoring.score(np.array([1.0, 2.0, 0.5], np.float32), np.array([0, 1, 2]), token_bytes)
     assert (score.tokens, score.bytes) == (3, 4)
@@ -54,7 +54,7 @@ def test_figures_are_sums_over_counts():
     assert score.bits_per_byte == pytest.approx(3.5 / math.log(2) / 4)
 
 
-def test_a_sample_is_spread_over_the_split_in_whole_windows():
+def test_a_sample_is_whole_windows_spread_over_the_split():
     tokens = np.arange(10_000)
     pieces = perplexity.stretches(tokens, 1_600, 50)
     assert [len(piece) - 1 for piece in pieces] == [100] * 16

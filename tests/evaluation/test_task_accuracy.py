@@ -1,4 +1,4 @@
-"""Task accuracy, against what greedy decoding writes, and with answers whose faults are known."""
+"""Task accuracy, against greedy decoding and against answers with known errors."""
 
 import jax
 import jax.numpy as jnp
@@ -36,20 +36,19 @@ def problems_of(config, count, length=5):
 
 
 @pytest.mark.parametrize("fields", [{}, {"mesh__data": 4}], ids=str)
-def test_exact_match_is_what_greedy_decoding_writes(config, fields):
-    """A random model's answers become the truth of two problems in three, and its second token is at times the end."""
+def test_exact_match_agrees_with_greedy_decoding(config, fields):
+    """Two problems in three get the answer of a random model as theirs, so that some are solved."""
     config = config("missing_duplicate", **fields)
     model = model_of(config, noise=0.3, seed=5)
     drawn = model.parameters
     end = int(TOKENIZER.encode(tasks.END)[0])
-    drawn["embedding"] = drawn["embedding"].at[end].set(1.1 * drawn["embedding"][46])  # else it is hardly ever said
+    drawn["embedding"] = drawn["embedding"].at[end].set(1.1 * drawn["embedding"][46])  # rarely predicted otherwise
     problems = problems_of(config, 21)
-    # What it writes greedily becomes the truth for some problems; the others keep their own answers.
     length, written = config.context_length, []
     for question, _ in problems:
         prompt = TOKENIZER.encode(question + tasks.ANSWER)
         options = {"length": 2, "sampling": Sampling(temperature=0.0)}
-        written.append(generation.generate(model.definition, drawn, prompts=[prompt], **options)[0])
+        written.append(generation.generate(model, [prompt], **options)[0])
     given = [
         (question, TOKENIZER.decode(tokens[:1]) if row % 3 else answer)
         for row, ((question, answer), tokens) in enumerate(zip(problems, written, strict=True))
@@ -64,10 +63,10 @@ def test_exact_match_is_what_greedy_decoding_writes(config, fields):
     assert [int(answer[0]) for answer in score.answers] == [int(tokens[0]) for tokens in written]
 
 
-def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
+def test_counts_of_answers_with_known_errors(config, monkeypatch):
     config = config("reverse", train__batch_size=4)
     problems = problems_of(config, 10)
-    wrong = {2: [0], 5: [0, 3], 9: [5]}  # which tokens of which answers, the fifth being the end
+    wrong = {2: [0], 5: [0, 3], 9: [5]}  # wrong tokens by answer; token 5 is the end
 
     def predict(model, inputs_BL, targets_BL, numbers_B):
         predicted = np.array(targets_BL)
@@ -76,7 +75,7 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
             number = [question for question, _ in problems].index(text.split(tasks.ANSWER)[0])
             for fault in wrong.get(number, []):
                 tokens[text.index(tasks.ANSWER) + fault] += 1
-            tokens[: text.index(tasks.ANSWER)] = 0  # what is said of the question does not count
+            tokens[: text.index(tasks.ANSWER)] = 0  # predictions within the question do not count
         return jnp.full(predicted.shape, 0.5), predicted
 
     monkeypatch.setattr(task_accuracy, "_predict", predict)
@@ -92,7 +91,7 @@ def test_counts_of_answers_whose_faults_are_known(config, monkeypatch):
 
 
 @pytest.mark.slow
-def test_each_problem_has_random_positions_of_its_own(config):
+def test_each_problem_draws_its_own_random_positions(config):
     config = config(model__position="rope", model__random_positions=40, train__batch_size=3)
     loaded = model_of(config, noise=0.3)
     problems = problems_of(config, 8)
@@ -109,7 +108,7 @@ def test_each_problem_has_random_positions_of_its_own(config):
     assert score.nll_sum == pytest.approx(nll_sum, rel=1e-5)
 
 
-def test_a_loss_that_is_not_finite_is_no_accuracy(config):
+def test_a_non_finite_loss_is_undefined(config):
     config = config()
     model = model_of(config)
     model.parameters["embedding"] *= np.nan
@@ -118,14 +117,14 @@ def test_a_loss_that_is_not_finite_is_no_accuracy(config):
 
 
 @pytest.mark.slow
-def test_masked_answers_are_scored_where_they_stand(config):
+def test_masked_answers_are_scored_in_place(config):
     masked = {"train__objective": "masked", "model__causal": False, "data__isolate_documents": True}
     config = config("reverse", **masked)
     model = model_of(config)
     problems = problems_of(config, 3)
     score = task_accuracy.accuracy(model, TOKENIZER, problems, config.context_length)
     assert score.tokens == 15
-    # Alone, without the filling that other rows need: isolation keeps the filling out of sight.
+    # One row without padding: isolation hides the padding of longer rows.
     batch = batches.problem_batch(problems[:1], config, TOKENIZER, 12)
     logits_BLV = model.merge()(jnp.array(batch["inputs"]))
     np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[0, 6:], score.answers[0])
@@ -134,7 +133,7 @@ def test_masked_answers_are_scored_where_they_stand(config):
     assert filled.nll_sum == pytest.approx(float(nll_BL[0, 6:].sum()), rel=1e-6)
 
 
-def test_lengths(config):
+def test_default_lengths_and_undefined_lengths(config):
     assert task_accuracy.default_lengths(config(length=20)) == (5, 10, 15, 20, 25, 30, 35, 40)
     assert task_accuracy.default_lengths(config("associative_recall", length=30)) == (8, 15, 22, 30, 38, 45, 52)
     config = config(model__position="learned")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import train
 from mini_gpt.commands import suites
-from mini_gpt.commands.suites import Request
+from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime import errors
@@ -197,7 +197,7 @@ def test_a_run_with_links_out_of_its_directory_is_refused_and_nothing_is_written
 def test_links_inside_a_run_and_a_run_that_is_a_link_are_fine(trained, tmp_path):
     (trained / "last").symlink_to(trained / "checkpoints" / "4")
     (tmp_path / "link").symlink_to(trained)
-    suites.evaluate(Run(tmp_path / "link"), "perplexity", Request())
+    suites.evaluate(Run(tmp_path / "link"), "perplexity", SuiteOptions())
     assert (trained / "eval" / "perplexity.json").exists()
 
 
@@ -215,7 +215,10 @@ def test_a_checkpoint_of_few_bytes_can_not_ask_for_all_memory(trained, monkeypat
     del config["sha256"]
     config["model"] |= {"d_model": 2**15, "d_ff": 2**17}
     (trained / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"checkpoints/4: damaged \([\d,]+ bytes can't hold the [\d,]+ of its arrays\)"):
+    sizes = r"checkpoints/4: damaged \(its files have [\d,]+ bytes, and its arrays [\d,]+\)"
+    with pytest.raises(UserError, match=sizes):
+        UserError, match=r"checkpoints/4: damaged \(its files have [\d,]+ bytes, and its arrays [\d,]+\)"
+    ):
         Run(trained)
     config["model"]["num_layers"] = 10**6
     (trained / "config.json").write_text(json.dumps(config))
@@ -223,7 +226,7 @@ def test_a_checkpoint_of_few_bytes_can_not_ask_for_all_memory(trained, monkeypat
         Run(trained)
 
 
-def test_the_cache_that_a_run_names_is_used_only_where_it_is_one(trained, tmp_path, monkeypatch):
+def test_the_cache_that_a_run_names_is_used_only_where_it_was_typed(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
     assert Run(trained).config.data.cache_dir == str(tmp_path / "cache")
     config = json.loads((trained / "config.json").read_text())
@@ -231,5 +234,5 @@ def test_the_cache_that_a_run_names_is_used_only_where_it_is_one(trained, tmp_pa
     (tmp_path / "precious").mkdir()
     config["data"]["cache_dir"] = str(tmp_path / "precious")
     (trained / "config.json").write_text(json.dumps(config))
-    suites.evaluate(Run(trained), "perplexity", Request())
+    suites.evaluate(Run(trained), "perplexity", SuiteOptions())
     assert list((tmp_path / "precious").iterdir()) == []

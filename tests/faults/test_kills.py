@@ -27,6 +27,6 @@ def test_a_signal_to_a_real_process(tmp_path):
         process.send_signal(number)
         said = process.communicate(timeout=60)[0]
         assert process.returncode == status, said
-        assert "which is saved; the same command goes on from there" in said and "Traceback" not in said
+        assert "the same command resumes the run" in said and "Traceback" not in said
     kills.run_to_the_end(told)
     kills.compare(twin.workdir, told.workdir)

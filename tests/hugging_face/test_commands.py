@@ -141,6 +141,6 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(run, out, imports, mon
     described = json.loads((out / "config.json").read_text())
     (damaged / "config.json").write_text(json.dumps(described | {"eos_token_id": 999}))
     assert "eos_token_id: found 999; must be the id of the token" in imports(source=damaged)
-    assert "found a run's config; its directory is a run already" in imports(source=run)
+    assert "found the config of a run of mini_gpt; it needs no import" in imports(source=run)
     assert "found a model of Transformers; python -m" in type_in(monkeypatch, "eval.py", f"--workdir={out}")
     assert not (tmp_path / "again").exists()

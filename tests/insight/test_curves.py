@@ -1,9 +1,9 @@
-"""Figures against length: what a reader needs of them."""
+"""Figures against length are readable."""
 
 from mini_gpt.insight.curves import tick_labels
 
 
-def test_labels_that_would_touch_the_one_before_are_left_out():
+def test_labels_that_would_overlap_are_left_out():
     octaves = [64, 128, 256, 512, 1024]
     assert tick_labels(octaves, True) == ["64", "128", "256", "512", "1024"]
     assert tick_labels([4, 10, 14, 15, 16, 20], True) == ["4", "10", "14", "", "16", "20"]

@@ -1,4 +1,4 @@
-"""The page holds what the model computed, runs no text as markup, and does what its controls say, without a network."""
+"""The page shows what the model computes, parses no text as markup, and its controls work without a network."""
 
 import base64
 import json
@@ -33,8 +33,20 @@ def data_of(page: str) -> dict:
     return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
 
 
+def page_of(run: Run) -> dict:
+    """Return the data of a page for the start of the validation text."""
+    tokens = np.asarray(run.store.split("validation").tokens[: explorer.most_tokens(run.config)], np.int32)
+    return data_of(explorer.explorer(run.model, run.tokenizer, tokens, title="", subtitle=""))
+
+
+def evaluated(run: Run, **options) -> dict:
+    """Return the data of the page that the suite writes."""
+    suites.evaluate(run, "explorer", Request(**options))
+    return data_of((run.workdir / "eval" / "explorer.html").read_text(encoding="utf-8"))
+
+
 def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gives logits and weights [heads, L, S] as the page makes them, one pair at a time."""
+    """Return logits and weights [heads, L, S] as the page computes them, one pair at a time."""
     levels = iter(zlib.decompress(base64.b64decode(packed["logits"])))
     tops = iter(np.frombuffer(base64.b64decode(packed["row_max"]), "<f4").tolist())
     logits = np.full((heads, length, length), -np.inf)
@@ -62,7 +74,7 @@ def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndar
 def test_the_page_holds_the_models_attention(small, tmp_path, fields):
     loop.train(small(train__steps=2, model__num_layers=2, **fields), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")
-    data = data_of(explorer.explorer(run, Request()))
+    data = page_of(run)
     packed, tokens = data["attention"], run.store.split("validation").tokens[:32]
     assert packed["tokens"] == [run.tokenizer.decode([token]) for token in tokens]
     tokens_BL = np.asarray(tokens, np.int32)[None].repeat(8, axis=0)
@@ -76,30 +88,30 @@ def test_the_page_holds_the_models_attention(small, tmp_path, fields):
     np.testing.assert_allclose(logits[seen], given[seen], atol=0.1)
 
 
-def test_A3_a_text_of_ones_own_is_shown_up_to_the_context(small, tmp_path):
+def test_a_given_text_is_shown_up_to_the_context(small, tmp_path):
     loop.train(small(train__steps=1, model__position="learned"), tmp_path / "run", conclude=False)
     run, text = Run(tmp_path / "run"), "Where is the cat? Where is the cat? Where?"
-    data = data_of(explorer.explorer(run, Request(text=text)))
-    assert "".join(data["attention"]["tokens"]) == text[:32] and "32 tokens of a text of one's own" in data["subtitle"]
+    data = evaluated(run, text=text)
+    assert "".join(data["attention"]["tokens"]) == text[:32] and "32 tokens of --text" in data["subtitle"]
     with pytest.raises(UserError, match="--text: found ''; must have a character at least"):
-        explorer.explorer(run, Request(text=""))
+        evaluated(run, text="")
 
 
 @pytest.mark.slow
-def test_A3_of_a_task_the_page_shows_a_problem(small, tmp_path):
+def test_the_page_of_a_task_shows_a_problem(small, tmp_path):
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
     loop.train(small(train__steps=1, context_length=12, **fields), tmp_path / "run", conclude=False)
-    shown = "".join(data_of(explorer.explorer(Run(tmp_path / "run"), Request()))["attention"]["tokens"])
+    shown = "".join(evaluated(Run(tmp_path / "run"))["attention"]["tokens"])
     assert re.fullmatch(r"([a-z]{4})=\1\n", shown), shown
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("position", ["learned", "t5"])
-def test_B12_the_page_holds_what_positions_learnt(small, tmp_path, position):
+def test_the_page_holds_the_learned_positions(small, tmp_path, position):
     loop.train(small(train__steps=2, model__position=position), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")
-    held = data_of(explorer.explorer(run, Request()))["positions"]
-    parameters = run.parameters["positions"][position]
+    held = page_of(run)["positions"]
+    parameters = run.model.parameters["positions"][position]
     if position == "learned":
         rows = np.asarray(parameters["embedding"], np.float64)[:: held["learned"]["every"]]
         size = held["learned"]["size"]
@@ -124,13 +136,13 @@ def test_the_largest_page_stays_under_five_megabytes():
     weights_NHLS = np.where(visible_LS, np.exp(logits_NHLS), 0)
     weights_NHLS /= weights_NHLS.sum(-1, keepdims=True)
     packed = explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=True)
-    page = explorer.put_together({"attention": packed | {"tokens": ["<"] * 512}})
+    page = explorer.build_page({"attention": packed | {"tokens": ["<"] * 512}})
     assert len(page) < 5_000_000 and packed["error"] < 0.02
 
 
 def test_markup_in_a_text_stays_text():
-    page = explorer.put_together({"title": HOSTILE, "attention": {"tokens": [HOSTILE]}})
-    assert page.count("</script>") == 3 and HOSTILE not in page and "<img" not in page
+    page = explorer.build_page({"title": HOSTILE, "attention": {"tokens": [HOSTILE]}})
+    assert page.count("</script>") == 4 and HOSTILE not in page and "<img" not in page
     assert data_of(page)["title"] == HOSTILE
     assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import|fetch\(|XMLHttpRequest""", page), "no network"
 
@@ -160,7 +172,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def opened(browser, tmp_path_factory):
-    """Opens a page whose text is hostile; gives the browser, a function to look elements up, and the run."""
+    """Open a page with hostile text; return the browser, a function that finds elements, and the run."""
     root = tmp_path_factory.mktemp("explorer")
     (root / "text").mkdir()
     for number in range(120):
@@ -181,7 +193,7 @@ def press(browser, keys):
 
 
 @pytest.mark.slow
-def test_A14_the_page_opens_without_network_and_runs_no_text(opened):
+def test_the_page_opens_offline_and_parses_no_text(opened):
     browser, find, run = opened
     assert browser.get_log("browser") == []
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
@@ -194,7 +206,7 @@ def test_A14_the_page_opens_without_network_and_runs_no_text(opened):
 
 
 def blank(browser):
-    """Gives a canvas on which nothing was painted yet."""
+    """Return the pixels of an empty canvas."""
     return browser.execute_script("return document.createElement('canvas').toDataURL()")
 
 
@@ -203,7 +215,7 @@ def pixels(browser, name):
 
 
 @pytest.mark.slow
-def test_A14_controls_change_what_is_shown(opened):
+def test_controls_change_the_page(opened):
     browser, find, run = opened
     until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
     press(browser, "1")
@@ -253,7 +265,7 @@ def slide(browser, name, value):
 
 
 @pytest.mark.slow
-def test_B2_the_position_page_follows_its_sliders(opened):
+def test_the_position_page_follows_its_sliders(opened):
     browser, find, _ = opened
     press(browser, "4")
     assert find("longest").text == f"{2 * np.pi * 10_000 ** (30 / 32):,.0f}"
@@ -284,7 +296,7 @@ def toy_shown(browser, name):
 
 
 @pytest.mark.slow
-def test_A12_the_toy_pages_numbers_are_the_librarys(opened):
+def test_the_toy_page_computes_the_same_as_the_library(opened):
     browser, find, _ = opened
     press(browser, "5")
     for preset in toy.PRESETS:

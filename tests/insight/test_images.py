@@ -1,11 +1,11 @@
-"""Pictures hold what they are drawn from."""
+"""Pixels show the values that they are drawn from."""
 
 import numpy as np
 
 from mini_gpt.insight import images
 
 
-def test_A14_a_grid_shows_each_weight_by_its_root():
+def test_a_grid_shows_the_root_of_each_weight():
     weights_NHLS = np.random.default_rng(0).random((2, 3, 4, 4))
     weights_NHLS[1, 2, 3, 0] = 0.25
     pixels = images.map_grid(weights_NHLS)
@@ -16,15 +16,15 @@ def test_A14_a_grid_shows_each_weight_by_its_root():
     assert (pixels[size] == images.PAPER).all() and (pixels[:, size] == images.PAPER).all()
 
 
-def test_B1_similarity_is_the_cosine_of_positions():
+def test_similarity_is_the_cosine_of_positions():
     table_PD = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
     pixels, step = images.similarity(table_PD), images.SMALLEST // 4
     shown = pixels[::step, ::step]
     levels = [[255, 255, 128, 0], [255, 255, 128, 0], [128, 128, 255, 128], [0, 0, 128, 255]]
     assert (shown == images.DIVERGING_X3[np.array(levels)]).all()
-    assert images.similarity(np.ones((1000, 2))).shape == (250, 250, 3), "long tables by every fourth position"
+    assert images.similarity(np.ones((1000, 2))).shape == (250, 250, 3), "of a long table every fourth position"
     assert (images.similarity(np.zeros((2, 2))) == images.DIVERGING_X3[128]).all()
 
 
-def test_a_broken_model_is_pictured_too():
+def test_nan_is_drawn_as_zero():
     assert (images.map_grid(np.full((1, 1, 2, 2), np.nan)) == images.COLOURS_X3[0]).all()

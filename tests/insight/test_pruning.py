@@ -1,4 +1,4 @@
-"""A masked head is one whose output weights are zero; its importance is the slope of the loss."""
+"""Masking a head equals setting its output weights to 0; its importance is the slope of the loss."""
 
 import dataclasses
 import json
@@ -6,16 +6,16 @@ import json
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from mini_gpt.commands import suites
 from mini_gpt.commands.suite_options import Request
+from mini_gpt.data import tokenizers
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning
-from mini_gpt.model import MiniGPT
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
+from tests.evaluation.models import random_model
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def run(small, tmp_path):
 
 
 def without(parameters, layer, head, heads):
-    """Gives parameters in which what a head writes is zero."""
+    """Return a copy of the parameters in which the output weights of a head are 0."""
     copied = jax.tree.map(np.array, parameters)
     kernel = copied["blocks"][layer]["attention"]["out"]["kernel"]
     width = len(kernel) // heads
@@ -39,58 +39,53 @@ def without(parameters, layer, head, heads):
 
 def loss_of(run, parameters=None, most_tokens=None):
     tokens = run.store.split("validation").tokens
-    parameters = run.parameters if parameters is None else parameters
+    parameters = run.model.parameters if parameters is None else parameters
     model = dataclasses.replace(run.model, parameters=parameters)
     return perplexity.score_split(model, tokens, run.tokenizer.token_bytes, most_tokens=most_tokens).nll
 
 
 @pytest.mark.parametrize("fields", [{}, {"model__scan_layers": True}, {"model__num_kv_heads": 1}])
-def test_A11_a_masked_head_is_one_that_writes_nothing(small, fields):
-    config = small(model__num_layers=2, model__position="rope", model__num_heads=2, **fields).model
-    definition, parameters = model_parameters.split(MiniGPT(config, 257, rngs=nnx.Rngs(0)))
+def test_a_masked_head_writes_nothing(small, fields):
+    config = small(model__num_layers=2, model__position="rope", model__num_heads=2, **fields)
+    model = random_model(config, tokenizers.ByteTokenizer().token_bytes, noise=0)
     tokens_BL = np.random.default_rng(0).integers(0, 256, (3, 8))
-    forward = jax.jit(
-        lambda parameters, mask_NBH: model_parameters.merge(definition, parameters)(tokens_BL, head_mask_NBH=mask_NBH)
-    )
+    logits = lambda mask_NBH: dataclasses.replace(model, head_mask_NBH=mask_NBH).logits(tokens_BL)
     ones_NBH = np.ones((2, 3, 2), np.float32)
-    whole = model_parameters.merge(definition, parameters)(tokens_BL)
-    np.testing.assert_allclose(forward(parameters, ones_NBH), whole, rtol=1e-5, atol=1e-6)
+    whole_BLV = model.logits(tokens_BL)
+    np.testing.assert_allclose(logits(ones_NBH), whole_BLV, rtol=1e-5, atol=1e-6)
     for layer, head in np.ndindex(2, 2):
         mask_NBH = ones_NBH.copy()
-        mask_NBH[layer, 1, head] = 0  # of the second row
-        masked_BLV = forward(parameters, mask_NBH)
-        pruned = without(model_parameters.with_layers(parameters, stacked=False), layer, head, 2)
-        pruned = model_parameters.with_layers(pruned, stacked=config.scan_layers)
-        np.testing.assert_allclose(masked_BLV[1], forward(pruned, ones_NBH)[1], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(masked_BLV[::2], whole[::2], rtol=1e-5, atol=1e-6)
-        assert np.abs(masked_BLV[1] - whole[1]).max() > 1e-4
+        mask_NBH[layer, 1, head] = 0  # in the second row
+        masked_BLV = logits(mask_NBH)
+        pruned = without(model_parameters.with_layers(model.parameters, stacked=False), layer, head, 2)
+        pruned = model_parameters.with_layers(pruned, stacked=config.model.scan_layers)
+        pruned_BLV = dataclasses.replace(model, parameters=pruned).logits(tokens_BL)
+        np.testing.assert_allclose(masked_BLV[1], pruned_BLV[1], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(masked_BLV[::2], whole_BLV[::2], rtol=1e-5, atol=1e-6)
+        assert np.abs(masked_BLV[1] - whole_BLV[1]).max() > 1e-4
 
 
 @pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
-def test_A11_importance_is_the_mean_slope_of_the_loss(run, fields):
-    trained = run(**fields)
-    tokens, rows = trained.store.split("train").tokens[: 32 * 11 + 1], trained.config.train.batch_size
-    arguments = (trained.definition, trained.parameters, trained.config)
-    texts = list(pruning.text_batches(tokens, trained.config, 257, rows))
-    importance_NH = pruning.importance(*arguments, texts, 257, trained.mesh)
-    slopes = []
-    for filled, batch in texts:
+def test_importance_is_the_mean_slope_of_the_loss(run, fields):
+    model = (trained := run(**fields)).model
+    texts = list(pruning.text_batches(model, trained.store.split("train").tokens[: 32 * 11 + 1]))
+    importance_NH = pruning.importance(model, texts)
+    slopes = np.zeros((2, 2))
+    for count, batch in texts:
         for layer, head in np.ndindex(2, 2):
             losses = []
             for step in (1e-2, -1e-2):
                 mask_NBH = np.ones((2, 1, 2), np.float32)
                 mask_NBH[layer, 0, head] += step
-                nll_fn = perplexity.make_nll_fn(dataclasses.replace(trained.model, head_mask_NBH=mask_NBH))
+                nll_fn = perplexity.make_nll_fn(dataclasses.replace(model, head_mask_NBH=mask_NBH))
                 nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
-                losses.append((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:filled])
-            slopes.append((layer, head, np.abs(losses[0] - losses[1]) / 2e-2))
-    assert sum(len(slope) for layer, head, slope in slopes if (layer, head) == (0, 0)) == 11
-    for layer, head in np.ndindex(2, 2):
-        mean = np.mean(np.concatenate([slope for n, h, slope in slopes if (n, h) == (layer, head)]))
-        assert importance_NH[layer, head] == pytest.approx(mean, rel=0.02, abs=2e-5)
+                losses.append((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:count])
+            slopes[layer, head] += np.abs(losses[0] - losses[1]).sum() / 2e-2
+    assert sum(count for count, _ in texts) == 11
+    np.testing.assert_allclose(importance_NH, slopes / 11, rtol=0.02, atol=2e-5)
 
 
-def test_heads_go_by_their_share_of_their_layers_norm():
+def test_importance_is_relative_to_the_norm_of_the_layer():
     importance_NH = np.array([[3.0, 4.0], [0.1, 0.0]])  # over norms of 5 and 0.1: 0.6, 0.8; 1, 0
     assert pruning.removal_order(importance_NH) == [(1, 1), (0, 0), (0, 1), (1, 0)]
     assert pruning.removal_order(np.zeros((1, 2))) == [(0, 0), (0, 1)]
@@ -99,7 +94,7 @@ def test_heads_go_by_their_share_of_their_layers_norm():
 
 
 @pytest.mark.slow
-def test_the_suite_measures_the_curve_of_each_order(run, capsys):
+def test_the_suite_measures_a_curve_for_each_order(run, capsys):
     trained = run()
     result = suites.evaluate(trained, "pruning", Request())
     workdir = trained.workdir
@@ -113,12 +108,12 @@ def test_the_suite_measures_the_curve_of_each_order(run, capsys):
     assert len({(curve[0], curve[-1]) for curve in curves.values()}) == 1, "none and all are the same in any order"
     assert curves["importance", None][0] == loss_of(trained, most_tokens=pruning.SCORED_TOKENS)
     first = result["removal_order"][0]
-    pruned = without(trained.parameters, *first, 2)
+    pruned = without(trained.model.parameters, *first, 2)
     assert curves["importance", None][1] == pytest.approx(loss_of(trained, pruned, pruning.SCORED_TOKENS), rel=1e-5)
 
 
 @pytest.mark.slow
-def test_a_tasks_heads_are_worth_what_its_answers_lose(run, monkeypatch):
+def test_pruning_a_task_measures_the_loss_of_the_answers(run, monkeypatch):
     for name in ("SCORED_TOKENS", "IMPORTANCE_TOKENS"):
         monkeypatch.setattr(pruning, name, 1200)
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
@@ -126,19 +121,17 @@ def test_a_tasks_heads_are_worth_what_its_answers_lose(run, monkeypatch):
     result = suites.evaluate(trained, "pruning", Request())
     problems = trained.problems("validation", pruning.SCORED_TOKENS // 12)
     nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "importance"}
-    pruned = without(trained.parameters, *result["removal_order"][0], 2)
-    for removed, parameters in ((0, trained.parameters), (1, pruned)):
+    pruned = without(trained.model.parameters, *result["removal_order"][0], 2)
+    for removed, parameters in ((0, trained.model.parameters), (1, pruned)):
         model = dataclasses.replace(trained.model, parameters=parameters)
         alone = task_accuracy.accuracy(model, trained.tokenizer, problems, 12).nll
         assert nll[removed] == pytest.approx(alone, rel=1e-5)
     assert nll[0] != pytest.approx(nll[1], rel=1e-4)
     five, eight = (
-        list(pruning.problem_batches(trained.problems("train", count), trained.config, trained.tokenizer, 8))
+        list(pruning.problem_batches(trained.model, trained.tokenizer, trained.problems("train", count)))
         for count in (5, 8)
     )
     assert five[0][0] == 5 and (five[0][1]["inputs"][:5] == eight[0][1]["inputs"][:5]).all()
-    model = (trained.definition, trained.parameters, trained.config)
-    texts = (five, [(5, eight[0][1])], eight)
-    filled, others, whole = (pruning.importance(*model, rows, 67, trained.mesh) for rows in texts)
+    filled, others, whole = (pruning.importance(trained.model, rows) for rows in (five, [(5, eight[0][1])], eight))
     np.testing.assert_allclose(filled, others, rtol=1e-5)
     assert np.abs(filled - whole).max() > 1e-2 * whole.max()

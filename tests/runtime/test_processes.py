@@ -51,7 +51,7 @@ def assert_close(a, b):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_and_read_each_others_checkpoints(small, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
+    one, two = tmp_path / "one", tmp_path / "[two] \\ processes"
     divided = {"mesh.data": 1, "mesh.fsdp": 2}
     paths = {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "data.tokenizer": "bpe"}
     paths["data.vocab_size"] = 300
@@ -111,7 +111,7 @@ def test_a_signal_to_one_process_stops_both_at_one_step_and_another_number_of_th
     both[told].send_signal(number)
     said = [process.communicate(timeout=100) for process in both]
     assert both[told].returncode == 128 + number and both[1 - told].returncode == 143, said
-    stopped = int(re.search(r"stopped at step (\d+), which is saved", said[0][1])[1])
+    stopped = int(re.search(r"stopped and saved at step (\d+)", said[0][1])[1])
     assert Run(workdir).step == stopped == len(rows(workdir)) < 1000, said
     fields = {"train__steps": stopped + 4, "eval__every": 1000, "model__dropout": 0.2, "data__path": small().data.path}
     loop.train(small(**fields), tmp_path / "alone", conclude=False)
@@ -141,14 +141,14 @@ def test_what_one_process_alone_finds_damaged_is_damaged_for_both(small, tmp_pat
     store.write_bytes(store.read_bytes()[::-1])
     said, statuses = train()
     assert statuses == [0, 0], said
-    assert "is damaged (as another process finds): set aside as" in said[0][1] and "at step 2: going on" in said[0][1]
+    assert "is damaged (found by another process): set aside as" in said[0][1] and "at step 2: resuming" in said[0][1]
     assert (workdir / "damaged/checkpoints-4/parameters").is_dir()
     again = Run(workdir).parameters, rows(workdir)
     assert again[1] == whole[1]
     with workdirs.locked(workdir, new=False):
         said, statuses = train()
     # The other does not wait for the first, which is refused: it says so, or JAX, which may be faster, ends it.
-    assert statuses[0] == 1 and statuses[1] != 0 and "another run is at work in" in said[0][1], said
+    assert statuses[0] == 1 and statuses[1] != 0 and "another run trains in" in said[0][1], said
     for left, right in zip(*map(jax.tree.leaves, (again[0], whole[0])), strict=True):
         np.testing.assert_array_equal(left, right)
 

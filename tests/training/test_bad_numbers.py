@@ -14,7 +14,7 @@ from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.spikes import Spikes
+from mini_gpt.training.monitor import Spikes
 from tests.training.interruption import PowerCut, assert_same_bits, cut_after
 from tests.training.test_stopping import signal_in_step
 
@@ -138,7 +138,7 @@ def test_skipping_changes_nothing_but_the_count_up_to_a_limit(small, tmp_path, p
     assert [row["step"] for row in rows if "train/loss" not in row] == [2, 6]
     assert all(math.isfinite(value) for row in rows for value in row.values())
     poison(1, 5, 6)
-    with pytest.raises(UserError, match=r"step 7: .*; step 4 is saved; train\.nonfinite_limit=2 such steps were to be"):
+    with pytest.raises(UserError, match=r"step 7: .*; step 4 is saved; train\.nonfinite_limit allows 2 such steps"):
         loop.train(config, tmp_path / "three", conclude=False)
     with pytest.raises(UserError, match="step 7"):  # the count is in the checkpoint
         loop.train(config, tmp_path / "three", conclude=False)
@@ -203,7 +203,7 @@ def test_a_stop_does_not_change_where_a_run_goes_back_to(small, tmp_path, poison
 def test_going_back_ends_at_its_limit(small, tmp_path, poison):
     poison(*range(5, 100))
     config = small(train__nonfinite="rewind", train__nonfinite_limit=3, **FIELDS)
-    with pytest.raises(UserError, match=r"step 5: .*; step 4 is saved; train\.nonfinite_limit=3 such steps were to be"):
+    with pytest.raises(UserError, match=r"step 5: .*; step 4 is saved; train\.nonfinite_limit allows 3 such steps"):
         loop.train(config, tmp_path, conclude=False)
 
 
@@ -211,5 +211,5 @@ def test_spikes_are_found_and_noise_is_not():
     spikes, draw = Spikes(), np.random.default_rng(0)
     assert all(spikes.found(x) is None for x in 4 + np.exp(-np.arange(1000) / 50) + 0.05 * draw.normal(size=1000))
     said = spikes.found(5.0)
-    assert re.fullmatch(r"loss 5\.0000 is a spike: the median of the 10 losses logged before is (3\.9|4\.0)\d+", said)
+    assert re.fullmatch(r"loss 5\.0000 is a spike: the median of the last 10 logged losses is (3\.9|4\.0)\d+", said)
     assert spikes.found(3.9) is None

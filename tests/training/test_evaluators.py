@@ -1,4 +1,4 @@
-"""What a run on tasks says of itself."""
+"""Runs on tasks: evaluation and resuming."""
 
 import json
 
@@ -11,8 +11,8 @@ TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__tas
 
 
 @pytest.mark.slow
-def test_a_task_is_learnt_and_watched(small, tmp_path, capsys):
-    # Copying two letters of a context of six tokens: small enough to be learnt here.
+def test_a_task_is_learnt_and_evaluated(small, tmp_path, capsys):
+    # Copy two letters in a context of six tokens: small enough to be learnt in a test.
     fields = TASK | {
         "data__task_length": 2,
         "context_length": 6,

@@ -17,7 +17,7 @@ from mini_gpt.evaluation import perplexity
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, loop
+from mini_gpt.training import assembly, loop, monitor
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.run import Run
 from tests.training.interruption import PowerCut, assert_same_bits, cut_after
@@ -147,8 +147,9 @@ def test_the_speed_is_that_of_the_device_however_far_the_program_runs_ahead(smal
     make, scalars_of = assembly.Assembly.compiled_step, assembly.TextEvaluator.scalars
     monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
     monkeypatch.setattr(assembly.TextEvaluator, "scalars", scalars)
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
-    monkeypatch.setattr(loop, "jax", SimpleNamespace(device_get=wait, block_until_ready=wait))
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: now, monotonic=lambda: now))
+    monkeypatch.setattr(monitor, "jax", SimpleNamespace(device_get=wait))
+    monkeypatch.setattr(loop, "jax", SimpleNamespace(block_until_ready=wait))
     config = small(train__steps=40, train__log_every=8, eval__every=20, checkpoint__every=28)
     loop.train(config, tmp_path, conclude=False)
     rates = {row["step"]: row.get("train/tokens_per_second") for row in rows(tmp_path)}
@@ -220,7 +221,7 @@ def test_a_loss_that_is_no_number_is_never_the_best(small, tmp_path, monkeypatch
 
 def test_fewer_steps_than_are_done_are_refused(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path)
-    with pytest.raises(UserError, match=r"train\.steps: found 2; the run in .* is at step 4 already"):
+    with pytest.raises(UserError, match=r"train\.steps: found 2, but the run in .* is already at step 4"):
         loop.train(small(train__steps=2), tmp_path)
 
 

@@ -47,8 +47,8 @@ def test_a_signal_saves_the_step_under_way_and_ends_with_its_status(
         signal_in_step(patch, number, 6)
         loop.train(config, tmp_path / "run", conclude=False)
     assert left.value.code == status and signal.getsignal(number) is handler
-    assert "saving after this step; the same signal again leaves at once" in capfd.readouterr().err
-    assert "stopped at step 6, which is saved; the same command goes on from there" in caplog.text
+    assert "stopping: saving after this step; send the signal again to exit at once" in capfd.readouterr().err
+    assert "stopped and saved at step 6; the same command resumes the run" in caplog.text
     assert Checkpoints(tmp_path / "run" / "checkpoints", read_only=True).steps() == [4, 6]
     assert [row["step"] for row in rows(tmp_path / "run")] == [1, 4]  # no row that the other run has not
     assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), whole)
@@ -60,7 +60,7 @@ def heed_and_wait(reading, ready):
     with stopping.listening() as request:
         ready.set()
         reading.wait(30)
-        os._exit(request.heard or 0)
+        os._exit(request.received or 0)
 
 
 @pytest.mark.slow
@@ -90,13 +90,13 @@ def test_a_second_run_in_a_directory_is_refused_until_the_first_is_gone_however_
     process = context.Process(target=hold, args=(tmp_path, held, release))
     process.start()
     assert held.wait(60)
-    with pytest.raises(UserError, match=r"--workdir: another run is at work in \S+; wait for it, or name a new one"):
+    with pytest.raises(UserError, match=r"--workdir: another run trains in \S+; wait for it, or name a new one"):
         loop.train(small(), tmp_path)
     assert not (tmp_path / "config.json").exists() and not (tmp_path / "checkpoints").exists()
     process.kill()
     process.join()
     loop.train(small(train__steps=1), tmp_path, conclude=False)
-    with pytest.raises(UserError, match="another run has begun in"), workdirs.locked(tmp_path, new=True):
+    with pytest.raises(UserError, match="another run has started in"), workdirs.locked(tmp_path, new=True):
         pass
 
 

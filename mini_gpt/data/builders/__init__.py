@@ -1,1 +1,1 @@
-"""TFDS builders of our own, for corpora that the catalogue lacks."""
+"""TFDS builders for corpora that the TFDS catalogue lacks."""

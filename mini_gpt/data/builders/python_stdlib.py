@@ -1,4 +1,4 @@
-"""The running interpreter's standard library as a corpus: every machine that runs this has it."""
+"""The Python standard library as a corpus, which needs no download: the files of the running interpreter."""
 
 import functools
 import hashlib
@@ -13,30 +13,30 @@ import tensorflow_datasets as tfds
 
 from mini_gpt.runtime.errors import UserError
 
-# encodings/ is near-identical tables, which would leak across a split by document; some machines install no tests.
+# encodings/ holds near-identical tables, which would leak across a split by document; tests are not always installed.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "__pycache__"}
 
 
 def sources(root: Path) -> list[Path]:
-    """Gives the library's source files, sorted. Raises UserError where there are none."""
+    """Return the source files of the library, sorted. Raises UserError if there are none."""
     files = [p for p in root.rglob("*.py") if not LEFT_OUT.intersection(p.relative_to(root).parts)]
     if not files:
         raise UserError(
             f"data.corpus: python_stdlib found no .py files in {root}; "
-            "use a Python that has the sources of its library, or data.corpus=text"
+            "use a Python with the sources of its library, or data.corpus=text"
         )
     return sorted(files)
 
 
 def read(path: Path) -> str:
-    """Decodes a source file as Python does (PEP 263)."""
+    """Decode a source file as Python does (PEP 263)."""
     raw = path.read_bytes()
     encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
     return raw.decode(encoding).replace("\r\n", "\n")
 
 
 class PythonStdlib(tfds.core.GeneratorBasedBuilder):
-    """Each source file of the standard library is a document; the config's name holds the Python and a content hash."""
+    """Each source file is a document. The name of the config holds the Python version and a hash of the files."""
 
     VERSION = tfds.core.Version("1.0.0")
 

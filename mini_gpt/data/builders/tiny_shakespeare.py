@@ -1,4 +1,4 @@
-"""Karpathy's tiny Shakespeare, downloaded without TensorFlow or read from a file, its SHA-256 checked."""
+"""Karpathy's tiny Shakespeare, downloaded or read from a file; its SHA-256 is checked."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 class TinyShakespeare(tfds.core.GeneratorBasedBuilder):
-    """The whole text is one document, to be split by place as nanoGPT does; the catalogue's own needs TensorFlow."""
+    """The whole text as one document, to be split as in nanoGPT. The builder in the TFDS catalogue needs TensorFlow."""
 
     VERSION = tfds.core.Version("1.0.0")
     name = "tiny_shakespeare_whole"
@@ -42,5 +42,5 @@ class TinyShakespeare(tfds.core.GeneratorBasedBuilder):
         raw = path.read_bytes()
         found = hashlib.sha256(raw).hexdigest()
         if found != SHA256:
-            raise UserError(f"{self.path or URL}: found SHA-256 {found}; tiny_shakespeare has {SHA256}")
+            raise UserError(f"{self.path or URL}: found SHA-256 {found}; must be {SHA256}")
         yield 0, {"text": raw.decode()}

@@ -1,4 +1,4 @@
-"""Learned positions: GPT-2 (Radford et al. 2019), whose products keep their matrices [in, out], as ours."""
+"""GPT-2 (Radford et al. 2019): learned positions. Its matrices are stored [in, out], as ours."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from mini_gpt.hugging_face.architectures.tensors import Tensor, linear, norm
 
 TITLE, CLASS = "GPT-2", "GPT2LMHeadModel"
 ALWAYS_BIASED = True
-PREFIX = "transformer."  # which files that were saved without the head lack
+PREFIX = "transformer."  # missing in files that were saved without the output layer
 BUFFERS = r"h\.\d+\.attn\.(masked_)?bias"
 
 
 def can(model: ModelConfig) -> dict[str, tuple]:
-    """Gives the values of our fields that it has."""
+    """Return {model field of ours: the values that this architecture supports}."""
     return {
         "num_kv_heads": (model.num_heads,),
         "norm": ("layernorm",),
@@ -23,7 +23,7 @@ def can(model: ModelConfig) -> dict[str, tuple]:
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Gives the fields of config.json that are GPT-2's own."""
+    """Return the fields of config.json that only GPT-2 has."""
     model = config.model
     return {
         "n_positions": model.max_positions,
@@ -40,7 +40,7 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def fields(settings: Settings) -> dict[str, Any]:
-    """Gives the config fields of ours that say the same."""
+    """Return the equivalent config fields of ours. Raises UserError for an unsupported setting."""
     settings.must_be("layer_norm_epsilon", 1e-5, default=1e-5)
     settings.must_be("scale_attn_by_inverse_layer_idx", False, default=False)
     settings.must_be("scale_attn_weights", True, default=True)
@@ -63,7 +63,7 @@ def fields(settings: Settings) -> dict[str, Any]:
 
 
 def tensors(model: ModelConfig) -> list[Tensor]:
-    """Gives all tensors of such a model."""
+    """Return all tensors of a model, and the parameters that they hold."""
     listed = [Tensor(f"{PREFIX}wte.weight", ("embedding",))]
     listed += [Tensor(f"{PREFIX}wpe.weight", ("positions/learned/embedding",))]
     for layer in range(model.num_layers):

@@ -1,4 +1,4 @@
-"""RoPE with LayerNorm and a feed-forward of two products: GPT-NeoX (Black et al. 2022), its residuals one by one."""
+"""GPT-NeoX (Black et al. 2022) with sequential residuals: RoPE, LayerNorm, an MLP of two matrices."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ BUFFERS = r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
 
 
 def can(model: ModelConfig) -> dict[str, tuple]:
-    """Gives the values of our fields that it has."""
+    """Return {model field of ours: the values that this architecture supports}."""
     return {
         "num_kv_heads": (model.num_heads,),
         "norm": ("layernorm",),
@@ -25,7 +25,7 @@ def can(model: ModelConfig) -> dict[str, tuple]:
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Gives the fields of config.json that are GPT-NeoX's own."""
+    """Return the fields of config.json that only GPT-NeoX has."""
     model = config.model
     return {
         "max_position_embeddings": config.context_length,
@@ -46,7 +46,7 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def fields(settings: Settings) -> dict[str, Any]:
-    """Gives the config fields of ours that say the same."""
+    """Return the equivalent config fields of ours. Raises UserError for an unsupported setting."""
     settings.must_be("use_parallel_residual", False, default=True)
     settings.must_be("layer_norm_eps", 1e-5, default=1e-5)
     settings.must_be("attention_bias", True, default=True)
@@ -67,7 +67,7 @@ def fields(settings: Settings) -> dict[str, Any]:
 
 
 def tensors(model: ModelConfig) -> list[Tensor]:
-    """Gives all tensors of such a model."""
+    """Return all tensors of a model, and the parameters that they hold."""
     listed = [Tensor(f"{PREFIX}embed_in.weight", ("embedding",))]
     for layer in range(model.num_layers):
         theirs, ours = f"{PREFIX}layers.{layer}", f"blocks/{layer}"

@@ -1,4 +1,4 @@
-"""RoPE with RMSNorm and SwiGLU: Llama (Touvron et al. 2023)."""
+"""Llama (Touvron et al. 2023): RoPE, RMSNorm, SwiGLU."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ BUFFERS = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 
 
 def can(model: ModelConfig) -> dict[str, tuple]:
-    """Gives the values of our fields that it has."""
+    """Return {model field of ours: the values that this architecture supports}."""
     return {
         "norm": ("rmsnorm",),
         "activation": ("swiglu",),
@@ -25,7 +25,7 @@ def can(model: ModelConfig) -> dict[str, tuple]:
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Gives the fields of config.json that are Llama's own."""
+    """Return the fields of config.json that only Llama has."""
     model = config.model
     return {
         "max_position_embeddings": config.context_length,
@@ -46,12 +46,12 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def fields(settings: Settings) -> dict[str, Any]:
-    """Gives the config fields of ours that say the same."""
+    """Return the equivalent config fields of ours. Raises UserError for an unsupported setting."""
     width, heads = settings.whole("hidden_size", 4096), settings.whole("num_attention_heads", 32)
     settings.one_of("hidden_act", {"silu": "swiglu", "swish": "swiglu"}, "silu")
     settings.must_be("rms_norm_eps", 1e-5, default=1e-6)
     settings.must_be("head_dim", width // heads, default=width // heads)
-    for where in (settings, settings.section("rope_parameters")):  # which Transformers' Llama does not hear
+    for where in (settings, settings.section("rope_parameters")):  # Transformers' Llama ignores it
         where.must_be("partial_rotary_factor", 1.0, default=1.0)
     biased = settings.boolean("attention_bias", False)
     settings.must_be("mlp_bias", biased, default=False)
@@ -71,7 +71,7 @@ def fields(settings: Settings) -> dict[str, Any]:
 
 
 def tensors(model: ModelConfig) -> list[Tensor]:
-    """Gives all tensors of such a model."""
+    """Return all tensors of a model, and the parameters that they hold."""
     listed = [Tensor(f"{PREFIX}embed_tokens.weight", ("embedding",))]
     for layer in range(model.num_layers):
         theirs, ours = f"{PREFIX}layers.{layer}", f"blocks/{layer}"

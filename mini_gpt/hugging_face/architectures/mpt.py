@@ -14,7 +14,7 @@ BUFFERS = "(?!)"
 
 
 def can(model: ModelConfig) -> dict[str, tuple]:
-    """Gives the values of our fields that it has."""
+    """Return {model field of ours: the values that this architecture supports}."""
     return {
         "num_kv_heads": (model.num_heads,),
         "norm": ("layernorm",),
@@ -25,7 +25,7 @@ def can(model: ModelConfig) -> dict[str, tuple]:
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Gives the fields of config.json that are MPT's own."""
+    """Return the fields of config.json that only MPT has."""
     model = config.model
     return {
         "max_seq_len": config.context_length,
@@ -40,7 +40,7 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def fields(settings: Settings) -> dict[str, Any]:
-    """Gives the config fields of ours that say the same."""
+    """Return the equivalent config fields of ours. Raises UserError for an unsupported setting."""
     width, heads = settings.whole("d_model", 2048), settings.whole("n_heads", 16)
     attention = settings.section("attn_config")
     for name, wanted in {"alibi": True, "alibi_bias_max": 8, "qk_ln": False, "prefix_lm": False}.items():
@@ -67,7 +67,7 @@ def fields(settings: Settings) -> dict[str, Any]:
 
 
 def tensors(model: ModelConfig) -> list[Tensor]:
-    """Gives all tensors of such a model."""
+    """Return all tensors of a model, and the parameters that they hold."""
     listed = [Tensor(f"{PREFIX}wte.weight", ("embedding",))]
     for layer in range(model.num_layers):
         theirs, ours = f"{PREFIX}blocks.{layer}", f"blocks/{layer}"

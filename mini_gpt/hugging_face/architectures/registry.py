@@ -1,4 +1,4 @@
-"""Which of Transformers' architectures has the blocks of a config, and what it can't say of them."""
+"""Choose the Transformers architecture that has the blocks of a config."""
 
 from types import ModuleType
 
@@ -7,16 +7,16 @@ from mini_gpt.hugging_face.architectures import gpt2, gpt_neox, llama, mpt
 from mini_gpt.hugging_face.architectures.settings import Settings
 from mini_gpt.runtime.errors import UserError, shown
 
-# By model_type in their config.json. Each has a TITLE, a CLASS, whether its products and norms are ALWAYS_BIASED, the
-# PREFIX of its tensors, the BUFFERS that old files hold, and can, describe, fields and tensors.
+# By model_type in config.json. Each module has TITLE, CLASS, ALWAYS_BIASED (linear layers and norms have biases),
+# PREFIX (of tensor names), BUFFERS (a pattern of tensors to skip), and functions can, describe, fields, tensors.
 ARCHITECTURES = {"gpt2": gpt2, "llama": llama, "gpt_neox": gpt_neox, "mpt": mpt}
 
-# What all of them are. Of the fields that only training reads, dropout among them, none is looked at.
+# Values that all of them need. Fields that only training reads, such as dropout, are not checked.
 ALL_CAN = {
     "causal": (True,),
     "norm_placement": ("pre",),
     "residual": (True,),
-    "scale_attention": (True,),  # GPT-2 may say no, which some versions of Transformers do not hear
+    "scale_attention": (True,),  # GPT-2's config can express False, but some versions of Transformers ignore it
     "attention_window": (None,),
     "random_positions": (None,),
 }
@@ -24,10 +24,7 @@ IMPLIED = {f"model.{name}": values[0] for name, values in ALL_CAN.items()} | {"m
 
 
 def choose(model: ModelConfig) -> str:
-    """Gives the model_type that a model can be written as.
-
-    Raises UserError, with the name of the field, where there is none.
-    """
+    """Return the model_type as which a model can be exported. Raises UserError, naming the fields, if there is none."""
     by_position = {
         "learned": "gpt2",
         "alibi": "mpt",
@@ -35,8 +32,8 @@ def choose(model: ModelConfig) -> str:
     }
     if model.position not in by_position:
         raise UserError(
-            f"model.position: found {shown(model.position)}; no architecture that can be written here has it: "
-            f"must be {', '.join(by_position)}"
+            f"model.position: found {shown(model.position)}, which can't be exported; must be one of "
+            f"{', '.join(by_position)}"
         )
     model_type = by_position[model.position]
     architecture, problems = ARCHITECTURES[model_type], []
@@ -46,15 +43,15 @@ def choose(model: ModelConfig) -> str:
         if found not in values:
             problems.append(f"model.{name}: found {shown(found)}; must be {' or '.join(map(str, values))}")
     if problems:
-        written = f"a model with {model.position} positions and {model.norm} is written as {architecture.TITLE}"
+        written = f"a model with {model.position} positions and {model.norm} is exported as {architecture.TITLE}"
         raise UserError("; ".join([*problems, written]))
     return model_type
 
 
 def find(settings: Settings) -> ModuleType:
-    """Gives the architecture that a config.json names. Raises UserError for one that is not read here."""
+    """Return the architecture that a config.json names. Raises UserError if it is not supported."""
     if "optimizer" in settings.values:
-        raise UserError(f"{settings.path}: found a run's config; its directory is a run already")
+        raise UserError(f"{settings.path}: found the config of a run of mini_gpt; it needs no import")
     architecture = ARCHITECTURES[settings.one_of("model_type", {name: name for name in ARCHITECTURES}, default="")]
     settings.must_be("quantization_config", None, default=None)
     return architecture

@@ -1,4 +1,4 @@
-"""A config.json of Hugging Face's, read field by field."""
+"""Read a config.json of Transformers, field by field."""
 
 import json
 import sys
@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mini_gpt.config.model_schema import LARGEST
+from mini_gpt.hugging_face import source_files
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
-# Of a feed-forward of two products: what is written for ours, and what else says the same.
+# Names of activations: the one that is exported, and others that are imported as the same function.
 ACTIVATION_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu", "relu": "relu"}
 ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATION_NAMES.items()}
 ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
@@ -17,7 +19,7 @@ ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
 class Settings:
     """The fields of a config.json, or of a section in it.
 
-    Each reader raises UserError, naming the file and the field, where the value is not what it must be.
+    Each method raises UserError, naming the file and the field, if the value is not allowed.
     """
 
     def __init__(self, path: Path, values: Any, prefix: str = ""):
@@ -27,23 +29,23 @@ class Settings:
             raise UserError(f"{where}: found {shown(values)}; must be an object of fields")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Gives a field's value, or the default where it is missing or null."""
+        """Return a field's value, or the default if it is missing or null."""
         value = self.values.get(name)
         return default if value is None else value
 
     def section(self, name: str) -> "Settings":
-        """Gives a field that is an object, empty where it is missing or null."""
+        """Return a field that is an object; empty if it is missing or null."""
         return Settings(self.path, self.get(name, {}), f"{self.prefix}{name}.")
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Gives a whole number above 0, no larger than any model has."""
+        """Return a whole number in 1..LARGEST."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
             raise self.error(name, f"must be a whole number in 1..{LARGEST}")
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Gives a number of 0 at least that a float holds."""
+        """Return a finite number of at least 0."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             raise self.error(name, "must be a number of at least 0")
@@ -56,16 +58,16 @@ class Settings:
         return value
 
     def one_of(self, name: str, known: dict[str, str], default: str) -> str:
-        """Gives what a field's value is called here."""
+        """Return our name for a field's value."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
-            raise self.error(name, f"can be read where it is {' or '.join(known)}")
+            raise self.error(name, f"must be {' or '.join(known)} to be imported")
         return known[value]
 
     def must_be(self, name: str, wanted: Any, default: Any) -> None:
-        """Raises UserError where a field has another value than the only one that a block of ours can have."""
+        """Raise UserError if a field has another value than the only one that is supported."""
         if self.get(name, default) != wanted:
-            raise self.error(name, f"can be read where it is {json.dumps(wanted)}")
+            raise self.error(name, f"must be {json.dumps(wanted)} to be imported")
 
     def error(self, name: str, right: str) -> UserError:
         found = json.dumps(self.values[name], ensure_ascii=False)[:200] if name in self.values else "nothing"
@@ -73,9 +75,9 @@ class Settings:
 
 
 def read(path: Path) -> Settings:
-    """Reads a config.json. Raises UserError where there is none."""
+    """Read a config.json. Raises UserError if it is missing or not valid JSON."""
     try:
-        return Settings(path, json.loads(path.read_text(encoding="utf-8")))
+        return Settings(path, files.read_json(source_files.find(path.parent, path.name)))
     except FileNotFoundError:
         raise UserError(f"{path}: not found; name a directory that holds a model's config.json") from None
     except (ValueError, RecursionError) as error:

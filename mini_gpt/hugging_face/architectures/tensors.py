@@ -1,4 +1,4 @@
-"""How one tensor of a safetensors file is made of parameters of ours, and the way back."""
+"""Pack parameters of ours into one tensor of a safetensors file, and unpack them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ Shape = tuple[int, ...]
 class Tensor:
     """A tensor's name, and the paths of the parameters that it joins along their last axis.
 
-    transposed: a matrix is kept [out, in], as torch.nn.Linear does; ours are [in, out]. heads: of each head the parts
-    stand together, as GPT-NeoX keeps queries, keys and values; else one whole part follows the other.
+    transposed: the matrix is stored [out, in], as in torch.nn.Linear; ours are [in, out]. heads: the parts are
+    interleaved by head, as GPT-NeoX stores queries, keys and values; None: one whole part follows the other.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Tensor:
     heads: int | None = None
 
     def pack(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Joins parameters into the tensor; exact."""
+        """Join parameters into the tensor; bit for bit."""
         if self.heads is not None:
             by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in parts]
             joined = np.stack(by_head, axis=-2).reshape(*parts[0].shape[:-1], -1)
@@ -31,7 +31,7 @@ class Tensor:
         return np.ascontiguousarray(joined.T if self.transposed else joined)
 
     def unpack(self, tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
-        """Gives the parameters, of the given shapes, that the tensor joins; exact."""
+        """Return the parameters, of the given shapes, that the tensor joins; bit for bit."""
         joined = tensor.T if self.transposed else tensor
         if self.heads is not None:
             by_head = joined.reshape(*joined.shape[:-1], self.heads, len(shapes), -1)
@@ -41,19 +41,19 @@ class Tensor:
         return [np.ascontiguousarray(part).reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def shape(self, shapes: Sequence[Shape]) -> Shape:
-        """Gives the tensor's shape where the parameters have these."""
+        """Return the tensor's shape for parameters of these shapes."""
         joined = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
         return joined[::-1] if self.transposed else joined
 
 
 def linear(name: str, *modules: str, biased: bool, transposed: bool = True, heads: int | None = None) -> list[Tensor]:
-    """Gives the weight, and the bias, of a product that is made of some of ours."""
+    """Return the weight, and the bias, of a linear layer that joins layers of ours."""
     kernels, biases = (tuple(f"{module}/{leaf}" for module in modules) for leaf in ("kernel", "bias"))
     weight = Tensor(f"{name}.weight", kernels, transposed, heads)
     return [weight, Tensor(f"{name}.bias", biases, heads=heads)] if biased else [weight]
 
 
 def norm(name: str, module: str, *, biased: bool) -> list[Tensor]:
-    """Gives the scale, and the bias, of a norm."""
+    """Return the scale, and the bias, of a norm."""
     scale = Tensor(f"{name}.weight", (f"{module}/scale",))
     return [scale, Tensor(f"{name}.bias", (f"{module}/bias",))] if biased else [scale]

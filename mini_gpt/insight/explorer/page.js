@@ -1,102 +1,16 @@
 "use strict";
-// One page, one state. Attention is stored as quantised logits below each row's largest; weights are made from them here.
+// One page, one state. attention.js decodes the weights and draws maps.
 
 const { html, render, useState, useEffect, useRef } = htmPreact;
 const TABS = ["Heads", "Model", "Map", "Positions", "Toy"];
 const COLOURS = ["#3b6fe0", "#d9572b", "#2c9c63", "#b23fa8", "#c79a00", "#0d9cb5", "#7a5bd6", "#c43a5e"];
 const FEWEST = 0.02; // weight from which a line is drawn
 
-// Reading what the library wrote.
-
-function bytesOf(text) {
-  const decoded = atob(text), bytes = new Uint8Array(decoded.length);
-  for (let n = 0; n < decoded.length; n++) bytes[n] = decoded.charCodeAt(n);
-  return bytes;
-}
-
-async function unpack(text) {
-  const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
-class Attention {
-  constructor(data, levels) {
-    Object.assign(this, data);
-    this.length = data.tokens.length;
-    this.levels_ = levels;
-    this.rowMax = new Float32Array(bytesOf(data.row_max).buffer);
-    this.perHead = data.causal ? (this.length * (this.length + 1)) / 2 : this.length * this.length;
-    this.cache = new Map();
-  }
-  seen(i) { return this.causal ? i + 1 : this.length; }
-  start(i) { return this.causal ? (i * (i + 1)) / 2 : i * this.length; }
-  // How far a logit is below the largest of its row, or Infinity for a pair that is not visible.
-  below(layer, head, i, j) {
-    if (j >= this.seen(i)) return Infinity;
-    const level = this.levels_[(layer * this.heads + head) * this.perHead + this.start(i) + j];
-    return level === this.hidden ? Infinity : this.floor * (level / this.steps) ** 2;
-  }
-  // Whether all that is known is that it lies so far below.
-  cut(layer, head, i, j) { return this.below(layer, head, i, j) === this.floor; }
-  logit(layer, head, i, j) {
-    return this.rowMax[(layer * this.heads + head) * this.length + i] - this.below(layer, head, i, j);
-  }
-  weights(layer, head) {
-    const key = layer * this.heads + head;
-    if (!this.cache.has(key)) {
-      const { length } = this, weights = new Float32Array(length * length);
-      const table = Float32Array.from({ length: 256 }, (_, level) =>
-        level === this.hidden ? 0 : Math.exp(-this.floor * (level / this.steps) ** 2));
-      for (let i = 0; i < length; i++) {
-        const from = key * this.perHead + this.start(i), seen = this.seen(i);
-        let sum = 0;
-        for (let j = 0; j < seen; j++) sum += table[this.levels_[from + j]];
-        for (let j = 0; sum > 0 && j < seen; j++) weights[i * length + j] = table[this.levels_[from + j]] / sum;
-      }
-      this.cache.set(key, weights);
-    }
-    return this.cache.get(key);
-  }
-}
-
-// What is shown of a token, as text: markup in a corpus is never parsed.
-const shown = (token) => token.replace(/\n/g, "⏎").replace(/\r/g, "␍").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "·".repeat(s.length)) || "∅";
-
-// Colours: magma-like for weights, two-sided for signed values.
-
-const MAGMA = [[0, 0, 4], [40, 11, 84], [101, 21, 110], [159, 42, 99], [212, 72, 66], [245, 125, 21], [250, 193, 39], [252, 255, 164]];
-function magma(share) {
-  const at = Math.min(0.9999, Math.max(0, share)) * (MAGMA.length - 1), low = Math.floor(at), part = at - low;
-  return MAGMA[low].map((c, k) => Math.round(c + (MAGMA[low + 1][k] - c) * part));
-}
-const MAGMAS = Array.from({ length: 256 }, (_, n) => magma(n / 255));
-function signed(value) {
-  const v = Math.max(-1, Math.min(1, value)), toward = v < 0 ? [33, 102, 172] : [178, 24, 43];
-  return toward.map((c) => Math.round(247 + (c - 247) * Math.abs(v)));
-}
-
-function paint(canvas, width, height, colourAt) {
-  canvas.width = width;
-  canvas.height = height;
-  const context = canvas.getContext("2d"), image = context.createImageData(width, height);
-  for (let y = 0, at = 0; y < height; y++)
-    for (let x = 0; x < width; x++, at += 4) {
-      const [r, g, b] = colourAt(x, y);
-      image.data[at] = r; image.data[at + 1] = g; image.data[at + 2] = b; image.data[at + 3] = 255;
-    }
-  context.putImageData(image, 0, 0);
-}
-
 function Pixels({ width, height, colourAt, deps, ...rest }) {
   const canvas = useRef();
   useEffect(() => paint(canvas.current, width, height, colourAt), deps);
   return html`<canvas ref=${canvas} ...${rest}></canvas>`;
 }
-
-const weightMap = (attention, layer, head) => {
-  const weights = attention.weights(layer, head), { length } = attention;
-  return (x, y) => MAGMAS[Math.round(255 * Math.sqrt(weights[y * length + x]))];
-};
 
 // The views.
 
@@ -159,7 +73,7 @@ function Heads({ attention, state, set }) {
         style=${strength > 0.01 ? `background:color-mix(in srgb, ${COLOURS[state.head % COLOURS.length]} ${Math.round(100 * strength)}%, transparent)` : ""}>${shown(token)}</div>`;
     })}</div>`;
   return html`<${Pickers} ...${{ attention, state, set, many: true }} />
-    <p class="soft">Left the token that asks, right what it attends to. Point at a token to see it alone; shift and a head's number add a head.</p>
+    <p class="soft">Left: queries. Right: keys. Point at a token to see only its lines. Shift and click on a head to add it.</p>
     <div class="lines">${column(false)}<canvas ref=${canvas} id="lines" style=${`width:100%;height:${length * row}px`}></canvas>${column(true)}</div>`;
 }
 
@@ -279,16 +193,16 @@ function Positions({ data, state, set }) {
       <div class="panel"><h2>Sinusoids, width ${width}</h2>
         <${Pixels} id="waves" width=${width} height=${length} colourAt=${(x, y) => signed(wave(y, x))} deps=${[length, base]} style="height:260px" />
         <p class="soft">Positions downwards, dimensions across; wavelengths from 6.28 to <b id="longest">${longest.toLocaleString("en", { maximumFractionDigits: 0 })}</b> tokens.</p></div>
-      <div class="panel"><h2>How alike two positions are</h2>
+      <div class="panel"><h2>Similarity of two positions</h2>
         <${Curve} low=${-1} high=${1} x="tokens apart" y=${`Cosine of two sinusoids: 1 apart ${similar[1].toFixed(3)}, 10 apart ${similar[10].toFixed(3)}. RoPE scores equal vectors by the same sum, over a head's pairs.`}
           lines=${[{ name: `sinusoids, ${width} dimensions`, values: similar }, { name: `RoPE, ${turned} dimensions`, values: distances.map((d) => similarityOf(base, turned, d)) }]} /></div>
       <div class="panel"><h2>RoPE turns pairs of a head's ${turned} dimensions</h2>
         <${Turns} width=${turned} base=${base} />
         <p class="soft">Where (1, 0) points at positions 0 to 7. Fast pairs tell near tokens apart, slow ones far tokens.</p></div>
-      <div class="panel"><h2>RoPE: the offset alone counts</h2>
+      <div class="panel"><h2>RoPE: only the offset counts</h2>
         <${Curve} low=${-1} high=${1} x="tokens of offset" y="Scores of equal vectors, the key at 0 and at 1000: one curve."
           lines=${[{ name: "key at 0", values: distances.map((d) => rotated(d, 0)) }, { name: "key at 1000", values: distances.map((d) => rotated(d, 1000)) }]} /></div>
-      <div class="panel"><h2>ALiBi: a slope a head</h2>
+      <div class="panel"><h2>ALiBi: one slope per head</h2>
         <${Curve} low=${0} high=${1} x="tokens apart" y=${`Factors exp(−slope · distance) of ${slopes.length} heads.`}
           lines=${slopes.slice(0, 8).map((slope, n) => ({ name: `head ${n}: ${slope.toPrecision(3)}`, values: distances.map((d) => Math.exp(-slope * d)) }))} /></div>
       ${learned && html`<div class="panel"><h2>This run's learned positions</h2>
@@ -337,7 +251,7 @@ function Toy({ data, state, set }) {
     <div class="panels">${maps.map(({ logits, weights }, head) => html`<div class="panel"><h2>Head ${head + 1}</h2>
       <p class="soft">Logits qᵀk/√2${state.temperature === 1 ? "" : " over the temperature"}</p><${Table} name=${`toy-logit-${head}`} values=${logits} words=${words} colourOf=${(v) => signed(v / 4)} />
       <p class="soft">Weights: the softmax of each row</p><${Table} name=${`toy-weight-${head}`} values=${weights} words=${words} colourOf=${(v) => magma(v)} /></div>`)}</div>
-    <p class="soft">“head 2 negated” turns the signs of head 2's logits and leaves head 1 as it is. Another order moves rows and columns and changes no number: attention alone does not know order.</p>`;
+    <p class="soft">“head 2 negated” changes the signs of head 2's logits and leaves head 1 as it is. Another order of the words permutes rows and columns and changes no number: attention alone does not depend on order.</p>`;
 }
 
 function App({ data, attention }) {

@@ -1,4 +1,4 @@
-"""A figure of a head report: each head's label where it stands in the model, and its strengths for every kind."""
+"""The figure of a head report: each head's label, and its strength for each kind of key."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ MIXED, GLOBAL = "#d8d8d8", "#b3cde3"
 
 
 def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
-    """Gives the grid of labels (layers upwards, heads across) beside the strengths, a line a head."""
+    """Return a figure: a grid of labels, with layers upwards, beside the strengths, with one line per head."""
     kinds = [kind for kind, values in rows[0]["kinds"].items() if values["queries"]] or list(rows[0]["kinds"])
     layers, heads = (1 + max(row[axis] for row in rows) for axis in ("layer", "head"))
     height = max(4.2, 1.8 + 0.2 * len(rows), 1.8 + 0.75 * layers)
@@ -25,7 +25,10 @@ def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
 
 
 def _draw_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str], layers: int, heads: int) -> None:
-    colours = dict(zip(kinds, colormaps["Set3"].colors * 2, strict=False)) | {"mixed": MIXED, "global": GLOBAL}
+    colours = dict(zip(kinds, [colormaps["Set3"](n) for n in range(12)] * 2, strict=False)) | {
+        "mixed": MIXED,
+        "global": GLOBAL,
+    }
     for row in rows:
         axes.add_patch(_square(row["head"], row["layer"], colours[row["label"]]))
         strength = row["kinds"].get(row["label"], {}).get("strength")

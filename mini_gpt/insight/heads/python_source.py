@@ -1,4 +1,4 @@
-"""What belongs together in Python source, by its own tokenizer and parser: a truth for heads that nobody annotated."""
+"""Which parts of Python source belong together, according to Python's own tokenizer and parser."""
 
 import ast
 import bisect
@@ -19,7 +19,7 @@ Span = tuple[int, int]  # half-open, in UTF-8 bytes of the text
 
 
 class Relation(NamedTuple):
-    """From the last byte of what asks to all bytes of what is meant."""
+    """A relation from the last byte of a query to the bytes of its keys."""
 
     kind: str
     query: int
@@ -27,12 +27,11 @@ class Relation(NamedTuple):
 
 
 def relations(text: str, reach: int) -> list[Relation]:
-    """Gives the relations of a source file whose keys start at most `reach` bytes before their query; none where it
-    does not parse.
+    """Return the relations of a source file whose keys start at most `reach` bytes before the query.
 
-    matching bracket: from a closing one to its opening one. earlier use of a name: from the end of an identifier to all
-    earlier occurrences of the same. definition of a call: from the end of the name that is called, as `name(...)` or
-    `self.name(...)`, to that name in the definitions before it, of the file or of the class.
+    If the file does not parse, there are none. matching bracket: from a closing bracket to its opening one. earlier use
+    of a name: from the end of an identifier to all its earlier occurrences. definition of a call: from the end of the
+    called name, in `name(...)` or `self.name(...)`, to that name in earlier definitions of the file or of the class.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -52,25 +51,26 @@ def relations(text: str, reach: int) -> list[Relation]:
 
 
 class _Offsets:
-    """Turns lines and columns into bytes from the start."""
+    """Converts lines and columns to byte offsets."""
 
     def __init__(self, text: str):
-        self.lines = io.StringIO(text, newline=None).readlines()  # parted as Python parts them
+        self.lines = io.StringIO(text, newline=None).readlines()  # with universal newlines, as Python reads them
         self.starts = [0]
         for line in io.StringIO(text, newline="").readlines():
             self.starts.append(self.starts[-1] + len(line.encode()))
 
-    def place(self, line: int, column: int) -> int:
-        """The parser's columns count bytes."""
+    def offset(self, line: int, column: int) -> int:
+        """Return the offset of a position of the parser, whose columns count bytes."""
         return self.starts[line - 1] + column
 
     def span(self, token: TokenInfo) -> Span:
-        """The tokenizer's columns count characters."""
+        """Return the span of a token; the tokenizer's columns count characters."""
         (line, column), (last, end) = token.start, token.end
-        return tuple(self.starts[n - 1] + len(self.lines[n - 1][:c].encode()) for n, c in ((line, column), (last, end)))
+        byte = lambda number, at: self.starts[number - 1] + len(self.lines[number - 1][:at].encode())
+        return byte(line, column), byte(last, end)
 
 
-Found = Iterator[tuple[str, int, list[Span]]]  # kind, query, and sorted spans, of which those before the query count
+Found = Iterator[tuple[str, int, list[Span]]]  # kind, query and sorted spans; only spans before the query count
 
 
 def _brackets(tokens: list[TokenInfo], offsets: _Offsets) -> Found:
@@ -87,25 +87,25 @@ def _names(tokens: list[TokenInfo], offsets: _Offsets) -> Found:
     for token in tokens:
         if _is_identifier(token):
             span = offsets.span(token)
-            yield KINDS[1], span[1] - 1, uses[token.string]  # read before the next is asked for
+            yield KINDS[1], span[1] - 1, uses[token.string]  # the caller reads the list before it grows
             uses[token.string].append(span)
 
 
 def _calls(tree: ast.Module, tokens: list[TokenInfo], offsets: _Offsets) -> Found:
     names = [token for token in tokens if token.type == tokenize.NAME]
-    name_at = {}  # by where a definition starts, the span of its name
+    name_at = {}  # from the start of a definition to the span of its name
     for before, word, name in zip([None, *names], names, names[1:], strict=False):
         if word.string in ("def", "class"):
             start = before if before is not None and before.string == "async" else word
             name_at[offsets.span(start)[0]] = offsets.span(name)
-    # Inside of f-strings Python 3.11 has no tokens, and its parser's places can be others.
+    # Python 3.11 has no tokens inside f-strings, and its parser may report other positions there.
     ends = {offsets.span(token)[1]: token.string for token in names}
 
     def defined(nodes: Iterable[ast.AST]) -> dict[str, list[Span]]:
         spans = collections.defaultdict(list)
         for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                spans[node.name].append(name_at[offsets.place(node.lineno, node.col_offset)])
+                spans[node.name].append(name_at[offsets.offset(node.lineno, node.col_offset)])
         return {name: sorted(found) for name, found in spans.items()}
 
     def called(
@@ -113,7 +113,7 @@ def _calls(tree: ast.Module, tokens: list[TokenInfo], offsets: _Offsets) -> Foun
     ) -> Found:
         for node in nodes:
             if isinstance(node, ast.Call) and (name := name_of(node.func)) in definitions:
-                end = offsets.place(node.func.end_lineno, node.func.end_col_offset)
+                end = offsets.offset(node.func.end_lineno or 0, node.func.end_col_offset or 0)
                 if ends.get(end) == name:
                     yield KINDS[2], end - 1, definitions[name]
 
@@ -122,15 +122,15 @@ def _calls(tree: ast.Module, tokens: list[TokenInfo], offsets: _Offsets) -> Foun
     methods = {method for node in classes for method in node.body if not isinstance(method, ast.ClassDef)}
     yield from called(nodes, defined(node for node in nodes if node not in methods), _name)
     for node in classes:
-        yield from called(_of_one_class(node), defined(node.body), _attribute_of_self)
+        yield from called(_nodes_of_class(node), defined(node.body), _attribute_of_self)
 
 
-def _of_one_class(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields what is in a class, but not in the classes in it, whose self is another."""
+def _nodes_of_class(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a class without those of nested classes, which have another `self`."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.ClassDef):
             yield child
-            yield from _of_one_class(child)
+            yield from _nodes_of_class(child)
 
 
 def _name(called: ast.expr) -> str | None:

@@ -1,8 +1,8 @@
-"""How much of a head's attention goes to keys of one kind, beside what chance would give them.
+"""How much of a head's attention goes to keys of one kind, compared with chance.
 
-A kind is a template: for each query, the keys that count as such. Its score is the mean weight on them, and its
-strength how far that is from chance on the way to all: 0 for attention that is even over the visible keys, 1 for
-attention on them alone, at any length. (Fixed thresholds on the mean or the deviation of a row would fail with length.)
+A kind is a template: for each query, the keys that belong to the kind. Its score is the mean weight on these keys. Its
+strength is the score's share of the way from chance to 1: 0 for even attention over the visible keys, 1 for attention
+only to keys of the kind. Strengths can be compared across lengths.
 """
 
 from typing import NamedTuple
@@ -13,18 +13,20 @@ import numpy as np
 
 from mini_gpt.model.attention.reference import AttentionMaps
 
-LOCAL = 4  # tokens: the query's own and the three before it; where not causal, three on either side
-MANY = 16  # visible keys that a query must have for a strong pair to say something
+LOCAL = 4  # tokens: the query itself and three before it; if not causal, three on either side
+MANY = 16  # visible keys that a query must have for `strongest_pairs`
+
+
+Numbers = float | np.ndarray
 
 
 class HeadSums(NamedTuple):
-    """Sums over the queries of one layer; divided by their counts they are means.
+    """Sums over the queries of one layer; float32.
 
-    mass_HT: weight on the keys of each kind; chance_T: the share of the visible keys that are of it; queries_T: those
-    that have a choice, some visible key being of the kind and some not. entropy_H: over the log of the number of
-    visible keys; distance_H: in tokens; both over `choosing` queries, which see two keys or more. strongest_BH: each
-    row's largest weight on another token among queries that see MANY keys (or as many as there are), and its place as
-    L·query + key.
+    mass_HT: weight on the keys of each kind (T). chance_T: share of the visible keys that are of the kind. queries_T:
+    queries that see keys of the kind and others; only these count for the kind. entropy_H: over the log of the number
+    of visible keys. distance_H: in tokens. choosing: queries that see at least two keys; only these count for entropy
+    and distance.
     """
 
     mass_HT: jax.Array
@@ -33,13 +35,18 @@ class HeadSums(NamedTuple):
     entropy_H: jax.Array
     distance_H: jax.Array
     choosing: jax.Array
-    strongest_BH: jax.Array
-    strongest_place_BH: jax.Array
 
 
-def head_sums(maps: AttentionMaps, tokens_BL: jax.Array, templates_BTLS: jax.Array, counts_BL: jax.Array) -> HeadSums:
-    """Sums what the heads of a layer do over the queries that count."""
-    weights_BHLS, (_, length) = maps.weights_BHLS, tokens_BL.shape
+class StrongestPairs(NamedTuple):
+    """The largest weight on another token of each row and head, and its index L·query + key."""
+
+    weight_BH: jax.Array
+    index_BH: jax.Array
+
+
+def head_sums(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Array) -> HeadSums:
+    """Return the sums over the queries that count."""
+    weights_BHLS = maps.weights_BHLS
     visible_BLS = maps.visible_BLS & counts_BL[..., None]
     visible_BL = visible_BLS.sum(-1)
     of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
@@ -48,12 +55,7 @@ def head_sums(maps: AttentionMaps, tokens_BL: jax.Array, templates_BTLS: jax.Arr
     counted_BTLS = (of_kind_BTLS & asked_BTL[..., None]).astype(jnp.float32)
     choosing_BL = visible_BL > 1
     entropy_BHL = jax.scipy.special.entr(weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
-    places_L = jnp.arange(length)
-    distance_LS = jnp.abs(places_L[:, None] - places_L)
-    distance_BHL = (weights_BHLS * distance_LS).sum(-1)
-    seen_much_BL = visible_BL >= jnp.minimum(MANY, visible_BL.max())
-    pairs_BLS = seen_much_BL[..., None] & (distance_LS > 0)
-    pairs_BHX = jnp.where(pairs_BLS[:, None], weights_BHLS, 0).reshape(*weights_BHLS.shape[:2], -1)
+    distance_BHL = (weights_BHLS * _distance(visible_BLS)).sum(-1)
     return HeadSums(
         jnp.einsum("bhls,btls->ht", weights_BHLS, counted_BTLS),
         jnp.where(asked_BTL, of_kind_BTL / jnp.maximum(visible_BL, 1)[:, None], 0).sum((0, 2)),
@@ -61,29 +63,43 @@ def head_sums(maps: AttentionMaps, tokens_BL: jax.Array, templates_BTLS: jax.Arr
         jnp.where(choosing_BL[:, None], entropy_BHL, 0).sum((0, 2)),
         jnp.where(choosing_BL[:, None], distance_BHL, 0).sum((0, 2)),
         choosing_BL.sum(),
-        pairs_BHX.max(-1),
-        pairs_BHX.argmax(-1),
     )
 
 
-def strength(mass: np.ndarray, chance: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Gives (mass - chance) / (queries - chance): 0 by chance, 1 at most, below 0 for keys that are avoided."""
+def strongest_pairs(maps: AttentionMaps, counts_BL: jax.Array) -> StrongestPairs:
+    """Return the strongest pairs among queries that count and see MANY keys, or as many as there are."""
+    weights_BHLS, visible_BLS = maps.weights_BHLS, maps.visible_BLS & counts_BL[..., None]
+    visible_BL = visible_BLS.sum(-1)
+    sees_many_BL = visible_BL >= jnp.minimum(MANY, visible_BL.max())
+    pairs_BLS = sees_many_BL[..., None] & (_distance(visible_BLS) > 0)
+    pairs_BHX = jnp.where(pairs_BLS[:, None], weights_BHLS, 0).reshape(*weights_BHLS.shape[:2], -1)
+    return StrongestPairs(pairs_BHX.max(-1), pairs_BHX.argmax(-1))
+
+
+def _distance(visible_BLS: jax.Array) -> jax.Array:
+    positions_L = jnp.arange(visible_BLS.shape[-1])
+    return jnp.abs(positions_L[:, None] - positions_L)
+
+
+def strength(mass: Numbers, chance: Numbers, queries: Numbers) -> Numbers:
+    """Return (mass - chance) / (queries - chance): 0 by chance, at most 1, below 0 for keys that are avoided."""
     return (mass - chance) / np.maximum(queries - chance, 1e-9)
 
 
 def positional_templates(length: int, opens_BL: np.ndarray, *, causal: bool) -> dict[str, np.ndarray]:
-    """Gives the kinds that places alone decide, as boolean BLS; `opens_BL` tells the first token of each segment."""
+    """Return the kinds that depend only on positions, as boolean BLS. opens_BL: the first token of each segment."""
     ahead_LS = np.arange(length) - np.arange(length)[:, None]
-    by_place = {"previous token": ahead_LS == -1}
+    by_offset = {"previous token": ahead_LS == -1}
     if not causal:
-        by_place["next token"] = ahead_LS == 1
-    by_place |= {"self": ahead_LS == 0, "local window": np.abs(ahead_LS) < LOCAL}
-    templates = {kind: np.broadcast_to(keys_LS, (len(opens_BL), length, length)) for kind, keys_LS in by_place.items()}
-    return templates | {"first token": np.broadcast_to(opens_BL[:, None], (len(opens_BL), length, length))}
+        by_offset["next token"] = ahead_LS == 1
+    by_offset |= {"self": ahead_LS == 0, "local window": np.abs(ahead_LS) < LOCAL}
+    shape = (len(opens_BL), length, length)
+    templates = {kind: np.broadcast_to(keys_LS, shape) for kind, keys_LS in by_offset.items()}
+    return templates | {"first token": np.broadcast_to(opens_BL[:, None], shape)}
 
 
 def token_templates(tokens_BL: np.ndarray, is_delimiter_V: np.ndarray, is_rare_V: np.ndarray) -> dict[str, np.ndarray]:
-    """Gives the kinds that the tokens decide, as boolean BLS, the query's own place left out."""
+    """Return the kinds that depend on the tokens, as boolean BLS, without the query's own position."""
     other_LS = ~np.eye(tokens_BL.shape[1], dtype=bool)
     return {
         "delimiter": is_delimiter_V[tokens_BL][:, None] & other_LS,
@@ -93,20 +109,19 @@ def token_templates(tokens_BL: np.ndarray, is_delimiter_V: np.ndarray, is_rare_V
 
 
 def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gives tokens_BL, each row a random sequence of some of the tokens, none twice, over and over; and its period_B.
+    """Return tokens_BL, each row a random sequence of different tokens, repeated; and period_B, the sequences' lengths.
 
-    Periods are drawn up to half of the length, so that a head which looks back by a fixed distance is not taken for one
-    that looks for the token.
+    Periods differ, so that a head that looks back by a fixed distance does not pass for an induction head.
     """
-    most, draw = min(length // 2, len(tokens)), np.random.default_rng(seed)
-    period_B = draw.integers(max(2, most // 2), most + 1, size=rows)
-    repeated = [np.resize(draw.permutation(tokens)[:period], length) for period in period_B]
+    most, random = min(length // 2, len(tokens)), np.random.default_rng(seed)
+    period_B = random.integers(max(2, most // 2), most + 1, size=rows)
+    repeated = [np.resize(random.permutation(tokens)[:period], length) for period in period_B]
     return np.stack(repeated).astype(np.int32), period_B
 
 
 def induction_template(length: int, period_B: np.ndarray) -> dict[str, np.ndarray]:
-    """Gives what came after the same token before (Olsson et al. 2022), as boolean BLS, from the second copy on."""
-    places_L, period_B11 = np.arange(length), period_B[:, None, None]
-    behind_LS = places_L[:, None] - places_L
-    follows_BLS = ((behind_LS + 1) % period_B11 == 0) & (behind_LS >= 0) & (places_L > 0)
-    return {"induction": follows_BLS & (places_L[:, None] >= period_B11)}
+    """Return the keys after earlier copies of the query (Olsson et al. 2022), as boolean BLS, for all but the first."""
+    positions_L, period_B11 = np.arange(length), period_B[:, None, None]
+    behind_LS = positions_L[:, None] - positions_L
+    follows_BLS = ((behind_LS + 1) % period_B11 == 0) & (behind_LS >= 0) & (positions_L > 0)
+    return {"induction": follows_BLS & (positions_L[:, None] >= period_B11)}

@@ -1,4 +1,4 @@
-"""Brackets, names and calls are found where Python's own tokenizer and parser see them."""
+"""Brackets, names and calls are found as Python's own tokenizer and parser read them."""
 
 import pytest
 
@@ -24,7 +24,7 @@ open("x")
 
 
 def found(text, kind, reach=10_000):
-    """Gives what asks, up to its last byte, with its line, and what is meant, as text with places."""
+    """Return (line, its text up to the query's last byte, texts of the keys) of each relation."""
     data = text.encode()
     listed = []
     for relation in relations(text, reach):
@@ -35,7 +35,7 @@ def found(text, kind, reach=10_000):
     return listed
 
 
-def test_A9_brackets_are_matched():
+def test_brackets_are_matched():
     closing = found(SOURCE, KINDS[0])
     assert (2, "return helper(x, [x]", ["["]) in closing and (2, "return helper(x, [x])", ["("]) in closing
     assert len(closing) == sum(SOURCE.count(c) for c in ")]") - 0 and all(
@@ -46,14 +46,14 @@ def test_A9_brackets_are_matched():
     assert nested.keys[0][0] == data.index(b"helper(x") + 6
 
 
-def test_A9_names_have_their_earlier_uses():
+def test_names_have_their_earlier_uses():
     names = found(SOURCE, KINDS[1])
     assert (2, "return helper(x", ["x"]) in names and (2, "return helper(x, [x", ["x", "x"]) in names
     assert (11, "def helper", ["helper"]) in names and all("helper (a" not in text for _, text, _ in names)
     assert not any(text.endswith(("return", "def")) for _, text, _ in names), "no keywords"
 
 
-def test_A9_calls_have_their_definitions():
+def test_calls_have_their_definitions():
     assert sorted(found(SOURCE, KINDS[2])) == [
         (5, "return (self.wert", ["wert"]),
         (11, "def helper(a, b): return helper", ["helper"]),
@@ -61,7 +61,7 @@ def test_A9_calls_have_their_definitions():
     ]
 
 
-def test_what_is_out_of_reach_or_no_python_has_none():
+def test_distant_keys_and_other_text_have_no_relations():
     near = relations("a = 1\nb = a\n" + "#" * 100 + "\na", 50)
     assert [(r.kind, r.query, r.keys) for r in near] == [(KINDS[1], 10, ((0, 1),))]
     for text in ("To be, or not to be: that", "def f(:", "\0", "(" * 300 + ")" * 300, "﻿x = x"):
@@ -69,7 +69,7 @@ def test_what_is_out_of_reach_or_no_python_has_none():
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_places_are_bytes_whatever_ends_a_line(end):
+def test_offsets_are_bytes_for_all_line_ends(end):
     text = f'größe = "ä"{end}x = (größe,{end}  größe)\x0c{end}'
     data = text.encode()
     for relation in relations(text, 1000):
@@ -79,11 +79,11 @@ def test_places_are_bytes_whatever_ends_a_line(end):
     assert [r.kind for r in relations(text, 1000)].count(KINDS[1]) == 2
 
 
-def test_many_uses_of_a_name_take_no_quadratic_time():
+def test_many_uses_of_a_name_take_linear_time():
     text = "x = x\n" * 20_000
     assert len(relations(text, 30)) == 39_999
     assert max(len(relation.keys) for relation in relations(text, 30)) <= 11
 
 
-def test_kinds_are_those_of_the_relations():
+def test_every_kind_of_relation_occurs():
     assert {relation.kind for relation in relations(SOURCE, 10_000)} == set(python_source.KINDS)

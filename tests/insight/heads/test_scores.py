@@ -1,4 +1,4 @@
-"""Templates and strengths are right on synthetic maps, at any length, and equal to a sum over single pairs."""
+"""Scores are right on synthetic maps at any length, and equal sums over single pairs."""
 
 import math
 
@@ -19,7 +19,7 @@ def normalised(weights_LS):
 
 
 def shifted(length, by):
-    """All weight on the token so many before, or on the first where there is none."""
+    """Return maps with all weight on the token `by` positions before, or on the first."""
     weights_LS = np.zeros((length, length))
     weights_LS[np.arange(length), np.maximum(np.arange(length) - by, 0)] = 1
     return weights_LS
@@ -40,24 +40,24 @@ def heads_of(length):
 
 
 def measured(weights_HLS, tokens_L, templates):
-    """Gives (strength, queries) by kind for each head, and its entropy."""
+    """Return (strength, queries) by kind for each head, the entropies, the sums and the strongest pairs."""
     length = len(tokens_L)
     maps = AttentionMaps(weights_HLS[None] * 0, np.float32(weights_HLS[None]), causal(length)[None])
     templates_BTLS = np.stack(list(templates.values()), axis=1)
-    sums = head_scores.head_sums(maps, tokens_L[None], templates_BTLS, np.ones((1, len(tokens_L)), bool))
+    sums = head_scores.head_sums(maps, templates_BTLS, np.ones((1, len(tokens_L)), bool))
     strengths_HT = head_scores.strength(*map(np.asarray, (sums.mass_HT, sums.chance_T, sums.queries_T)))
     queries_T, entropy_H = np.asarray(sums.queries_T), np.asarray(sums.entropy_H) / int(sums.choosing)
     rows = [dict(zip(templates, zip(row, queries_T, strict=True), strict=True)) for row in strengths_HT]
-    return rows, entropy_H, sums
+    return rows, entropy_H, (sums, head_scores.strongest_pairs(maps, np.ones((1, len(tokens_L)), bool)))
 
 
 @pytest.mark.parametrize("length", [64, 300, 1024])
-def test_A9_synthetic_heads_have_their_label_at_any_length(length):
+def test_synthetic_heads_get_their_label_at_any_length(length):
     tokens_L = np.random.default_rng(0).permutation(length)
     opens_BL = np.arange(length)[None] == 0
     templates = head_scores.positional_templates(length, opens_BL, causal=True)
     drawn_V = np.random.default_rng(1).random(length)
-    drawn_V[tokens_L[0]] = 0.5  # of neither kind
+    drawn_V[tokens_L[0]] = 0.5  # neither a delimiter nor rare
     templates |= head_scores.token_templates(tokens_L[None], drawn_V < 0.1, drawn_V > 0.95)
     heads = heads_of(length)
     strengths, entropy_H, _ = measured(np.stack(list(heads.values())), tokens_L, templates)
@@ -66,9 +66,9 @@ def test_A9_synthetic_heads_have_their_label_at_any_length(length):
             assert of[name][0] == pytest.approx(1, abs=0.02), (name, of)
         assert label_of(of, entropy)[0] == name.removesuffix(" too"), (name, of)
     even = strengths[list(heads).index("global")]
-    assert all(abs(strength) < 1e-5 for strength, _ in even.values()), "even attention is chance, whatever the kind"
+    assert all(abs(strength) < 1e-5 for strength, _ in even.values()), "even attention is chance for every kind"
     assert entropy_H[list(heads).index("global")] == pytest.approx(1, abs=1e-5)
-    # What the usual thresholds on a row's standard deviation say of it: below 0.15 from 44 keys on, for any head.
+    # A threshold on a row's standard deviation would fail: it is below 0.15 for any head with 44 keys or more.
     one_hot = shifted(length, 1)[-1]
     assert one_hot.std() < 0.15 and one_hot.std() == pytest.approx(math.sqrt(1 / length * (1 - 1 / length)))
 
@@ -90,7 +90,7 @@ def test_sums_equal_those_over_single_pairs():
         "rare token": lambda i, j: tokens_L[j] >= 3 and j != i,
     }
     assert list(templates) == list(is_kind)
-    _, entropy_H, sums = measured(weights_HLS, tokens_L, templates)
+    _, entropy_H, (sums, strongest) = measured(weights_HLS, tokens_L, templates)
     for place, of_kind in enumerate(is_kind.values()):
         asked = {i: [j for j in range(i + 1) if of_kind(i, j)] for i in range(length)}
         asked = {i: keys for i, keys in asked.items() if 0 < len(keys) < i + 1}
@@ -107,34 +107,32 @@ def test_sums_equal_those_over_single_pairs():
         assert sums.distance_H[head] == pytest.approx(sum(distances), rel=1e-5)
         pairs = {(i, j): weights_LS[i, j] for i in range(11, length) for j in range(i)}  # as many keys as there are
         i, j = max(pairs, key=pairs.get)
-        assert sums.strongest_BH[0, head] == pytest.approx(pairs[i, j])
-        assert divmod(int(sums.strongest_place_BH[0, head]), length) == (i, j)
+        assert strongest.weight_BH[0, head] == pytest.approx(pairs[i, j])
+        assert divmod(int(strongest.index_BH[0, head]), length) == (i, j)
 
 
-def test_rows_that_fill_a_batch_count_nothing():
+def test_padding_does_not_count():
     length = 8
     weights_BHLS = np.stack([normalised(causal(length))[None]] * 2).astype(np.float32)
     maps = AttentionMaps(weights_BHLS, weights_BHLS, causal(length)[None])
     templates = head_scores.positional_templates(length, np.arange(length)[None] == np.zeros((2, 1)), causal=True)
-    stacked, tokens_BL = np.stack(list(templates.values()), axis=1), np.zeros((2, length), int)
+    stacked = np.stack(list(templates.values()), axis=1)
     counts_BL = np.array([[True] * length, [True] * 5 + [False] * 3])
-    whole, half, both = (
-        head_scores.head_sums(maps, tokens_BL, stacked, counts_BL[rows]) for rows in ([0, 0], [1, 1], [0, 1])
-    )
+    whole, half, both = (head_scores.head_sums(maps, stacked, counts_BL[rows]) for rows in ([0, 0], [1, 1], [0, 1]))
     for name in ("mass_HT", "chance_T", "queries_T", "entropy_H", "distance_H", "choosing"):
         alone = np.asarray(getattr(whole, name)) + np.asarray(getattr(half, name))
         np.testing.assert_allclose(np.asarray(getattr(both, name)), alone / 2, rtol=1e-6)
     assert both.choosing == 7 + 4 and half.queries_T[0] == 2 * 4
 
 
-def test_where_all_is_visible_there_is_a_next_token():
+def test_bidirectional_attention_has_a_next_token():
     templates = head_scores.positional_templates(6, np.zeros((1, 6), bool), causal=False)
     assert list(templates) == ["previous token", "next token", "self", "local window", "first token"]
     assert templates["next token"][0, 2].tolist() == [False, False, False, True, False, False]
     assert templates["local window"][0, 2].tolist() == [True] * 6
 
 
-def test_repeated_tokens_come_twice_and_induction_is_what_followed():
+def test_induction_keys_follow_earlier_copies_of_the_query():
     frequent = np.arange(3, 90)
     for tokens, length, most in ((frequent, 65, 32), (frequent[:7], 33, 7)):
         tokens_BL, period_B = head_scores.repeated_tokens(tokens, length, rows=12, seed=1)
@@ -150,12 +148,12 @@ def test_repeated_tokens_come_twice_and_induction_is_what_followed():
             assert template_BLS[row, query, key] == (follows and query >= period_B[row])
 
 
-def test_a_head_that_looks_back_by_a_fixed_distance_does_no_induction():
+def test_a_fixed_distance_is_not_induction():
     tokens_BL, period_B = head_scores.repeated_tokens(np.arange(60), length=64, rows=32, seed=0)
     templates_BTLS = head_scores.induction_template(64, period_B)["induction"][:, None]
     counts_BL = np.ones(tokens_BL.shape, bool)
     for back in (3, 20, 24, 31):
         weights_BHLS = np.broadcast_to(shifted(64, back), (32, 1, 64, 64)).astype(np.float32)
         maps = AttentionMaps(weights_BHLS, weights_BHLS, causal(64)[None])
-        sums = head_scores.head_sums(maps, tokens_BL, templates_BTLS, counts_BL)
+        sums = head_scores.head_sums(maps, templates_BTLS, counts_BL)
         assert head_scores.strength(sums.mass_HT, sums.chance_T, sums.queries_T)[0, 0] < 0.15

@@ -1,0 +1,105 @@
+"""Score one text with a run here, with Transformers, and with EleutherAI's harness: the three losses must agree.
+
+python -m benchmarks.evaluation_harness --workdir=runs/tiny --output=DIR [--device=cpu]
+
+DIR is a new directory for the exported model and the harness's task. The text is the longest document of the validation
+split, cut to whole blocks of the context length, after a separator, so that all its tokens are scored. Needs
+requirements-hugging-face.txt, and lm_eval for the third number.
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from mini_gpt.data import tokenizers
+from mini_gpt.evaluation import perplexity, scoring
+from mini_gpt.hugging_face import exporting
+from mini_gpt.training.run import Run
+
+TASK = """\
+task: blocks_of_one_text
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {file}
+output_type: loglikelihood_rolling
+test_split: test
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list:
+  - metric: bits_per_byte
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workdir", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    flags = parser.parse_args()
+    run = Run(flags.workdir, overrides={"model.dtype": "float32"})
+    length, separator = run.config.context_length, tokenizers.separator(run.tokenizer)
+    split = np.asarray(run.store.split("validation").tokens, np.int64)
+    longest = max(np.split(split, np.flatnonzero(split == separator)), key=len)
+    document = longest[longest != separator]
+    document = document[: len(document) // length * length]
+    if not len(document):
+        raise SystemExit(f"no document of the validation split has {length} tokens, a whole block")
+    text = run.tokenizer.decode(document)
+    stream, size = np.append(separator, document), len(text.encode())
+
+    flags.output.mkdir(parents=True)
+    model_directory = flags.output / "model"
+    print(f"exported as {exporting.export(run, model_directory)}; {len(document):,} tokens, {size:,} bytes")
+    say = lambda who, nats: print(
+        f"{who:<16} {nats / len(document):.6f} nats a token, {nats / math.log(2) / size:.6f} bits a byte"
+    )
+    nll_fn = perplexity.make_nll_fn(run.model)
+    say("mini_gpt", scoring.score_tokens(nll_fn, stream, window=length, stride=length, batch_size=8).sum(dtype=float))
+    say("Transformers", by_transformers(model_directory, stream, text, length, flags.device))
+    if importlib.util.find_spec("lm_eval"):
+        say("harness", by_harness(model_directory, text, flags.output, flags.device) * math.log(2) * size)
+
+
+def by_transformers(directory: Path, stream: np.ndarray, text: str, length: int, device: str) -> float:
+    """Return the loss of the text in nats, scored in blocks of `length` tokens."""
+    ids = transformers.AutoTokenizer.from_pretrained(directory)(text)["input_ids"]
+    if ids != stream[1:].tolist():
+        raise SystemExit("the exported tokenizer gives other ids for this text; the losses cannot be compared")
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory).to(device).eval()
+    nats = 0.0
+    for begin in range(0, len(stream) - 1, length):
+        block = torch.from_numpy(stream[begin : begin + length + 1]).to(device)
+        with torch.inference_mode():
+            logits_LV = model(block[None, :-1]).logits[0]
+        nats += torch.nn.functional.cross_entropy(logits_LV.double(), block[1:], reduction="sum").item()
+    return nats
+
+
+def by_harness(directory: Path, text: str, output: Path, device: str) -> float:
+    """Return the bits a byte of the text, by lm_eval's rolling log-likelihood in windows of the context length."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    (output / "text.jsonl").write_text(json.dumps({"text": text}) + "\n", encoding="utf-8")
+    (output / "task.yaml").write_text(TASK.format(file=output / "text.jsonl"), encoding="utf-8")
+    result = lm_eval.simple_evaluate(
+        model="hf",
+        model_args=f"pretrained={directory},dtype=float32",
+        tasks=["blocks_of_one_text"],
+        task_manager=TaskManager(include_path=str(output)),
+        device=device,
+        batch_size=1,
+        bootstrap_iters=0,
+    )
+    return result["results"]["blocks_of_one_text"]["bits_per_byte,none"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Measure how fast a model writes text here and with Transformers, in turns, with the same random weights.
+
+python -m benchmarks.transformers_baseline --config=configs/tiny.py [--tokens=240] [--config.model.dtype=float32 ...]
+
+Prints one JSON line; `ratio` is our tokens per second over those of Transformers. Transformers runs `generate` without
+compilation, with one thread or PyTorch's own number of threads, whichever is faster. Needs
+requirements-hugging-face.txt.
+"""
+
+import functools
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import transformers
+
+from mini_gpt.commands import bench, command_line, hardware
+from mini_gpt.config import loading as configs
+from mini_gpt.generation import decoding
+from mini_gpt.generation.sampling import Sampling
+from mini_gpt.hugging_face import exporting
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.gpt import check_length
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime.errors import UserError
+
+
+class _Times(transformers.generation.streamers.BaseStreamer):
+    """Record when `generate` passes on the prompt and each token."""
+
+    def __init__(self):
+        self.seconds: list[float] = []
+
+    def put(self, value: Any) -> None:
+        self.seconds.append(time.perf_counter())
+
+    def end(self) -> None: ...
+
+
+def write_text(model: Any, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
+    """Write one text with `generate`; return the seconds to its first token and the tokens per second after it."""
+    prompt_BL, times = torch.from_numpy(np.asarray(prompt, np.int64)).to(model.device)[None], _Times()
+    options = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k, "pad_token_id": 0}
+    options |= {"max_new_tokens": tokens, "min_new_tokens": tokens, "streamer": times}
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        model.generate(prompt_BL, attention_mask=torch.ones_like(prompt_BL), **options)
+    _, first, *_, last = times.seconds  # the prompt is passed on before the tokens
+    return first - begin, (tokens - 1) / (last - first)
+
+
+def exported(model: LoadedModel, dtype: str) -> Any:
+    """Return the model in Transformers. Raise UserError if it has no such architecture, or PyTorch another device."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if (device == "cpu") != (jax.default_backend() == "cpu"):
+        raise UserError(
+            f"PyTorch would run on {device} and JAX on {jax.default_backend()}; install both for one device"
+        )
+    with tempfile.TemporaryDirectory() as directory:
+        exporting.write_model(model.config, model.merge().vocab_size, model.parameters, Path(directory))
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        return load(directory, dtype=getattr(torch, dtype)).to(device).eval()
+
+
+def set_fastest_threads(model: Any) -> None:
+    """Set the number of PyTorch's threads to its own choice or to one, whichever writes faster."""
+    prompt, speeds = np.zeros(8, np.int64), {}
+    for threads in (torch.get_num_threads(), 1):
+        torch.set_num_threads(threads)
+        speeds[threads] = max(write_text(model, prompt, 16, Sampling(top_k=40))[1] for _ in range(3))
+    torch.set_num_threads(max(speeds, key=speeds.get))
+
+
+def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
+    """Write texts of random weights in turns, and return the JSON object."""
+    config = configs.load(config_path, overrides)
+    check_length(config.model, prompt_tokens + tokens)
+    model, dtype = bench.random_model(config), decoding.dtype(config.model).name
+    prompt, sampling = (
+        np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens),
+        Sampling(top_k=40),
+    )
+    other = exported(model, dtype)
+    set_fastest_threads(other)
+    turns = [
+        functools.partial(bench.write_text, model, prompt, tokens, sampling),
+        functools.partial(write_text, other, prompt, tokens, sampling),
+    ]
+    compile_seconds, _ = turns[0]()
+    rounds = [[write() for write in turns[::order]][::order] for order in [1, -1] * (bench.ROUNDS // 2)]
+    ours, theirs = zip(*rounds, strict=True)
+    return {
+        "config": config_path,
+        "overrides": overrides,
+        "prompt_tokens": prompt_tokens,
+        "tokens": tokens,
+        "dtype": dtype,
+        "parameters": model_parameters.count(model.parameters),
+        "mini_gpt": {"compile_seconds": compile_seconds} | bench.writing_speed(ours),
+        "transformers": {
+            **bench.writing_speed(theirs),
+            "model": type(other).__name__,
+            "dtype": str(other.dtype).removeprefix("torch."),
+            "device": str(other.device),
+            "threads": torch.get_num_threads(),
+            "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
+        },
+        "ratio": bench.spread([our_speed / their_speed for (_, our_speed), (_, their_speed) in rounds]),
+        **hardware.machine(1),
+    }
+
+
+@command_line.command
+def main() -> None:
+    parser = command_line.parser(__doc__)
+    parser.add_argument("--config", metavar="FILE", required=True, help="a file such as configs/tiny.py")
+    parser.add_argument("--prompt_tokens", type=int, default=16, help="length of the prompt")
+    parser.add_argument("--tokens", type=int, default=240, help="tokens to write")
+    flags, rest = parser.parse_known_args()
+    for name, least in (("prompt_tokens", 1), ("tokens", 2)):
+        if getattr(flags, name) < least:
+            raise UserError(f"--{name}: found {getattr(flags, name)}; must be at least {least}")
+    overrides = command_line.config_overrides(rest)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    command_line.set_up()
+    print(json.dumps(compare(flags.config, overrides, flags.prompt_tokens, flags.tokens)))
+
+
+if __name__ == "__main__":
+    main()

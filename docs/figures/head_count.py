@@ -1,0 +1,30 @@
+"""Draw docs/inside/head_count.png: the same width in more and more heads. Trains six models; nine minutes.
+
+python -m docs.figures.head_count
+"""
+
+from matplotlib.figure import Figure
+
+from docs.figures import training
+from mini_gpt.insight import curves
+
+HEAD_COUNTS = (1, 2, 4, 8, 16, 32)
+
+
+def draw() -> Figure:
+    figure, axes = training.axes_of("The same 128 dimensions in more and more heads, 400 steps, one seed")
+    losses = [
+        training.train({"model.num_heads": heads, "train.steps": 400, "eval.every": 400})[-1]["validation/loss"]
+        for heads in HEAD_COUNTS
+    ]
+    axes.plot(HEAD_COUNTS, losses, marker="o")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(HEAD_COUNTS, [f"{heads} × {128 // heads}" for heads in HEAD_COUNTS])
+    axes.set(xlabel="heads × width of a head", ylabel="validation loss (nats a token)")
+    axes.title.set_fontsize(10)
+    curves.finish(axes)
+    return figure
+
+
+if __name__ == "__main__":
+    training.save("head_count", draw)

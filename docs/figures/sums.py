@@ -1,0 +1,28 @@
+"""Draw docs/inside/sums.png: embeddings, sinusoidal positions, and the terms of their sum's product, for a sentence.
+
+python -m docs.figures.sums
+"""
+
+import numpy as np
+from flax import nnx
+from matplotlib.figure import Figure
+
+from docs.figures import training
+from mini_gpt.config import loading
+from mini_gpt.insight import positions
+from mini_gpt.model.positions import Sinusoidal
+
+WORDS = ["the", "cat", "and", "the", "dog", "saw", "the", "cat"]
+
+
+def draw() -> Figure:
+    fields = {"model.position": "sinusoidal", "model.d_model": 32, "model.scale_embeddings": True}
+    config, different = loading.load("configs/tiny.py", fields).model, sorted(set(WORDS))
+    embeddings = np.random.default_rng(0).normal(size=(len(different), 32))  # of variance 1, as the sinusoids
+    x_LD = embeddings[[different.index(word) for word in WORDS]]
+    p_LD = positions.table_of(Sinusoidal(config, rngs=nnx.Rngs(0)), len(WORDS), 32)
+    return positions.sums(x_LD, p_LD, WORDS, title="Embeddings and positions, and the terms of their sum's product")
+
+
+if __name__ == "__main__":
+    training.save("sums", draw)

@@ -1,0 +1,140 @@
+"""Write text with a trained run.
+
+python sample.py --workdir=runs/tiny --prompt='def '
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import logging
+import sys
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+from mini_gpt.commands import command_line
+from mini_gpt.generation import decoding as generation
+from mini_gpt.generation.sampling import Sampling
+from mini_gpt.generation.streaming_text import Writer
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+
+MOST_TOKENS = 10**6
+log = logging.getLogger("mini_gpt.sample")
+
+
+def _parse() -> argparse.Namespace:
+    """Read the command line. Raise UserError for a value that is out of range."""
+    parser = command_line.parser(__doc__)
+    command_line.add_run_flags(parser)
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", help="the text to continue")
+    prompt.add_argument("--prompt_file", type=Path, help="a file with the text to continue, in UTF-8")
+    prompt.add_argument("--interactive", action="store_true", help="ask for prompts, one line each")
+    add = parser.add_argument
+    add("--length", type=int, help="new tokens at most; default: up to the trained context length")
+    add("--temperature", type=float, default=0.8, help="0: always take the most likely token")
+    add("--top_k", type=int, default=40, help="sample from the k most likely tokens; 0: from all")
+    add("--top_p", type=float, default=1.0, help="sample from the fewest tokens with this probability together")
+    add("--min_p", type=float, default=0.0, help="sample from tokens with this share of the highest probability")
+    add("--repetition_penalty", type=float, default=1.0, help="above 1: tokens that occurred become less likely")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    add("--samples", type=int, default=1, help="number of texts to write")
+    add("--seed", type=int, default=0, help="seed of the sampling, the same for each prompt")
+    add("--json", action="store_true", help="print only JSON: one object and line for each text")
+    flags = parser.parse_args()
+    for name, least, most in (("samples", 1, 2**16), ("length", 0, MOST_TOKENS), ("seed", 0, 2**31 - 1)):
+        found = getattr(flags, name)
+        if found is not None and not least <= found <= most:
+            raise UserError(f"--{name}: found {found}; must be in {least}..{most}")
+    if "" in flags.stop:
+        raise UserError("--stop: found ''; must have at least one character")
+    return flags
+
+
+@command_line.command
+def main() -> None:
+    flags = _parse()
+    sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.min_p, flags.repetition_penalty)
+    command_line.set_up()
+    run = Run(flags.workdir, checkpoint=flags.checkpoint)
+    for text in _prompts(flags):
+        try:
+            _write(run, text, flags, sampling)
+        except (UserError, UnicodeEncodeError, KeyboardInterrupt) as stopped:
+            if not flags.interactive:
+                raise
+            print(f"error: {stopped}" if str(stopped) else "", file=sys.stderr)  # Ctrl-C has no message
+
+
+def _prompts(flags: argparse.Namespace) -> Iterator[str]:
+    if not flags.interactive:
+        yield _read(flags.prompt_file) if flags.prompt_file else flags.prompt
+        return
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # makes `input` edit lines and keep a history
+    while True:
+        try:
+            yield input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")
+        except EOFError:
+            return
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()  # bytes, so that line ends stay as they are
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt_file: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise UserError(f"--prompt_file: {path}: {error.strerror}") from error
+
+
+def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -> None:
+    """Print what follows a prompt: a single text while it is written, several texts once all are complete."""
+    prompt = run.tokenizer.encode(text)
+    asked = max(1, run.config.context_length - len(prompt)) if flags.length is None else flags.length
+    length = _possible_length(run, len(prompt), asked)
+    writers = [Writer(run.tokenizer, flags.stop) for _ in range(flags.samples)]
+    streams = flags.samples == 1 and not flags.json
+    chunks = generation.stream(run.model, [prompt] * flags.samples, length=length, sampling=sampling, seed=flags.seed)
+    for number, tokens_BN in enumerate(chunks):
+        for writer, tokens in zip(writers, tokens_BN, strict=True):
+            new = writer.add(tokens)
+            if streams:
+                print(_escaped(text * (number == 0) + new), end="", flush=True)
+        if all(writer.ended_by for writer in writers):
+            break
+    for number, writer in enumerate(writers):
+        rest = writer.finish()
+        if streams:
+            print(_escaped(rest))
+        elif flags.json:
+            about = {"prompt": text, "text": writer.text, "tokens": writer.tokens, "sample": number}
+            print(json.dumps(about | {"seed": flags.seed, "ended_by": writer.ended_by or "length"}, ensure_ascii=False))
+        else:
+            print(f"--- {number + 1} of {len(writers)}\n{_escaped(text + writer.text)}")
+
+
+def _escaped(text: str) -> str:
+    """Escape control characters if the text goes to a terminal, which would obey them."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
+
+
+def _possible_length(run: Run, prompt_tokens: int, asked: int) -> int:
+    """Return how many new tokens the model has positions for, `asked` at most. Log a warning past the trained length.
+
+    Raise UserError if the prompt leaves no position.
+    """
+    model, total = run.config.model, prompt_tokens + asked
+    most = model.random_positions or (model.max_positions if model.position == "learned" else None)
+    if most is not None and total > most:
+        if prompt_tokens >= most:
+            raise UserError(f"--prompt: found {prompt_tokens} tokens; must be fewer than the model's {most} positions")
+        log.warning(f"the model has {most} positions; it stops after {most - prompt_tokens} new tokens")
+        return most - prompt_tokens
+    if total > run.config.context_length:
+        log.warning(f"{total} tokens are more than the {run.config.context_length} that the model was trained on")
+    return asked

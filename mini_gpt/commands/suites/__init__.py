@@ -1,0 +1,92 @@
+"""The suites of eval.py, a file each: what can be measured of a run, and how it is measured and written."""
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from mini_gpt.commands import results
+from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import Result, Suite
+from mini_gpt.commands.suites.diagnose import Diagnose
+from mini_gpt.commands.suites.explorer import Explorer
+from mini_gpt.commands.suites.extrapolation import Extrapolation
+from mini_gpt.commands.suites.figures import Figures
+from mini_gpt.commands.suites.heads import Heads
+from mini_gpt.commands.suites.perplexity import Perplexity
+from mini_gpt.commands.suites.pruning import Pruning
+from mini_gpt.commands.suites.tasks import Tasks
+from mini_gpt.runtime import files, processes
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+
+ALL = (Perplexity(), Extrapolation(), Tasks(), Heads(), Pruning(), Figures(), Explorer(), Diagnose())
+SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
+FLAGS = ("lengths", "strides", "text")
+
+
+def check(names: list[str], options: SuiteOptions) -> None:
+    """Raise UserError for an unknown suite, or an option that none of the suites supports."""
+    for name in names:
+        if name not in SUITES:
+            near = difflib.get_close_matches(name, SUITES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"--suite: found {name!r}; must be one of {', '.join(SUITES)}{hint}")
+    for flag in FLAGS:
+        if getattr(options, flag) is not None and not any(flag in SUITES[name].flags for name in names):
+            others = " or ".join(name for name, suite in SUITES.items() if flag in suite.flags)
+            raise UserError(f"--{flag} is not supported by --suite={','.join(names)}; use it with {others}")
+
+
+def check_run(run: Run, name: str, options: SuiteOptions) -> None:
+    """Raise UserError if a run cannot be measured, before anything is."""
+    suite = SUITES[name]
+    suite.check(run.trained, options)
+    if suite.scores_split:
+        suite.check_split(run.trained, options, len(run.store.split(options.split).tokens))
+
+
+def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
+    """Measure a run, print the table, write the files, and return the result.
+
+    The files are eval/NAME.json and, if the suite has them, .csv, .png and more, and tensorboard/NAME. Their name says
+    which split, checkpoint and overrides were measured, if not the default ones. Nothing is written before all is
+    measured; the JSON is written last, so that the other files exist when it does.
+    """
+    suite = SUITES[name]
+    check_run(run, name, options)
+    result = suite.measure(run, options)
+    if suite.flags:
+        result["request"] = requested(name, options)
+    more = suite.more_files(run, options)
+    if not processes.is_first():
+        return result
+    rows, figure = suite.rows(result), suite.draw(result)
+    written = results.ResultFiles(run.workdir / "eval", file_stem(name, options, run.checkpoint, run.overrides))
+    if rows:
+        written.write_csv(rows)
+    if figure is not None:
+        written.write(".png", figure)
+        directory = run.workdir / "tensorboard" / written.stem
+        results.write_tensorboard(directory, suite.scalars(result), {name: figure}, run.step)
+    for ending, content in more.items():
+        print(written.write(ending, content))
+    path = written.write_json(result)
+    print(suite.printed(result))
+    print(f"\nWritten to {path}" + (", with .csv and .png beside it" if figure is not None else ""))
+    return result
+
+
+def requested(name: str, options: SuiteOptions) -> dict[str, str | None]:
+    """Return the options that a result records. A result of other options is not taken for this one."""
+    return {flag: getattr(options, flag) for flag in SUITES[name].flags}
+
+
+def file_stem(
+    name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
+) -> str:
+    """Return the name of the files of an evaluation: the suite, and what differs from the default."""
+    parts = [name]
+    parts += [] if options.split == "validation" else [f"split={options.split}"]
+    parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]
+    parts += [f"{field}={value}" for field, value in (overrides or {}).items()]
+    return files.plain_name(",".join(parts))

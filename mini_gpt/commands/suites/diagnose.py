@@ -1,0 +1,52 @@
+"""Checks that find what is wrong with a checkpoint, if anything."""
+
+import dataclasses
+import math
+
+from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites import texts
+from mini_gpt.commands.suites.base import Result, Row, Suite
+from mini_gpt.config.schema import Config
+from mini_gpt.insight.diagnosis import verdict
+from mini_gpt.training import monitor
+from mini_gpt.training.run import Run
+
+
+class Diagnose(Suite):
+    name = "diagnose"
+
+    def check(self, trained: Config, options: SuiteOptions) -> None:
+        self.require_text(trained)
+
+    def measure(self, run: Run, options: SuiteOptions) -> Result:
+        tokens, train_tokens = (texts.split_tokens(run, split) for split in (options.split, "train"))
+        findings = verdict.diagnose(run.model, tokens, train_tokens, _history(run))
+        return texts.about(run, options) | {
+            "found": [finding.check for finding in findings if finding.found],
+            "most_likely": verdict.most_likely(findings),
+            "rows": [
+                dataclasses.asdict(finding) | {"value": finding.value if math.isfinite(finding.value) else None}
+                for finding in findings
+            ],
+        }
+
+    def rows(self, result: Result) -> list[Row]:
+        return [row | {"causes": "; ".join(row["causes"]) if row["found"] else ""} for row in result["rows"]]
+
+    def printed(self, result: Result) -> str:
+        lines = []
+        for row in result["rows"]:
+            lines.append(f"{'FOUND' if row['found'] else 'ok':>5}  {row['check']}: {row['says']}")
+            if row["found"]:
+                lines.append(f"         limit: {row['limit']}; likely causes:")
+                lines += [f"           - {cause}" for cause in row["causes"]]
+        if not result["found"]:
+            return "\n".join([*lines, "", "Nothing found."])
+        found = f"{len(result['found'])} of {len(result['rows'])} checks found something: {', '.join(result['found'])}."
+        return "\n".join([*lines, "", found, f"Most likely: {result['most_likely']}."])
+
+
+def _history(run: Run) -> list[dict[str, float]]:
+    """Return the rows of metrics.jsonl up to the checkpoint."""
+    path = run.workdir / monitor.METRICS
+    return [row for row in (monitor.read(path) if path.exists() else []) if row["step"] <= run.step]

@@ -1,0 +1,43 @@
+"""A page for the browser that shows a checkpoint's attention, and needs no network."""
+
+from matplotlib.figure import Figure
+
+from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites import texts
+from mini_gpt.commands.suites.base import Suite
+from mini_gpt.insight.explorer import page
+from mini_gpt.runtime import files
+from mini_gpt.training.run import Run
+
+
+class Explorer(Suite):
+    name = "explorer"
+    flags = ("text",)
+
+    def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
+        config = run.config.model
+        tokens = texts.opening(run, options, page.most_tokens(run.config))
+        source = f"the {options.split} split" if options.text is None else "--text"
+        html = page.explorer(
+            run.model,
+            run.tokenizer,
+            tokens,
+            title=f"{run.workdir.resolve().name}: what {config.num_layers} × {config.num_heads} heads attend to",
+            subtitle=f"step {run.step:,}, {len(tokens)} tokens of {source}, position={config.position}",
+            labels=_labels(run),
+        )
+        return {".html": html}
+
+
+def _labels(run: Run) -> list[list[str]] | None:
+    """Return labels[layer][head] of the suite `heads`, or None if it was not run for this step."""
+    try:
+        report = files.read_json(run.workdir / "eval" / "heads.json")
+        if report["checkpoint_step"] != run.step or report["overrides"] != run.overrides:
+            return None
+        labels = [[""] * run.config.model.num_heads for _ in range(run.config.model.num_layers)]
+        for head in report["heads"]:
+            labels[head["layer"]][head["head"]] = str(head["label"])
+        return labels
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return None  # the page is useful without labels

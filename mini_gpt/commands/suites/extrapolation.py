@@ -1,0 +1,82 @@
+"""The loss of the same targets at many context lengths, in blocks and with sliding windows."""
+
+from collections.abc import Iterator
+
+from matplotlib.figure import Figure
+
+from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import Result, Row, Suite
+from mini_gpt.config.schema import Config
+from mini_gpt.evaluation import extrapolation
+from mini_gpt.insight import curves
+from mini_gpt.insight.curves import Curve
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+
+
+class Extrapolation(Suite):
+    name = "extrapolation"
+    flags = ("lengths", "strides")
+    scores_split = True
+    values = ("nll", "perplexity", "bits_per_byte", "sample_nll")
+
+    def check(self, trained: Config, options: SuiteOptions) -> None:
+        if trained.train.objective != "next_token":
+            raise UserError(
+                f"--suite={self.name} needs train.objective=next_token, and this run has {trained.train.objective}; "
+                "use --suite=perplexity"
+            )
+        self.require_text(trained)
+        _lengths_and_strides(trained, options)
+
+    def check_split(self, trained: Config, options: SuiteOptions, num_tokens: int) -> None:
+        _plan(trained, options, num_tokens)
+
+    def measure(self, run: Run, options: SuiteOptions) -> Result:
+        tokens = run.store.split(options.split).tokens
+        windowings = _plan(run.trained, options, len(tokens))
+        rows, by_position = extrapolation.extrapolation(run.model, tokens, run.tokenizer.token_bytes, windowings)
+        return {
+            "checkpoint_step": run.step,
+            "train_length": run.trained.context_length,
+            "split": options.split,
+            "overrides": run.overrides,
+            "rows": rows,
+            "by_position": by_position,
+        }
+
+    def label(self, row: Row) -> str:
+        return "blocks" if row["protocol"] == "blocks" else f"sliding, stride {row['stride']}"
+
+    def scalars(self, result: Result) -> Iterator[tuple[str, float, int]]:
+        yield from super().scalars(result)
+        for length, nll in result["by_position"].items():
+            for position, value in enumerate(nll):
+                yield f"{self.name}/by_position/blocks_of_{length}", value, position + 1
+
+    def draw(self, result: Result) -> Figure:
+        groups = self.by_label(result["rows"])
+        drawn = [_curve(label, rows, "nll") for label, rows in groups.items()]
+        if len(groups) > 1 and "blocks" in groups:
+            drawn.append(_curve("blocks, on the targets of the sliding windows", groups["blocks"], "sample_nll"))
+        return curves.extrapolation_figure(drawn, result["by_position"], trained=result["train_length"])
+
+
+def _lengths_and_strides(trained: Config, options: SuiteOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return lengths and strides in tokens. Raise UserError if they do not fit together."""
+    context = trained.context_length
+    listed = extrapolation.LENGTHS if options.lengths is None else options.lengths
+    lengths = extrapolation.parse_lengths("--lengths", listed, context, 2)
+    strides: tuple[int, ...] = (max(1, min(context, lengths[0]) // 4),)
+    if options.strides is not None:
+        strides = extrapolation.parse_lengths("--strides", options.strides, context, 1)
+    extrapolation.check_strides(lengths, strides)
+    return lengths, strides
+
+
+def _plan(trained: Config, options: SuiteOptions, num_tokens: int) -> list[extrapolation.Windowing]:
+    return extrapolation.plan(num_tokens, options.split, *_lengths_and_strides(trained, options))
+
+
+def _curve(label: str, rows: list[Row], value: str) -> Curve:
+    return Curve(label, [row["length"] for row in rows], [row[value] for row in rows])

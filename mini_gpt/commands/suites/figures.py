@@ -1,0 +1,20 @@
+"""Figures of a checkpoint: its attention, and its positional encoding."""
+
+from matplotlib.figure import Figure
+
+from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites import texts
+from mini_gpt.commands.suites.base import Suite
+from mini_gpt.insight import figures
+from mini_gpt.training.run import Run
+
+
+class Figures(Suite):
+    name = "figures"
+    flags = ("text",)
+
+    def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
+        tokens = texts.opening(run, options, figures.MOST_TOKENS)
+        title = f"{run.workdir.name}, step {run.step:,}"
+        drawn = figures.model_figures(title, run.model, run.tokenizer, tokens)
+        return {f"/{name}.png": figure for name, figure in drawn.items()}

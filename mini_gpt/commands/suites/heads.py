@@ -1,0 +1,60 @@
+"""What each head attends to, over many texts of a split."""
+
+from matplotlib.figure import Figure
+
+from mini_gpt.commands import results
+from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites import texts
+from mini_gpt.commands.suites.base import Result, Row, Suite
+from mini_gpt.data import batches, tokenizers
+from mini_gpt.evaluation import progress
+from mini_gpt.insight.heads import figure, inputs, report
+from mini_gpt.training.run import Run
+
+PRINTED = ("layer", "head", "label", "strength", "also", "entropy", "distance", "pair")
+
+
+class Heads(Suite):
+    name = "heads"
+
+    def measure(self, run: Run, options: SuiteOptions) -> Result:
+        read = _inputs(run, options.split)
+        if run.config.data.is_task:
+            train_BL = _inputs(run, "train").tokens_BL
+            train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
+        else:
+            train_tokens = run.store.split("train").tokens
+        with progress.shown("head report", report.cost(read)) as advance:
+            heads = report.head_report(run.model, run.tokenizer, read, train_tokens, advance=advance)
+        texts.check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
+        return texts.about(run, options) | {"heads": heads, "by_depth": report.by_depth(heads)}
+
+    def draw(self, result: Result) -> Figure:
+        title = f"Step {result['checkpoint_step']:,}, {result['split']} texts of {result['context_length']} tokens"
+        return figure.head_figure(result["heads"], title=title)
+
+    def rows(self, result: Result) -> list[Row]:
+        return [_flat(head) for head in result["heads"]]
+
+    def printed(self, result: Result) -> str:
+        return results.table([{name: row[name] for name in PRINTED} for row in self.rows(result)])
+
+
+def _inputs(run: Run, split: str) -> inputs.Inputs:
+    """Return windows spread over a split, or problems of a task, of about inputs.TOKENS tokens."""
+    length = run.config.context_length
+    if not run.config.data.is_task:
+        return inputs.of_text(texts.split_tokens(run, split), run.tokenizer, length)
+    problems = texts.problems(run, split, inputs.TOKENS)
+    inputs_BL = batches.problem_batch(problems, run.config, run.tokenizer, length)["inputs"]
+    return inputs.of_problems(inputs_BL, run.tokenizer)
+
+
+def _flat(head: Row) -> Row:
+    kinds, pair = head["kinds"], head["pair"]
+    row = {name: head[name] for name in ("layer", "head", "label", "entropy", "distance")}
+    row["strength"] = kinds[head["label"]]["strength"] if head["label"] in kinds else None
+    row["also"] = ", ".join(head["also"])
+    key, query = (repr(pair[end]["before"][-6:] + pair[end]["token"]) for end in ("key", "query"))
+    row["pair"] = f"{query} → {key}"
+    return row | {f"{kind} {name}": value for kind, values in kinds.items() for name, value in values.items()}

@@ -1,0 +1,58 @@
+"""The share of a task's problems that a model solves, by length."""
+
+from matplotlib.figure import Figure
+
+from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import Result, Suite
+from mini_gpt.config.schema import Config
+from mini_gpt.data import tasks
+from mini_gpt.evaluation import extrapolation, task_accuracy
+from mini_gpt.insight import curves
+from mini_gpt.insight.curves import Curve
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+
+DRAWN = {"exact_match": "problems solved", "token_accuracy": "tokens of the answers"}
+
+
+class Tasks(Suite):
+    name = "tasks"
+    flags = ("lengths",)
+    values = ("exact_match", "token_accuracy", "nll")
+    x_label = "length of the problem"
+    y_label = "share of problems solved"
+
+    def check(self, trained: Config, options: SuiteOptions) -> None:
+        if not trained.data.is_task:
+            raise UserError(
+                f"--suite={self.name} needs a run of data.corpus=task:NAME, and this one has {trained.data.corpus}; "
+                "use --suite=perplexity"
+            )
+        _lengths(trained, options)
+
+    def measure(self, run: Run, options: SuiteOptions) -> Result:
+        return {
+            "checkpoint_step": run.step,
+            "task": run.corpus.name,
+            "train_length": run.trained.data.task_length,
+            "split": options.split,
+            "overrides": run.overrides,
+            "rows": task_accuracy.by_length(run.model, run.tokenizer, options.split, _lengths(run.trained, options)),
+        }
+
+    def draw(self, result: Result) -> Figure:
+        solved = [row for row in result["rows"] if row["status"] == "ok"]
+        lengths = [row["length"] for row in solved]
+        drawn = [Curve(name, lengths, [row[value] for row in solved]) for value, name in DRAWN.items()]
+        x = f"length ({tasks.find(result['task']).unit})"
+        return curves.panels_figure({result["task"]: drawn}, x=x, y="share right", trained=result["train_length"])
+
+
+def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:
+    """Return the lengths of the problems. Raise UserError if the task has no problems of such a length."""
+    if options.lengths is None:
+        return task_accuracy.default_lengths(trained)
+    lengths = extrapolation.parse_lengths("--lengths", options.lengths, trained.data.task_length, 1)
+    for length in lengths:
+        tasks.check_length(trained.data.corpus, "--lengths", length)
+    return lengths

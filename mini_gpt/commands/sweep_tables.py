@@ -1,0 +1,101 @@
+"""The tables and the figure of a sweep: its results, gathered over the seeds."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from mini_gpt.commands import results as result_files
+from mini_gpt.commands.suites.base import Result, Row, Suite
+from mini_gpt.insight import curves
+from mini_gpt.insight.curves import Curve
+
+Values = tuple[str, ...]  # of the varied fields
+PARTS = ("mean", "standard_deviation", "lowest", "highest")
+
+
+def gather(suite: Suite, fields: Sequence[str], results: Mapping[Values, list[Result]]) -> list[Row]:
+    """Return a row for each combination of values, label of the suite and length: the columns of the CSV file.
+
+    A measured value that is undefined for any seed is None. "reasons" has the reason of each such value, by its name.
+    standard_deviation is that of the sample (n - 1), None for a single seed.
+    """
+    groups: dict[tuple, list[Row]] = {}
+    for values, of_seeds in results.items():
+        for row in itertools.chain.from_iterable(map(suite.compared_rows, of_seeds)):
+            groups.setdefault((*values, suite.label(row), row["length"]), []).append(row)
+    table = []
+    for key, rows in groups.items():
+        gathered = dict(zip((*fields, "measured", "length"), key, strict=True)) | {"seeds": 0}
+        reasons = {value: reason for value in suite.values if (reason := _undefined(value, rows))}
+        for value in suite.values:
+            numbers = [] if value in reasons else [row[value] for row in rows]
+            gathered["seeds"] = max(gathered["seeds"], len(numbers))
+            gathered |= {f"{value}_{part}": number for part, number in zip(PARTS, _spread(numbers), strict=True)}
+        table.append(gathered | {"reasons": reasons})
+    return table
+
+
+def _undefined(value: str, rows: list[Row]) -> str | None:
+    reasons = [row["reason"] for row in rows if row["status"] != "ok"]
+    reasons += [f"no {value} for such a run" for row in rows if row["status"] == "ok" and row[value] is None]
+    return next(iter(reasons), None)
+
+
+def _spread(numbers: list[float]) -> tuple[float | None, ...]:
+    if not numbers:
+        return (None,) * len(PARTS)
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return statistics.mean(numbers), deviation, min(numbers), max(numbers)
+
+
+def csv_rows(table: list[Row]) -> list[Row]:
+    """Return the rows with the first reason in place of all."""
+    rows = [row | {"reason": next(iter(row["reasons"].values()), None)} for row in table]
+    return [{name: cell for name, cell in row.items() if name != "reasons"} for row in rows]
+
+
+def markdown(suite: Suite, fields: Sequence[str], table: list[Row]) -> str:
+    """Return a Markdown table for each measured value and label: combinations down, lengths across."""
+    parts = []
+    for value in suite.values:
+        for label, mine in _groups(table, ("measured",)).items():
+            lengths, rows = sorted({row["length"] for row in mine}), []
+            for of_lengths in _groups(mine, fields).values():
+                cells = {row["length"]: _shown(row, value) for row in of_lengths}
+                seeds = max(0 if value in row["reasons"] else row["seeds"] for row in of_lengths)
+                row = {field: of_lengths[0][field] for field in fields} | {"seeds": seeds}
+                rows.append(row | {str(length): cells.get(length, "–") for length in lengths})
+            parts += [", ".join(filter(None, [f"**{value}**", *label])), result_files.markdown_table(rows)]
+    parts.append("± is the standard deviation over the seeds.")
+    reasons = dict.fromkeys(reason for row in table for reason in row["reasons"].values())
+    return "\n\n".join([*parts, *(f"undefined: {reason}" for reason in reasons)]) + "\n"
+
+
+def _shown(row: Row, value: str) -> str:
+    if value in row["reasons"]:
+        return "undefined"
+    deviation = row[f"{value}_standard_deviation"]
+    return f"{row[f'{value}_mean']:.4f}" + (f" ± {deviation:.4f}" if deviation is not None else "")
+
+
+def figure(suite: Suite, fields: Sequence[str], table: list[Row], trained: int | None) -> Figure:
+    """Draw the mean of the first measured value against the length, and the range over the seeds."""
+    value = suite.values[0]
+    panels: dict[str, list[Curve]] = {}
+    for (label,), mine in _groups(table, ("measured",)).items():
+        for values, rows in _groups(mine, fields).items():
+            points = sorted((row for row in rows if value not in row["reasons"]), key=lambda row: row["length"])
+            y, low, high = ([row[f"{value}_{part}"] for row in points] for part in ("mean", "lowest", "highest"))
+            curve = Curve(", ".join(values), [row["length"] for row in points], y, low, high)
+            panels.setdefault(label or suite.name, []).append(curve)
+    title = f"{', '.join(fields)}: mean, and range over the seeds"
+    return curves.panels_figure(panels, title=title, x=suite.x_label, y=suite.y_label, trained=trained)
+
+
+def _groups(table: list[Row], columns: Sequence[str]) -> dict[Values, list[Row]]:
+    groups: dict[Values, list[Row]] = {}
+    for row in table:
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return groups

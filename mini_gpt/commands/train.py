@@ -1,0 +1,25 @@
+"""Train a mini-GPT, or resume the training of a run that was stopped.
+
+python train.py --config=configs/tiny.py [--workdir=DIR] [--config.model.position=alibi ...]
+
+Any field of the config can be set by --config.FIELD=VALUE. `python -m mini_gpt.config` lists the fields.
+"""
+
+from mini_gpt.commands import command_line
+from mini_gpt.config import loading as configs
+from mini_gpt.training import loop
+
+
+@command_line.command
+def main() -> None:
+    parser = command_line.parser(__doc__)
+    parser.add_argument("--config", required=True, help="config file, such as configs/tiny.py")
+    parser.add_argument("--workdir", type=command_line.directory, help="run directory; default: runs/ and a name")
+    parser.add_argument("--init_from", type=command_line.directory, help="a run whose weights a new run starts with")
+    command_line.add_process_flags(parser)
+    flags, rest = parser.parse_known_args()
+    overrides = command_line.config_overrides(rest)
+    config = configs.load(flags.config, overrides)
+    command_line.set_up(config.data.cache_dir, flags)
+    workdir = flags.workdir or command_line.default_workdir(flags.config, overrides)
+    loop.train(config, workdir, init_from=flags.init_from)

@@ -1,0 +1,60 @@
+"""List the config fields: type and range, default, and meaning."""
+
+import argparse
+import itertools
+from collections.abc import Iterator, Mapping
+
+from mini_gpt.config.fields import Spec, describe, specs
+from mini_gpt.config.loading import check_field
+from mini_gpt.config.schema import Config
+from mini_gpt.runtime import errors
+
+PAGE = """# Config fields
+
+This page is the output of `python -m mini_gpt.config --markdown`.
+A config file sets a field by `config.FIELD = VALUE`, a command line by `--config.FIELD=VALUE`.
+A default that names other fields is computed from them while the field is None.
+"""
+
+
+def chosen(name: str) -> dict[str, Spec]:
+    """Return {dotted name: spec} of the fields in a section, of one field, or of all. Raises UserError."""
+    found = {field: spec for field, spec in specs(Config).items() if not name or f"{field}.".startswith(f"{name}.")}
+    if not found:
+        check_field(name)
+    return found
+
+
+def columns(name: str, spec: Spec) -> tuple[str, str, str, str]:
+    """Return name, type, default and meaning."""
+    follows = spec.follows.__doc__ if callable(spec.follows) else spec.follows
+    return name, describe(spec.hint).replace(" below 2**31", ""), follows or str(spec.default), spec.description
+
+
+def plain(fields: Mapping[str, Spec]) -> Iterator[str]:
+    for name, kind, default, meaning in itertools.starmap(columns, fields.items()):
+        yield f"{name} = {default}"
+        yield f"    {meaning} ({kind})"
+
+
+def markdown(fields: Mapping[str, Spec]) -> Iterator[str]:
+    """Return the lines of the reference page: a table for each section."""
+    yield PAGE
+    for section, group in itertools.groupby(fields.items(), lambda field: field[1].section):
+        yield f"## {section.prefix[:-1] or 'top level'}\n\n{section.__doc__}\n"
+        yield "| field | type | default | meaning |\n|---|---|---|---|"
+        for name, kind, default, meaning in itertools.starmap(columns, group):
+            yield f"| `{name}` | {kind} | `{default}` | {meaning} |"
+        yield ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m mini_gpt.config", description=__doc__)
+    parser.add_argument("name", nargs="?", default="", help="a section or a field, such as model.rope; default: all")
+    parser.add_argument("--markdown", action="store_true", help="print the reference page of the docs")
+    flags = parser.parse_args()
+    print("\n".join((markdown if flags.markdown else plain)(chosen(flags.name))))
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,116 @@
+"""What a tokenizer.json may ask for. It is data, but parts of it can use all memory, or abort the library."""
+
+import json
+import re
+from typing import Any
+
+from mini_gpt.runtime.errors import shown
+
+MOST_SETTINGS = 2**16  # characters of JSON beside the vocabulary; Llama 3 has 2**12
+MOST_ADDED, LONGEST_ADDED = 2**16, 512  # tokens, and characters of one
+MOST_PARTS = 32  # of a sequence
+MOST_GROWTH = 256  # times, from a text to what its tokens are cut from
+MOST_PIECES = 16  # of a template, and ids of each
+LONGEST_PREFIX = 64  # characters put before each text
+# How many characters one character can become. Parts that are not named here are refused: Precompiled is one, whose
+# character maps abort the library where they are damaged.
+NORMALIZERS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4}
+NORMALIZERS |= dict.fromkeys(("Strip", "StripAccents", "Nmt", "Prepend", "Replace", "BertNormalizer"), 1)
+PRE_TOKENIZERS = {"ByteLevel": 4} | dict.fromkeys(
+    ("Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit", "Metaspace", "CharDelimiterSplit"), 1
+)
+PRE_TOKENIZERS |= dict.fromkeys(("UnicodeScripts", "BertPreTokenizer"), 1)
+PROCESSORS = ("ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing")
+NAMES_OF_PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
+
+
+def check(described: Any) -> None:
+    """Raise ValueError, naming the field, where a tokenizer.json asks for more than any tokenizer needs."""
+    if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
+        raise ValueError(f"found {shown(described)}; must be an object of fields, model among them")
+    for name in ("padding", "truncation"):
+        _require(described.get(name) is None, name, described.get(name), "must be null: a text has the tokens it has")
+    dropout = described["model"].get("dropout")
+    _require(not dropout, "model.dropout", dropout, "can be read where it is null")
+    settings = {name: value for name, value in described.items() if name not in ("model", "added_tokens")}
+    size = len(json.dumps(settings))
+    _require(size <= MOST_SETTINGS, "settings", size, f"must be at most {MOST_SETTINGS} characters beside the tokens")
+    _check_added(described.get("added_tokens") or [])
+    growth = 1.0
+    for name, known in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS)):
+        for part in _parts(described.get(name), name, known):
+            growth *= known[part["type"]] * _replacement_growth(part, name)
+    _require(growth <= MOST_GROWTH, "normalizer", growth, f"a text may grow {MOST_GROWTH} times at most")
+    for part in _parts(described.get("post_processor"), "post_processor", PROCESSORS):
+        if part["type"] == "TemplateProcessing":
+            _check_template(part)
+
+
+def _check_template(part: dict[str, Any]) -> None:
+    pieces, special = part.get("single"), part.get("special_tokens")
+    right = isinstance(pieces, list) and len(pieces) <= MOST_PIECES and isinstance(special, dict)
+    _require(right, "post_processor.single", pieces, f"must be a list of at most {MOST_PIECES} pieces")
+    for token in (special or {}).values():
+        ids = token.get("ids") if isinstance(token, dict) else None
+        right = isinstance(ids, list) and len(ids) <= MOST_PIECES
+        _require(right, "post_processor.special_tokens", token, f"must have at most {MOST_PIECES} ids")
+
+
+def _check_added(tokens: Any) -> None:
+    _require(isinstance(tokens, list) and len(tokens) <= MOST_ADDED, "added_tokens", tokens, "must be a list of tokens")
+    for token in tokens:
+        content = token.get("content") if isinstance(token, dict) else None
+        right = isinstance(content, str) and 0 < len(content) <= LONGEST_ADDED
+        _require(right, "added_tokens", token, f"each must have a content of 1..{LONGEST_ADDED} characters")
+
+
+def _parts(node: Any, name: str, known: Any, depth: int = 0) -> list[dict[str, Any]]:
+    """Return the parts of a normalizer or the like, sequences resolved."""
+    if node is None:
+        return []
+    _require(isinstance(node, dict) and depth < 4, name, node, "must be an object with a type")
+    if node.get("type") != "Sequence":
+        _require(node.get("type") in known, name, node.get("type"), f"can be read where it is {', '.join(known)}")
+        return [node]
+    inner = node.get(NAMES_OF_PARTS[name])
+    _require(isinstance(inner, list), name, inner, "must be a list of parts")
+    parts = [part for each in inner[: MOST_PARTS + 1] for part in _parts(each, name, known, depth + 1)]
+    _require(len(parts) <= MOST_PARTS, name, len(parts), f"must have at most {MOST_PARTS} parts")
+    return parts
+
+
+def _replacement_growth(part: dict[str, Any], name: str) -> float:
+    """Return how many times a part can lengthen a text by its own strings; checks its expressions too."""
+    pattern, content = part.get("pattern"), part.get("content", part.get("prepend", ""))
+    if isinstance(pattern, dict) and "Regex" in pattern:
+        _check_expression(pattern["Regex"], name)
+    if part["type"] == "Prepend":
+        right = isinstance(content, str) and len(content) <= LONGEST_PREFIX
+        _require(right, name, content, f"prepend must have at most {LONGEST_PREFIX} characters")
+    if part["type"] != "Replace":
+        return 1
+    if not isinstance(pattern, dict) or not isinstance(content, str):
+        raise ValueError(f"{name}: found {shown(part)}; Replace needs a pattern and a content")
+    if "Regex" in pattern:
+        return 1 + len(content)  # it may match the empty string between two characters
+    text = pattern.get("String")
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{name}: found {shown(pattern)}; Replace needs a pattern of at least one character")
+    return max(1, len(content) / len(text))
+
+
+def _check_expression(expression: Any, name: str) -> None:
+    """Raise ValueError where a repeated group repeats something itself: the library tries exponentially many ways."""
+    _require(isinstance(expression, str) and len(expression) <= 2**12, name, expression, "must be a short expression")
+    rest = re.sub(r"\\[pP]\{[^}]*\}|\\.", "x", expression, flags=re.DOTALL)
+    rest = re.sub(r"\[[^\]]*\]", "x", rest)
+    while group := re.search(r"\(([^()]*)\)", rest):
+        repeats = re.search(r"[*+]|\{\d*,\}", group[1]) is not None
+        nested = repeats and re.match(r"[*+{]", rest[group.end() :])
+        _require(not nested, name, expression, "a group that is repeated must not hold a repetition")
+        rest = rest[: group.start()] + ("x*" if repeats else "x") + rest[group.end() :]
+
+
+def _require(condition: bool, field: str, found: Any, right: str) -> None:
+    if not condition:
+        raise ValueError(f"{field}: found {shown(found)}; {right}")

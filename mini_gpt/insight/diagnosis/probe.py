@@ -1,0 +1,119 @@
+"""Measurements that the checks judge: predictions for changed texts, losses, and statistics of each layer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mini_gpt.data import batches
+from mini_gpt.insight import attention
+from mini_gpt.insight.diagnosis.layer_checks import Layer
+from mini_gpt.model.gpt import Trace
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.model.parameters import Parameters
+from mini_gpt.runtime import sharding
+
+WINDOWS = 64
+
+
+def windows(tokens: np.ndarray, length: int) -> np.ndarray:
+    """Return up to WINDOWS windows at even distances, at least two; int32."""
+    starts = np.linspace(0, len(tokens) - length, min(WINDOWS, max(2, len(tokens) // length))).astype(int)
+    return np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
+
+
+def vocab_size(model: LoadedModel) -> int:
+    """Return the number of tokens, without the mask token. It is also the mask token's id."""
+    return model.parameters["embedding"].shape[0] - model.masked
+
+
+def place(model: LoadedModel) -> int:
+    """Return the position whose prediction is examined: the last, or under the masked objective the middle."""
+    return model.config.context_length // 2 if model.masked else model.config.context_length - 1
+
+
+def targets(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
+    """Return the token that the model must predict at `place`."""
+    return windows_BM[:, place(model)] if model.masked else windows_BM[:, -1]
+
+
+def predictions(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
+    """Return log-probabilities_BV at position `at`; under the masked objective its token is masked."""
+
+    def compute(part_BL: np.ndarray) -> jax.Array:
+        return _predictions(model, *sharding.put_whole((_inputs(model, part_BL, at), part_BL), model.mesh), at)
+
+    return in_parts(model, text_BL, compute)[:, : vocab_size(model)]
+
+
+def nll(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
+    """Return nll_BL in nats of the windows' tokens after the first, which a model of next tokens predicts."""
+    compute = lambda part_BM: model.nll(*sharding.put_whole((part_BM[:, :-1], part_BM[:, 1:]), model.mesh))
+    return in_parts(model, windows_BM, compute)
+
+
+def layers(model: LoadedModel, windows_BM: np.ndarray) -> list[Layer]:
+    """Return the statistics of each block for the windows without their last token."""
+
+    def compute(text_BL: np.ndarray) -> list[Layer]:
+        return attention.each_layer(model, _inputs(model, text_BL, place(model)), _statistics, text_BL=text_BL)
+
+    return [Layer(*layer) for layer in in_parts(model, windows_BM[:, :-1], compute)]
+
+
+def count_non_finite(model: LoadedModel) -> int:
+    """Return the number of parameters that are NaN or infinite."""
+    return int(_count_non_finite(model.parameters))
+
+
+def in_parts(model: LoadedModel, rows_BL: np.ndarray, compute: Callable[[np.ndarray], Any]) -> Any:
+    """Return `compute(rows_BL)`, a pytree of arrays with a batch axis, for as many rows at a time as fit."""
+    at_a_time = attention.rows_at_a_time(model, model.config.context_length, WINDOWS)
+    parts = []
+    for count, part in batches.in_full_batches(rows_BL, at_a_time):
+        results = compute(np.stack(part))
+        parts.append(jax.tree.map(lambda array, count=count: np.asarray(array)[:count], results))
+    return jax.tree.map(lambda *pieces: np.concatenate(pieces), *parts)
+
+
+def _inputs(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
+    inputs_BL = text_BL.copy()
+    if model.masked:
+        inputs_BL[:, at] = vocab_size(model)
+    return inputs_BL
+
+
+@jax.jit
+def _predictions(model: LoadedModel, inputs_BL: jax.Array, text_BL: jax.Array, at: jax.Array) -> jax.Array:
+    x_BD = model.hidden(inputs_BL, text_BL)[:, at]
+    logits_BV = x_BD.astype(jnp.float32) @ model.merge().output_table.T
+    return sharding.replicate(jax.nn.log_softmax(logits_BV), model.mesh)
+
+
+def _statistics(trace: Trace, tokens_BL: jax.Array) -> Layer:
+    maps, (batch, length) = trace.attention, tokens_BL.shape
+    visible_BLS = jnp.broadcast_to(maps.visible_BLS, (batch, length, length))
+    visible_BL = visible_BLS.sum(-1)
+    entropy_BHL = jax.scipy.special.entr(maps.weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
+    has_choice_B1L = (visible_BL > 1)[:, None]
+    root_mean_square = lambda x: jnp.sqrt(jnp.mean(jnp.square(x), axis=(1, 2)))
+    before_BLD, after_BLD, units_BLF = (
+        x.astype(jnp.float32) for x in (trace.before_BLD, trace.after_BLD, trace.units_BLF)
+    )
+    norms_BL = jnp.linalg.norm(before_BLD, axis=-1) * jnp.linalg.norm(after_BLD, axis=-1)
+    return Layer(
+        jnp.mean(entropy_BHL, axis=(1, 2), where=has_choice_B1L),
+        jnp.std(maps.logits_BHLS, axis=(1, 2, 3), where=visible_BLS[:, None]),
+        root_mean_square(before_BLD),
+        root_mean_square(after_BLD),
+        jnp.mean((before_BLD * after_BLD).sum(-1) / jnp.maximum(norms_BL, 1e-30), axis=1),
+        units_BLF.mean(axis=1),
+        jnp.square(units_BLF).mean(axis=1),
+    )
+
+
+@jax.jit
+def _count_non_finite(parameters: Parameters) -> jax.Array:
+    return jnp.stack([jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(parameters)]).sum()

@@ -1,0 +1,332 @@
+"""A run directory, a corpus or a model from a stranger is data: one test for each way in of docs/threat_model.md."""
+
+import contextlib
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from mini_gpt.commands import convert_layers
+from mini_gpt.config import loading as configs
+from mini_gpt.config import places
+from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.runtime import errors, files
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import initial_weights, loop, monitor
+from mini_gpt.training import state as states
+from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
+from mini_gpt.training.optimizer import make_optimizer
+from mini_gpt.training.run import Run
+from tests.commands.test_command_line import type_in
+from tests.conftest import SMALL
+from tests.faults.limits import seconds
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def config(home, corpus_files):
+    more = {"data.path": corpus_files, "data.cache_dir": str(home / "cache"), "train.steps": 4}
+    return configs.load("configs/default.py", SMALL | more)
+
+
+@pytest.fixture
+def run(home, config, tmp_path):
+    """Trains one small run for all tests, and copies it for each."""
+    if not (home / "run").exists():
+        loop.train(config, home / "run", conclude=False)
+    return shutil.copytree(home / "run", tmp_path / "run")
+
+
+def change(run, **fields):
+    """Writes other data fields into a run's config.json, as its author could."""
+    path = run / "config.json"
+    values = json.loads(path.read_text())
+    del values["sha256"]
+    values["data"] |= fields
+    path.write_text(json.dumps(values))
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({"path": "/**"}, "data.path"),
+        ({"path": "~/.ssh/*"}, "data.path"),
+        ({"corpus": "tfds:lm1b"}, "data.corpus"),
+        ({"corpus": "tfds:lm1b", "path": "/srv/theirs"}, "data.corpus"),
+        ({"corpus": "tiny_shakespeare", "path": "/dev/zero"}, "data.path"),
+    ],
+)
+def test_a_place_that_only_a_run_names_is_not_read(run, fields, name, monkeypatch):
+    change(run, **fields)
+    opened = []
+    monkeypatch.setattr(corpora, "open_corpus", opened.append)
+    opened_run = Run(run)
+    with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names.* type it once: --override={name}="):
+        _ = opened_run.corpus
+    with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names.* type it once: --config\.{name}="):
+        configs.load(run / "config.json")
+    assert opened == []
+
+
+def test_a_place_that_was_typed_once_is_known_after(run, corpus_files):
+    change(run, path=corpus_files + "*")
+    with pytest.raises(UserError, match="type it once"):
+        _ = Run(run).corpus
+    assert Run(run, overrides={"data.path": corpus_files + "*"}).corpus.num_documents == 150
+    assert Run(run).corpus.num_documents == 150
+    assert configs.load(run / "config.json").data.path == corpus_files + "*"
+
+
+def test_a_run_of_ones_own_needs_nothing_typed(run, config):
+    assert Run(run).corpus.num_documents == 150
+    assert Run(run).config.data.cache_dir == configs.load(run / "config.json").data.cache_dir == config.data.cache_dir
+
+
+def test_another_text_at_a_known_place_is_refused(run, tmp_path, corpus_files):
+    (tmp_path / "other.txt").write_text("another text of the user's")
+    other = configs.override(configs.load("configs/default.py"), {"data.corpus": "text"} | {"data.path": str(tmp_path)})
+    places.remember(configs.override(other, {"data.path": str(tmp_path / "*.txt")}).data)
+    change(run, path=str(tmp_path / "*.txt"))
+    with pytest.raises(UserError, match="the text has changed"):
+        _ = Run(run).corpus
+
+
+def test_programs_of_a_cache_that_a_run_names_are_not_run(run, tmp_path, monkeypatch):
+    theirs = tmp_path / "theirs"
+    (theirs / "compiled").mkdir(parents=True)
+    (theirs / "tokens").mkdir()
+    change(run, cache_dir=str(theirs))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "ours"))
+    used = []
+    monkeypatch.setattr("mini_gpt.commands.command_line.set_up", lambda cache_dir, flags=None: used.append(cache_dir))
+    monkeypatch.setattr("mini_gpt.training.loop.train", lambda config, *_, **__: used.append(config.data.cache_dir))
+    flags = [f"--config={run / 'config.json'}", f"--workdir={tmp_path / 'new'}"]
+    monkeypatch.setattr("sys.argv", ["train.py", *flags])
+    train.main()
+    assert used == [None, None]
+    assert Run(run).config.data.cache_dir is None
+    assert Run(run, overrides={"data.cache_dir": str(theirs)}).config.data.cache_dir == str(theirs)
+    assert [path for path in theirs.rglob("*") if path.is_file()] == []
+
+
+def test_parameters_are_counted_without_a_corpus(run, monkeypatch, capsys):
+    change(run, path="/srv/theirs/*")
+    assert type_in(monkeypatch, "mini_gpt.commands.count_parameters", f"--config={run / 'config.json'}") is None
+    assert "total" in capsys.readouterr().out
+
+
+# TensorFlow Datasets
+
+
+@pytest.fixture
+def data_set(tmp_path):
+    """Writes a data set of TFDS whose files are elsewhere; gives the directory of data sets, and its own."""
+    directory = tmp_path / "tfds" / "theirs" / "1.0.0"
+    directory.mkdir(parents=True)
+    corpora.tfds.features.FeaturesDict({"text": corpora.tfds.features.Text()}).save_config(directory)
+    split = {"name": "train", "shardLengths": ["2"], "numBytes": "8"}
+    split["filepathTemplate"] = "../../{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+    info = {"name": "theirs", "version": "1.0.0", "fileFormat": "array_record", "splits": [split]}
+    (directory / "dataset_info.json").write_text(json.dumps(info))
+    return tmp_path / "tfds", directory
+
+
+def open_theirs(small, data_dir, name="tfds:theirs"):
+    return corpora.open_corpus(small(data__corpus=name, data__path=str(data_dir)).data)
+
+
+@pytest.mark.parametrize("style", ["pythonClassName", "type"])
+def test_a_features_file_imports_no_module(small, data_set, style, tmp_path, monkeypatch):
+    data_dir, directory = data_set
+    (tmp_path / "evil_features.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    evil = {"pythonClassName": "evil_features.Text", "jsonFeature": {"json": "{}"}}
+    evil = evil if style == "pythonClassName" else {"type": "evil_features.Text", "content": {}}
+    (directory / "features.json").write_text(json.dumps(evil))
+    with pytest.raises(UserError, match=r"data\.corpus: TFDS can't open 'theirs': .*evil_features\.Text.*TFDS's own"):
+        open_theirs(small, data_dir)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("name", ["kaggle:ds", "huggingface:ds", "lm1b/x/data_dir=1", "../lm1b", "", "lm1b\n"])
+def test_data_sets_with_programs_of_others_are_refused(small, name, tmp_path):
+    with pytest.raises(UserError, match=r"^data\.corpus: found 'tfds:.*must be tfds:NAME"):
+        open_theirs(small, tmp_path, f"tfds:{name}")
+
+
+def test_a_data_set_that_names_files_elsewhere_is_refused(small, data_set):
+    data_dir, _ = data_set
+    with pytest.raises(UserError, match=r"data\.corpus: .*theirs.* names the file .*, out of "):
+        open_theirs(small, data_dir)
+
+
+def test_a_fifo_in_a_data_set_is_refused(small, data_set):
+    data_dir, directory = data_set
+    (directory / "features.json").unlink()
+    os.mkfifo(directory / "features.json")
+    with seconds(10), pytest.raises(UserError, match=r"features\.json: found a FIFO"):
+        open_theirs(small, data_dir)
+
+
+def test_fifos_among_texts_are_left_out(small, tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    (tmp_path / "b.txt").write_text("text")
+    with seconds(10):
+        assert corpora.open_corpus(small(data__path=f"{tmp_path}/*.txt").data).num_documents == 1
+
+
+# Files of a run
+
+RUN_FILES = ["config.json", "corpus.json", "lock", "metrics.jsonl", "init_from.json", "tokenizer/tokenizer.json"]
+RUN_FILES += ["checkpoints/4/format/metadata", "checkpoints/4/parameters/_METADATA", "eval/heads.json"]
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_a_fifo_in_a_run_is_refused_by_every_command(run, config, name, tmp_path):
+    (run / name).unlink(missing_ok=True)
+    (run / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(run / name)
+    uses = (
+        lambda: Run(run),
+        lambda: loop.train(config, run),
+        lambda: loop.train(config, tmp_path / "new", init_from=run),
+        lambda: convert_layers.convert(run, tmp_path / "to"),
+    )
+    for use in uses:
+        with seconds(20), pytest.raises(UserError, match=rf"{name}: found a FIFO; must be a regular file"):
+            use()
+    assert not (tmp_path / "new").exists()
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_text("12345")
+    (tmp_path / "link").symlink_to("large")
+    with seconds(10):
+        for path, found in (("/dev/zero", "a device"), (tmp_path / "fifo", "a FIFO"), (tmp_path, "a directory")):
+            with pytest.raises(UserError, match=f"found {found}; must be a regular file"):
+                files.open_regular(path)
+        with pytest.raises(UserError, match=r"large: found 5 bytes; must be at most 4"):
+            files.open_regular(tmp_path / "large", most=4)
+        for name, found in (("fifo", "a FIFO"), ("link", "a link")):
+            with pytest.raises(UserError, match=f"{name}: found {found}; must be a regular file"):
+                files.open_to_append(tmp_path / name)
+
+
+def test_a_config_of_any_size_is_not_read_into_memory(run):
+    with (run / "config.json").open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(UserError, match=r"config\.json: found 1,099,511,627,776 bytes; must be at most"):
+        Run(run)
+
+
+def test_links_that_lead_in_a_circle_are_refused(run):
+    (run / "eval").mkdir(exist_ok=True)
+    (run / "eval" / "again").symlink_to(run)
+    with pytest.raises(UserError, match=r"eval/again: found a link to "):
+        convert_layers.convert(run, run.parent / "to")
+
+
+@pytest.mark.parametrize("record", [{"workdir": 5, "checkpoint_step": 4}, {"workdir": "a"}, [], {"workdir": {}}])
+def test_records_of_an_origin_with_other_values_are_named(run, config, record):
+    (run / "init_from.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"init_from\.json: not a record of initial weights"):
+        initial_weights.described(run)
+    (run / "init_from.json").rename(run / "imported_from.json")
+    with pytest.raises(UserError, match=r"imported_from\.json: not a record of initial weights"):
+        initial_weights.described(run)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"validation_loss": "x"}, {"data_offset": -1}, {"bad_steps": 1e9}, {"data_offset": 2**40}]
+)
+def test_records_of_a_checkpoint_with_other_values_are_damage(run, fields):
+    path = run / "checkpoints" / "4" / "format" / "metadata"
+    body = files.read_sealed(path) | fields
+    path.write_text(json.dumps(body))
+    with contextlib.closing(Checkpoints(run / "checkpoints", read_only=True)) as checkpoints:
+        with pytest.raises(Damaged, match="has a record with impossible values"):
+            checkpoints.record(4)
+        assert checkpoints.resolve("best") == 4
+
+
+def test_checksums_that_are_no_table_are_damage(run):
+    path = run / "checkpoints" / "4" / "format" / "metadata"
+    path.write_text(json.dumps(files.read_sealed(path) | {"checksums": 5}))
+    with pytest.raises(UserError, match="has another checksum than when it was written"):
+        Run(run)
+
+
+def test_rows_of_metrics_with_other_values_are_left_out(tmp_path):
+    rows = ['{"step": 1, "train/loss": 2.5}', "[1]", '{"step": 1%s}' % ("0" * 400), '{"step": "1"}', "\x00" * 5000]
+    rows += ['{"step": 2, "train/loss": "2", "train/x": [], "train/y": NaN}', "[" * 10**5]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    assert monitor.read(tmp_path / "metrics.jsonl") == [{"step": 1, "train/loss": 2.5}, {"step": 2}]
+
+
+def test_a_token_store_with_other_fields_is_built_again(config, run, tmp_path):
+    data = configs.override(config, {"data.cache_dir": str(tmp_path / "cache")}).data
+    tokenizer = tokenizers.load(run / "tokenizer")
+    corpus = corpora.open_corpus(data)
+    store = token_store.open_store(corpus, data, tokenizer)
+    right = files.read_sealed(store.directory / "meta.json")
+    outside = right["splits"] | {"../../outside": right["splits"]["train"]}
+    for wrong in ({"dtype": "int16"}, {"splits": outside}, {"splits": {}}):
+        (store.directory / "meta.json").write_text(json.dumps(files.sealed(right | wrong)))
+        again = token_store.open_store(corpus, data, tokenizer).meta
+        assert (again["dtype"], again["splits"]) == (right["dtype"], right["splits"])
+
+
+# What is shown
+
+
+def test_control_characters_in_errors_are_escaped(capsys):
+    def fail():
+        raise UserError("config.json: \x1b]0;owned\x07\n\u202e\ud800: no such field")
+
+    with pytest.raises(SystemExit) as ended:
+        errors.run(fail)
+    assert str(ended.value) == r"error: config.json: \x1b]0;owned\x07\n\u202e\ud800: no such field"
+
+
+@pytest.mark.parametrize("on_screen", [True, False])
+def test_text_of_a_model_can_not_command_a_terminal(run, monkeypatch, capsys, on_screen):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: on_screen, raising=False)
+    prompt = "\x1b[2J"
+    assert type_in(monkeypatch, "sample.py", f"--workdir={run}", f"--prompt={prompt}", "--length=1") is None
+    assert (prompt in capsys.readouterr().out) != on_screen
+
+
+# Numbers
+
+
+@pytest.fixture
+def poisoned(run, config):
+    """Writes a checkpoint with a NaN in it, whose checksums are right."""
+    like = Run(run)
+    bad = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(np.nan), like.parameters)
+    optimizer = make_optimizer(config)
+    _, abstract = states.abstract(config, states.vocab_size(config, like.tokenizer), optimizer, like.mesh)
+    state = states.first(bad, optimizer, abstract)
+    with contextlib.closing(Checkpoints(run / "checkpoints", keep=2)) as checkpoints:
+        checkpoints.save(5, state, Record())
+    return run
+
+
+def test_weights_that_are_not_finite_are_not_loaded_in_silence(poisoned, config, tmp_path, caplog):
+    Run(poisoned)
+    assert "step 5: found non-finite values (NaN or infinity) in " in caplog.text
+    with pytest.raises(UserError, match=r"--init_from: .*, step 5: found non-finite values \(NaN or infinity\) in "):
+        loop.train(config, tmp_path / "new", init_from=poisoned)
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,90 @@
+"""A directory of Transformers from a stranger is data: regular files inside of it, finite numbers, names escaped."""
+
+import os
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mini_gpt.config import loading as configs
+from mini_gpt.data.tokenizers import BpeTokenizer
+from mini_gpt.hugging_face import importing, model_card, tokenizer_files
+from mini_gpt.hugging_face.architectures import registry as architectures
+from mini_gpt.hugging_face.architectures import settings
+from mini_gpt.runtime.errors import UserError
+from tests.faults.limits import seconds
+from tests.hugging_face.models import written
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Writes the files of a GPT-2 as Transformers does."""
+    written("learned", tmp_path / "model")
+    return tmp_path / "model"
+
+
+MODEL_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", [*MODEL_FILES, "model.safetensors.index.json"])
+@pytest.mark.parametrize("what", ["a FIFO", "a link"])
+def test_other_than_files_in_a_model_are_refused(model, name, what, tmp_path):
+    (tmp_path / "outside").write_text("{}")
+    (model / name).unlink(missing_ok=True)
+    if what == "a FIFO":
+        os.mkfifo(model / name)
+    else:
+        (model / name).symlink_to(tmp_path / "outside")
+    if "index" in name:
+        (model / "model.safetensors").unlink()
+    with seconds(10), pytest.raises(UserError, match=f"{name}: found {what}"):
+        if name == "config.json":
+            settings.read(model / name)
+        elif "tokenizer" in name:
+            (model / "tokenizer.json").exists() or (model / "tokenizer.json").write_text(
+                BpeTokenizer.train(["the cat"], 300).model.to_str()
+            )
+            tokenizer_files.read(model, 300, 5)
+        else:
+            weights(model)
+
+
+def weights(model):
+    fields = settings.read(model / "config.json")
+    architecture = architectures.find(fields)
+    config = configs.load("configs/default.py", architectures.IMPLIED | architecture.fields(fields))
+    return importing.read_weights(model, architecture, config.model, fields.whole("vocab_size"))
+
+
+def test_links_of_the_hubs_cache_are_followed(model, tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "1f", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in model.iterdir():
+        path.rename(blobs / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    assert weights(snapshot)
+    (blobs / "model.safetensors").rename(tmp_path / "secret")
+    (blobs / "model.safetensors").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"model\.safetensors: found a link to \S+/secret"):
+        weights(snapshot)
+
+
+def test_names_of_tensors_are_escaped(model):
+    tensors = load_file(model / "model.safetensors")
+    save_file(tensors | {"a\x1b[2J": np.zeros(1, np.float32)}, model / "model.safetensors")
+    with pytest.raises(UserError) as raised:
+        weights(model)
+    assert r"a\x1b[2J" in str(raised.value) and "\x1b" not in str(raised.value)
+
+
+def test_weights_of_a_model_that_are_not_finite_are_refused(model):
+    tensors = load_file(model / "model.safetensors")
+    tensors["transformer.wte.weight"][0, 0] = np.inf
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(UserError, match=r"transformer\.wte\.weight: found non-finite values \(NaN or infinity\)"):
+        weights(model)
+
+
+def test_the_card_of_a_model_shows_texts_of_a_run_as_one_line():
+    assert model_card._in_a_cell("tiny |\n# <b>x</b> `rm` [a](b)\x1b") == "tiny ? ? ?b?x?/b? ?rm? ?a??b??x1b"

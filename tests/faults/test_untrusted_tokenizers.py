@@ -1,0 +1,145 @@
+"""A tokenizer from a stranger neither uses all memory, nor waits for ever, nor aborts the program."""
+
+import json
+
+import pytest
+import tokenizers as library
+
+from mini_gpt.data import tokenizers
+from mini_gpt.hugging_face import tokenizer_files
+from mini_gpt.runtime.errors import UserError
+from tests.faults.limits import seconds
+
+
+def described(**changes):
+    return json.loads(tokenizers.BpeTokenizer.train(["the cat sat"], 300).model.to_str()) | changes
+
+
+def split_by(expression):
+    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+
+
+def replace(text, content):
+    return {"type": "Replace", "pattern": {"String": text}, "content": content}
+
+
+def sequence(name, parts):
+    return {"type": "Sequence", name: parts}
+
+
+ADDED = {"id": 300, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+PADDING = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+ADDITIONS = {"type": "TemplateProcessing", "pair": [{"Sequence": {"id": "A", "type_id": 0}}]}
+ONE_TOKEN = {"SpecialToken": {"id": "a", "type_id": 0}}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+BOMBS = {
+    "padding": ({"padding": PADDING | {"strategy": {"Fixed": 10**7}}}, r"padding: found .*must be null"),
+    "truncation": (
+        {"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 1}},
+        r"truncation: found .*must be null",
+    ),
+    "doubling": (
+        {"normalizer": sequence("normalizers", [replace("a", "aa")] * 30)},
+        r"normalizer: found .*a text may grow 256 times",
+    ),
+    "empty replacement": ({"normalizer": replace("", "a")}, r"normalizer: found .*a pattern of a character at least"),
+    "replacement by expression": (
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "a" * 1000}},
+        r"normalizer: found .*a text may grow 256 times",
+    ),
+    "bytes of bytes": (
+        {"pre_tokenizer": sequence("pretokenizers", [BYTE_LEVEL] * 20)},
+        r"normalizer: found .*a text may grow 256 times",
+    ),
+    "prefix": ({"normalizer": {"type": "Prepend", "prepend": "a" * 10**4}}, r"normalizer: found .*64 characters"),
+    "character map": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        r"normalizer: found 'Precompiled'; can be read where it is NFC",
+    ),
+    "nested sequences": (
+        {"normalizer": sequence("normalizers", [sequence("normalizers", [{"type": "NFC"}] * 30)] * 30)},
+        r"normalizer: found \d+; must have at most 32 parts",
+    ),
+    "repeated repetition": (
+        {"pre_tokenizer": split_by("(a+)+$")},
+        r"pre_tokenizer: found '\(a\+\)\+\$'; a group that is repeated must not hold a repetition",
+    ),
+    "repeated repetition inside": (
+        {"pre_tokenizer": split_by(r"((?:[^x)]\p{L}*))*y")},
+        r"pre_tokenizer: .* must not hold a repetition",
+    ),
+    "zero length": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, r"pre_tokenizer: found 'FixedLength'"),
+    "template": (
+        {"post_processor": ADDITIONS | {"single": [ONE_TOKEN] * 1000, "special_tokens": {}}},
+        r"post_processor\.single: found .*at most 16 pieces",
+    ),
+    "ids of a template": (
+        {"post_processor": ADDITIONS | {"single": [ONE_TOKEN], "special_tokens": {"a": {"ids": [1] * 100}}}},
+        r"post_processor\.special_tokens: found .*at most 16 ids",
+    ),
+    "empty token": ({"added_tokens": [ADDED | {"content": ""}]}, r"added_tokens: found .*1\.\.512 characters"),
+    "dropout": ({"model": described()["model"] | {"dropout": 0.5}}, r"model\.dropout: found 0\.5; can be read where"),
+    "decoder": ({"decoder": {"type": "Fuse", "x": "y" * 10**5}}, r"settings: found \d+; must be at most 65536"),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_runs_tokenizer_that_asks_for_too_much_is_refused(bomb, tmp_path):
+    changes, message = BOMBS[bomb]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": described(**changes)}))
+    with seconds(10), pytest.raises(UserError, match=rf"tokenizer\.json: not a tokenizer \(ValueError: {message}"):
+        tokenizers.load(tmp_path)
+
+
+def test_a_panic_of_the_library_is_one_line(tmp_path):
+    changes = {"pre_tokenizer": split_by("a*a*a*a*a*a*a*a*a*$")}  # no nested group, and too many ways all the same
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": described(**changes)}))
+    with seconds(60), pytest.raises(UserError, match=r"the library failed \(Onig: Regex search error") as raised:
+        tokenizers.load(tmp_path).encode("a" * 60 + "b")
+    assert "\n" not in str(raised.value)
+
+
+# GPT-2, cl100k, o200k, Qwen 2, DeepSeek, and digits in threes from the right
+EXPRESSIONS = [
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
+    r"\d{1,3}(?=(?:\d{3})*\b)",
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_expressions_of_published_tokenizers_are_read(expression, tmp_path):
+    parts = [split_by(expression), BYTE_LEVEL | {"use_regex": False}]
+    changes = {"normalizer": {"type": "NFC"}, "pre_tokenizer": sequence("pretokenizers", parts)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": described(**changes)}))
+    assert tokenizers.load(tmp_path).decode(tokenizers.load(tmp_path).encode("the cat's 1234")) == "the cat's 1234"
+
+
+@pytest.mark.parametrize("characters", ["", "ba", "aa", ["a", "b"], 5])
+def test_characters_in_no_order_are_refused(characters, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "characters", "characters": characters}))
+    with pytest.raises(UserError, match=r"not a tokenizer \(ValueError: characters: must be different ones"):
+        tokenizers.load(tmp_path)
+
+
+def test_a_tokenizer_of_another_kind_than_its_model_is_refused(tmp_path):
+    model = library.Tokenizer(library.models.WordLevel({"a": 0}, unk_token="a"))
+    for changes in ({"special": {"a": 5}}, {"vocab_size": True}, {"vocab_size": 1e9}):
+        values = {"kind": "bpe", "bpe": json.loads(model.to_str()), "separator": 0, "vocab_size": 2} | changes
+        (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+        with pytest.raises(UserError, match=r"not a tokenizer \(ValueError: "):
+            tokenizers.load(tmp_path)
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_models_tokenizer_that_asks_for_too_much_is_refused(bomb, tmp_path):
+    changes, message = BOMBS[bomb]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described(**changes)))
+    with seconds(10):
+        if bomb in ("padding", "truncation"):  # of use where texts are read in batches: left out
+            assert tokenizer_files.read(tmp_path, 400, 5).encode("the cat").size < 10
+            return
+        with pytest.raises(UserError, match=rf"tokenizer\.json: {message}"):
+            tokenizer_files.read(tmp_path, 400, 5)

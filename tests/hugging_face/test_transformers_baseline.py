@@ -1,0 +1,30 @@
+"""The comparison with Transformers writes with the same weights, in turns."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
+pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
+
+from benchmarks import transformers_baseline
+from mini_gpt.commands import bench
+
+
+def test_both_write_in_turns(small, monkeypatch):
+    config = small(model__position="learned", model__max_positions=32)
+    turns = []
+
+    def recorded(name, write):
+        return lambda *arguments: turns.append(name) or write(*arguments)
+
+    monkeypatch.setattr(bench, "ROUNDS", 4)
+    monkeypatch.setattr(transformers_baseline.configs, "load", lambda *_: config)
+    monkeypatch.setattr(bench, "write_text", recorded("ours", bench.write_text))
+    monkeypatch.setattr(transformers_baseline, "set_fastest_threads", lambda model: None)
+    monkeypatch.setattr(transformers_baseline, "write_text", recorded("theirs", transformers_baseline.write_text))
+    report = json.loads(json.dumps(transformers_baseline.compare("some.py", {}, 5, 20)))
+    assert turns == ["ours", "ours", "theirs", "theirs", "ours", "ours", "theirs", "theirs", "ours"]
+    assert report["transformers"]["model"] == "GPT2LMHeadModel" and report["transformers"]["dtype"] == "float32"
+    assert min(report[side]["tokens_per_second"]["median"] for side in ("mini_gpt", "transformers")) > 0
+    assert report["ratio"]["median"] > 0

@@ -1,0 +1,133 @@
+"""The docs: their links, the commands and fields that they name, and the guides to extending, followed in a copy."""
+
+import functools
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import jax
+import pytest
+
+from mini_gpt.config import loading as configs
+from tests.conftest import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+PAGES_AND_README = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+GUIDES = ("encoding", "task", "suite", "config_field")
+FENCE = re.compile(r'^( *)```(\w+)(?: title="([^"\n]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+@functools.cache
+def prose(path: Path) -> str:
+    """Return the text without its code blocks."""
+    return FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of the headings, as Python-Markdown makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE):
+        plain = unicodedata.normalize("NFKD", heading.replace("`", "")).encode("ascii", "ignore").decode()
+        found.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES_AND_README, ids=short)
+def test_links_lead_to_files_and_headings(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page))):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{short(page)}: {target}"
+        assert not anchor or anchor in anchors(path), f"{short(page)}: {target}"
+
+
+def test_every_page_is_in_the_navigation_once():
+    settings = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", settings, re.MULTILINE)
+    assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES_AND_README, ids=short)
+def test_named_files_and_modules_exist(page):
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"\b(?:mini_gpt|tests|docs|configs|benchmarks)/[\w/]*\w\.(?:py|md|csv)\b", text)
+    named += re.findall(r"(?:^|\s)(?:python )(\w+\.py)\b", text)
+    for name in named:
+        made = any(f'title="{name}"' in guide.read_text(encoding="utf-8") for guide in (DOCS / "extend").glob("*.md"))
+        assert (REPOSITORY / name).exists() or made, f"{short(page)}: {name}"
+    for module in re.findall(r"-m ((?:mini_gpt|docs|benchmarks|tests)[\w.]*\w)", text):
+        path = REPOSITORY / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{short(page)}: {module}"
+
+
+@pytest.mark.parametrize("page", PAGES_AND_README, ids=short)
+def test_named_config_fields_exist(page):
+    text = page.read_text(encoding="utf-8")
+    added = re.findall(r"^\+    (\w+): ", text, re.MULTILINE)  # by the guide to config fields
+    named = re.findall(r"--config\.([a-z][\w.]*)[ =]", text)
+    named += re.findall(r"(?:--override=|--vary )([a-z][\w.]*)=", text)
+    named += re.findall(r"`((?:model|data|train|optimizer|eval|checkpoint|mesh)\.[a-z][\w.]*)(?:=[^`]*)?`", text)
+    for name in named:
+        if name.rpartition(".")[2] not in added and not re.search(r"\.(py|md|json|tokens)$", name):
+            configs.check_field(name)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """A copy of the code with the changes that the guides name, and the checks of the guides as files."""
+    root = tmp_path_factory.mktemp("extended")
+    for folder in ("mini_gpt", "configs"):
+        shutil.copytree(REPOSITORY / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for guide in GUIDES:
+        blocks = [match.groups()[1:] for match in FENCE.finditer((DOCS / "extend" / f"{guide}.md").read_text("utf-8"))]
+        for number, (language, title, code) in enumerate(blocks):
+            if title and language == "diff":
+                change(root / title, code)
+            elif title:
+                following = itertools.chain(blocks[number + 1 :], [("diff", title, "")])
+                insert(root / title, code, before=next(c for kind, t, c in following if kind == "diff" and t == title))
+        checks = [code for language, title, code in blocks if language == "python" and not title]
+        assert checks
+        (root / f"check_{guide}.py").write_text("".join(checks), encoding="utf-8")
+    return root
+
+
+def change(path: Path, diff: str) -> None:
+    """Apply a block of lines that begin with a space, - or +; what was there before must be there once."""
+    lines = diff.splitlines(keepends=True)
+    old, new = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" -", " +"))
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{path.name} has not this once:\n{old}"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def insert(path: Path, code: str, *, before: str) -> None:
+    """Write a new file, or put code before the statement that the next change of the file is in."""
+    if not path.exists():
+        path.write_text(code, encoding="utf-8")
+        return
+    text = path.read_text(encoding="utf-8")
+    place = text.index("".join(line[1:] for line in before.splitlines(keepends=True) if line[0] in " -"))
+    start = max(match.start() for match in re.finditer(r"^\w", text, re.MULTILINE) if match.start() <= place)
+    path.write_text(f"{text[:start]}{code}\n\n{text[start:]}", encoding="utf-8")
+
+
+def test_the_guides_to_extending_work(extended):
+    script = "; ".join(f"exec(open('check_{guide}.py').read(), {{}})" for guide in GUIDES)
+    environment = os.environ | {"PYTHONPATH": str(extended), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
+    done = subprocess.run([sys.executable, "-c", script], cwd=extended, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

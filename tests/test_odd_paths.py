@@ -1,0 +1,273 @@
+"""Runs under paths with characters that some library reads as a pattern, an escape or a URL."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import string
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mini_gpt.commands import command_line, suites
+from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loop, orbax_files, summary
+from mini_gpt.training.checkpoint import Checkpoints, Record
+from mini_gpt.training.orbax_files import missing_arrays
+from mini_gpt.training.run import Run
+from mini_gpt.training.state import TrainState
+from tests.commands.test_command_line import type_in
+from tests.conftest import REPOSITORY, SMALL
+from tests.faults import kills
+from tests.faults.kills import Trainer
+from tests.training.interruption import assert_same_bits
+
+ODD = [
+    "[2024] proj",
+    "books/**",
+    "a*b?c",
+    "back\\slash",
+    "x.__lock",
+    "gs:",
+    "100%25#1?a=b&c",
+    'it\'s "quoted" `now`',
+    "größer 日本 🎉",
+    "{a,b}|c;$HOME",
+    "-dash",
+    "é" * 110,
+]
+
+
+def random_names(seed: int, count: int) -> list[str]:
+    """Draw names of odd characters, of one or two levels."""
+    draw = random.Random(seed)
+    odd = string.punctuation.replace("/", "") + " äß語🎉\u00a0" + "[]*?\\" * 4
+    draw_name = lambda: "".join(draw.choice(odd) for _ in range(draw.randint(2, 12)))
+    return ["/".join(draw_name() for _ in range(draw.randint(1, 2))) for _ in range(count)]
+
+
+def small_state() -> TrainState:
+    parameters = {"kernel": jnp.arange(12.0).reshape(3, 4), "blocks": [{"bias": jnp.ones(5)}]}
+    return TrainState(jnp.int32(1), parameters, {"mu": jnp.zeros(()), "nu": (jnp.ones(2),)}, jnp.bool(False))
+
+
+def shapes_of(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+
+
+def save_and_restore(directory: Path) -> None:
+    """Save twice, and read the second checkpoint in a new object."""
+    state = small_state()
+    with contextlib.closing(Checkpoints(directory)) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state, Record())
+    with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
+        assert checkpoints.steps() == [2]
+        assert_same_bits(checkpoints.restore(2, shapes_of(state)), state)
+
+
+@pytest.mark.parametrize(
+    "name", [*ODD, *(pytest.param(name, marks=pytest.mark.slow) for name in random_names(seed=0, count=40))]
+)
+def test_a_checkpoint_under_an_odd_path_is_read_back(tmp_path, name):
+    save_and_restore(tmp_path / name / "checkpoints")
+    assert {path.name for path in tmp_path.iterdir()} == {Path(name).parts[0]}, "nothing is written elsewhere"
+
+
+def test_a_relative_path_through_a_symlink_and_its_parent(tmp_path, monkeypatch):
+    (tmp_path / "far" / "away [1]").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away [1]")
+    monkeypatch.chdir(tmp_path)
+    save_and_restore(Path("link") / ".." / "run" / "checkpoints")
+    assert (tmp_path / "far" / "run" / "checkpoints" / "2").is_dir() and not (tmp_path / "run").exists()
+
+
+def test_the_links_to_odd_paths_are_deleted(tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    save_and_restore(tmp_path / "[odd]" / "checkpoints")
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_an_odd_temporary_directory_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "t*").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t*"))
+    with pytest.raises(UserError, match=r"TMPDIR: found '\S+/t\*'; checkpoints in \S+ need a temporary directory"):
+        Checkpoints(tmp_path / "[odd]" / "checkpoints")
+    assert not (tmp_path / "[odd]").exists()
+    save_and_restore(tmp_path / "plain" / "checkpoints")
+
+
+@pytest.mark.parametrize("text", ["new\nline", "\x1b[31mred", "tab\t", "\u2028", os.fsdecode(b"\xff")])
+def test_a_directory_no_terminal_can_show_is_refused(monkeypatch, text):
+    monkeypatch.setattr(loop, "train", lambda *_, **__: None)
+    said = type_in(monkeypatch, "train.py", "--config=configs/tiny.py", f"--workdir=runs/{text}")
+    assert said and re.match(r"error: '.*': found '\\\S+' in the path of a directory; name one without it$", said)
+
+
+def test_a_directory_with_too_long_a_path_is_refused():
+    longest = os.pathconf("/", "PC_PATH_MAX") - command_line.RESERVED_PATH
+    assert command_line.directory("/" + "a" * (longest - 1))
+    with pytest.raises(UserError, match=f"has {longest + 1} bytes; must have at most {longest}"):
+        command_line.directory("/" + "a" * longest)
+
+
+def test_plain_names_are_unchanged_and_others_differ():
+    plain = ["tiny", "tiny,model.position=alibi", "a-b_c.d=1e-3,e", "x" * files.LONGEST_NAME]
+    assert [files.plain_name(text) for text in plain] == plain
+    draw = random.Random(0)
+    odd = {"".join(draw.choice("ab/*[]:'\" \n\\é") for _ in range(draw.randint(1, 300))) for _ in range(2000)}
+    odd |= {"data.path=a/b", "data.path=a*b", "data.path=a[b", "x" * 241, "x" * 242}
+    odd -= set(map(files.plain_name, odd))  # those of plain letters alone
+    names = {files.plain_name(text) for text in odd}
+    assert len(names) == len(odd)
+    assert all(re.fullmatch(r"[A-Za-z0-9._=,-]{1,120}", name) for name in names)
+
+
+def test_evaluations_with_odd_overrides_have_names_of_their_own():
+    texts = [{"data.path": path} for path in ("a/b", "a_b", "a/**", "x" * 300)]
+    stems = [suites.file_stem("perplexity", SuiteOptions("validation"), overrides=text) for text in texts]
+    assert stems[1] == "perplexity,data.path=a_b" and len(set(stems)) == 4
+    assert all(files.plain_name(stem) == stem for stem in stems)
+
+
+def test_a_checkpoint_that_is_not_merged_does_not_count(tmp_path, monkeypatch):
+    """What Orbax did under paths that it took as patterns: it left out the merge, and warned."""
+    state = small_state()
+
+    async def skipped(*_, **__): ...
+
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, state, Record())
+    checkpoints.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr("orbax.checkpoint._src.serialization.ocdbt_utils.merge_ocdbt_per_process_files", skipped)
+        checkpoints.save(2, state, Record())
+        message = r"checkpoints: the new checkpoint is not whole \(2 of 2 arrays are missing, such as blocks\.0\.bias\)"
+        with pytest.raises(UserError, match=message):
+            checkpoints.wait()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()] == ["1"]
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as again:
+        assert again.restore_last(shapes_of(state))[0] == 1
+
+
+def test_missing_arrays_and_chunks_are_found(tmp_path):
+    save_and_restore(tmp_path / "checkpoints")
+    written = tmp_path / "checkpoints" / "2" / "parameters"
+    shapes = {"kernel": (3, 4), "blocks.0.bias": (5,)}
+    assert missing_arrays(written, shapes) == []
+    assert missing_arrays(written, {**shapes, "other": (3,)}) == ["other"]
+    assert missing_arrays(written, {**shapes, "kernel": (3, 5)}) == ["kernel"]
+    store = orbax_files.ts.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{written}/"}}).result()
+    store.delete_range(orbax_files.ts.KvStore.KeyRange("kernel/0", "kernel/1")).result()
+    assert missing_arrays(written, shapes) == ["kernel"]
+
+
+def test_failures_of_other_threads_are_shown(tmp_path):
+    script = """
+import errno, logging, sys, threading
+from mini_gpt.commands import command_line
+
+command_line.set_up(sys.argv[1])
+def fail(error):
+    raise error
+for error in (ValueError("a defect"), OSError(errno.ENOSPC, "No space left on device")):
+    thread = threading.Thread(target=fail, args=[error])
+    thread.start()
+    thread.join()
+logging.getLogger("absl").warning("Skipping merge")
+logging.getLogger("asyncio").error("Task exception", exc_info=ValueError("a defect in a task"))
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=REPOSITORY, capture_output=True, text=True)
+    said = done.stderr
+    assert done.returncode == 0 and said.count("Traceback") == 1, said
+    for line in ("ValueError: a defect", "Skipping merge", "ValueError: a defect in a task"):
+        assert f"\n{line}\n" in f"\n{said}"
+    assert said.count("No space left on device") == 1 and "a background thread can't write (No space" in said
+
+
+def flags_of(corpus_files, tmp_path) -> list[str]:
+    paths = {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
+    fields = SMALL | paths | {"train.steps": 4, "model.position": "learned"}
+    return ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
+
+
+def go_through(monkeypatch, flags, root: Path, capsys) -> None:
+    """Train, resume, evaluate and sample a run in `root`."""
+    run = root / "run"
+    assert type_in(monkeypatch, "train.py", *flags, f"--workdir={run}") is None
+    assert type_in(monkeypatch, "train.py", *flags, f"--workdir={run}") is None
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", "--override=context_length=16") is None
+    assert json.loads((run / "eval" / "perplexity,context_length=16.json").read_text())["checkpoint_step"] == 4
+    capsys.readouterr()
+    assert type_in(monkeypatch, "sample.py", f"--workdir={run}", "--prompt=the", "--length=4") is None
+    assert capsys.readouterr().out.startswith("the")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*ODD, *random_names(seed=1, count=3)])
+def test_all_commands_in_an_odd_directory(monkeypatch, corpus_files, tmp_path, capsys, name):
+    root, flags = tmp_path / name, flags_of(corpus_files, tmp_path)
+    if name.startswith("-"):
+        monkeypatch.chdir(tmp_path)  # a relative path that begins with a dash
+        (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
+        root = Path(name)
+    go_through(monkeypatch, flags, root, capsys)
+    run = root / "run"
+    hugging_face = "mini_gpt.commands.hugging_face"
+    assert type_in(monkeypatch, hugging_face, "export", f"--workdir={run}", f"--output={root / 'out'}") is None
+    plain = [flag for flag in flags if not flag.startswith("--config.model.") and "context_length" not in flag]
+    imported = [f"--input={root / 'out'}", f"--workdir={root / 'imported'}", *plain, "--config.model.dtype=float32"]
+    assert type_in(monkeypatch, hugging_face, "import", *imported) is None
+    layers = [f"--workdir={run}", f"--to={root / 'stacked'}"]
+    assert type_in(monkeypatch, "mini_gpt.commands.convert_layers", *layers) is None
+    for workdir in ("imported", "stacked"):
+        assert type_in(monkeypatch, "eval.py", f"--workdir={root / workdir}") is None
+    origin = [f"--init_from={run}", f"--workdir={root / 'tuned'}"]
+    assert type_in(monkeypatch, "train.py", *flags, *origin) is None
+    vary = [flag for flag in flags if "model.position" not in flag] + ["--vary=model.position=none,('rope', 'none')"]
+    vary = [flag.replace("num_layers=1", "num_layers=2") for flag in vary]
+    assert type_in(monkeypatch, "mini_gpt.commands.sweep", *vary, f"--workdir={root / 'sweep'}") is None
+    capsys.readouterr()
+    assert type_in(monkeypatch, "mini_gpt.commands.sweep", *vary, f"--workdir={root / 'sweep'}") is None
+    named = sorted(path.name for path in (root / "sweep").iterdir() if path.is_dir())
+    assert named[1] == "model.position=none,seed=0" and files.plain_name(named[0]) == named[0]
+
+
+def test_an_odd_default_directory_in_an_odd_one(monkeypatch, corpus_files, tmp_path):
+    monkeypatch.setattr(summary, "SAMPLE_TOKENS", 4)
+    here = tmp_path / "[2024] a\\b" / "**"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    (here / "configs").symlink_to(REPOSITORY / "configs")
+    flags = [*flags_of(corpus_files, tmp_path), "--config.model.position=['rope']", "--config.train.steps=1"]
+    assert type_in(monkeypatch, "train.py", *flags) is None
+    (run,) = Path("runs").iterdir()
+    assert re.fullmatch(r"default,context_length=32,[A-Za-z0-9._=,-]{1,100}", run.name)
+    assert Run(run).step == 1
+
+
+@pytest.mark.slow
+def test_a_run_in_a_read_only_parent(tmp_path):
+    trainer = Trainer(tmp_path, "[parent]/run", cache="cache")
+    trainer.workdir.mkdir(parents=True)
+    trainer.workdir.parent.chmod(0o555)
+    relayout = [sys.executable, "-m", "mini_gpt.commands.convert_layers", f"--workdir={trainer.workdir}"]
+    if os.getuid() == 0:  # who may write everywhere, but for this
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may write everywhere, and there is no setpriv to take that away")
+        trainer.before = ["setpriv", "--bounding-set=-dac_override"]
+    kills.run_to_the_end(trainer)
+    command = [*trainer.before, *relayout, f"--to={trainer.workdir.parent / 'to'}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert "Permission denied" in done.stderr

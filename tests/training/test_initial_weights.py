@@ -1,0 +1,73 @@
+"""Runs that start from another one's weights."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loop
+from mini_gpt.training.run import Run
+from tests.training.interruption import PowerCut, assert_same_bits, cut_after
+
+
+@pytest.mark.slow
+def test_a_new_run_starts_from_another_ones_weights(small, tmp_path, monkeypatch, caplog):
+    source = loop.train(small(model__position="rope"), tmp_path / "source")
+    longer = {"context_length": 64, "model__rope__scaling": "linear", "model__rope__factor": 2.0, "seed": 5}
+    config = small(model__position="rope", optimizer__learning_rate=1e-12, optimizer__weight_decay=0.0, **longer)
+    with caplog.at_level("INFO", "mini_gpt"):
+        tuned = loop.train(config, tmp_path / "tuned", init_from=tmp_path / "source")
+    for left, right in zip(*(jax.tree.leaves(state.parameters) for state in (source, tuned)), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-9)
+    assert int(tuned.step) == 8 and "source, step 8" in caplog.text and "context_length 32 → 64" in caplog.text
+    assert json.loads((tmp_path / "tuned" / "init_from.json").read_text())["checkpoint_step"] == 8
+    # The same command goes on; another origin, or none, is another run.
+    fast = small(model__position="rope", checkpoint__every=2, **longer)
+    whole = loop.train(fast, tmp_path / "whole", init_from=tmp_path / "source")
+    for steps in (1, 5):  # before there is a checkpoint, and after
+        with monkeypatch.context() as patch, pytest.raises(PowerCut):
+            cut_after(patch, steps)
+            loop.train(fast, tmp_path / "cut", init_from=tmp_path / "source")
+    assert_same_bits(whole, loop.train(fast, tmp_path / "cut", init_from=tmp_path / "source"))
+    with pytest.raises(
+        UserError, match=r"--init_from: found None; the run in .*cut was started from .*source; give the"
+    ):
+        loop.train(fast, tmp_path / "cut")
+    with pytest.raises(UserError, match=r"--init_from: found .*tuned; the run in .*source was started from random"):
+        loop.train(small(model__position="rope"), tmp_path / "source", init_from=tmp_path / "tuned")
+
+
+def test_weights_that_do_not_fit_are_refused_and_nothing_is_written(small, tmp_path):
+    loop.train(small(model__position="learned"), tmp_path / "source")
+    for overrides, message in (
+        (
+            {"model__position": "learned", "context_length": 64},
+            r"learned/embedding of shape \(32, 32\); the config asks",
+        ),
+        (
+            {"model__position": "rope", "model__num_layers": 3},
+            r"has the parameter blocks/1/\S+ of shape none; the config",
+        ),
+        (
+            {"data__tokenizer": "characters"},
+            r"data\.tokenizer: found 'characters', but the run of .* has 'bytes'",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            loop.train(small(**overrides), tmp_path / "new", init_from=tmp_path / "source")
+    with pytest.raises(UserError, match=r"config\.json: not found"):
+        loop.train(small(), tmp_path / "new", init_from=tmp_path / "nothing")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_run_reads_text_by_the_tokenizer_of_its_origin(small, tmp_path, corpus_files):
+    loop.train(small(data__tokenizer="characters"), tmp_path / "source")
+    (tmp_path / "few").mkdir()
+    for number in range(120):
+        (tmp_path / "few" / f"{number}.txt").write_text("the cat " * (20 + number % 7))
+    config = small(data__tokenizer="characters", data__path=f"{tmp_path}/few/*.txt")
+    loop.train(config, tmp_path / "tuned", init_from=tmp_path / "source")
+    assert Run(tmp_path / "tuned").tokenizer.to_dict() == Run(tmp_path / "source").tokenizer.to_dict()
