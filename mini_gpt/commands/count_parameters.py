@@ -1,21 +1,23 @@
-"""Count a config's parameters: python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small"""
+"""Count the parameters of any config, without memory for them.
 
-import argparse
+python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small
+"""
 
+from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
 from mini_gpt.model import parameters
-from mini_gpt.runtime import errors
 
 
+@command_line.command
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.count_parameters")
     parser.add_argument("--config", required=True, help="a config file, with :NAME for one of its presets")
-    parser.add_argument("--vocab_size", type=int, help="tokens; default: data.vocab_size for bpe, else 257")
-    arguments = parser.parse_args()
-    config = configs.load(arguments.config, {"data.corpus": "python_stdlib"})  # no corpus is opened
-    vocab_size = arguments.vocab_size or (config.data.vocab_size if config.data.tokenizer == "bpe" else 257)
+    parser.add_argument("--vocab_size", type=int, help="tokens of the vocabulary; data.vocab_size for bpe, else 257")
+    flags = parser.parse_args()
+    config = configs.load(flags.config, {"data.corpus": "python_stdlib"})  # no corpus is opened
+    vocab_size = flags.vocab_size or (config.data.vocab_size if config.data.tokenizer == "bpe" else 257)
     print(parameters.report(parameters.abstract(config.model, vocab_size)[1]))
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    main()

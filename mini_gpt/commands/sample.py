@@ -97,8 +97,7 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -
     length = _possible_length(run, len(prompt), asked)
     writers = [Writer(run.tokenizer, flags.stop) for _ in range(flags.samples)]
     streams = flags.samples == 1 and not flags.json
-    prompts = [prompt] * flags.samples
-    chunks = generation.stream(run.model, prompts, length=length, sampling=sampling, seed=flags.seed)
+    chunks = generation.stream(run.model, [prompt] * flags.samples, length=length, sampling=sampling, seed=flags.seed)
     for number, tokens_BN in enumerate(chunks):
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)

@@ -52,7 +52,7 @@ def check_shapes(written: Parameters, asked: Parameters, source: str) -> None:
 
 
 def non_finite(parameters: Parameters) -> str | None:
-    """Say which parameter holds NaN or infinity, or return None where all are finite."""
+    """Return a message that names a parameter with NaN or infinity, or None if all are finite."""
     is_finite = jax.jit(lambda leaf: jnp.isfinite(leaf).all())
     named = jax.tree_util.tree_leaves_with_path(parameters)
     bad = [path_name(path) for path, leaf in named if not is_finite(leaf)]

@@ -84,7 +84,8 @@ def test_other_splits_and_overrides_have_files_of_their_own(monkeypatch, trained
 
 
 COMMANDS = ["train", "eval", "sample", "mini_gpt.sweep", "mini_gpt.bench"]
-COMMANDS += [f"mini_gpt.commands.{name}" for name in ("hugging_face", "mesh_cost", "convert_layers")]
+MODULES = ("hugging_face", "mesh_cost", "convert_layers", "count_parameters")
+COMMANDS += [f"mini_gpt.commands.{name}" for name in MODULES]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

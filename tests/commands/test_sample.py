@@ -40,9 +40,7 @@ def test_the_text_is_what_generation_draws(sample, small, workdirs, capsys):
     run = Run(workdirs(small, "rope"))
     sampling = Sampling(temperature=0.7, top_k=9)
     prompts = [run.tokenizer.encode("the cat")]
-    (drawn,) = generation.generate(
-        run.model.definition, run.model.parameters, prompts=prompts, length=20, sampling=sampling, seed=3
-    )
+    (drawn,) = generation.generate(run.model, prompts, length=20, sampling=sampling, seed=3)
     assert capsys.readouterr().out == "the cat" + run.tokenizer.decode(drawn) + "\n"
 
 

@@ -48,7 +48,7 @@ def test_exact_match_agrees_with_greedy_decoding(config, fields):
     for question, _ in problems:
         prompt = TOKENIZER.encode(question + tasks.ANSWER)
         options = {"length": 2, "sampling": Sampling(temperature=0.0)}
-        written.append(generation.generate(model.definition, drawn, prompts=[prompt], **options)[0])
+        written.append(generation.generate(model, [prompt], **options)[0])
     given = [
         (question, TOKENIZER.decode(tokens[:1]) if row % 3 else answer)
         for row, ((question, answer), tokens) in enumerate(zip(problems, written, strict=True))

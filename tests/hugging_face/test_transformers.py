@@ -125,9 +125,7 @@ def test_tokenizers_give_the_same_ids_and_text(run):
 def test_what_is_written_greedily_is_the_same(run):
     run, out = run
     prompt = run.tokenizer.encode("the cat")
-    (mine,) = generation.generate(
-        run.definition, run.parameters, prompts=[prompt], length=12, sampling=Sampling(temperature=0.0)
-    )
+    (mine,) = generation.generate(run.model, [prompt], length=12, sampling=Sampling(temperature=0.0))
     tokens_BL = torch.from_numpy(prompt.astype(np.int64))[None]
     options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     other = loaded(out).generate(tokens_BL, attention_mask=torch.ones_like(tokens_BL), **options)
