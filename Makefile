@@ -11,7 +11,6 @@ train: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q -n 2 -m "not slow" tests
 
 # Check the annotations of the package.
