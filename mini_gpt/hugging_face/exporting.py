@@ -50,7 +50,7 @@ def write_model(
     directory: Path,
     *,
     order: np.ndarray | None = None,
-    ids: Mapping[str, int] = types.MappingProxyType({}),
+    ids: Mapping[str, int | None] = types.MappingProxyType({}),
 ) -> None:
     """Write config.json and model.safetensors.
 

@@ -1,4 +1,4 @@
-"""A directory that Transformers has written, as a run that evaluates, samples and trains on."""
+"""Import a directory that Transformers has written, as a run to evaluate, sample and train on."""
 
 import contextlib
 import dataclasses
@@ -35,15 +35,15 @@ from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.optimizer import make_optimizer
 
 INDEX = f"{WEIGHTS}.index.json"
-TIED_HEADS = {"lm_head.weight", "embed_out.weight"}  # a tied table may be written a second time
+TIED_HEADS = {"lm_head.weight", "embed_out.weight"}  # a tied table may be stored a second time
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping[str, str]) -> Config:
-    """Writes a run of the model, at step 0, whole or not at all; gives its config.
+    """Write a run of the model at step 0 and return its config. A failed import leaves no files.
 
-    The model, its context and its tokenizer are the directory's; all else comes from the config file, with overrides.
-    Raises UserError for a run that exists, and for what is not readable, or no block here can express, by its name.
+    Model, context length and tokenizer come from the directory, all else from the config file with the overrides.
+    Raises UserError if the run exists, if a file can't be read, or if a setting is not supported.
     """
     if workdir.exists():
         raise UserError(f"--workdir: {workdir} exists; name a new directory")
@@ -52,17 +52,17 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     vocab_size = described.whole("vocab_size")
     tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"))
     config = _config(architecture.fields(described), tokenizer, config_path, overrides)
-    with contextlib.ExitStack() as opened:  # before anything that takes longer the more layers there are said to be
+    with contextlib.ExitStack() as opened:  # checked first: the next steps take long for many layers
         _open(source, architecture, config.model, opened)
     optimizer, mesh = make_optimizer(config), sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
-    _, like = states.abstract(config, vocab_size, optimizer, mesh)
+    _, abstract_state = states.abstract(config, vocab_size, optimizer, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
-    places.remember(config.data)  # so that the run's own config.json may name them later
+    places.remember(config.data)  # the config.json of the run may name them later
     corpus = corpora.open_corpus(config.data)
-    placed = _placed(arrays, like.parameters, stacked=config.model.scan_layers)
-    state = states.first(placed, optimizer, like)
+    placed = _placed(arrays, abstract_state.parameters, stacked=config.model.scan_layers)
+    state = states.first(placed, optimizer, abstract_state)
     with files.directory_written_whole(workdir) as draft:
         workdirs.claim(draft, config, corpus, tokenizer)
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
@@ -84,9 +84,9 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
 
 
 def read_weights(source: Path, architecture: ModuleType, model: ModelConfig, vocab_size: int) -> dict[str, np.ndarray]:
-    """Gives all parameters of a model by path, float32, its layers one by one.
+    """Return all parameters of a model by path, float32, layers not stacked.
 
-    Names and shapes are looked at before any number is read. Raises UserError for what is not as it must be.
+    Names and shapes are checked before any value is read. Raises UserError if one is wrong.
     """
     one_by_one = dataclasses.replace(model, scan_layers=False)
     leaves = jax.tree_util.tree_leaves_with_path(model_parameters.abstract(one_by_one, vocab_size)[1])
@@ -104,7 +104,7 @@ def _unpacked(
     for name in TIED_HEADS & found.keys() - wanted.keys() if tied else ():
         table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
         if not np.array_equal(found[name][:], found[table][:]):
-            raise UserError(f"{source}: {name}: found another table than {table}, and {CONFIG} ties them")
+            raise UserError(f"{source}: {name}: it differs from {table}, but {CONFIG} ties them")
     arrays: dict[str, np.ndarray] = {}
     for name, tensor in wanted.items():
         whole = np.asarray(found[name][:]).astype(np.float32)
@@ -118,8 +118,10 @@ def _unpacked(
 def _open(
     source: Path, architecture: ModuleType, model: ModelConfig, opened: contextlib.ExitStack
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Gives the tensors that a model has, and what the files hold, not read yet. Raises UserError for one that is
-    missing, or one too many."""
+    """Return the tensors that the model needs, and those of the files, not read yet.
+
+    Raises UserError for a missing or an unexpected tensor.
+    """
     wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
     found: dict[str, Any] = {}
     for file in _files(source):
@@ -131,20 +133,18 @@ def _open(
             raise UserError(f"{source / file}: not found; {INDEX} names it") from None
         except (SafetensorError, OSError) as error:
             raise UserError(
-                f"{source / file}: no whole safetensors file ({shown(str(error))}); fetch it again"
+                f"{source / file}: not a complete safetensors file ({shown(str(error))}); download it again"
             ) from None
-        for name in tensors.keys():  # noqa: SIM118  it is no mapping
-            prefixed = architecture.PREFIX + name  # of a model that was saved without its head
+        for name in tensors.keys():  # noqa: SIM118  not a mapping
+            prefixed = architecture.PREFIX + name  # if the model was saved without its output layer
             found[name if name in wanted or prefixed not in wanted else prefixed] = tensors.get_slice(name)
     for name in wanted:
         if name not in found:
-            raise UserError(f"{source}: {name}: found no such tensor; {architecture.TITLE} has one of these fields")
+            raise UserError(f"{source}: {name}: tensor not found; this {architecture.TITLE} config needs it")
     for name in found:
         plain = name.removeprefix(architecture.PREFIX)
         if name not in wanted and name not in TIED_HEADS and not re.fullmatch(architecture.BUFFERS, plain):
-            raise UserError(
-                f"{source}: {printable(name)}: found a tensor that {architecture.TITLE} has not with these fields"
-            )
+            raise UserError(f"{source}: {printable(name)}: unexpected tensor for this {architecture.TITLE} config")
     return wanted, found
 
 
@@ -153,14 +153,14 @@ def _files(source: Path) -> list[str]:
         return [WEIGHTS]
     if not (source / INDEX).exists():
         raise UserError(
-            f"{source / WEIGHTS}: not found; weights are read from safetensors alone, never from pickle: write others "
-            "by save_pretrained(DIR, safe_serialization=True)"
+            f"{source / WEIGHTS}: not found; weights are read from safetensors only, never from pickle: convert them "
+            "with save_pretrained(DIR, safe_serialization=True)"
         )
     try:
         listed = sorted(set(files.read_json(settings.find_file(source, INDEX))["weight_map"].values()))
         outside = [file for file in listed if Path(file).name != file or file in ("", "..")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{source / INDEX}: no index of files ({type(error).__name__}: {error})") from None
+        raise UserError(f"{source / INDEX}: not an index of files ({type(error).__name__}: {error})") from None
     if outside:
         raise UserError(f"{source / INDEX}: found {shown(outside[0])}; must be a file beside it")
     return listed
@@ -169,7 +169,7 @@ def _files(source: Path) -> list[str]:
 def _check(source: Path, name: str, found: Any, wanted: Shape) -> None:
     shape, dtype = tuple(found.get_shape()), found.get_dtype()
     if shape != wanted:
-        raise UserError(f"{source}: {name}: found the shape {shape}; {CONFIG} asks for {wanted}")
+        raise UserError(f"{source}: {name}: found the shape {shape}; {CONFIG} requires {wanted}")
     if dtype not in FLOATS:
         raise UserError(f"{source}: {name}: found {dtype}; must be one of {', '.join(FLOATS)}")
 

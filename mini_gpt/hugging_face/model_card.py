@@ -61,7 +61,7 @@ def _in_a_cell(value: str) -> str:
 
 
 def _prompt(run: Run) -> str:
-    """Gives a text that the tokenizer can express."""
+    """Return a prompt that the tokenizer can encode."""
     prompt = "The "
     characters = getattr(run.tokenizer, "characters", prompt)
     return prompt if set(prompt) <= set(characters) else characters[:1]
@@ -74,7 +74,7 @@ def _alphabet(run: Run) -> str:
 
 
 def _measured(run: Run) -> str:
-    """Gives what eval.py has measured of this checkpoint on the run's own text, if it has."""
+    """Return the result of `eval.py` for this checkpoint, if there is one."""
     path = run.workdir / "eval" / "perplexity.json"
     try:
         found = files.read_json(path)

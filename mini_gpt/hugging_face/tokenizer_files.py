@@ -21,13 +21,13 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first that is no token yet
+SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first one that is not a token yet is used
 NOT_FOUND = "not found; AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes it"
-SPECIAL = ("bos_token", "unk_token", "pad_token")  # what of another tokenizer is kept for its way back
+SPECIAL = ("bos_token", "unk_token", "pad_token")  # kept at import, for a later export
 
 
-def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[str, int]:
-    """Writes the tokenizer's files; gives the ids that config.json tells of, by its fields' names."""
+def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[str, int | None]:
+    """Write the tokenizer's files; return the fields of config.json that are token ids."""
     model, end = _described(tokenizer)
     model.save(str(directory / FILE))
     name = model.id_to_token(end)
@@ -35,12 +35,12 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[st
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
-        "padding_side": "left",  # so that texts of different lengths can be gone on with
+        "padding_side": "left",  # so that texts of different lengths can be continued
         "model_max_length": context_length,
         "clean_up_tokenization_spaces": False,
     }
     (directory / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    ids = {f"{field}_id": model.token_to_id(special[field]) or 0 for field in ("bos_token", "pad_token")}
+    ids = {f"{field}_id": model.token_to_id(special[field]) for field in ("bos_token", "pad_token")}
     return ids | {"eos_token_id": end}
 
 
@@ -65,16 +65,16 @@ def _described(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
 
 
 def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
-    """Reads a tokenizer, of a model with so many ids.
+    """Read the tokenizer of a model with `vocab_size` ids.
 
-    end: the config.json's eos_token_id, the id of the token that ends a document, or of several the first; None leaves
-    it to tokenizer_config.json. Raises UserError, naming the file, for one that is not made of bytes or characters.
+    end: eos_token_id of config.json, the token that ends a document; the first of a list; None: read it from
+    tokenizer_config.json. Raises UserError, naming the file, if its tokens are not made of bytes or characters.
     """
     path = find_file(directory, FILE)
     try:
         values = files.read_json(path)
         if isinstance(values, dict):
-            values |= {"truncation": None, "padding": None}  # of the texts that the other program reads
+            values |= {"truncation": None, "padding": None}  # settings of the other program
         model = tokenizers.parse(values)
         described = json.loads(model.to_str())
     except FileNotFoundError:
@@ -100,13 +100,12 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
             raise UserError(f"{path}: found {model.get_vocab_size()} tokens; the model's vocab_size is {vocab_size}")
         characters = sorted(set(vocabulary) - {model.id_to_token(end)})
         if any(len(c) != 1 for c in characters) or [vocabulary[c] for c in characters] != list(range(vocab_size - 1)):
-            raise UserError(f"{path}: model.type: found WordLevel; can be read where each token is one character")
+            raise UserError(f"{path}: model.type: found WordLevel; each token must be one character")
         return CharacterTokenizer("".join(characters))
     falls_back = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
     if kind != "BPE" or not (falls_back or "ByteLevel" in json.dumps(described["decoder"])):
         raise UserError(
-            f"{path}: model.type: found {shown(kind)}; can be read where it is byte-level BPE, or BPE with a token for "
-            "each byte"
+            f"{path}: model.type: found {shown(kind)}; must be byte-level BPE, or BPE with a token for each byte"
         )
     ours = json.loads(_described(ByteTokenizer())[0].to_str())
     same = all(described[name] == ours[name] for name in ("normalizer", "pre_tokenizer", "model"))
@@ -119,13 +118,13 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
 
 
 def _names(directory: Path) -> dict[str, str]:
-    """Gives the tokens that tokenizer_config.json names, by what they are for."""
+    """Return the special tokens of tokenizer_config.json by their fields' names."""
     try:
         said = files.read_json(find_file(directory, CONFIG))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{directory / CONFIG}: no JSON ({error})") from None
+        raise UserError(f"{directory / CONFIG}: not valid JSON ({error})") from None
     named = {name: said.get(name) for name in (*SPECIAL, "eos_token")} if isinstance(said, dict) else {}
     named = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: value for name, value in named.items() if isinstance(value, str)}

@@ -1,4 +1,4 @@
-"""Errors that are for the person at the keyboard: one line, and an exit status."""
+"""Errors for users: one line on stderr, and exit status 1."""
 
 import os
 import sys
@@ -7,32 +7,32 @@ from collections.abc import Callable
 from typing import Any
 
 LONGEST_SHOWN = 200  # characters
-waits_for_others = False  # a process of several, which would wait at its end for those that have not failed
+waits_for_others = False  # set in jobs of several processes, which would wait for each other when they exit
 
 
 class UserError(Exception):
-    """What the user can put right; the message names the field or file, what was found, and what would be right."""
+    """An error that the user can fix. The message names the field or file, what was found, and what to do."""
 
 
 def require(condition: bool, field: str, found: Any, right: str) -> None:
-    """Raises UserError, "FIELD: found FOUND; RIGHT", unless the condition holds."""
+    """Raise UserError, "FIELD: found FOUND; RIGHT", unless the condition holds."""
     if not condition:
         raise UserError(f"{field}: found {shown(found)}; {right}")
 
 
 def shown(found: Any) -> str:
-    """Gives a value as a message shows it: in one line, no longer than is read."""
+    """Return a value as messages show it: in one line, cut if it is long."""
     text = repr(found)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def printable(text: str) -> str:
-    """Return a text with all but newlines and what can be printed escaped: a terminal would obey control characters."""
+    """Escape control characters, except newlines: a terminal would obey them."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a command; what the user can put right becomes one line on stderr and exit status 1."""
+    """Run a command; errors that the user can fix become one line on stderr and exit status 1."""
     try:
         _run(main)
     except BaseException as stop:
@@ -51,7 +51,7 @@ def _run(main: Callable[[], None]) -> None:
     except UserError as error:
         sys.exit(_one_line(f"error: {error}"))
     except BrokenPipeError:
-        sys.exit(1)  # whoever read has seen enough
+        sys.exit(1)  # the reader of the pipe has closed it
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}"
         sys.exit(_one_line(f"error: {reason}"))

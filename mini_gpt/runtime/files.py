@@ -1,4 +1,4 @@
-"""Where derived files lie, and how a file or a directory gets there whole or not at all."""
+"""Files: the cache directory, atomic writes, checksums, names, and safe reading of files from elsewhere."""
 
 import contextlib
 import errno
@@ -23,8 +23,8 @@ CANT_WRITE = [
     os.strerror(number)
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 ]
-DRAFT = ".draft"  # how the names of what is not written yet end
-SEAL = "sha256"  # the key under which a JSON object has its own checksum
+DRAFT = ".draft"  # suffix of files that are being written
+CHECKSUM = "sha256"  # the key of a JSON object's own checksum
 LONGEST_NAME = 240  # characters; file systems take 255 bytes, and programs that write files append suffixes
 SHORTENED = 100  # characters of a name that is longer, or not plain
 PLAIN = "must be a regular file: put one in its place"
@@ -32,7 +32,7 @@ MOST_BYTES = 2**27  # of a JSON file; the tokenizer of the largest vocabularies 
 
 
 def cache_directory(cache_dir: str | None) -> Path:
-    """Gives `data.cache_dir`, else mini_gpt under $XDG_CACHE_HOME or ~/.cache."""
+    """Return `data.cache_dir`; if it is None, mini_gpt under $XDG_CACHE_HOME or ~/.cache."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_gpt"
@@ -40,9 +40,9 @@ def cache_directory(cache_dir: str | None) -> Path:
 
 @contextlib.contextmanager
 def directory_written_whole(target: Path) -> Iterator[Path]:
-    """Gives a new directory that becomes `target` when the block ends well, and is gone when it does not.
+    """Yield a new directory, which is renamed to `target` if the block succeeds, and deleted if it fails.
 
-    Where another process was faster, its result stands: both made it from the same inputs.
+    If another process has made `target` meanwhile, its result is kept: both were made from the same inputs.
     """
     with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,12 +59,12 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """Gives a new directory beside `target`, locked as long as this process writes in it."""
+    """Yield a new directory beside `target`, locked while this process writes in it."""
     while True:
         draft = Path(tempfile.mkdtemp(prefix=_draft_prefix(target), suffix=DRAFT, dir=target.parent))
-        with contextlib.suppress(FileNotFoundError):  # before the lock is there it may be taken for one that was left
+        with contextlib.suppress(FileNotFoundError):  # another process may delete it before it is locked
             handle = os.open(draft, os.O_RDONLY)
-            with contextlib.suppress(OSError):  # where there are no locks, nobody can take it
+            with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(handle, fcntl.LOCK_EX)
             if draft.exists():
                 break
@@ -77,7 +77,7 @@ def _draft(target: Path) -> Iterator[Path]:
 
 
 def _delete_left_drafts(target: Path) -> None:
-    """Deletes the drafts of this host's processes that were killed: those that nobody has locked."""
+    """Delete unlocked drafts: those of killed processes of this host."""
     for left in target.parent.glob(f"{glob.escape(_draft_prefix(target))}*{DRAFT}"):
         with contextlib.suppress(OSError):
             handle = os.open(left, os.O_RDONLY)
@@ -89,12 +89,12 @@ def _delete_left_drafts(target: Path) -> None:
 
 
 def _draft_prefix(target: Path) -> str:
-    """Return how the names of this host's drafts begin; a long name is cut, since what follows needs room."""
+    """Return the start of the names of this host's drafts; a long name is cut, to leave room for the suffix."""
     return f"{target.name.encode()[:SHORTENED].decode(errors='ignore')}.{_host()}."
 
 
 def _host() -> str:
-    """Gives this host's name: a shared file system may pass no locks to other hosts."""
+    """Return this host's name; locks may not be visible on other hosts of a shared file system."""
     return socket.gethostname().replace("/", "_")[:64]
 
 
@@ -112,11 +112,11 @@ def plain_name(text: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file's content in one move."""
+    """Replace a file in one step; readers see the old content or the new one."""
     draft = path.with_name(path.name + DRAFT)
     with clear_write_errors(path):
         try:
-            draft.unlink(missing_ok=True)  # a link that lies there must not be written through
+            draft.unlink(missing_ok=True)  # it may be a link
             with draft.open("x", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
@@ -128,24 +128,26 @@ def write_text(path: Path, text: str) -> None:
 
 
 def with_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives a JSON object with a checksum of itself in it."""
-    return dict(body) | {SEAL: _digest(body)}
+    """Return a JSON object with its own checksum added."""
+    return dict(body) | {CHECKSUM: _digest(body)}
 
 
 def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
-    """Gives the JSON object that was sealed in a file.
+    """Return the JSON object of a file, without its checksum.
 
-    Raises ValueError where it is another one or none, or, if it must have one, it has no checksum.
+    Raises ValueError if it is not a JSON object, if its checksum is wrong, or, with `must`, missing.
     """
     try:
         body = read_json(path)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(body, dict):
         raise ValueError(f"found {str(body)[:40]!r}; must be an object of fields")
-    found = body.pop(SEAL, None)
+    found = body.pop(CHECKSUM, None)
     if found != _digest(body) and (found is not None or must):
-        raise ValueError(f"its {SEAL} is another: damaged, or changed by hand, in which case take out that line")
+        raise ValueError(
+            f"its {CHECKSUM} does not match: it is damaged, or was edited; after an edit, delete that line"
+        )
     return body
 
 
@@ -156,7 +158,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:
     """Open a regular file to read it. A FIFO would block, and a device would never end.
 
-    Raises UserError for anything else, and for a file of more than `most` bytes; FileNotFoundError where there is none.
+    Raises UserError for anything else, and for a file of more than `most` bytes; FileNotFoundError if it is missing.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     _check_regular(path, handle, most)
@@ -169,7 +171,7 @@ def open_to_append(path: Path) -> TextIO:
     try:
         handle = os.open(path, flags, 0o666)
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ELOOP):  # a FIFO that nobody reads, or a link
+        if error.errno in (errno.ENXIO, errno.ELOOP):  # a FIFO without a reader, or a link
             raise UserError(f"{path}: found {_kind(path.lstat().st_mode)}; {PLAIN}") from None
         raise
     _check_regular(path, handle)
@@ -179,16 +181,16 @@ def open_to_append(path: Path) -> TextIO:
 def read_json(path: Path) -> Any:
     """Return the content of a regular JSON file.
 
-    Raises UserError as `open_regular`, ValueError where it is no JSON in UTF-8, RecursionError where it is too deep.
+    Raises UserError as `open_regular`, ValueError for invalid JSON or UTF-8, RecursionError if it is nested too deeply.
     """
     with open_regular(path, most=MOST_BYTES) as file:
         return json.loads(file.read(MOST_BYTES).decode())
 
 
 def check_contents(directory: Path) -> None:
-    """Raise UserError unless a directory holds, at any depth, nothing but files, directories and links inside of it.
+    """Raise UserError unless a directory has only regular files, directories, and links to paths inside it.
 
-    A link that leads out of it would let what is written, or read, be any file of the user's.
+    Through a link that leads out of it, any file of the user could be read or written.
     """
     root = directory.resolve()
     for parent, directories, names in os.walk(root):
@@ -199,24 +201,24 @@ def check_contents(directory: Path) -> None:
                     raise UserError(f"{path}: found {_kind(mode)}; {PLAIN}")
                 continue
             target = path.resolve()
-            if not target.is_relative_to(root) or path.is_relative_to(target):  # a loop would never be walked through
-                raise UserError(f"{path}: found a link to {target}; put what it leads to in its place")
+            if not target.is_relative_to(root) or path.is_relative_to(target):  # a link to a parent is a loop
+                raise UserError(f"{path}: found a link to {target}; replace it by a copy of its target")
 
 
 def file_inside(directory: Path, name: str, *, also: Path | None = None) -> Path:
     """Return the path of a file in a directory.
 
-    also: another directory that links may lead to. Raises UserError where the file is a link that leads out of both.
+    also: another directory that links may lead to. Raises UserError for a link that leads out of both.
     """
     path = directory / name
     target = path.resolve()
     if not any(target.is_relative_to(root.resolve()) for root in (directory, also) if root is not None):
-        raise UserError(f"{path}: found a link to {target}; put the file in its place")
+        raise UserError(f"{path}: found a link to {target}; replace it by a copy of its target")
     return path
 
 
 def _check_regular(path: Path, handle: int, most: int | None = None) -> None:
-    """Raise UserError, with the file closed, where it is not a regular file, or too large."""
+    """Raise UserError, and close the file, if it is not a regular file or too large."""
     status = os.fstat(handle)
     problem = None
     if not stat.S_ISREG(status.st_mode):
@@ -234,17 +236,14 @@ def _kind(mode: int) -> str:
 
 
 def unused(path: Path) -> Path:
-    """Gives a path that nothing has: the one asked for, or it with the first number that is free."""
+    """Return the path, or if it exists, the path with the first free number."""
     numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(free for free in itertools.chain([path], numbered) if not free.exists())
 
 
 @contextlib.contextmanager
 def clear_write_errors(path: Path) -> Iterator[None]:
-    """Turns what a full disk, a read-only one or a missing permission raises in any library into a UserError.
-
-    What has been written whole before stands.
-    """
+    """Turn the errors that a full or read-only disk or a missing permission causes in any library into a UserError."""
     try:
         yield
     except UserError:
@@ -254,8 +253,8 @@ def clear_write_errors(path: Path) -> Iterator[None]:
         if reason is None:
             raise
         raise UserError(
-            f"{path}: can't be written ({reason}); what was saved before is whole: make room, or allow writing, and "
-            "the same command goes on from there"
+            f"{path}: can't be written ({reason}); files that were saved before are intact: free space or allow writing, "
+            "and run the same command again"
         ) from error
 
 

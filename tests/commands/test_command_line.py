@@ -191,7 +191,7 @@ def test_a_changed_text_is_refused(monkeypatch, trained, corpus_files, tmp_path)
         (tmp_path / "other" / f"{number}.txt").write_text(f"other text {number} " * 10)
     config["data"]["path"] = f"{tmp_path}/other/*"
     (trained / "config.json").write_text(json.dumps(config))
-    assert "config.json: not a run's config (its sha256 is another: damaged, or changed by hand" in type_in(
+    assert "config.json: not a run's config (its sha256 does not match: it is damaged, or was edited" in type_in(
         monkeypatch, "eval.py", f"--workdir={trained}"
     )
     del config["sha256"]

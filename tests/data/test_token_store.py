@@ -154,7 +154,7 @@ def test_a_damaged_tokenizer_is_remade_only_in_the_cache(small, tmp_path, caplog
     right = path.read_text()
     path.write_text(right.replace('"the"', '"teh"', 1).replace('"a"', '"b"', 1))
     assert path.read_text() != right
-    with pytest.raises(UserError, match=r"tokenizer\.json: .*its sha256 is another: damaged, or changed by hand"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: .*its sha256 does not match: it is damaged, or was edited"):
         tokenizers.load(path.parent)
     assert token_store.fit_tokenizer(corpus, config.data).to_dict() == whole.to_dict() and path.read_text() == right
     assert "it is made again" in caplog.text

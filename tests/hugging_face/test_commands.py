@@ -137,7 +137,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(run, out, imports, mon
     damaged.mkdir()
     for file in out.iterdir():
         (damaged / file.name).write_bytes(file.read_bytes()[: -9 if file.suffix == ".safetensors" else None])
-    assert "model.safetensors: no whole safetensors file" in imports(source=damaged)
+    assert "model.safetensors: not a complete safetensors file" in imports(source=damaged)
     described = json.loads((out / "config.json").read_text())
     (damaged / "config.json").write_text(json.dumps(described | {"eos_token_id": 999}))
     assert "eos_token_id: found 999; must be the id of the token" in imports(source=damaged)
