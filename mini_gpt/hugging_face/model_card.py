@@ -1,4 +1,4 @@
-"""The README.md of a model that is given away."""
+"""The model card: the README.md of an exported model."""
 
 import re
 
@@ -11,7 +11,7 @@ from mini_gpt.training.run import Run
 
 
 def text(run: Run, architecture: str) -> str:
-    """Gives the model card of a run that is written as an architecture of Transformers."""
+    """Return the model card of a run that is exported as `architecture`."""
     config, model = run.config, run.config.model
     trained = config.train.batch_size * config.context_length * run.step
     facts = {

@@ -146,7 +146,7 @@ def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
     found = body.pop(CHECKSUM, None)
     if found != _digest(body) and (found is not None or must):
         raise ValueError(
-            f"its {CHECKSUM} does not match: it is damaged, or was edited; after an edit, delete that line"
+            f"its {CHECKSUM} does not match: it is damaged, or was edited; if edited, delete that line"
         )
     return body
 
@@ -253,7 +253,7 @@ def clear_write_errors(path: Path) -> Iterator[None]:
         if reason is None:
             raise
         raise UserError(
-            f"{path}: can't be written ({reason}); files that were saved before are intact: free space or allow writing, "
+            f"{path}: can't be written ({reason}); files saved before are intact: free space or allow writing, "
             "and run the same command again"
         ) from error
 

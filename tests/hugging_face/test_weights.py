@@ -138,7 +138,7 @@ def test_a_file_that_is_cut_short_is_named(kept, tmp_path):
     whole = file.read_bytes()
     file.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
     with pytest.raises(
-        UserError, match=r"model.safetensors: not a complete safetensors file \(.*\); download it again"
+        UserError, match=r"model.safetensors: not a complete safetensors file \(.*\); download it"
     ):
         read(tmp_path / "out")
 
