@@ -1,7 +1,10 @@
 """What pip reads: pyproject.toml and the requirements files name the same packages and versions."""
 
 import importlib
+import os
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -30,6 +33,15 @@ def test_each_extra_agrees_with_its_requirements(extra):
 def test_each_console_command_exists(name):
     module, function = PROJECT["scripts"][name].split(":")
     assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_shipped_configs_load_from_any_directory(tmp_path):
+    program = "from mini_gpt.config import load; print(load('configs/tiny.py').context_length)"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "128\n", done.stderr
 
 
 def test_the_package_is_marked_as_typed():

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import difflib
 import importlib.util
+import sys
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -20,6 +21,8 @@ from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
+PACKAGE = Path(__file__).parent.parent
+ROOTS = (Path(), PACKAGE.parent, PACKAGE)  # of configs/: this directory, a checkout, an installed package
 DEEPEST = 3  # sections inside sections; a damaged config.json may have more
 
 
@@ -128,9 +131,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _values_of_file(path: str) -> Mapping[str, Any]:
-    file, _, argument = path.partition(":")
-    if not Path(file).is_file():
-        raise UserError(f"--config: {file} not found; name a file such as configs/tiny.py")
+    name, _, argument = path.partition(":")
+    file = next((str(root / name) for root in ROOTS if (root / name).is_file()), None)
+    if file is None:
+        raise UserError(f"--config: {name} not found; name a file such as configs/tiny.py")
     if file.endswith(".json"):
         return to_dict(read(Path(file)))
     spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
@@ -138,7 +142,11 @@ def _values_of_file(path: str) -> Mapping[str, Any]:
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
     try:
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        sys.path.insert(0, str(Path(file).resolve().parent.parent))  # for `from configs import default`
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.pop(0)
         return (module.get_config(argument) if argument else module.get_config()).to_dict()
     except UserError:
         raise

@@ -19,14 +19,15 @@ COUNTED_TOKENS = 10_000_000  # at most, to learn how frequent each token is
 def make_nll_fn(model: LoadedModel, *, advance: Advance = progress.silent) -> NllFn:
     """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays.
 
-    The batch is sharded over the model's mesh: B is a multiple of `sharding.shards(model.mesh)`. advance: called with
-    the number of tokens of each batch.
+    The batch is sharded over the model's mesh, with padding rows if needed. advance: called with the number of tokens
+    of each batch.
     """
 
     def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
-        nll_BL = np.asarray(model.nll(*sharding.put_whole((inputs_BL, targets_BL), model.mesh)))
+        padded = tuple(sharding.pad_rows(batch, model.mesh) for batch in (inputs_BL, targets_BL))
+        nll_BL = np.asarray(model.nll(*sharding.put_whole(padded, model.mesh)))
         advance(inputs_BL.size)
-        return nll_BL
+        return nll_BL[: len(inputs_BL)]
 
     return nll_fn
 

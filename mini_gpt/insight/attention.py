@@ -27,7 +27,8 @@ def rows_at_a_time(model: LoadedModel, length: int, windows: int) -> int:
 
 def attention_maps(model: LoadedModel, tokens_BL: np.ndarray) -> list[AttentionMaps]:
     """Return each layer's logits_BHLS before the mask, weights_BHLS (float32) and visible_BLS (bool), in NumPy."""
-    return [AttentionMaps(*layer) for layer in each_layer(model, tokens_BL, _maps)]
+    layers = each_layer(model, sharding.pad_rows(tokens_BL, model.mesh), _maps)
+    return [AttentionMaps(*(of[: len(tokens_BL)] for of in layer)) for layer in layers]
 
 
 def each_layer(

@@ -32,7 +32,7 @@ def maps_figure(panels: Sequence[Panel]) -> Figure:
     figure.suptitle("Attention averaged over the heads: the root of each weight, black 0, white 1")
     grid = figure.subplots(len(panels), layers, squeeze=False)
     for line, (name, model, tokenizer, tokens) in zip(grid, panels, strict=True):
-        maps = attention.attention_maps(model, tokens[None].repeat(sharding.shards(model.mesh), axis=0))
+        maps = attention.attention_maps(model, tokens[None])
         texts = [tokenizer.decode([token]).replace("\n", "⏎") for token in tokens]
         for layer, axes in enumerate(line):
             if layer >= len(maps):

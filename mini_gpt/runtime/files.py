@@ -145,9 +145,7 @@ def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
         raise ValueError(f"found {str(body)[:40]!r}; must be an object of fields")
     found = body.pop(CHECKSUM, None)
     if found != _digest(body) and (found is not None or must):
-        raise ValueError(
-            f"its {CHECKSUM} does not match: it is damaged, or was edited; if edited, delete that line"
-        )
+        raise ValueError(f"its {CHECKSUM} does not match: it is damaged, or was edited; if edited, delete that line")
     return body
 
 

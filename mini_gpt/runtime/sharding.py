@@ -117,6 +117,12 @@ def mesh_of(tree: Any) -> Mesh:
     return jax.tree.leaves(tree)[0].sharding.mesh
 
 
+def pad_rows(batch: np.ndarray, mesh: Mesh) -> np.ndarray:
+    """Repeat the last row until the rows of a batch divide evenly over the mesh."""
+    missing = -len(batch) % shards(mesh)
+    return np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)]) if missing else batch
+
+
 def shards(mesh: Mesh) -> int:
     """Return the number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]

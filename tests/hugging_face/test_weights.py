@@ -137,9 +137,7 @@ def test_a_file_that_is_cut_short_is_named(kept, tmp_path):
     file = tmp_path / "out" / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    with pytest.raises(
-        UserError, match=r"model.safetensors: not a complete safetensors file \(.*\); download it"
-    ):
+    with pytest.raises(UserError, match=r"model.safetensors: not a complete safetensors file \(.*\); download it"):
         read(tmp_path / "out")
 
 

@@ -14,7 +14,6 @@ from mini_gpt.insight import attention, figures, images, toy
 from mini_gpt.insight import positions as position_figures
 from mini_gpt.model import positions
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import sharding
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("vendor/htm-preact-3.1.1.js", "attention.js", "page.js")
@@ -44,7 +43,7 @@ def explorer(
 ) -> str:
     """Return the HTML page for up to `most_tokens` tokens. labels[layer][head]: what a head attends to."""
     config = model.config.model
-    maps = attention.attention_maps(model, tokens[None].repeat(sharding.shards(model.mesh), axis=0))
+    maps = attention.attention_maps(model, tokens[None])
     logits_NHLS = np.stack([layer.logits_BHLS[0] for layer in maps])
     weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in maps])
     return build_page(

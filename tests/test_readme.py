@@ -1,0 +1,21 @@
+"""The README: its length, and its Python example, which is run as it stands."""
+
+import re
+
+from mini_gpt.training import loop
+from tests.conftest import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_at_most_150_lines():
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_python_example_runs(small, tmp_path, capsys):
+    loop.train(small(train__steps=1, eval__every=1, eval__sample_tokens=0), tmp_path / "run", conclude=False)
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(example.replace('"runs/alibi"', repr(str(tmp_path / "run"))), {})
+    logits, loss, maps = capsys.readouterr().out.splitlines()
+    assert logits == "(1, 128, 257)" and maps == "(1, 4, 25, 25)"
+    assert re.fullmatch(r"\d+\.\d\d nats a token", loss)
