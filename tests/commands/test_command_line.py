@@ -158,7 +158,7 @@ BAD_EVAL = [
         r"error: --override: the checkpoint has .*learned/embedding of shape \(32, 32\); the config asks for \(64, 32",
     ),
     (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which can"),
-    (["--override=data.split_fractions=(0.5,0.4,0.1)"], r"error: --override: found data\.split_fractions, which is"),
+    (["--override=data.split_fractions=(0.5,0.4,0.1)"], r"error: --override: found data\.split_fractions, which can"),
     (["--override=seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
 ]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands import figures, suites
-from mini_gpt.commands.suite_options import Request
+from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
@@ -21,7 +21,7 @@ OF_RUN = {
 @pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal", "t5"])
 def test_a_run_has_the_figures_of_its_encoding(small, tmp_path, monkeypatch, position):
     loop.train(small(train__steps=1, model__num_layers=2, model__position=position), tmp_path / "run", conclude=False)
-    suites.evaluate(Run(tmp_path / "run"), "figures", Request())
+    suites.evaluate(Run(tmp_path / "run"), "figures", SuiteOptions())
     written = {path.stem for path in (tmp_path / "run" / "eval" / "figures").iterdir()}
     assert written == OF_RUN[position]
     if position == "rope":

@@ -117,12 +117,17 @@ def test_spaces_that_are_tokens_of_their_own_are_text(tmp_path):
         (foreign().to_str(), 100, 2, r"found a token with the id \d+; the model's vocab_size is 100"),
         (foreign().to_str(), 500, 490, "config.json: eos_token_id: found 490; must be the id of the token"),
         (library.Tokenizer(library.models.WordPiece({"a": 0, "b": 1})).to_str(), 3, 1, "model.type: found 'WordPiece'"),
-        (library.Tokenizer(library.models.BPE({"a": 0, "b": 1}, [])).to_str(), 2, 1, "model.type: found 'BPE'; can be"),
+        (
+            library.Tokenizer(library.models.BPE({"a": 0, "b": 1}, [])).to_str(),
+            2,
+            1,
+            "model.type: found 'BPE'; must be",
+        ),
         (
             library.Tokenizer(library.models.WordLevel({"ab": 0, "b": 1})).to_str(),
             2,
             1,
-            "where each token is",
+            "each token must be one character",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt.commands import suites
-from mini_gpt.commands.suite_options import Request
+from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.insight import toy
 from mini_gpt.insight.attention import attention_maps
@@ -41,7 +41,7 @@ def page_of(run: Run) -> dict:
 
 def evaluated(run: Run, **options) -> dict:
     """Return the data of the page that the suite writes."""
-    suites.evaluate(run, "explorer", Request(**options))
+    suites.evaluate(run, "explorer", SuiteOptions(**options))
     return data_of((run.workdir / "eval" / "explorer.html").read_text(encoding="utf-8"))
 
 
@@ -180,8 +180,8 @@ def opened(browser, tmp_path_factory):
     paths = {"data.path": f"{root}/text/*.txt", "data.cache_dir": f"{root}/cache", "data.tokenizer": "bpe"}
     fields = paths | {"data.vocab_size": 300, "model.num_layers": 2, "mesh.data": 8}
     loop.train(configs.load("configs/default.py", SMALL | fields), root / "run", conclude=False)
-    suites.evaluate(Run(root / "run"), "heads", Request())
-    suites.evaluate(Run(root / "run"), "explorer", Request())
+    suites.evaluate(Run(root / "run"), "heads", SuiteOptions())
+    suites.evaluate(Run(root / "run"), "explorer", SuiteOptions())
     browser.get(f"file://{root}/run/eval/explorer.html")
     WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
     return browser, lambda name: browser.find_element(By.ID, name), Run(root / "run")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands import suites
-from mini_gpt.commands.suite_options import Request
+from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.data import tokenizers
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning
@@ -96,7 +96,7 @@ def test_importance_is_relative_to_the_norm_of_the_layer():
 @pytest.mark.slow
 def test_the_suite_measures_a_curve_for_each_order(run, capsys):
     trained = run()
-    result = suites.evaluate(trained, "pruning", Request())
+    result = suites.evaluate(trained, "pruning", SuiteOptions())
     workdir = trained.workdir
     assert json.loads((workdir / "eval" / "pruning.json").read_text())["rows"] == result["rows"]
     assert (workdir / "eval" / "pruning.png").read_bytes().startswith(b"\x89PNG")
@@ -118,7 +118,7 @@ def test_pruning_a_task_measures_the_loss_of_the_answers(run, monkeypatch):
         monkeypatch.setattr(pruning, name, 1200)
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
     trained = run(context_length=12, **fields)
-    result = suites.evaluate(trained, "pruning", Request())
+    result = suites.evaluate(trained, "pruning", SuiteOptions())
     problems = trained.problems("validation", pruning.SCORED_TOKENS // 12)
     nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "importance"}
     pruned = without(trained.model.parameters, *result["removal_order"][0], 2)

@@ -35,13 +35,13 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("schedule", FORMULAS)
-def test_C4_schedules_equal_their_formulas(schedule):
+def test_schedules_equal_their_formulas(schedule):
     expected = [FORMULAS[schedule](t) for t in range(1, STEPS + 1)]
     np.testing.assert_allclose(rates(schedule), expected, rtol=2e-5)
     assert max(expected) == PEAK and rates(schedule)[0] > 0
 
 
-def test_C4_the_papers_schedule_peaks_at_seven_ten_thousandths():
+def test_the_papers_schedule_peaks_at_seven_ten_thousandths():
     """Vaswani et al., eq. 3, with d=512 and 4,000 steps of warm-up: d^-0.5 min(t^-0.5, t w^-1.5)."""
     peak = 512**-0.5 * 4000**-0.5
     assert peak == pytest.approx(7.0e-4, rel=2e-3)
@@ -53,13 +53,13 @@ def test_C4_the_papers_schedule_peaks_at_seven_ten_thousandths():
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
-def test_C4_without_warm_up_the_first_step_is_at_the_peak(schedule):
+def test_without_warm_up_the_first_step_is_at_the_peak(schedule):
     assert rates(schedule, warmup_steps=0)[0] == pytest.approx(PEAK, rel=1e-3)
 
 
 @pytest.mark.parametrize("schedule", FORMULAS)
 @pytest.mark.parametrize("warmup", [STEPS, STEPS + 1, 3 * STEPS])
-def test_C4_a_run_shorter_than_its_warm_up_ends_in_it(schedule, warmup):
+def test_a_run_shorter_than_its_warm_up_ends_in_it(schedule, warmup):
     expected = [PEAK * t / warmup for t in range(1, STEPS + 1)]
     np.testing.assert_allclose(rates(schedule, warmup_steps=warmup), expected, rtol=2e-5)
 

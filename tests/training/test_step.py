@@ -89,7 +89,7 @@ def test_the_old_state_is_donated(small):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.parameters))
 
 
-def test_C5_the_loss_is_unsmoothed_and_the_objective_is_not(small):
+def test_the_loss_is_unsmoothed_and_the_objective_is_not(small):
     config = small(train__label_smoothing=0.3)
     mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
     definition, like = states.abstract(config, VOCAB, optimizer, mesh)
@@ -105,7 +105,7 @@ def test_C5_the_loss_is_unsmoothed_and_the_objective_is_not(small):
     assert [float(metrics["loss"]), float(metrics["objective"])] == pytest.approx(means, rel=1e-5)
 
 
-def test_C3_dropout_differs_from_step_to_step_and_repeats_for_the_same_step(small):
+def test_dropout_differs_from_step_to_step_and_repeats_for_the_same_step(small):
     config = small(model__dropout=0.5, optimizer__learning_rate=1e-30)
     mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
     definition, like = states.abstract(config, VOCAB, optimizer, mesh)
