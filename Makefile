@@ -45,7 +45,7 @@ test-oldest:
 
 # The docs site, in site/; a broken link or anchor is an error.
 docs: .venv-docs/installed $(VENV)/installed
-	MINI_GPT_PYTHON=$(VENV)/bin/python .venv-docs/bin/mkdocs build --strict
+	MINI_GPT_PYTHON=$(VENV)/bin/python NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format .
