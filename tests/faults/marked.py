@@ -86,4 +86,4 @@ if __name__ == "__main__":
     mark_steps()
     keep_all_programs()
     sys.argv[0] = "train.py"
-    train.errors.run(train.main)
+    train.main()
