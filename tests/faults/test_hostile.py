@@ -10,11 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import train
-from mini_gpt.commands import suites
+from mini_gpt.commands import command_line, suites
 from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.runtime import errors
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -52,7 +51,7 @@ def test_five_hundred_invalid_configs_each_end_in_one_line_that_names_the_field(
         raise Accepted
 
     monkeypatch.setattr(loop, "train", accept)
-    monkeypatch.setattr(train.command_line, "set_up", lambda *_: None)
+    monkeypatch.setattr(command_line, "set_up", lambda *_: None)
 
     @FUZZ
     @given(st.dictionaries(st.sampled_from(FIELDS), ODD, min_size=1, max_size=3))
@@ -63,7 +62,7 @@ def test_five_hundred_invalid_configs_each_end_in_one_line_that_names_the_field(
         )
         with contextlib.suppress(Accepted):
             with pytest.raises(SystemExit) as ended:
-                errors.run(train.main)
+                train.main()
             message = str(ended.value)
             assert message.startswith("error: ") and "\n" not in message, message
             assert any(name in message for name in overrides), message
