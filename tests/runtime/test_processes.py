@@ -74,7 +74,7 @@ def test_two_processes_train_as_one_and_read_each_others_checkpoints(small, tmp_
         both.append(subprocess.Popen(call, cwd=REPOSITORY, env=ONE_DEVICE, **pipes))
     said = [process.communicate(timeout=150) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
-    assert "Validation loss" in said[0][0] and "The model, going on from" in said[0][0]
+    assert "Validation loss" in said[0][0] and "continued by the model" in said[0][0]
     assert "alidation" not in said[1][0] and said[1][1] == "", "the first alone speaks"
 
     # Four steps by two processes are those by one, and so is what they go on to from another's checkpoint.
