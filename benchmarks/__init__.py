@@ -1,0 +1,8 @@
+"""Comparisons with other libraries, which are not installed with mini_gpt."""
+
+import importlib.util
+import sys
+
+missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+if missing:
+    sys.exit(f"error: {' and '.join(missing)} not installed; pip install -r requirements-hugging-face.txt")
