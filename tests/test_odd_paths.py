@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop, orbax_files, summary
@@ -180,10 +180,12 @@ from mini_gpt.commands import command_line
 command_line.set_up(sys.argv[1])
 def fail(error):
     raise error
-for error in (ValueError("a defect"), OSError(errno.ENOSPC, "No space left on device")):
-    thread = threading.Thread(target=fail, args=[error])
-    thread.start()
-    thread.join()
+thread = threading.Thread(target=fail, args=[ValueError("a defect")])
+thread.start()
+thread.join()
+for _ in range(2):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    logging.getLogger("absl").error("a save failed", exc_info=full)
 logging.getLogger("absl").warning("Skipping merge")
 logging.getLogger("asyncio").error("Task exception", exc_info=ValueError("a defect in a task"))
 """

@@ -1,4 +1,4 @@
-"""What all commands share: parsing flags, overriding config fields, and the settings made before JAX starts."""
+"""What all commands share: flags and config overrides, then the set-up of the process before JAX starts."""
 
 import argparse
 import ctypes
@@ -7,11 +7,9 @@ import io
 import logging
 import os
 import sys
-import threading
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from tqdm import tqdm
@@ -22,87 +20,10 @@ from mini_gpt.runtime import errors, files, processes
 from mini_gpt.runtime.errors import UserError
 
 log = logging.getLogger(__name__)
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
-READ_ONLY = "Given directory is read only="  # Orbax warns of it although read_only=True asks for it
-LOOP_CLOSED = "Event loop is closed"
 RESERVED_PATH = 600  # bytes of a path, for the files of a run directory
-
-
-class _AboveTheBar(logging.Handler):
-    """Write log lines above the progress bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
-
-
-def _is_new(record: logging.LogRecord) -> bool:
-    """Whether a record is ours, or of a library and not reported otherwise."""
-    if record.name.partition(".")[0] == "mini_gpt":
-        return True
-    message = record.getMessage()
-    error = record.exc_info[1] if record.exc_info else None
-    return not (_is_raised_again(error or Exception(message)) or message.startswith(READ_ONLY))
-
-
-def _is_raised_again(error: BaseException | None) -> bool:
-    """Whether the main thread will raise this error of a background thread, when it waits for that thread.
-
-    A full disk fails in several threads of a save: the first failure is logged in one line, without a traceback.
-    Array writes beside a failed one find their event loop closed.
-    """
-    if str(error) == LOOP_CLOSED:
-        return True
-    reason = files.cant_write(error)
-    if reason is not None:
-        _warn_once(reason)
-    return reason is not None or isinstance(error, UserError)
-
-
-@functools.cache
-def _warn_once(reason: str) -> None:
-    log.warning(f"a background thread can't write ({reason}); the run ends when it waits for that thread")
-
-
-def _unless_raised_again(hook: Callable[[Any], object]) -> Callable[[Any], object]:
-    """Return a hook for errors outside the main thread, without those that the main thread raises too."""
-    return lambda raised: None if _is_raised_again(raised.exc_value) else hook(raised)
-
-
-def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
-    """Set up logging, the compilation cache, memory allocation and, with `flags`, the other processes of the job.
-
-    Call it before anything that uses a device. cache_dir: as data.cache_dir. flags: those of `add_process_flags`; only
-    the first process then logs and prints. Raise UserError if the other processes do not start in time.
-    """
-    handler = _AboveTheBar()
-    handler.addFilter(_is_new)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("mini_gpt").setLevel(logging.INFO)
-    sys.unraisablehook = _unless_raised_again(sys.__unraisablehook__)
-    threading.excepthook = _unless_raised_again(threading.__excepthook__)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # generated text may not fit the terminal's encoding
-    jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    _keep_freed_memory()
-    number = 0
-    if flags is not None:
-        number = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)
-    if number > 0:
-        for name in ("mini_gpt", None):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open as long as the process
-
-
-def _keep_freed_memory() -> None:
-    """Make glibc keep freed memory: XLA allocates the temporary memory of each step anew, and on CPUs a tenth to a
-    third of a step was spent on page faults (docs/performance.md)."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        # Run steps in the main thread: its arena is the only one that keeps more than 64 MB.
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
+READ_ONLY = "Given directory is read only="  # Orbax warns of it although read_only=True asks for it
+LOOP_CLOSED = "Event loop is closed"  # when one array can't be written, Orbax does not wait for the others
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
@@ -184,3 +105,67 @@ def run_name(config_path: str, overrides: dict[str, str]) -> str:
 def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:
     """Return the directory of a run without --workdir: runs/ and the run's name as a plain file name."""
     return Path("runs") / files.plain_name(run_name(config_path, overrides))
+
+
+def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
+    """Set up logging, the compilation cache, memory allocation and, with `flags`, the other processes of the job.
+
+    Call it before anything that uses a device. cache_dir: as data.cache_dir. flags: those of `add_process_flags`; only
+    the first process then logs and prints. Raise UserError if the other processes do not start in time.
+    """
+    handler = _AboveTheBar()
+    handler.addFilter(_is_shown)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("mini_gpt").setLevel(logging.INFO)
+    sys.unraisablehook = lambda raised: None if str(raised.exc_value) == LOOP_CLOSED else sys.__unraisablehook__(raised)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # generated text may not fit the terminal's encoding
+    jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    _keep_freed_memory()
+    if flags is None:
+        return
+    number = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)
+    if number > 0:
+        for name in ("mini_gpt", None):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open as long as the process
+
+
+class _AboveTheBar(logging.Handler):
+    """Write log lines above the progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Return whether a record is ours, or of a library and news.
+
+    Orbax logs errors of its threads, and raises them in the main thread later. A full disk fails in several threads:
+    the first failure is logged in one line, without a traceback.
+    """
+    if record.name.partition(".")[0] == "mini_gpt":
+        return True
+    message = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    reason = files.cant_write(error or Exception(message))
+    if reason is not None:
+        _warn_once(reason)
+    is_raised_later = reason is not None or isinstance(error, UserError) or str(error or message) == LOOP_CLOSED
+    return not (is_raised_later or message.startswith(READ_ONLY))
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    log.warning(f"a background thread can't write ({reason}); the run ends when it waits for that thread")
+
+
+def _keep_freed_memory() -> None:
+    """Make glibc keep freed memory: else page faults take a tenth to a third of a step (docs/performance.md)."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        # Run steps in the main thread: its arena is the only one that keeps more than 64 MB.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)

@@ -4,7 +4,7 @@ python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--overrid
 """
 
 from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.training.run import Run
 

@@ -13,8 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import command_line
-from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites import texts
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.insight import curves, figures, positions
@@ -33,7 +33,7 @@ ENCODINGS: dict[str, Callable[[ModelConfig], Figure]] = {
 def maps(workdirs: list[Path]) -> Figure:
     """Draw the attention of several runs for the start of the first run's validation text."""
     runs = [Run(workdir) for workdir in workdirs]
-    tokens, first = texts.opening(runs[0], SuiteOptions(), figures.MOST_TOKENS), runs[0].tokenizer
+    tokens, first = base.opening(runs[0], SuiteOptions(), figures.MOST_TOKENS), runs[0].tokenizer
     panels = []
     for run in runs:
         own = tokens

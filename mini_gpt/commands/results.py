@@ -15,38 +15,37 @@ from mini_gpt.runtime import files
 from mini_gpt.training.event_file import EventFile
 
 Row = Mapping[str, Any]
+Contents = dict[str, str | Figure]  # text, or a figure that is written as PNG, by the ending of the file's name
 
 
-class ResultFiles:
-    """The files of one result: DIRECTORY/STEM and an ending each. Every file is replaced as a whole."""
+def write(directory: Path, stem: str, contents: Contents) -> list[Path]:
+    """Write text, or figures as PNG, to DIRECTORY/STEM and the ending of each, in order. Return the paths.
 
-    def __init__(self, directory: Path, stem: str):
-        directory.mkdir(parents=True, exist_ok=True)
-        self.directory, self.stem = directory, stem
-
-    def path(self, ending: str) -> Path:
-        return self.directory / f"{self.stem}{ending}"
-
-    def write(self, ending: str, content: str | Figure) -> Path:
-        """Write text, or a figure as PNG, and return the path. An ending such as "/maps.png" is a file in a folder."""
-        path = self.path(ending)
-        path.parent.mkdir(exist_ok=True)
+    An ending such as "/maps.png" is a file in a folder. Each file is replaced as a whole.
+    """
+    paths = []
+    for ending, content in contents.items():
+        path = directory / f"{stem}{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, Figure):
             curves.save(content, path)
         else:
             files.write_text(path, content)
-        return path
+        paths.append(path)
+    return paths
 
-    def write_csv(self, rows: Sequence[Row]) -> Path:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return self.write(".csv", text.getvalue())
 
-    def write_json(self, result: Row) -> Path:
-        """Write the result. Raise ValueError for non-finite numbers."""
-        return self.write(".json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+def csv_text(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def json_text(result: Row) -> str:
+    """Return the result as JSON. Raise ValueError for non-finite numbers."""
+    return json.dumps(result, indent=2, allow_nan=False) + "\n"
 
 
 def write_tensorboard(

@@ -16,11 +16,10 @@ from pathlib import Path
 import jax
 
 from mini_gpt.commands import command_line, suites, sweep_tables
-from mini_gpt.commands.results import ResultFiles
-from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands import results as result_files
 from mini_gpt.commands.suites import SUITES
-from mini_gpt.commands.suites.base import Result
-from mini_gpt.commands.sweep_tables import Values
+from mini_gpt.commands.suites.base import Result, SuiteOptions
+from mini_gpt.commands.sweep_tables import Combination
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, token_store
@@ -35,7 +34,7 @@ log = logging.getLogger("mini_gpt.sweep")
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is varied, measured, and where.
+    """A sweep over the values of some fields.
 
     config_path, overrides: the config that all runs share. vary: the values of each varied field. seeds: how many.
     suite: the name of the suite. workdir: the directory of the sweep.
@@ -51,15 +50,15 @@ class Sweep:
 
     def any_config(self) -> Config:
         """Return the config of the first valid combination. Raise UserError if none is valid."""
-        for values in self.combinations():
+        for combination in self.combinations():
             try:
-                return configs.load(self.config_path, self.overrides | dict(zip(self.vary, values, strict=True)))
+                return configs.load(self.config_path, self.overrides | dict(combination))
             except UserError as error:
                 invalid = error
         raise invalid
 
-    def combinations(self) -> list[Values]:
-        return list(itertools.product(*self.vary.values()))
+    def combinations(self) -> list[Combination]:
+        return list(itertools.product(*([(field, value) for value in self.vary[field]] for field in self.vary)))
 
     def run(self) -> None:
         """Train and measure what is missing, and write SUITE.csv, .md and .png.
@@ -67,16 +66,17 @@ class Sweep:
         Raise UserError at the end if a combination failed; the others are complete and compared.
         """
         first_seed = self.any_config().seed
-        results: dict[Values, list[Result]] = {values: [] for values in self.combinations()}
+        results: dict[Combination, list[Result]] = {combination: [] for combination in self.combinations()}
         failures, total = [], len(results) * self.seeds
         number = itertools.count(1)
         for seed in range(first_seed, first_seed + self.seeds):
-            for values in results:
-                fields = dict(zip(self.vary, values, strict=True)) | {"seed": str(seed)}
+            for combination in results:
+                fields = dict(combination) | {"seed": str(seed)}
                 name = ",".join(f"{field}={value}" for field, value in fields.items())
                 log.info(f"[{next(number)} of {total}] {name}")
                 try:
-                    results[values].append(self._result(self.overrides | fields, self.workdir / files.plain_name(name)))
+                    result = self._result(self.overrides | fields, self.workdir / files.plain_name(name))
+                    results[combination].append(result)
                 except UserError as error:
                     failures.append(f"{name}: {error}")
                 except Exception as error:  # one combination must not stop the others
@@ -103,13 +103,12 @@ class Sweep:
         if result is not None:
             log.info("complete")
             return result
-        if suite.scores_split:
+        if suite.needs_text:
             corpus = corpora.open_corpus(config.data)
-            tokenizer = workdirs.find_tokenizer(workdir, config, corpus) or token_store.fit_tokenizer(
-                corpus, config.data
-            )
-            store = token_store.open_store(corpus, config.data, tokenizer)
-            suite.check_split(config, self.options, len(store.split(self.options.split).tokens))
+            tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
+            tokenizer = tokenizer or token_store.fit_tokenizer(corpus, config.data)
+            split = token_store.open_store(corpus, config.data, tokenizer).split(self.options.split)
+            suite.check_split(config, self.options, len(split.tokens))
         loop.train(config, workdir, conclude=False)
         return suites.evaluate(Run(workdir), self.suite, self.options)
 
@@ -119,30 +118,30 @@ class Sweep:
         Raise UserError if the corpus has changed since.
         """
         try:
-            path = workdir / "eval" / f"{suites.file_stem(self.suite, self.options)}.json"
-            result = files.read_json(path)
-            if result["checkpoint_step"] != config.train.steps:
-                return None
-            if result.get("request", {}) != suites.requested(self.suite, self.options):
+            result = files.read_json(workdir / "eval" / f"{suites.file_stem(self.suite, self.options)}.json")
+            measured = result["checkpoint_step"], result.get("request", {})
+            if measured != (config.train.steps, suites.requested(self.suite, self.options)):
                 return None
             workdirs.check_corpus(workdir, corpora.open_corpus(config.data))
             return result
         except (FileNotFoundError, ValueError, KeyError):
             return None
 
-    def _write(self, results: dict[Values, list[Result]], failures: list[str]) -> str:
+    def _write(self, results: dict[Combination, list[Result]], failures: list[str]) -> str:
         """Write the tables and the figure. Return the Markdown, and the paths of the files."""
         suite, fields = SUITES[self.suite], list(self.vary)
-        table = sweep_tables.gather(suite, fields, results)
-        trained = {result.get("train_length") for runs in results.values() for result in runs}
+        table = sweep_tables.gather(suite, results)
         text = f"{self.suite} of the {self.options.split} split\n\n{sweep_tables.markdown(suite, fields, table)}"
         text += "".join(f"\nfailed: {failure}\n" for failure in failures)
-        written = ResultFiles(self.workdir, suites.file_stem(self.suite, self.options))
-        written.write_csv(sweep_tables.csv_rows(table))
-        written.write(".md", text)
-        trained_length = trained.pop() if len(trained) == 1 else None
-        written.write(".png", sweep_tables.figure(suite, fields, table, trained_length))
-        return f"{text}\nWritten to {self.workdir}/{written.stem}.csv, .md and .png"
+        trained = {result.get("train_length") for runs in results.values() for result in runs}
+        figure = sweep_tables.figure(suite, fields, table, trained.pop() if len(trained) == 1 else None)
+        contents: result_files.Contents = {
+            ".csv": result_files.csv_text(sweep_tables.csv_rows(table)),
+            ".md": text,
+            ".png": figure,
+        }
+        written = result_files.write(self.workdir, suites.file_stem(self.suite, self.options), contents)
+        return "\n".join([text, "Written to", *map(str, written)])
 
 
 def parse_vary(text: str) -> tuple[str, list[str]]:
@@ -182,14 +181,9 @@ def _parse() -> Sweep:
     suites.check([flags.suite], options)
     if not SUITES[flags.suite].values:
         raise UserError(f"--suite={flags.suite} is not supported by a sweep; must be one of {compared}")
-    workdir = flags.workdir or _default_workdir(flags.config, overrides, list(vary))
+    default = files.plain_name(",".join([command_line.run_name(flags.config, overrides), *vary]))
+    workdir = flags.workdir or Path("runs", "sweeps", default)
     return Sweep(flags.config, overrides, vary, flags.seeds, flags.suite, options, workdir)
-
-
-def _default_workdir(config_path: str, overrides: dict[str, str], fields: list[str]) -> Path:
-    """Return a path such as runs/sweeps/tiny,train.steps=5,model.position."""
-    name = ",".join([command_line.run_name(config_path, overrides), *fields])
-    return Path("runs") / "sweeps" / files.plain_name(name)
 
 
 @command_line.command
@@ -199,7 +193,3 @@ def main() -> None:
     SUITES[sweep.suite].check(config, sweep.options)
     command_line.set_up(config.data.cache_dir)
     sweep.run()
-
-
-if __name__ == "__main__":
-    main()

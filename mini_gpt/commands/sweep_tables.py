@@ -11,28 +11,26 @@ from mini_gpt.commands.suites.base import Result, Row, Suite
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 
-Values = tuple[str, ...]  # of the varied fields
-PARTS = ("mean", "standard_deviation", "lowest", "highest")
+Combination = tuple[tuple[str, str], ...]  # (field, value) of each varied field
 
 
-def gather(suite: Suite, fields: Sequence[str], results: Mapping[Values, list[Result]]) -> list[Row]:
-    """Return a row for each combination of values, label of the suite and length: the columns of the CSV file.
+def gather(suite: Suite, results: Mapping[Combination, list[Result]]) -> list[Row]:
+    """Return a row for each combination, label of the suite and length: the columns of the CSV file.
 
     A measured value that is undefined for any seed is None. "reasons" has the reason of each such value, by its name.
     standard_deviation is that of the sample (n - 1), None for a single seed.
     """
     groups: dict[tuple, list[Row]] = {}
-    for values, of_seeds in results.items():
+    for combination, of_seeds in results.items():
         for row in itertools.chain.from_iterable(map(suite.compared_rows, of_seeds)):
-            groups.setdefault((*values, suite.label(row), row["length"]), []).append(row)
+            key = (*combination, ("measured", suite.label(row)), ("length", row["length"]))
+            groups.setdefault(key, []).append(row)
     table = []
     for key, rows in groups.items():
-        gathered = dict(zip((*fields, "measured", "length"), key, strict=True)) | {"seeds": 0}
         reasons = {value: reason for value in suite.values if (reason := _undefined(value, rows))}
+        gathered = dict(key) | {"seeds": len(rows) if len(reasons) < len(suite.values) else 0}
         for value in suite.values:
-            numbers = [] if value in reasons else [row[value] for row in rows]
-            gathered["seeds"] = max(gathered["seeds"], len(numbers))
-            gathered |= {f"{value}_{part}": number for part, number in zip(PARTS, _spread(numbers), strict=True)}
+            gathered |= _spread(value, [] if value in reasons else [row[value] for row in rows])
         table.append(gathered | {"reasons": reasons})
     return table
 
@@ -43,11 +41,13 @@ def _undefined(value: str, rows: list[Row]) -> str | None:
     return next(iter(reasons), None)
 
 
-def _spread(numbers: list[float]) -> tuple[float | None, ...]:
-    if not numbers:
-        return (None,) * len(PARTS)
-    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return statistics.mean(numbers), deviation, min(numbers), max(numbers)
+def _spread(value: str, numbers: list[float]) -> Row:
+    return {
+        f"{value}_mean": statistics.mean(numbers) if numbers else None,
+        f"{value}_standard_deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
+        f"{value}_lowest": min(numbers, default=None),
+        f"{value}_highest": max(numbers, default=None),
+    }
 
 
 def csv_rows(table: list[Row]) -> list[Row]:
@@ -60,7 +60,7 @@ def markdown(suite: Suite, fields: Sequence[str], table: list[Row]) -> str:
     """Return a Markdown table for each measured value and label: combinations down, lengths across."""
     parts = []
     for value in suite.values:
-        for label, mine in _groups(table, ("measured",)).items():
+        for label, mine in _groups(table, ["measured"]).items():
             lengths, rows = sorted({row["length"] for row in mine}), []
             for of_lengths in _groups(mine, fields).values():
                 cells = {row["length"]: _shown(row, value) for row in of_lengths}
@@ -84,7 +84,7 @@ def figure(suite: Suite, fields: Sequence[str], table: list[Row], trained: int |
     """Draw the mean of the first measured value against the length, and the range over the seeds."""
     value = suite.values[0]
     panels: dict[str, list[Curve]] = {}
-    for (label,), mine in _groups(table, ("measured",)).items():
+    for (label,), mine in _groups(table, ["measured"]).items():
         for values, rows in _groups(mine, fields).items():
             points = sorted((row for row in rows if value not in row["reasons"]), key=lambda row: row["length"])
             y, low, high = ([row[f"{value}_{part}"] for row in points] for part in ("mean", "lowest", "highest"))
@@ -94,8 +94,8 @@ def figure(suite: Suite, fields: Sequence[str], table: list[Row], trained: int |
     return curves.panels_figure(panels, title=title, x=suite.x_label, y=suite.y_label, trained=trained)
 
 
-def _groups(table: list[Row], columns: Sequence[str]) -> dict[Values, list[Row]]:
-    groups: dict[Values, list[Row]] = {}
+def _groups(table: list[Row], columns: Sequence[str]) -> dict[tuple[str, ...], list[Row]]:
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in table:
         groups.setdefault(tuple(row[column] for column in columns), []).append(row)
     return groups

@@ -53,8 +53,8 @@ def test_train_eval_and_sample(monkeypatch, flags, tmp_path, capsys):
     assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}") is None
     result = json.loads((workdir / "eval" / "perplexity.json").read_text())
     assert list(result) == [
-        "checkpoint_step", "split", "protocol", "context_length", "nll", "perplexity", "bits_per_byte", "tokens_scored",
-        "bytes_scored", "overrides",
+        "checkpoint_step", "split", "overrides", "protocol", "context_length", "nll", "perplexity", "bits_per_byte",
+        "tokens_scored", "bytes_scored",
     ]  # fmt: skip
     assert (result["checkpoint_step"], result["split"], result["protocol"]) == (4, "validation", "blocks")
     assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mini_gpt.commands import suites
-from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.evaluation import progress
 from mini_gpt.insight import curves
 from mini_gpt.model.loaded import LoadedModel
@@ -46,7 +46,7 @@ def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained,
     arguments = [f"--workdir={workdir}", "--suite=extrapolation,perplexity", "--lengths=16,1x,2x", "--strides=8,0.5x"]
     assert type_in(monkeypatch, "eval.py", *arguments) is None
     result = json.loads((workdir / "eval" / "extrapolation.json").read_text())
-    assert list(result) == ["checkpoint_step", "train_length", "split", "overrides", "rows", "by_position", "request"]
+    assert list(result) == ["checkpoint_step", "split", "overrides", "request", "train_length", "rows", "by_position"]
     assert (result["checkpoint_step"], result["train_length"], result["split"]) == (8, 32, "validation")
     assert (result["overrides"], result["request"]) == ({}, {"lengths": "16,1x,2x", "strides": "8,0.5x"})
     assert all(list(row) == ROW for row in result["rows"])
@@ -226,7 +226,7 @@ def test_an_interrupted_suite_writes_nothing(trained, monkeypatch):
 def test_a_non_finite_loss_writes_nothing(trained, monkeypatch):
     workdir = trained(model__position="rope")
     monkeypatch.setattr(LoadedModel, "nll", lambda model, inputs_BL, targets_BL: np.full(targets_BL.shape, np.nan))
-    with pytest.raises(UserError, match=r"the loss of step 8 is non-finite; see --suite=diagnose"):
+    with pytest.raises(UserError, match=r"the model of step 8 gives non-finite numbers; see --suite=diagnose"):
         suites.evaluate(Run(workdir), "perplexity", SuiteOptions())
     assert not (workdir / "eval").exists()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import train
 from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime.errors import UserError

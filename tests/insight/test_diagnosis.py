@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands import suites
-from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.insight import pruning
 from mini_gpt.insight.diagnosis import layer_checks, prediction_checks, probe, verdict

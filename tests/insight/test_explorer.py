@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt.commands import suites
-from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.insight import toy
 from mini_gpt.insight.attention import attention_maps

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands import suites
-from mini_gpt.commands.suite_options import SuiteOptions
+from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tokenizers
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from mini_gpt.commands import results
-from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites.base import Result, Suite
+from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.commands.suites.diagnose import Diagnose
 from mini_gpt.commands.suites.explorer import Explorer
 from mini_gpt.commands.suites.extrapolation import Extrapolation
@@ -21,7 +20,6 @@ from mini_gpt.training.run import Run
 
 ALL = (Perplexity(), Extrapolation(), Tasks(), Heads(), Pruning(), Figures(), Explorer(), Diagnose())
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
-FLAGS = ("lengths", "strides", "text")
 
 
 def check(names: list[str], options: SuiteOptions) -> None:
@@ -31,7 +29,7 @@ def check(names: list[str], options: SuiteOptions) -> None:
             near = difflib.get_close_matches(name, SUITES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UserError(f"--suite: found {name!r}; must be one of {', '.join(SUITES)}{hint}")
-    for flag in FLAGS:
+    for flag in ("lengths", "strides", "text"):
         if getattr(options, flag) is not None and not any(flag in SUITES[name].flags for name in names):
             others = " or ".join(name for name, suite in SUITES.items() if flag in suite.flags)
             raise UserError(f"--{flag} is not supported by --suite={','.join(names)}; use it with {others}")
@@ -41,38 +39,33 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
     """Raise UserError if a run cannot be measured, before anything is."""
     suite = SUITES[name]
     suite.check(run.trained, options)
-    if suite.scores_split:
+    if suite.needs_text:
         suite.check_split(run.trained, options, len(run.store.split(options.split).tokens))
 
 
 def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     """Measure a run, print the table, write the files, and return the result.
 
-    The files are eval/NAME.json and, if the suite has them, .csv, .png and more, and tensorboard/NAME. Their name says
-    which split, checkpoint and overrides were measured, if not the default ones. Nothing is written before all is
-    measured; the JSON is written last, so that the other files exist when it does.
+    The files are eval/NAME.json and, if the suite has them, .csv, .png and more, and tensorboard/NAME. Nothing is
+    written before all is measured; the JSON is written last, so that the other files exist when it does.
     """
     suite = SUITES[name]
     check_run(run, name, options)
-    result = suite.measure(run, options)
-    if suite.flags:
-        result["request"] = requested(name, options)
+    result = {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
+    result |= {"request": requested(name, options)} if suite.flags else {}
+    result |= suite.measure(run, options)
     more = suite.more_files(run, options)
     if not processes.is_main_process():
         return result
     rows, figure = suite.rows(result), suite.draw(result)
-    written = results.ResultFiles(run.workdir / "eval", file_stem(name, options, run.checkpoint, run.overrides))
-    if rows:
-        written.write_csv(rows)
+    stem = file_stem(name, options, run.checkpoint, run.overrides)
+    contents: results.Contents = {".csv": results.csv_text(rows)} if rows else {}
     if figure is not None:
-        written.write(".png", figure)
-        directory = run.workdir / "tensorboard" / written.stem
-        results.write_tensorboard(directory, suite.scalars(result), {name: figure}, run.step)
-    for ending, content in more.items():
-        print(written.write(ending, content))
-    path = written.write_json(result)
+        contents[".png"] = figure
+        results.write_tensorboard(run.workdir / "tensorboard" / stem, suite.scalars(result), {name: figure}, run.step)
+    written = results.write(run.workdir / "eval", stem, contents | more | {".json": results.json_text(result)})
     print(suite.printed(result))
-    print(f"\nWritten to {path}" + (", with .csv and .png beside it" if figure is not None else ""))
+    print("\nWritten to", *written, sep="\n")
     return result
 
 

@@ -1,14 +1,18 @@
-"""The methods that all suites have."""
+"""What all suites share: their options, their methods, and the tokens that they measure."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import results
-from mini_gpt.commands.suite_options import SuiteOptions
 from mini_gpt.config.schema import Config
+from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.model.gpt import check_length
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
@@ -16,15 +20,26 @@ Result = dict[str, Any]
 Row = dict[str, Any]
 
 
-class Suite:
-    """A measurement of a run. `eval.py --suite=NAME` writes its result to eval/NAME.json.
+@dataclass(frozen=True)
+class SuiteOptions:
+    """Options of a suite; None means the default of the suite.
 
-    Its methods say what is checked before, what is measured, and what is written and printed beside the JSON.
+    split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: a text whose attention
+    is shown, in place of the start of the split.
     """
+
+    split: str = "validation"
+    lengths: str | None = None
+    strides: str | None = None
+    text: str | None = None
+
+
+class Suite:
+    """A measurement of a run. `eval.py --suite=NAME` writes its result to eval/NAME.json."""
 
     name: str
     flags: tuple[str, ...] = ()  # the options that it takes besides the split: lengths, strides, text
-    scores_split = False  # it scores a whole split of text, whose length `check_split` judges
+    needs_text = False  # it can't measure the run of a task
     # Columns of `compared_rows` that depend on the length. A sweep compares them, and draws the first.
     values: tuple[str, ...] = ()
     x_label = "length (tokens)"
@@ -32,13 +47,16 @@ class Suite:
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         """Raise UserError if no run of this config can be measured."""
+        if self.needs_text and trained.data.is_task:
+            corpus = trained.data.corpus
+            raise UserError(f"--suite={self.name} needs text, and data.corpus is {corpus}; use --suite=tasks")
 
     def check_split(self, trained: Config, options: SuiteOptions, num_tokens: int) -> None:
-        """Raise UserError if a split of so many tokens cannot be measured."""
+        """Raise UserError if a split of so many tokens cannot be measured. Called only if the suite needs text."""
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        """Return the result that is written as JSON; by default, what was measured."""
-        return {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
+        """Return what is written as JSON after the fields that all results have."""
+        return {}
 
     def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
         """Return the content of more files by the ending of their names. All processes call it."""
@@ -81,9 +99,43 @@ class Suite:
                 groups.setdefault(self.label(row), []).append(row)
         return groups
 
-    def require_text(self, trained: Config) -> None:
-        """Raise UserError if the run was trained on a task."""
-        if trained.data.is_task:
-            raise UserError(
-                f"--suite={self.name} needs text, and data.corpus is {trained.data.corpus}; use --suite=tasks"
-            )
+
+def split_tokens(run: Run, split: str) -> np.ndarray:
+    """Return the tokens of a split. Raise UserError if it has no full window, or the model no such positions."""
+    tokens, length = run.store.split(split).tokens, run.config.context_length
+    check_length(run.config.model, length)
+    if len(tokens) <= length:
+        raise UserError(
+            f"--split={split}: found {len(tokens)} tokens; needs more than the context of {length}, "
+            "so give --override=context_length=N or another split"
+        )
+    return tokens
+
+
+def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
+    """Return problems (question, answer) of a task; their rows have about `num_tokens` tokens in all."""
+    check_length(run.config.model, run.config.context_length)
+    batches.check_fits(run.config)
+    return run.problems(split, max(1, num_tokens // run.config.context_length))
+
+
+def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
+    """Return up to `most` tokens, int32: of --text, else of the start of the split, or of a task one long problem."""
+    data = run.config.data
+    if options.text is not None:
+        tokens = run.tokenizer.encode(options.text)[:most].astype(np.int32)
+        if not len(tokens):
+            raise UserError("--text: found ''; must have at least one character")
+        return tokens
+    if not data.is_task:
+        return np.asarray(run.store.split(options.split).tokens[:most], np.int32)
+    batches.check_fits(run.config)
+    problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
+    inputs_BL = batches.problem_batch([problem], run.config, run.tokenizer, run.config.context_length)["inputs"]
+    return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]
+
+
+def check_finite(run: Run, values: Iterable[float]) -> None:
+    """Raise UserError if a measured value is non-finite."""
+    if not all(map(math.isfinite, values)):
+        raise UserError(f"{run.workdir}: the model of step {run.step} gives non-finite numbers; see --suite=diagnose")

@@ -3,10 +3,8 @@
 import dataclasses
 import math
 
-from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites import texts
-from mini_gpt.commands.suites.base import Result, Row, Suite
-from mini_gpt.config.schema import Config
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.insight.diagnosis import verdict
 from mini_gpt.training import monitor
 from mini_gpt.training.run import Run
@@ -14,14 +12,15 @@ from mini_gpt.training.run import Run
 
 class Diagnose(Suite):
     name = "diagnose"
-
-    def check(self, trained: Config, options: SuiteOptions) -> None:
-        self.require_text(trained)
+    needs_text = True
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        tokens, train_tokens = (texts.split_tokens(run, split) for split in (options.split, "train"))
-        findings = verdict.diagnose(run.model, tokens, train_tokens, _history(run))
-        return texts.about(run, options) | {
+        tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
+        path = run.workdir / monitor.METRICS
+        history = [row for row in (monitor.read(path) if path.exists() else []) if row["step"] <= run.step]
+        findings = verdict.diagnose(run.model, tokens, train_tokens, history)
+        return {
+            "context_length": run.config.context_length,
             "found": [finding.check for finding in findings if finding.found],
             "most_likely": verdict.most_likely(findings),
             "rows": [
@@ -44,9 +43,3 @@ class Diagnose(Suite):
             return "\n".join([*lines, "", "Nothing found."])
         found = f"{len(result['found'])} of {len(result['rows'])} checks found something: {', '.join(result['found'])}."
         return "\n".join([*lines, "", found, f"Most likely: {result['most_likely']}."])
-
-
-def _history(run: Run) -> list[dict[str, float]]:
-    """Return the rows of metrics.jsonl up to the checkpoint."""
-    path = run.workdir / monitor.METRICS
-    return [row for row in (monitor.read(path) if path.exists() else []) if row["step"] <= run.step]

@@ -2,9 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites import texts
-from mini_gpt.commands.suites.base import Suite
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import Suite, SuiteOptions
 from mini_gpt.insight.explorer import page
 from mini_gpt.runtime import files
 from mini_gpt.training.run import Run
@@ -16,7 +15,7 @@ class Explorer(Suite):
 
     def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
         config = run.config.model
-        tokens = texts.opening(run, options, page.most_tokens(run.config))
+        tokens = base.opening(run, options, page.most_tokens(run.config))
         source = f"the {options.split} split" if options.text is None else "--text"
         html = page.explorer(
             run.model,

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites.base import Result, Row, Suite
+from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.insight import curves
@@ -17,16 +16,16 @@ from mini_gpt.training.run import Run
 class Extrapolation(Suite):
     name = "extrapolation"
     flags = ("lengths", "strides")
-    scores_split = True
+    needs_text = True
     values = ("nll", "perplexity", "bits_per_byte", "sample_nll")
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
+        super().check(trained, options)
         if trained.train.objective != "next_token":
             raise UserError(
                 f"--suite={self.name} needs train.objective=next_token, and this run has {trained.train.objective}; "
                 "use --suite=perplexity"
             )
-        self.require_text(trained)
         _lengths_and_strides(trained, options)
 
     def check_split(self, trained: Config, options: SuiteOptions, num_tokens: int) -> None:
@@ -36,14 +35,7 @@ class Extrapolation(Suite):
         tokens = run.store.split(options.split).tokens
         windowings = _plan(run.trained, options, len(tokens))
         rows, by_position = extrapolation.extrapolation(run.model, tokens, run.tokenizer.token_bytes, windowings)
-        return {
-            "checkpoint_step": run.step,
-            "train_length": run.trained.context_length,
-            "split": options.split,
-            "overrides": run.overrides,
-            "rows": rows,
-            "by_position": by_position,
-        }
+        return {"train_length": run.trained.context_length, "rows": rows, "by_position": by_position}
 
     def label(self, row: Row) -> str:
         return "blocks" if row["protocol"] == "blocks" else f"sliding, stride {row['stride']}"

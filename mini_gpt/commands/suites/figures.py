@@ -2,9 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites import texts
-from mini_gpt.commands.suites.base import Suite
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import Suite, SuiteOptions
 from mini_gpt.insight import figures
 from mini_gpt.training.run import Run
 
@@ -14,7 +13,7 @@ class Figures(Suite):
     flags = ("text",)
 
     def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
-        tokens = texts.opening(run, options, figures.MOST_TOKENS)
+        tokens = base.opening(run, options, figures.MOST_TOKENS)
         title = f"{run.workdir.name}, step {run.step:,}"
         drawn = figures.model_figures(title, run.model, run.tokenizer, tokens)
         return {f"/{name}.png": figure for name, figure in drawn.items()}

@@ -3,9 +3,8 @@
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import results
-from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites import texts
-from mini_gpt.commands.suites.base import Result, Row, Suite
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.evaluation import progress
 from mini_gpt.insight.heads import figure, inputs, report
@@ -26,8 +25,8 @@ class Heads(Suite):
             train_tokens = run.store.split("train").tokens
         with progress.shown("head report", report.cost(read)) as advance:
             heads = report.head_report(run.model, run.tokenizer, read, train_tokens, advance=advance)
-        texts.check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
-        return texts.about(run, options) | {"heads": heads, "by_depth": report.by_depth(heads)}
+        base.check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
+        return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}
 
     def draw(self, result: Result) -> Figure:
         title = f"Step {result['checkpoint_step']:,}, {result['split']} texts of {result['context_length']} tokens"
@@ -44,8 +43,8 @@ def _inputs(run: Run, split: str) -> inputs.Inputs:
     """Return windows spread over a split, or problems of a task, of about inputs.TOKENS tokens."""
     length = run.config.context_length
     if not run.config.data.is_task:
-        return inputs.of_text(texts.split_tokens(run, split), run.tokenizer, length)
-    problems = texts.problems(run, split, inputs.TOKENS)
+        return inputs.of_text(base.split_tokens(run, split), run.tokenizer, length)
+    problems = base.problems(run, split, inputs.TOKENS)
     inputs_BL = batches.problem_batch(problems, run.config, run.tokenizer, length)["inputs"]
     return inputs.of_problems(inputs_BL, run.tokenizer)
 

@@ -6,9 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import results
-from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites import texts
-from mini_gpt.commands.suites.base import Result, Suite
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.evaluation import perplexity, progress, task_accuracy
 from mini_gpt.insight import pruning
 from mini_gpt.training.run import Run
@@ -22,25 +21,26 @@ class Pruning(Suite):
         num_heads = config.model.num_layers * config.model.num_heads
         with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads)) as advance:
             if config.data.is_task:
-                scored = texts.problems(run, options.split, pruning.SCORED_TOKENS)
-                problems = texts.problems(run, "train", pruning.IMPORTANCE_TOKENS)
+                scored = base.problems(run, options.split, pruning.SCORED_TOKENS)
+                problems = base.problems(run, "train", pruning.IMPORTANCE_TOKENS)
                 read = pruning.problem_batches(model, tokenizer, problems)
                 nll = lambda model: (
                     task_accuracy.accuracy(model, tokenizer, scored, config.context_length, advance=advance).nll
                 )
             else:
-                tokens, train = (texts.split_tokens(run, split) for split in (options.split, "train"))
+                tokens, train = (base.split_tokens(run, split) for split in (options.split, "train"))
                 read = pruning.text_batches(model, train)
                 most = pruning.SCORED_TOKENS
                 nll = lambda model: (
                     perplexity.score_split(model, tokens, tokenizer.token_bytes, most_tokens=most, advance=advance).nll
                 )
             importance_NH = pruning.importance(model, read, advance=advance)
-            texts.check_finite(run, importance_NH.flat)
+            base.check_finite(run, importance_NH.flat)
             masked = lambda mask_NH: dataclasses.replace(model, head_mask_NBH=mask_NH[:, None])
             rows = pruning.curves(importance_NH, lambda mask_NH: nll(masked(mask_NH)))
-        texts.check_finite(run, (row["nll"] for row in rows))
-        return texts.about(run, options) | {
+        base.check_finite(run, (row["nll"] for row in rows))
+        return {
+            "context_length": run.config.context_length,
             "importance": importance_NH.tolist(),
             "removal_order": pruning.removal_order(importance_NH),
             "rows": rows,

@@ -2,8 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands.suite_options import SuiteOptions
-from mini_gpt.commands.suites.base import Result, Suite
+from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks
 from mini_gpt.evaluation import extrapolation, task_accuracy
@@ -23,20 +22,17 @@ class Tasks(Suite):
     y_label = "share of problems solved"
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
+        corpus = trained.data.corpus
         if not trained.data.is_task:
             raise UserError(
-                f"--suite={self.name} needs a run of data.corpus=task:NAME, and this one has {trained.data.corpus}; "
-                "use --suite=perplexity"
+                f"--suite=tasks needs a run of data.corpus=task:NAME, and this one has {corpus}; use --suite=perplexity"
             )
         _lengths(trained, options)
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         return {
-            "checkpoint_step": run.step,
             "task": run.corpus.name,
             "train_length": run.trained.data.task_length,
-            "split": options.split,
-            "overrides": run.overrides,
             "rows": task_accuracy.by_length(run.model, run.tokenizer, options.split, _lengths(run.trained, options)),
         }
 
