@@ -15,10 +15,8 @@ from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import BpeTokenizer
-from mini_gpt.hugging_face import model_card, tokenizer_files
-from mini_gpt.hugging_face.architectures import registry as architectures
-from mini_gpt.hugging_face.architectures.registry import ARCHITECTURES
-from mini_gpt.hugging_face.architectures.settings import CONFIG, WEIGHTS
+from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
+from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
@@ -33,14 +31,14 @@ def export(run: Run, output: Path) -> str:
     """
     if output.exists():
         raise UserError(f"--output: {output} exists; name a new directory")
-    architecture = ARCHITECTURES[architectures.choose(run.config.model)]
+    architecture = architectures.choose(run.config.model)
     order = run.tokenizer.order if isinstance(run.tokenizer, BpeTokenizer) else None
     with files.directory_written_whole(output) as draft:
         ids = tokenizer_files.write(run.tokenizer, draft, run.config.context_length)
         vocab_size = tokenizers.vocab_size(run.tokenizer)
         write_model(run.config, vocab_size, run.parameters, draft, order=order, ids=ids)
-        (draft / "README.md").write_text(model_card.text(run, architecture.TITLE), encoding="utf-8")
-    return architecture.TITLE
+        (draft / "README.md").write_text(model_card.text(run, architecture.title), encoding="utf-8")
+    return architecture.title
 
 
 def write_model(
@@ -57,14 +55,13 @@ def write_model(
     order: our token id of each exported id; None if they are equal. ids: fields of config.json that are token ids.
     Raises UserError if no architecture can express the model.
     """
-    model_type = architectures.choose(config.model)
-    architecture = ARCHITECTURES[model_type]
-    model, arrays = _expressible(config.model, vocab_size, parameters, biased=architecture.ALWAYS_BIASED)
+    architecture = architectures.choose(config.model)
+    model, arrays = _expressible(config.model, vocab_size, parameters, biased=architecture.always_biased)
     if order is not None:
         arrays |= {name: arrays[name][order] for name in ("embedding", "unembedding") if name in arrays}
     described = {
-        "architectures": [architecture.CLASS],
-        "model_type": model_type,
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
         "vocab_size": vocab_size,
         "bos_token_id": None,
         "eos_token_id": None,
@@ -72,12 +69,11 @@ def write_model(
         "tie_word_embeddings": model.tie_embeddings,
         "torch_dtype": "float32",
         "use_cache": True,
+        **architecture.describe(dataclasses.replace(config, model=model)),
     }
-    described |= architecture.describe(dataclasses.replace(config, model=model))
     (directory / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    packed = {
-        tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in architecture.tensors(model)
-    }
+    tensors = architecture.tensors(model)
+    packed = {tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in tensors}
     save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # as the other files; safetensors lets only the owner read it
 
@@ -95,7 +91,6 @@ def _expressible(
         model = dataclasses.replace(model, scale_embeddings=False, tie_embeddings=False)
     model = dataclasses.replace(model, scan_layers=False, use_bias=model.use_bias or biased)
     for path, leaf in jax.tree_util.tree_leaves_with_path(model_parameters.abstract(model, vocab_size)[1]):
-        arrays.setdefault(
-            model_parameters.path_name(path), np.zeros(leaf.shape, leaf.dtype)
-        )  # a bias that the model lacks
+        bias = np.zeros(leaf.shape, leaf.dtype)  # used if the model has no biases
+        arrays.setdefault(model_parameters.path_name(path), bias)
     return model, arrays

@@ -5,7 +5,6 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -19,11 +18,10 @@ from mini_gpt.config.model_schema import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
-from mini_gpt.hugging_face import tokenizer_files
-from mini_gpt.hugging_face.architectures import registry as architectures
-from mini_gpt.hugging_face.architectures import settings
-from mini_gpt.hugging_face.architectures.settings import CONFIG, WEIGHTS
-from mini_gpt.hugging_face.architectures.tensors import Shape, Tensor
+from mini_gpt.hugging_face import architectures, settings, tokenizer_files
+from mini_gpt.hugging_face.architectures import Architecture
+from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
+from mini_gpt.hugging_face.tensors import Shape, Tensor
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, sharding
@@ -67,12 +65,12 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
         workdirs.claim(draft, config, corpus, tokenizer)
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
             checkpoints.save(0, state, Record())
-        initial_weights.record_import(draft, source, architecture.TITLE)
+        initial_weights.record_import(draft, source, architecture.title)
     return config
 
 
 def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, overrides: Mapping[str, str]) -> Config:
-    given = architectures.IMPLIED | fields | {"data.tokenizer": tokenizer.kind}
+    given = fields | {"data.tokenizer": tokenizer.kind}
     if tokenizer.kind == "bpe":
         given["data.vocab_size"] = len(tokenizer.token_bytes)
     config = configs.load(config_path, given | dict(overrides))
@@ -83,40 +81,36 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
     return config
 
 
-def read_weights(source: Path, architecture: ModuleType, model: ModelConfig, vocab_size: int) -> dict[str, np.ndarray]:
+def read_weights(
+    source: Path, architecture: Architecture, model: ModelConfig, vocab_size: int
+) -> dict[str, np.ndarray]:
     """Return all parameters of a model by path, float32, layers not stacked.
 
-    Names and shapes are checked before any value is read. Raises UserError if one is wrong.
+    Names, shapes and dtypes are checked before any value is read. Raises UserError if one is wrong.
     """
     one_by_one = dataclasses.replace(model, scan_layers=False)
     leaves = jax.tree_util.tree_leaves_with_path(model_parameters.abstract(one_by_one, vocab_size)[1])
     shapes = {model_parameters.path_name(path): leaf.shape for path, leaf in leaves}
+    arrays: dict[str, np.ndarray] = {}
     with contextlib.ExitStack() as opened:
         wanted, found = _open(source, architecture, model, opened)
         for name, tensor in wanted.items():
-            _check(source, name, found[name], tensor.shape([shapes[path] for path in tensor.paths]))
-        return _unpacked(source, wanted, found, shapes, tied=model.tie_embeddings)
-
-
-def _unpacked(
-    source: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Any], shapes: Mapping[str, Shape], *, tied: bool
-) -> dict[str, np.ndarray]:
-    for name in TIED_HEADS & found.keys() - wanted.keys() if tied else ():
-        table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
-        if not np.array_equal(found[name][:], found[table][:]):
-            raise UserError(f"{source}: {name}: it differs from {table}, but {CONFIG} ties them")
-    arrays: dict[str, np.ndarray] = {}
-    for name, tensor in wanted.items():
-        whole = np.asarray(found[name][:]).astype(np.float32)
-        if not np.isfinite(whole).all():
-            raise UserError(f"{source}: {name}: found non-finite values (NaN or infinity); fetch it again")
-        parts = tensor.unpack(whole, [shapes[path] for path in tensor.paths])
-        arrays |= dict(zip(tensor.paths, parts, strict=True))
+            _check(f"{source}: {name}", found[name], tensor.shape([shapes[path] for path in tensor.paths]))
+        for name in TIED_HEADS & found.keys() - wanted.keys() if model.tie_embeddings else ():
+            table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
+            if not np.array_equal(found[name][:], found[table][:]):
+                raise UserError(f"{source}: {name}: it differs from {table}, but {CONFIG} ties them")
+        for name, tensor in wanted.items():
+            whole = np.asarray(found[name][:]).astype(np.float32)
+            if not np.isfinite(whole).all():
+                raise UserError(f"{source}: {name}: found non-finite values (NaN or infinity); fetch it again")
+            parts = tensor.unpack(whole, [shapes[path] for path in tensor.paths])
+            arrays |= dict(zip(tensor.paths, parts, strict=True))
     return arrays
 
 
 def _open(
-    source: Path, architecture: ModuleType, model: ModelConfig, opened: contextlib.ExitStack
+    source: Path, architecture: Architecture, model: ModelConfig, opened: contextlib.ExitStack
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors that the model needs, and those of the files, not read yet.
 
@@ -132,19 +126,18 @@ def _open(
         except FileNotFoundError:
             raise UserError(f"{source / file}: not found; {INDEX} names it") from None
         except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"{source / file}: not a complete safetensors file ({shown(str(error))}); download it again"
-            ) from None
+            problem = f"not a complete safetensors file ({shown(str(error))}); download it again"
+            raise UserError(f"{source / file}: {problem}") from None
         for name in tensors.keys():  # noqa: SIM118  not a mapping
-            prefixed = architecture.PREFIX + name  # if the model was saved without its output layer
+            prefixed = architecture.prefix + name  # if the model was saved without its output layer
             found[name if name in wanted or prefixed not in wanted else prefixed] = tensors.get_slice(name)
     for name in wanted:
         if name not in found:
-            raise UserError(f"{source}: {name}: tensor not found; this {architecture.TITLE} config needs it")
+            raise UserError(f"{source}: {name}: tensor not found; this {architecture.title} config needs it")
     for name in found:
-        plain = name.removeprefix(architecture.PREFIX)
-        if name not in wanted and name not in TIED_HEADS and not re.fullmatch(architecture.BUFFERS, plain):
-            raise UserError(f"{source}: {printable(name)}: unexpected tensor for this {architecture.TITLE} config")
+        plain = name.removeprefix(architecture.prefix)
+        if name not in wanted and name not in TIED_HEADS and not re.fullmatch(architecture.buffers, plain):
+            raise UserError(f"{source}: {printable(name)}: unexpected tensor for this {architecture.title} config")
     return wanted, found
 
 
@@ -152,10 +145,8 @@ def _files(source: Path) -> list[str]:
     if (source / WEIGHTS).exists():
         return [WEIGHTS]
     if not (source / INDEX).exists():
-        raise UserError(
-            f"{source / WEIGHTS}: not found; weights are read from safetensors only, never from pickle: convert them "
-            "with save_pretrained(DIR, safe_serialization=True)"
-        )
+        convert = "never from pickle: convert them with save_pretrained(DIR, safe_serialization=True)"
+        raise UserError(f"{source / WEIGHTS}: not found; weights are read from safetensors only, {convert}")
     try:
         listed = sorted(set(files.read_json(settings.find_file(source, INDEX))["weight_map"].values()))
         outside = [file for file in listed if Path(file).name != file or file in ("", "..")]
@@ -166,12 +157,12 @@ def _files(source: Path) -> list[str]:
     return listed
 
 
-def _check(source: Path, name: str, found: Any, wanted: Shape) -> None:
+def _check(where: str, found: Any, wanted: Shape) -> None:
     shape, dtype = tuple(found.get_shape()), found.get_dtype()
     if shape != wanted:
-        raise UserError(f"{source}: {name}: found the shape {shape}; {CONFIG} requires {wanted}")
+        raise UserError(f"{where}: found the shape {shape}; {CONFIG} requires {wanted}")
     if dtype not in FLOATS:
-        raise UserError(f"{source}: {name}: found {dtype}; must be one of {', '.join(FLOATS)}")
+        raise UserError(f"{where}: found {dtype}; must be one of {', '.join(FLOATS)}")
 
 
 def _placed(arrays: dict[str, np.ndarray], like: Parameters, *, stacked: bool) -> Parameters:

@@ -16,7 +16,7 @@ from mini_gpt.data.tokenizers import (
     byte_alphabet,
     separator,
 )
-from mini_gpt.hugging_face.architectures.settings import find_file
+from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 

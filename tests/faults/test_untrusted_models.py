@@ -8,9 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data.tokenizers import BpeTokenizer
-from mini_gpt.hugging_face import importing, model_card, tokenizer_files
-from mini_gpt.hugging_face.architectures import registry as architectures
-from mini_gpt.hugging_face.architectures import settings
+from mini_gpt.hugging_face import architectures, importing, model_card, settings, tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from tests.faults.limits import seconds
 from tests.hugging_face.models import written
@@ -52,7 +50,7 @@ def test_other_than_files_in_a_model_are_refused(model, name, what, tmp_path):
 def weights(model):
     fields = settings.read(model / "config.json")
     architecture = architectures.find(fields)
-    config = configs.load("configs/default.py", architectures.IMPLIED | architecture.fields(fields))
+    config = configs.load("configs/default.py", architecture.fields(fields))
     return importing.read_weights(model, architecture, config.model, fields.whole("vocab_size"))
 
 

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from mini_gpt.config import loading as configs
-from mini_gpt.hugging_face.architectures import registry as architectures
-from mini_gpt.hugging_face.architectures import settings
+from mini_gpt.hugging_face import architectures, settings
 from mini_gpt.runtime.errors import UserError
 
 # As save_pretrained of Transformers 5 writes them, but for what is not the model's.
@@ -73,7 +72,7 @@ def read(directory, model_type, **changes):
     (directory / "config.json").write_text(json.dumps(values))
     described = settings.read(directory / "config.json")
     fields = architectures.find(described).fields(described)
-    return configs.load("configs/default.py", architectures.IMPLIED | fields)
+    return configs.load("configs/default.py", fields)
 
 
 def test_each_architecture_is_read(tmp_path):

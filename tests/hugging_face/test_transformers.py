@@ -9,9 +9,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.evaluation import perplexity
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
-from mini_gpt.hugging_face import exporting, importing
-from mini_gpt.hugging_face.architectures import registry as architectures
-from mini_gpt.hugging_face.architectures import settings
+from mini_gpt.hugging_face import architectures, exporting, importing, settings
 from mini_gpt.model import parameters
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -89,7 +87,7 @@ def test_what_transformers_writes_gives_the_same_logits_here(name, dtype, tmp_pa
     model.to(getattr(torch, dtype)).save_pretrained(tmp_path / "there")
     described = settings.read(tmp_path / "there" / "config.json")
     architecture = architectures.find(described)
-    read = configs.load("configs/default.py", architectures.IMPLIED | architecture.fields(described))
+    read = configs.load("configs/default.py", architecture.fields(described))
     read = configs.override(read, {"model.dtype": "float32"})
     arrays = importing.read_weights(tmp_path / "there", architecture, read.model, VOCAB)
     expected_BLV = theirs(loaded(tmp_path / "there", dtype=torch.float32))

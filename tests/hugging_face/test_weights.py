@@ -10,9 +10,7 @@ from safetensors import flax as safetensors_flax
 from safetensors.numpy import load_file, save_file
 
 from mini_gpt.config import loading as configs
-from mini_gpt.hugging_face import importing
-from mini_gpt.hugging_face.architectures import registry as architectures
-from mini_gpt.hugging_face.architectures import settings
+from mini_gpt.hugging_face import architectures, importing, settings
 from mini_gpt.model import parameters
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
@@ -31,7 +29,7 @@ def read(directory):
     """Gives the config of what a directory holds, and its parameters by path."""
     described = settings.read(directory / "config.json")
     architecture = architectures.find(described)
-    config = configs.load("configs/default.py", architectures.IMPLIED | architecture.fields(described))
+    config = configs.load("configs/default.py", architecture.fields(described))
     return config, importing.read_weights(directory, architecture, config.model, described.whole("vocab_size"))
 
 

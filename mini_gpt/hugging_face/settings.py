@@ -2,18 +2,14 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mini_gpt.config.model_schema import LARGEST
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, shown
-
-# Names of activations: the one that is exported, and others that are imported as the same function.
-ACTIVATION_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu", "relu": "relu"}
-ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATION_NAMES.items()}
-ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
-
+from mini_gpt.runtime.errors import UserError, require
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -26,9 +22,8 @@ class Settings:
 
     def __init__(self, path: Path, values: Any, prefix: str = ""):
         self.path, self.values, self.prefix = path, values, prefix
-        if not isinstance(values, dict):
-            where = f"{path}: {prefix.rstrip('.')}" if prefix else path
-            raise UserError(f"{where}: found {shown(values)}; must be an object of fields")
+        where = f"{path}: {prefix.rstrip('.')}" if prefix else str(path)
+        require(isinstance(values, dict), where, values, "must be an object of fields")
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field's value, or the default if it is missing or null."""
@@ -59,17 +54,18 @@ class Settings:
             raise self.error(name, "must be true or false")
         return value
 
-    def one_of(self, name: str, known: dict[str, str], default: str) -> str:
+    def one_of(self, name: str, known: Mapping[str, str], default: str) -> str:
         """Return our name for a field's value."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
             raise self.error(name, f"must be {' or '.join(known)} to be imported")
         return known[value]
 
-    def must_be(self, name: str, wanted: Any, default: Any) -> None:
-        """Raise UserError if a field has another value than the only one that is supported."""
-        if self.get(name, default) != wanted:
-            raise self.error(name, f"must be {json.dumps(wanted)} to be imported")
+    def require(self, wanted: Mapping[str, Any], if_missing: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Raise UserError for a field with another value. A missing one has the wanted value, or that in if_missing."""
+        for name, value in wanted.items():
+            if self.get(name, if_missing.get(name, value)) != value:
+                raise self.error(name, f"must be {json.dumps(value)} to be imported")
 
     def error(self, name: str, right: str) -> UserError:
         found = json.dumps(self.values[name], ensure_ascii=False)[:200] if name in self.values else "nothing"

@@ -44,16 +44,3 @@ class Tensor:
         """Return the tensor's shape for parameters of these shapes."""
         joined = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
         return joined[::-1] if self.transposed else joined
-
-
-def linear(name: str, *modules: str, biased: bool, transposed: bool = True, heads: int | None = None) -> list[Tensor]:
-    """Return the weight, and the bias, of a linear layer that joins layers of ours."""
-    kernels, biases = (tuple(f"{module}/{leaf}" for module in modules) for leaf in ("kernel", "bias"))
-    weight = Tensor(f"{name}.weight", kernels, transposed, heads)
-    return [weight, Tensor(f"{name}.bias", biases, heads=heads)] if biased else [weight]
-
-
-def norm(name: str, module: str, *, biased: bool) -> list[Tensor]:
-    """Return the scale, and the bias, of a norm."""
-    scale = Tensor(f"{name}.weight", (f"{module}/scale",))
-    return [scale, Tensor(f"{name}.bias", (f"{module}/bias",))] if biased else [scale]

@@ -1,1 +1,0 @@
-"""One file for each Transformers architecture, and the tables that they share."""
