@@ -16,7 +16,7 @@ from mini_gpt.commands import command_line
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
-from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.schema import ModelConfig
 from mini_gpt.insight import curves, figures, positions
 from mini_gpt.insight.figures import Panel
 from mini_gpt.runtime.errors import UserError

@@ -17,24 +17,10 @@ A default that names other fields is computed from them while the field is None.
 """
 
 
-def chosen(name: str) -> dict[str, Spec]:
-    """Return {dotted name: spec} of the fields in a section, of one field, or of all. Raises UserError."""
-    found = {field: spec for field, spec in specs(Config).items() if not name or f"{field}.".startswith(f"{name}.")}
-    if not found:
-        check_field(name)
-    return found
-
-
 def columns(name: str, spec: Spec) -> tuple[str, str, str, str]:
     """Return name, type, default and meaning."""
     follows = spec.follows.__doc__ if callable(spec.follows) else spec.follows
     return name, describe(spec.hint).replace(" below 2**31", ""), follows or str(spec.default), spec.description
-
-
-def plain(fields: Mapping[str, Spec]) -> Iterator[str]:
-    for name, kind, default, meaning in itertools.starmap(columns, fields.items()):
-        yield f"{name} = {default}"
-        yield f"    {meaning} ({kind})"
 
 
 def markdown(fields: Mapping[str, Spec]) -> Iterator[str]:
@@ -53,7 +39,15 @@ def main() -> None:
     parser.add_argument("name", nargs="?", default="", help="a section or a field, such as model.rope; default: all")
     parser.add_argument("--markdown", action="store_true", help="print the reference page of the docs")
     flags = parser.parse_args()
-    print("\n".join((markdown if flags.markdown else plain)(chosen(flags.name))))
+    prefix = f"{flags.name}." if flags.name else ""
+    fields = {name: spec for name, spec in specs(Config).items() if f"{name}.".startswith(prefix)}
+    if not fields:
+        check_field(flags.name)
+    if flags.markdown:
+        print("\n".join(markdown(fields)))
+        return
+    for name, kind, default, meaning in itertools.starmap(columns, fields.items()):
+        print(f"{name} = {default}\n    {meaning} ({kind})")
 
 
 if __name__ == "__main__":

@@ -34,19 +34,12 @@ def up_to(most: int) -> Range:
     return Range(f"in 1..{most}", lambda value: 1 <= value <= most)
 
 
-Count = Annotated[int, at_least(1)]
-Positive = Annotated[float, above(0)]
-Share = Annotated[float, Range("in [0, 1]", lambda value: 0 <= value <= 1)]
-ShareAbove0 = Annotated[float, Range("in (0, 1]", lambda value: 0 < value <= 1)]
-Rate = Annotated[float, Range("in [0, 1)", lambda value: 0 <= value < 1)]
-
-
 class Spec(NamedTuple):
-    """All that is stated about a field. `follows` and `before` are optional.
+    """All that is stated about a field.
 
-    follows: a field at None takes the value of the field named here, or the result of a function of {dotted name:
-      value} of all fields, whose docstring says what it computes.
-    before: what runs did that were written before the field existed, whose config.json lacks it.
+    follows: the field that gives the value of this one at None, or a function from {dotted name: value} of all fields;
+      its docstring says what it computes.
+    before: the value in runs older than the field; their config.json lacks it.
     """
 
     default: Any
@@ -64,7 +57,7 @@ def field(*stated: Any, **more: Any) -> Any:
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Section:
-    """Base of all sections, which become frozen dataclasses that check themselves."""
+    """Base of all sections. Each becomes a frozen dataclass that checks itself."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     prefix = ""  # of the dotted names of the fields

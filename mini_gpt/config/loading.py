@@ -1,6 +1,6 @@
 """Configs from configs/*.py and from the config.json of runs: checked field by field, filled in, and frozen.
 
-A field at None that follows others is filled in from them. Only `model.dtype=auto` stays open until the model is built.
+Each None that follows other fields is filled in from them. `model.dtype=auto` is resolved when the model is built.
 """
 
 import ast
@@ -16,8 +16,7 @@ from typing import Any
 
 from mini_gpt.config import places
 from mini_gpt.config.fields import REQUIRED, build, choices, converted, specs
-from mini_gpt.config.model_schema import pattern
-from mini_gpt.config.schema import Config
+from mini_gpt.config.schema import Config, pattern
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
@@ -30,9 +29,8 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
     """Return the config of a file, with overrides by dotted name: values, or text as on a command line.
 
     The file is `configs/tiny.py`, `configs/presets.py:gpt3_175b` (with an argument for its get_config), or a run's
-    config.json. A run may come from someone else: the places in its config.json are used only if the user has typed
-    them, in `overrides` or in an earlier command. Raises UserError for an unknown field, a wrong type, a value out of
-    range, and a corpus in a place that was never typed.
+    config.json, where places are used only if the user has typed them (mini_gpt/config/places.py). Raises UserError for
+    an unknown field, a wrong type, a value out of range, and a corpus in a place that was never typed.
     """
     config = _checked(flatten(_values_of_file(str(path))) | _typed(overrides))
     file = Path(str(path).partition(":")[0])
@@ -175,10 +173,11 @@ def _checked(values: Mapping[str, Any]) -> Config:
 
 
 def _typed(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    for name in overrides:
+    typed = {}
+    for name, value in overrides.items():
         check_field(name)
-    hints = {name: specs(Config)[name].hint for name in overrides}
-    return {name: _parse(value, hints[name]) if isinstance(value, str) else value for name, value in overrides.items()}
+        typed[name] = _parse(value, specs(Config)[name].hint) if isinstance(value, str) else value
+    return typed
 
 
 def _parse(text: str, hint: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The places that a config names: data.path, data.cache_dir and a data set of TFDS. None is used that nobody typed.
+"""The places that a config names: data.path, data.cache_dir and a data set of TFDS.
 
-A run's config.json may come from a stranger. A place in it is used only where the user has typed it: as a flag, in a
-Python config, or at any time before, for which each place that was used is remembered in the user's own cache.
+A run's config.json may come from a stranger. A place in it is used only if the user has typed it: as a flag, in a
+Python config, or in an earlier command. The user's own cache remembers each place that was used.
 """
 
 import contextlib
@@ -10,23 +10,12 @@ import json
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Protocol
 
+from mini_gpt.config.schema import DataConfig
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 CACHE = "data.cache_dir"
-
-
-class Places(Protocol):
-    """The fields of a config's data section that name places."""
-
-    @property
-    def corpus(self) -> str: ...
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def cache_dir(self) -> str | None: ...
 
 
 def directory() -> Path:
@@ -34,41 +23,36 @@ def directory() -> Path:
     return files.cache_directory(None) / "places"
 
 
-def remember(data: Places) -> None:
-    """Record the places of a config that the user has typed. Where nothing can be written, nothing is recorded."""
+def remember(data: DataConfig) -> None:
+    """Record the places of a config that the user has typed, if the cache can be written."""
     with contextlib.suppress(OSError):
         for key in filter(None, (_corpus_key(data), _cache_key(data))):
             directory().mkdir(parents=True, exist_ok=True)
             _mark(key).write_text(key + "\n", encoding="utf-8")
 
 
-def is_known_cache(data: Places, typed: Collection[str]) -> bool:
-    """Whether the user has typed `data.cache_dir`, or it is the default.
-
-    Compiled programs are read from a cache and run, and files are written into it.
-    """
+def is_known_cache(data: DataConfig, typed: Collection[str]) -> bool:
+    """Whether the user has typed `data.cache_dir`, or it is the default: programs in a cache are run."""
     key = _cache_key(data)
     return key is None or CACHE in typed or _mark(key).exists()
 
 
-def check_corpus(data: Places, typed: Collection[str], source: Path, flag: str) -> None:
-    """Raise UserError where the corpus is in a place that the user has not typed.
+def check_corpus(data: DataConfig, typed: Collection[str], source: Path, flag: str) -> None:
+    """Raise UserError if the corpus is in a place that the user has not typed.
 
-    typed: the fields that the user gave in this command. source: the file that named the others. flag: what a field is
-    given with, such as "--override=".
+    typed: the fields given in this command. source: the file with the other fields. flag: a flag for a field, without
+    its name, such as "--override=".
     """
-    unknown = [name for name in _corpus_places(data) if name not in typed]
+    unknown = {name: found for name, found in _corpus_places(data).items() if name not in typed}
     if unknown and not _mark(_corpus_key(data) or "").exists():
-        name = unknown[0]
-        found = _corpus_places(data)[name]
-        raise UserError(
-            f"{name}: found {shown(found)}, which only {source} names, and it may come from someone else; to have it "
-            f"read, type it once: {flag}{name}={shown(found)}"
-        )
+        name, found = next(iter(unknown.items()))
+        reason = f"only {source} names it, and may come from someone else"
+        typing = f"to read it, type it once: {flag}{name}={shown(found)}"
+        raise UserError(f"{name}: found {shown(found)}; {reason}; {typing}")
 
 
-def _corpus_places(data: Places) -> dict[str, str]:
-    """Return {field: value} of what says where the corpus is; the corpora that are built in need no place."""
+def _corpus_places(data: DataConfig) -> dict[str, str]:
+    """Return {field: value} of the fields that say where the corpus is; none for corpora that are built in."""
     is_in_tfds = data.corpus.startswith("tfds:")
     places = {"data.corpus": data.corpus} if is_in_tfds else {}
     if data.path is not None and (is_in_tfds or data.corpus in ("text", "tiny_shakespeare")):
@@ -76,14 +60,14 @@ def _corpus_places(data: Places) -> dict[str, str]:
     return places
 
 
-def _corpus_key(data: Places) -> str | None:
+def _corpus_key(data: DataConfig) -> str | None:
     places = _corpus_places(data)
     if "data.path" in places:
         places["data.path"] = _absolute(places["data.path"])
     return json.dumps({"data.corpus": data.corpus} | places) if places else None
 
 
-def _cache_key(data: Places) -> str | None:
+def _cache_key(data: DataConfig) -> str | None:
     return None if data.cache_dir is None else json.dumps({CACHE: _absolute(data.cache_dir)})
 
 

@@ -1,24 +1,182 @@
-"""All config fields: the sections besides the model's, and what must hold between sections."""
+"""All config fields, in sections, and what must hold between them."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from mini_gpt.config.fields import Count, Positive, Range, Rate, Section, Share, above, at_least, field
-from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.fields import Range, Section, above, at_least, field, specs, up_to
 from mini_gpt.runtime.errors import UserError
 
+Count = Annotated[int, at_least(1)]
+Positive = Annotated[float, above(0)]
+Share = Annotated[float, Range("in [0, 1]", lambda value: 0 <= value <= 1)]
+ShareAbove0 = Annotated[float, Range("in (0, 1]", lambda value: 0 < value <= 1)]
+ShareInside = Annotated[float, Range("in (0, 1)", lambda value: 0 < value < 1)]
+Rate = Annotated[float, Range("in [0, 1)", lambda value: 0 <= value < 1)]
+Position = Literal["none", "learned", "sinusoidal", "rope", "alibi", "t5"]
+INPUT_POSITIONS = ("learned", "sinusoidal")  # these act once, at the input, so never per layer
+MOST_LAYERS, LARGEST = 4096, 2**24  # beyond any real model, so that no config asks for unlimited memory
+Size = Annotated[int, up_to(LARGEST)]
+OptionalSize = Annotated[int | None, up_to(LARGEST)]
 MOST_BATCH_TOKENS = 2**28  # in one pass through the model
 TASK = "task:"  # the names of the corpora of task examples begin so
+
+
+def pattern(position: Any) -> tuple[Any, ...]:
+    """Return model.position as a tuple, which repeats over the layers."""
+    return tuple(position) if isinstance(position, list | tuple) else (position,)
+
+
+def _feed_forward_width(values: Mapping[str, Any]) -> int:
+    """4 × model.d_model; for swiglu 8/3 × model.d_model"""
+    # SwiGLU has three matrices instead of two: 8/3 of the width keeps the count (Shazeer 2020), in multiples of 8.
+    width = values["model.d_model"]
+    return 8 * round(width / 3) if values["model.activation"] == "swiglu" else 4 * width
+
+
+def _most_positions(values: Mapping[str, Any]) -> int:
+    """model.random_positions, or else context_length"""
+    return values["model.random_positions"] or values["context_length"]
+
+
+def _original_context(values: Mapping[str, Any]) -> int | None:
+    """context_length / model.rope.factor"""
+    rotary = "rope" in pattern(values["model.position"])
+    return max(1, round(values["context_length"] / values["model.rope.factor"])) if rotary else None
+
+
+class RopeConfig(Section, prefix="model.rope."):
+    """Rotary positions (Su et al. 2021), and how they are scaled to longer contexts."""
+
+    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths go from 2π to nearly 2π times this")
+    fraction: ShareAbove0 = field(1.0, "share of a head's dimensions that are rotated")
+    scaling: Literal["none", "linear", "ntk", "yarn"] = field(
+        "none", "to longer contexts: linear (Chen et al. 2023), ntk, yarn (Peng et al. 2023)"
+    )
+    factor: Annotated[float, at_least(1)] = field(1.0, "context to reach, as a multiple of the original context")
+    original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
+    beta_slow: Positive = field(1.0, "yarn: pairs that turn less often in the original context are interpolated")
+    beta_fast: float = field(32.0, "yarn: pairs that turn more often stay; 1 and 32 were chosen for LLaMA")
+
+    def check(self) -> None:
+        if self.beta_fast <= self.beta_slow:
+            self.refuse("beta_fast", f"must be above model.rope.beta_slow ({self.beta_slow})")
+
+
+class SinusoidalConfig(Section, prefix="model.sinusoidal."):
+    """Sinusoidal positions (Vaswani et al. 2017)."""
+
+    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths go from 2π to nearly 2π times this")
+    amplitude: Positive = field(1.0, "in standard deviations of an embedding's entries")
+
+
+class T5Config(Section, prefix="model.t5."):
+    """T5's learned bias for each bucket of distances (Raffel et al. 2020)."""
+
+    num_buckets: int = field(32, "a positive multiple of 4; half of the buckets hold one distance each")
+    max_distance: int = field(128, "distances from here on share a bucket")
+
+    def check(self) -> None:
+        if self.num_buckets < 4 or self.num_buckets % 4:
+            self.refuse("num_buckets", "must be a positive multiple of 4")
+        if self.max_distance <= self.num_buckets:
+            self.refuse("max_distance", f"must be above model.t5.num_buckets ({self.num_buckets})")
+
+
+class ModelConfig(Section, prefix="model."):
+    """The decoder: its size, its variants, and its positional encoding."""
+
+    position: Position | tuple[Position, ...] = field("rope", "positional encoding; a tuple repeats over the layers")
+    max_positions: Count = field(None, "rows of the table of learned positions", _most_positions)
+    dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of products; auto: bfloat16 if the hardware has it")
+    attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
+        "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest", before="auto"
+    )
+    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "blocks")
+    d_model: Size = field(128, "width of the residual stream")
+    num_heads: Size = field(4, "query heads; must divide d_model")
+    num_kv_heads: Size = field(None, "below num_heads: grouped queries (Ainslie et al. 2023)", "model.num_heads")
+    d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
+    dropout: Rate = field(0.0, "rate of the following three, unless they are set")
+    embedding_dropout: Rate = field(None, "of the embeddings, after the positions", "model.dropout")
+    sublayer_dropout: Rate = field(None, "of a sublayer's output, before it is added", "model.dropout")
+    attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
+    norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "normalization, of the sublayers and before the output")
+    norm_placement: Literal["pre", "post"] = field("pre", "pre: x + f(norm(x)); post: norm(x + f(x))")
+    use_bias: bool = field(True, "in every projection, and in layernorm")
+    activation: Literal["gelu", "gelu_exact", "relu", "swiglu"] = field("gelu", "gelu: tanh, as in GPT-2; exact: erf")
+    causal: bool = field(True, "false: bidirectional, for the masked objective")
+    tie_embeddings: bool = field(True, "the output projection is the embedding, transposed")
+    scale_embeddings: bool = field(False, "initialized at 1/sqrt(d_model) and scaled by sqrt(d_model); else at 0.02")
+    scale_attention: bool = field(True, "divide the scores by sqrt(head width); false for ablation only")
+    residual: bool = field(True, "residual connections; false for ablation only")
+    remat: Literal["none", "dots", "block"] = field(
+        "none", "recompute in the backward pass: dots (all but products with weights), block (all)", before="none"
+    )
+    scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4", before=False)
+    attention_window: OptionalSize = field(None, "keys that a query sees, with itself (Jiang et al. 2023); None: all")
+    random_positions: OptionalSize = field(None, "draw ordered positions below this (Ruoss et al. 2023); None: 0, 1, …")
+    rope: RopeConfig
+    sinusoidal: SinusoidalConfig
+    t5: T5Config
+
+    def check(self) -> None:
+        encodings, heads, period = self.position_pattern, self.num_heads, len(self.position_pattern)
+        if self.d_model % heads:
+            self.refuse("d_model", f"must be divisible by model.num_heads ({heads})")
+        if heads % self.num_kv_heads:
+            self.refuse("num_kv_heads", f"must divide model.num_heads ({heads})")
+        if period == 0:
+            self.refuse("position", "a pattern needs at least one encoding")
+        if period == 1:
+            object.__setattr__(self, "position", encodings[0])
+        for name in set(encodings) & set(INPUT_POSITIONS):
+            if period > 1:
+                self.refuse("position", f"{name} acts once at the input and can't be part of a pattern over the layers")
+        if period > self.num_layers:
+            self.refuse("position", f"the pattern must not be longer than model.num_layers ({self.num_layers})")
+        if self.scan_layers and self.num_layers % period:
+            self.refuse("num_layers", f"model.scan_layers loops over whole patterns: must be divisible by {period}")
+        if self.position == "learned" and (self.random_positions or 0) > self.max_positions:
+            self.refuse("random_positions", f"learned positions end at model.max_positions ({self.max_positions})")
+        if self.position == "sinusoidal" and self.d_model % 2:
+            self.refuse("d_model", "sinusoidal positions need an even width")
+        if "rope" in encodings:
+            self._check_rope()
+        else:
+            for name in ("scaling", "factor", "original_context", "beta_slow", "beta_fast"):
+                if getattr(self.rope, name) != specs(RopeConfig)[f"model.rope.{name}"].default:
+                    self.refuse(f"rope.{name}", f"scales rotary positions, and model.position is {self.position!r}")
+
+    def _check_rope(self) -> None:
+        scaling, rotated = self.rope.scaling, self.rotated_width
+        if scaling != "none" and self.rope.factor == 1:
+            self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing by a factor of 1; raise it")
+        if scaling == "ntk" and rotated <= 2:
+            self.refuse("rope.scaling", f"needs more than one pair of dimensions, and {rotated} dimensions are rotated")
+        if rotated == 0 or rotated % 2:
+            fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
+            turned = f"with {fields} it turns {rotated} of a head's {self.head_width}, which must be even"
+            self.refuse("d_model", f"rope turns pairs of dimensions: {turned}")
+
+    @property
+    def position_pattern(self) -> tuple[str, ...]:
+        return pattern(self.position)
+
+    @property
+    def head_width(self) -> int:
+        return self.d_model // self.num_heads
+
+    @property
+    def rotated_width(self) -> int:
+        return int(self.head_width * self.rope.fraction)
 
 
 def batch_problem(train: "TrainConfig", data: int, fsdp: int) -> str | None:
     """Return the message for a batch that the devices and the parts of a step do not divide evenly, or None."""
     shares = data * fsdp * train.accumulation_steps
-    if train.batch_size % shares == 0:
-        return None
-    return (
-        f"train.batch_size: found {train.batch_size}; must be divisible by {shares}: {data * fsdp} devices "
-        f"(mesh.data × mesh.fsdp) × {train.accumulation_steps} train.accumulation_steps"
-    )
+    product = f"{data * fsdp} devices (mesh.data × mesh.fsdp) × {train.accumulation_steps} train.accumulation_steps"
+    right = f"must be divisible by {shares}: {product}"
+    return f"train.batch_size: found {train.batch_size}; {right}" if train.batch_size % shares else None
 
 
 class DataConfig(Section, prefix="data."):
@@ -26,9 +184,7 @@ class DataConfig(Section, prefix="data."):
 
     corpus: str = field("python_stdlib", "python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG] or task:NAME")
     path: str | None = field(None, "text: a glob; tiny_shakespeare: the file; tfds: TFDS's data directory")
-    split: Literal["documents", "contiguous"] = field(
-        "documents", "by a hash of each document, or by place in the text"
-    )
+    split: Literal["documents", "contiguous"] = field("documents", "by a hash of each, or by place in the text")
     split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "of train, validation and test; sum to 1")
     tokenizer: Literal["bytes", "characters", "bpe"] = field("bytes", "how text becomes tokens")
     vocab_size: Annotated[int, above(257)] = field(8192, "of bpe: 256 bytes, a separator, and merges")
@@ -53,12 +209,8 @@ class DataConfig(Section, prefix="data."):
 class TrainConfig(Section, prefix="train."):
     """The objective, the batches, and the length of training."""
 
-    objective: Literal["next_token", "masked"] = field(
-        "next_token", "what is predicted; masked: with model.causal=false"
-    )
-    mask_rate: Annotated[float, Range("in (0, 1)", lambda rate: 0 < rate < 1)] = field(
-        0.15, "masked: share of tokens to predict"
-    )
+    objective: Literal["next_token", "masked"] = field("next_token", "to predict; masked needs model.causal=false")
+    mask_rate: ShareInside = field(0.15, "masked: share of tokens to predict")
     steps: Count = field(1000, "optimizer steps")
     batch_size: Count = field(16, "sequences over all devices, for one optimizer step")
     accumulation_steps: Count = field(1, "parts of a step's batch, computed one after the other")
@@ -77,9 +229,7 @@ class TrainConfig(Section, prefix="train."):
 class MuonConfig(Section, prefix="optimizer.muon."):
     """Muon, for the matrices of the blocks; embeddings, norms and biases have AdamW."""
 
-    adam_learning_rate: Annotated[float | None, above(0)] = field(
-        None, "AdamW's peak; None: optimizer.learning_rate", before=None
-    )
+    adam_learning_rate: Annotated[float | None, above(0)] = field(None, "AdamW's peak; None: Muon's", before=None)
     momentum: Rate = field(0.95, "of the gradient's mean, Nesterov's", before=0.95)
     newton_schulz_steps: Count = field(5, "fewer are faster, and leave the update less orthogonal", before=5)
 
@@ -155,11 +305,9 @@ class Config(Section):
         if model.random_positions is not None and length > model.random_positions:
             self.refuse("model.random_positions", f"must leave room for context_length ({length}) different positions")
         if masked and self.data.is_task and not self.data.isolate_documents:
-            right = "must be True for a task with masked answers: both sides of the text see the padding of the row"
-            self.refuse("data.isolate_documents", right)
+            self.refuse("data.isolate_documents", "must be True for a task with masked answers: the padding is seen")
         if not masked and not model.causal:
-            right = "model.causal is False, and a bidirectional model sees the next token: must be masked"
-            self.refuse("train.objective", right)
+            self.refuse("train.objective", "must be masked: with model.causal=False a model sees the next token")
         if masked and model.causal:
             self.refuse("train.objective", "masked prediction needs both sides of the text: set model.causal=False")
         if self.batch_tokens > MOST_BATCH_TOKENS:

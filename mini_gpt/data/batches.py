@@ -1,18 +1,16 @@
 """Batches as a function of seed and step: step n has the same rows after a resume, and on any number of hosts."""
 
 import functools
-import itertools
-import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grain
 import numpy as np
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks, tokenizers
-from mini_gpt.data.full_batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 
 Batch = dict[str, np.ndarray]
 DTYPES = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}  # of the arrays in a Batch, all [B, L]
@@ -22,23 +20,18 @@ class TrainBatches:
     """The training batches of a text; `self[step]` is the batch of a step, counted from 0.
 
     An epoch cuts the split into windows of the context length, from a random offset, and visits each once, in random
-    order. weights: 1 for targets that count in the loss, else 0.
-
-    vocab_size: of the tokenizer; the mask token is the id after its last one. rows: the rows of the global batch that
-    this host makes; None: all. Raises UserError if the split is too short.
+    order. weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token.
+    rows: of the global batch, that this host makes; None: all. Raises UserError if the split is too short.
     """
 
     def __init__(self, tokens: np.ndarray, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
         self.config = config
         self.vocab_size = vocab_size
         self.rows = range(config.train.batch_size) if rows is None else rows
-        length = config.context_length
-        targets = len(tokens) - 1
+        length, targets = config.context_length, len(tokens) - 1
         if targets < length:
-            raise UserError(
-                f"data.corpus: the train split has {len(tokens)} tokens; "
-                f"context_length={length} needs at least {length + 1}"
-            )
+            right = f"context_length={length} needs at least {length + 1}"
+            raise UserError(f"data.corpus: the train split has {len(tokens)} tokens; {right}")
         # As many windows as fit after any offset below the context length; what is left over allows larger offsets.
         self.windows = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.windows * length
@@ -64,10 +57,9 @@ class TrainBatches:
 
 
 class TaskBatches:
-    """The training batches of a task, as TrainBatches: one problem a row, whose answer alone counts in the loss.
+    """The training batches of a task, as TrainBatches: one problem a row; only the answer counts in the loss.
 
-    Rows are padded with separators. Under the masked objective all tokens of the answer are masked. Raises UserError if
-    the context is too short.
+    Rows are padded with separators. The masked objective masks the whole answer. Raises UserError for a short context.
     """
 
     def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: Sequence[int] | None = None):
@@ -91,22 +83,20 @@ def iterate(batches: TrainBatches | TaskBatches, start: int, count: int) -> Iter
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
 
 
-def tokens_per_second(prepared: Iterator[Batch], count: int) -> float:
-    """Return the speed at which `iterate` makes batches while nothing else runs, over `count` of them."""
-    for _ in itertools.islice(prepared, 8):  # more than were made in advance
-        pass
-    begun = time.perf_counter()
-    tokens = sum(batch["inputs"].size for batch in itertools.islice(prepared, count))
-    return tokens / (time.perf_counter() - begun)
+def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Iterator[tuple[int, list[Any]]]:
+    """Yield (count, batch): lists of `batch_size` items. The first `count` are new.
+
+    Copies of its first item fill the last batch, so that a jitted function sees one shape.
+    """
+    for first in range(0, len(items), batch_size):
+        batch = list(items[first : first + batch_size])
+        yield len(batch), batch + batch[:1] * (batch_size - len(batch))
 
 
 def masked_blocks(
     tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) over the whole blocks of a stream, as `in_full_batches`.
-
-    Which tokens are masked depends on the place of the block alone.
-    """
+    """Yield (count, batch) over the whole blocks of a stream, as `in_full_batches`; a block's place fixes its masks."""
     length = config.context_length
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
         blocks_BL = np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
@@ -114,7 +104,7 @@ def masked_blocks(
 
 
 def next_token_batch(windows_BM: np.ndarray) -> Batch:
-    """Return the batch of windows of one token more than the context, in which every target counts."""
+    """Return the batch of windows of one token more than the context; every target counts."""
     targets_BL = windows_BM[:, 1:]
     return {"inputs": windows_BM[:, :-1], "targets": targets_BL, "weights": np.ones(targets_BL.shape, np.float32)}
 
@@ -156,8 +146,5 @@ def check_fits(config: Config) -> None:
     data = config.data
     tasks.check_length(data.corpus, "data.task_length", data.task_length)
     needed = row_length(config, data.task_length)
-    if needed > config.context_length:
-        raise UserError(
-            f"context_length: found {config.context_length}; {data.corpus} with "
-            f"data.task_length={data.task_length} needs at least {needed}"
-        )
+    right = f"{data.corpus} with data.task_length={data.task_length} needs at least {needed}"
+    require(needed <= config.context_length, "context_length", config.context_length, right)

@@ -21,8 +21,7 @@ import tensorflow_datasets as tfds
 
 from mini_gpt.config.schema import DataConfig
 from mini_gpt.data import tasks
-from mini_gpt.data.builders.python_stdlib import PythonStdlib
-from mini_gpt.data.builders.tiny_shakespeare import TinyShakespeare
+from mini_gpt.data.builders import PythonStdlib, TinyShakespeare
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, shown
 
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts by the name of their own split (`parts`). Corpora with the same text have the same fingerprint."""
+    """Texts, by the names of the corpus's own splits (`parts`). The same texts have the same fingerprint."""
 
     name: str
     fingerprint: str
@@ -45,9 +44,7 @@ class Corpus:
     def documents(self) -> Iterator[tuple[str, str]]:
         """Yield (part, text), always in the same order."""
         for part, texts in self.parts.items():
-            for text in texts():
-                if text:
-                    yield part, text
+            yield from ((part, text) for text in texts() if text)
 
 
 @processes.main_process_first()
@@ -71,10 +68,8 @@ def open_corpus(data: DataConfig) -> Corpus:
     if data.is_task:
         tasks.find(data.corpus)
         return Corpus(data.corpus, hashlib.sha256(f"{data.corpus} {tasks.VERSION}".encode()).hexdigest(), 0, {})
-    raise UserError(
-        f"data.corpus: found {data.corpus!r}; must be python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG], "
-        "or task:NAME"
-    )
+    known = "python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG], or task:NAME"
+    raise UserError(f"data.corpus: found {data.corpus!r}; must be {known}")
 
 
 def split_kind(corpus: Corpus, data: DataConfig) -> str:
@@ -89,7 +84,7 @@ def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str
     missing splits, by `data.split_fractions`. documents: a hash of its text assigns a document, so that it keeps its
     split when others are added. contiguous: the joined text is cut by characters, within a document if necessary.
     """
-    own = {split for split in ("validation", "test") if split in corpus.parts}
+    own = corpus.parts.keys() & {"validation", "test"}
     shares = {s: f for s, f in zip(SPLITS, data.split_fractions, strict=True) if s not in own}
     total = sum(shares.values())
     shares = {split: share / total for split, share in shares.items()}
@@ -149,22 +144,32 @@ def _catalogue(name: str, data_dir: str | None) -> Corpus:
         raise UserError(f"data.corpus: found {found}; must be tfds:NAME[/CONFIG][:VERSION], from the TFDS catalogue")
     if data_dir is not None and (own := Path(data_dir).expanduser() / re.split("[/:]", name)[0]).is_dir():
         files.check_contents(own)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
-    except tfds.core.registered.DatasetNotFoundError:
-        near = difflib.get_close_matches(name.split("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "tfds.list_builders() lists them"
-        raise UserError(f"data.corpus: TFDS has no data set {name!r}; {hint}") from None
-    except ModuleNotFoundError as error:
-        raise _needs_tensorflow(name, error) from None
-    except Exception as error:  # for example an unknown config; TFDS raises many types
-        raise UserError(f"data.corpus: TFDS can't open {name!r}: {_first_line(error)}") from None
+    with _errors_of_tfds("open", name), contextlib.redirect_stderr(io.StringIO()):
+        builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     texts = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
     if "text" not in texts and len(texts) != 1:
         found = ", ".join(texts) or "none"
         raise UserError(f"data.corpus: tfds:{name} has the text features {found}; must have one, or one named text")
     return _from_builder(builder, f"tfds:{builder.info.full_name}", "text" if "text" in texts else texts[0])
+
+
+@contextlib.contextmanager
+def _errors_of_tfds(action: str, name: str) -> Iterator[None]:
+    """Turn the errors of TFDS, which have many types, into UserErrors."""
+    try:
+        yield
+    except UserError:
+        raise
+    except tfds.core.registered.DatasetNotFoundError:
+        near = difflib.get_close_matches(name.split("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "tfds.list_builders() lists them"
+        raise UserError(f"data.corpus: TFDS has no data set {name!r}; {hint}") from None
+    except ModuleNotFoundError as error:
+        install = f"pip install {error.name}, or prepare it elsewhere with file_format='array_record'"
+        right = f"{install} and name that directory with data.path"
+        raise UserError(f"data.corpus: preparing {name} needs the package {error.name}: {right}") from None
+    except Exception as error:
+        raise UserError(f"data.corpus: TFDS can't {action} {name!r}: {_first_line(error)}") from error
 
 
 def _own_feature(name: str) -> type:
@@ -184,15 +189,11 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
         _require_network(builder, name)
         log.info("preparing %s in %s", name, builder.data_dir)
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # hides banners
+            with _errors_of_tfds("prepare", name), contextlib.redirect_stdout(io.StringIO()):  # hides banners
                 builder.download_and_prepare()
         except UserError:
-            raise
-        except ModuleNotFoundError as error:
-            raise _needs_tensorflow(name, error) from None
-        except Exception as error:
-            if not builder.is_prepared():  # unless another process has prepared it
-                raise UserError(f"data.corpus: TFDS can't prepare {name}: {_first_line(error)}") from error
+            if not builder.is_prepared():  # by another process
+                raise
     root = Path(builder.data_dir).resolve()
     for path in (Path(path) for info in builder.info.splits.values() for path in info.filepaths):
         if not path.resolve().is_relative_to(root):  # dataset_info.json could name any file
@@ -200,10 +201,9 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
     try:
         sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}
     except NotImplementedError as error:
-        raise UserError(
-            f"data.corpus: {name} in {builder.data_dir} has no random access ({_first_line(error)}); "
-            "prepare it with file_format='array_record', or name another directory with data.path"
-        ) from None
+        found = f"{name} in {builder.data_dir} has no random access ({_first_line(error)})"
+        right = "prepare it with file_format='array_record', or name another directory with data.path"
+        raise UserError(f"data.corpus: {found}; {right}") from None
     if fingerprint is None:
         shape = [(split, info.num_examples, info.num_bytes) for split, info in sorted(builder.info.splits.items())]
         fingerprint = hashlib.sha256(repr((builder.info.full_name, shape)).encode()).hexdigest()
@@ -225,24 +225,14 @@ def _decoded(raw: bytes, where: str) -> str:
 
 def _require_network(builder: tfds.core.DatasetBuilder, name: str) -> None:
     """Raise UserError if the host's name has no address. TFDS itself would retry for minutes."""
-    if urllib.request.getproxies():
-        return
-    for url in builder.url_infos or ():
+    for url in () if urllib.request.getproxies() else builder.url_infos or ():
         host = urllib.parse.urlparse(url).hostname
         try:
             socket.getaddrinfo(host, None)
         except OSError:
-            raise UserError(
-                f"data.corpus: {name} must be downloaded from {host}, which can't be reached; "
-                "download it elsewhere and give data.path, or use data.corpus=python_stdlib"
-            ) from None
-
-
-def _needs_tensorflow(name: str, error: ModuleNotFoundError) -> UserError:
-    return UserError(
-        f"data.corpus: preparing {name} needs the package {error.name}: pip install {error.name}, or prepare it "
-        "elsewhere with file_format='array_record' and name that directory with data.path"
-    )
+            right = "download it elsewhere and give data.path, or use data.corpus=python_stdlib"
+            message = f"data.corpus: {name} must be downloaded from {host}, which can't be reached; {right}"
+            raise UserError(message) from None
 
 
 def _first_line(error: BaseException) -> str:

@@ -109,9 +109,8 @@ def check_length(corpus: str, field: str, length: int) -> None:
     task = find(corpus)
     if length < task.shortest or (task.longest is not None and length > task.longest):
         most = f" and at most {task.longest}" if task.longest is not None else ""
-        raise UserError(
-            f"{field}: found {length}; {corpus} has problems of at least {task.shortest}{most} ({task.unit})"
-        )
+        right = f"{corpus} has problems of at least {task.shortest}{most} ({task.unit})"
+        raise UserError(f"{field}: found {length}; {right}")
 
 
 def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, longest: int) -> Problem:

@@ -16,7 +16,7 @@ from mini_gpt.config.schema import DataConfig
 from mini_gpt.data import corpora, tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 
 FORMAT = 2
 META = "meta.json"
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 class TokenSplit:
     """The documents of a split as one stream, tokens[T], with a separator between them."""
 
-    name: str
     tokens: np.ndarray
 
 
@@ -41,16 +40,11 @@ class TokenStore:
 
     def split(self, name: str) -> TokenSplit:
         """Return a split, memory-mapped. Raises UserError if it is unknown or empty."""
-        if name not in self.meta["splits"]:
-            raise UserError(f"split: found {name!r}; must be one of {', '.join(self.meta['splits'])}")
+        require(name in self.meta["splits"], "split", name, f"must be one of {', '.join(self.meta['splits'])}")
         counts = self.meta["splits"][name]
-        if counts["tokens"] == 0:
-            raise UserError(
-                f"data.split_fractions: found {tuple(self.meta['split_fractions'])}; the {name} split is empty; "
-                "give it a larger fraction, or the corpus more text"
-            )
-        tokens = np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=(counts["tokens"],))
-        return TokenSplit(name, tokens)
+        right = f"the {name} split is empty; give it a larger fraction, or the corpus more text"
+        require(counts["tokens"] > 0, "data.split_fractions", tuple(self.meta["split_fractions"]), right)
+        return TokenSplit(np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=counts["tokens"]))
 
 
 @processes.main_process_first()
@@ -151,9 +145,8 @@ def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
     if data.tokenizer == "bpe":
         made = tokenizers.BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
         if tokenizers.vocab_size(made) < data.vocab_size:
-            log.info(
-                "BPE found %d tokens in this text, data.vocab_size=%d", tokenizers.vocab_size(made), data.vocab_size
-            )
+            found = tokenizers.vocab_size(made)
+            log.info("BPE found %d tokens in this text, data.vocab_size=%d", found, data.vocab_size)
     else:
         characters = set(itertools.chain.from_iterable(text for _, text in documents))
         made = tokenizers.CharacterTokenizer("".join(sorted(characters)))

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from mini_gpt.runtime.errors import shown
+from mini_gpt.runtime.errors import require
 
 MOST_SETTINGS = 2**16  # characters of JSON beside the vocabulary; Llama 3 has 2**12
 MOST_ADDED, LONGEST_ADDED = 2**16, 512  # tokens, and characters of one
@@ -12,6 +12,7 @@ MOST_PARTS = 32  # of a sequence
 MOST_GROWTH = 256  # times that normalization may lengthen a text
 MOST_PIECES = 16  # of a template, and ids of each
 LONGEST_PREFIX = 64  # characters put before each text
+LONGEST_EXPRESSION = 2**12  # characters
 # How many characters one character can become. Other parts are refused, among them Precompiled: a damaged character map
 # aborts the library.
 NORMALIZERS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4}
@@ -25,23 +26,23 @@ NAMES_OF_PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers",
 
 
 def check(described: Any) -> None:
-    """Raise ValueError, naming the field, if a tokenizer.json exceeds the limits."""
-    if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
-        raise ValueError(f"found {shown(described)}; must be an object of fields, model among them")
+    """Raise UserError, naming the field, if a tokenizer.json exceeds the limits."""
+    right = isinstance(described, dict) and isinstance(described.get("model"), dict)
+    require(right, "tokenizer", described, "must be an object of fields, model among them")
     for name in ("padding", "truncation"):
         value = described.get(name)
-        _require(value is None, name, value, "must be null: texts are neither padded nor truncated")
+        require(value is None, name, value, "must be null: texts are neither padded nor truncated")
     dropout = described["model"].get("dropout")
-    _require(not dropout, "model.dropout", dropout, "must be null")
+    require(not dropout, "model.dropout", dropout, "must be null")
     settings = {name: value for name, value in described.items() if name not in ("model", "added_tokens")}
     size = len(json.dumps(settings))
-    _require(size <= MOST_SETTINGS, "settings", size, f"must be at most {MOST_SETTINGS} characters beside the tokens")
+    require(size <= MOST_SETTINGS, "settings", size, f"must be at most {MOST_SETTINGS} characters beside the tokens")
     _check_added(described.get("added_tokens") or [])
     growth = 1.0
     for name, known in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS)):
         for part in _parts(described.get(name), name, known):
             growth *= known[part["type"]] * _replacement_growth(part, name)
-    _require(growth <= MOST_GROWTH, "normalizer", growth, f"a text may grow {MOST_GROWTH} times at most")
+    require(growth <= MOST_GROWTH, "normalizer", growth, f"a text may grow {MOST_GROWTH} times at most")
     for part in _parts(described.get("post_processor"), "post_processor", PROCESSORS):
         if part["type"] == "TemplateProcessing":
             _check_template(part)
@@ -50,68 +51,64 @@ def check(described: Any) -> None:
 def _check_template(part: Any) -> None:
     pieces, special = part.get("single"), part.get("special_tokens")
     right = isinstance(pieces, list) and len(pieces) <= MOST_PIECES and isinstance(special, dict)
-    _require(right, "post_processor.single", pieces, f"must be a list of at most {MOST_PIECES} pieces")
+    require(right, "post_processor.single", pieces, f"must be a list of at most {MOST_PIECES} pieces")
     for token in (special or {}).values():
         ids = token.get("ids") if isinstance(token, dict) else None
         right = isinstance(ids, list) and len(ids) <= MOST_PIECES
-        _require(right, "post_processor.special_tokens", token, f"must have at most {MOST_PIECES} ids")
+        require(right, "post_processor.special_tokens", token, f"must have at most {MOST_PIECES} ids")
 
 
 def _check_added(tokens: Any) -> None:
-    _require(isinstance(tokens, list) and len(tokens) <= MOST_ADDED, "added_tokens", tokens, "must be a list of tokens")
+    require(isinstance(tokens, list) and len(tokens) <= MOST_ADDED, "added_tokens", tokens, "must be a list of tokens")
     for token in tokens:
         content = token.get("content") if isinstance(token, dict) else None
         right = isinstance(content, str) and 0 < len(content) <= LONGEST_ADDED
-        _require(right, "added_tokens", token, f"each must have a content of 1..{LONGEST_ADDED} characters")
+        require(right, "added_tokens", token, f"each must have a content of 1..{LONGEST_ADDED} characters")
 
 
 def _parts(node: Any, name: str, known: Any, depth: int = 0) -> list[dict[str, Any]]:
     """Return the parts of a normalizer, pre-tokenizer or post-processor as a flat list."""
     if node is None:
         return []
-    _require(isinstance(node, dict) and depth < 4, name, node, "must be an object with a type")
+    require(isinstance(node, dict) and depth < 4, name, node, "must be an object with a type")
     if node.get("type") != "Sequence":
-        _require(node.get("type") in known, name, node.get("type"), f"must be of {', '.join(known)}")
+        require(node.get("type") in known, name, node.get("type"), f"must be of {', '.join(known)}")
         return [node]
     inner = node.get(NAMES_OF_PARTS[name])
-    _require(isinstance(inner, list), name, inner, "must be a list of parts")
+    require(isinstance(inner, list), name, inner, "must be a list of parts")
     parts = [part for each in inner[: MOST_PARTS + 1] for part in _parts(each, name, known, depth + 1)]
-    _require(len(parts) <= MOST_PARTS, name, len(parts), f"must have at most {MOST_PARTS} parts")
+    require(len(parts) <= MOST_PARTS, name, len(parts), f"must have at most {MOST_PARTS} parts")
     return parts
 
 
 def _replacement_growth(part: Any, name: str) -> float:
-    """Return how many times the strings of a part can lengthen a text. Raises ValueError for bad patterns."""
+    """Return how many times the strings of a part can lengthen a text."""
     pattern, content = part.get("pattern"), part.get("content", part.get("prepend", ""))
     if isinstance(pattern, dict) and "Regex" in pattern:
         _check_expression(pattern["Regex"], name)
     if part["type"] == "Prepend":
         right = isinstance(content, str) and len(content) <= LONGEST_PREFIX
-        _require(right, name, content, f"prepend must have at most {LONGEST_PREFIX} characters")
+        require(right, name, content, f"prepend must have at most {LONGEST_PREFIX} characters")
     if part["type"] != "Replace":
         return 1
-    if not isinstance(pattern, dict) or not isinstance(content, str):
-        raise ValueError(f"{name}: found {shown(part)}; Replace needs a pattern and a content")
+    right = isinstance(pattern, dict) and isinstance(content, str)
+    require(right, name, part, "Replace needs a pattern and a content")
     if "Regex" in pattern:
         return 1 + len(content)  # it may match the empty string between two characters
     text = pattern.get("String")
-    if not isinstance(text, str) or not text:
-        raise ValueError(f"{name}: found {shown(pattern)}; Replace needs a pattern of at least one character")
+    right = isinstance(text, str) and text != ""
+    require(right, name, pattern, "Replace needs a pattern of at least one character")
     return max(1, len(content) / len(text))
 
 
 def _check_expression(expression: Any, name: str) -> None:
-    """Raise ValueError for nested repetitions, such as (a+)+, which take exponential time."""
-    _require(isinstance(expression, str) and len(expression) <= 2**12, name, expression, "must be a short expression")
+    """Refuse nested repetitions, such as (a+)+, which take exponential time."""
+    right = isinstance(expression, str) and len(expression) <= LONGEST_EXPRESSION
+    require(right, name, expression, f"must be an expression of at most {LONGEST_EXPRESSION} characters")
     rest = re.sub(r"\\[pP]\{[^}]*\}|\\.", "x", expression, flags=re.DOTALL)
     rest = re.sub(r"\[[^\]]*\]", "x", rest)
     while group := re.search(r"\(([^()]*)\)", rest):
         repeats = re.search(r"[*+]|\{\d*,\}", group[1]) is not None
         nested = repeats and re.match(r"[*+{]", rest[group.end() :])
-        _require(not nested, name, expression, "a repeated group must not contain a repetition")
+        require(not nested, name, expression, "a repeated group must not contain a repetition")
         rest = rest[: group.start()] + ("x*" if repeats else "x") + rest[group.end() :]
-
-
-def _require(condition: bool, field: str, found: Any, right: str) -> None:
-    if not condition:
-        raise ValueError(f"{field}: found {shown(found)}; {right}")

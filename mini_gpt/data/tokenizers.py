@@ -1,26 +1,24 @@
-"""Text to token ids and back, by bytes, characters or byte-level BPE. The last id is always the document separator."""
+"""Text to token ids and back, by bytes, characters or byte-level BPE. The last id is the document separator."""
 
 import contextlib
 import functools
 import hashlib
 import json
-import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
 
-from mini_gpt.config.model_schema import LARGEST
-from mini_gpt.config.schema import DataConfig
+from mini_gpt.config.schema import LARGEST, DataConfig
 from mini_gpt.data import tokenizer_limits
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 FILE = "tokenizer.json"
-log = logging.getLogger(__name__)
+Library = tokenizers.Tokenizer
 
 
 class Tokenizer(Protocol):
@@ -69,10 +67,8 @@ class CharacterTokenizer:
         ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
         unknown = np.flatnonzero(self._codes[ids] != codes)
         if len(unknown):
-            raise UserError(
-                f"tokenizer: found character {text[unknown[0]]!r} at place {unknown[0]}, which is not among the "
-                f"{len(self.characters)} characters of its corpus; leave it out, or train with data.tokenizer=bytes"
-            )
+            found = f"found character {text[unknown[0]]!r} at place {unknown[0]}, which its corpus lacks"
+            raise UserError(f"tokenizer: {found}; leave it out, or train with data.tokenizer=bytes")
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -85,20 +81,14 @@ class CharacterTokenizer:
 class BpeTokenizer:
     """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), by the tokenizers library.
 
-    The tokenizer of an imported model has its own separator, and its table of embeddings may have more rows than there
-    are tokens. separator: its id in that model, which is swapped with the last id. vocab_size: the number of rows.
-    special: the roles of other special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them.
+    The other arguments are for the tokenizer of an imported model. separator: its id there, which is swapped with the
+    last id. vocab_size: rows of the table of embeddings, which may be more than there are tokens. special: the roles of
+    other special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them.
     """
 
     kind = "bpe"
 
-    def __init__(
-        self,
-        model: tokenizers.Tokenizer,
-        separator: int | None = None,
-        vocab_size: int = 0,
-        special: dict | None = None,
-    ):
+    def __init__(self, model: Library, separator: int | None = None, vocab_size: int = 0, special: dict | None = None):
         self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special or {})
         model.encode_special_tokens = True  # encode the name of a special token as ordinary text
         texts = _token_texts(model)
@@ -117,7 +107,7 @@ class BpeTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "BpeTokenizer":
-        model = tokenizers.Tokenizer(tokenizers.models.BPE())
+        model = Library(tokenizers.models.BPE())
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()
         trainer = tokenizers.trainers.BpeTrainer(
@@ -154,7 +144,7 @@ def separator(tokenizer: Tokenizer) -> int:
 
 
 def separator_id(data: DataConfig, token_bytes: np.ndarray) -> int | None:
-    """Return the separator, at which attention is cut between documents; None without `data.isolate_documents`."""
+    """Return the separator with `data.isolate_documents`, where attention is cut at it; else None."""
     return len(token_bytes) - 1 if data.isolate_documents else None
 
 
@@ -172,15 +162,15 @@ def load(directory: Path) -> Tokenizer:
     path = directory / FILE
     try:
         values = files.read_with_checksum(path)
-        makers: dict[str, Callable[[], Tokenizer]] = {
-            "bytes": lambda: ByteTokenizer(),
-            "characters": lambda: CharacterTokenizer(values["characters"]),
-            "bpe": lambda: BpeTokenizer(
-                parse(values["bpe"]),
-                *(values[name] for name in ("separator", "vocab_size", "special") if name in values),
-            ),
-        }
-        return makers[values["kind"]]()
+        match values.pop("kind"):
+            case "bytes":
+                return ByteTokenizer()
+            case "characters":
+                return CharacterTokenizer(values["characters"])
+            case "bpe":
+                return BpeTokenizer(parse(values.pop("bpe")), **values)
+            case kind:
+                raise ValueError(f"found the kind {shown(kind)}")
     except FileNotFoundError:
         raise UserError(f"{path}: not found; a run directory must hold its tokenizer") from None
     except UserError as error:
@@ -189,11 +179,11 @@ def load(directory: Path) -> Tokenizer:
         raise UserError(f"{path}: not a tokenizer ({type(error).__name__}: {error})") from None
 
 
-def parse(described: Any) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer from the content of a tokenizer.json. Raises ValueError outside of the limits."""
+def parse(described: Any) -> Library:
+    """Return the library's tokenizer from the content of a tokenizer.json. Raises UserError outside of the limits."""
     tokenizer_limits.check(described)
     with no_panic():
-        return tokenizers.Tokenizer.from_str(json.dumps(described))
+        return Library.from_str(json.dumps(described))
 
 
 @contextlib.contextmanager
@@ -208,7 +198,7 @@ def no_panic() -> Iterator[None]:
         raise UserError(f"tokenizer: the library failed ({reason}); use another tokenizer") from None
 
 
-def _token_texts(model: tokenizers.Tokenizer) -> dict[int, bytes]:
+def _token_texts(model: Library) -> dict[int, bytes]:
     """Return the bytes of each token; none for special tokens."""
     described, alphabet = json.loads(model.to_str()), byte_alphabet()
     is_special = {token["id"]: token["special"] for token in described["added_tokens"]}

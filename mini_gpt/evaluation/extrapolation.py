@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.schema import ModelConfig
 from mini_gpt.evaluation import perplexity, progress, scoring
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel

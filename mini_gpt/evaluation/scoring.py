@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mini_gpt.data.full_batches import in_full_batches
+from mini_gpt.data.batches import in_full_batches
 
 NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 

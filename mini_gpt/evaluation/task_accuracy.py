@@ -14,7 +14,7 @@ import numpy as np
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks
-from mini_gpt.data.full_batches import in_full_batches
+from mini_gpt.data.batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance

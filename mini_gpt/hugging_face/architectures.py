@@ -3,8 +3,7 @@
 import operator
 from typing import Any, ClassVar
 
-from mini_gpt.config.model_schema import ModelConfig
-from mini_gpt.config.schema import Config
+from mini_gpt.config.schema import Config, ModelConfig
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Tensor
 from mini_gpt.runtime.errors import UserError, shown

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from mini_gpt.config.model_schema import ModelConfig
-from mini_gpt.config.schema import Config
+from mini_gpt.config.schema import Config, ModelConfig
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.hugging_face import architectures, model_card, tokenizer_files

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.schema import ModelConfig
 from mini_gpt.insight import images
 from mini_gpt.insight.curves import finish
 from mini_gpt.model import positions

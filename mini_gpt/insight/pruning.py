@@ -13,8 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.data import batches
-from mini_gpt.data.batches import Batch
-from mini_gpt.data.full_batches import in_full_batches
+from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance

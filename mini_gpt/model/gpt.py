@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.schema import ModelConfig
 from mini_gpt.model import loss, positions
 from mini_gpt.model.attention.cached import KeyValues, Past
 from mini_gpt.model.attention.masks import Context, Mask

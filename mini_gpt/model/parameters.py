@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.schema import ModelConfig
 from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.runtime.errors import UserError
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mini_gpt.config.model_schema import ModelConfig, RopeConfig
+from mini_gpt.config.schema import ModelConfig, RopeConfig
 from mini_gpt.model.layers import INIT_STD
 
 

@@ -123,3 +123,12 @@ def test_writing_is_measured_after_compilation(small, monkeypatch):
     assert sum(written) == 3 * 20 and written[0] == 1
     assert report["compile_seconds"] > 3 * report["seconds_to_first_token"]["median"] > 0
     assert report["tokens_per_second"]["median"] > 0 and report["tokens"] == 20
+
+
+def test_loader_speed_leaves_out_the_first_batches(monkeypatch):
+    """With a fake clock, each batch takes one second; batches made in advance are left out."""
+    made = []
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: float(len(made)))
+    prepared = (made.append(step) or {"inputs": np.zeros((3, 10))} for step in range(100))
+    assert bench.loader_speed(prepared, 5) == 30
+    assert len(made) == 13

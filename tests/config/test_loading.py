@@ -244,7 +244,7 @@ BAD = [
     ({"model.position": ("rope",) * 5}, r"must not be longer than model\.num_layers \(4\)"),
     ({"model.position": ()}, "at least one"),
     ({"model.dtype": "float16"}, r"model\.dtype: found 'float16'; must be one of auto, float32, bfloat16"),
-    ({"model.causal": False}, "a bidirectional model sees the next token: must be masked"),
+    ({"model.causal": False}, r"must be masked: with model\.causal=False a model sees the next token"),
     ({"train.objective": "masked"}, r"set model\.causal=False"),
     ({"model.dropout": 1.0}, r"model\.dropout: found 1\.0; must be in \[0, 1\)"),
     ({"model.num_layers": 0}, r"model\.num_layers: found 0; must be in 1\.\.4096"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import batches
-from mini_gpt.data.full_batches import in_full_batches
+from mini_gpt.data.batches import in_full_batches
 from mini_gpt.runtime.errors import UserError
 
 VOCAB = 5_000  # above any token, so that the mask is too
@@ -127,14 +127,3 @@ def test_masks_of_evaluation_do_not_depend_on_batch_size(small):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
     np.testing.assert_array_equal(by_size[0]["targets"], np.arange(90).reshape(9, 10))
-
-
-def test_loader_speed_leaves_out_the_first_batches(small, monkeypatch):
-    """With a fake clock, each batch takes one second; batches made in advance are left out."""
-    made = []
-    monkeypatch.setattr(batches.time, "perf_counter", lambda: float(len(made)))
-    config = small(context_length=10, train__batch_size=3)
-    train_batches = batches.TrainBatches(numbered(205), config, vocab_size=VOCAB)
-    prepared = (made.append(step) or train_batches[step] for step in range(100))
-    assert batches.tokens_per_second(prepared, 5) == 30
-    assert len(made) == 13

@@ -9,8 +9,7 @@ import threading
 
 import pytest
 
-from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.data.builders import python_stdlib, tiny_shakespeare
+from mini_gpt.data import builders, corpora, token_store, tokenizers
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
 
@@ -89,7 +88,7 @@ def make_library(root):
 
 def test_the_standard_library_is_decoded_as_python_does(tmp_path):
     root = make_library(tmp_path / "lib")
-    builder = python_stdlib.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
+    builder = builders.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
     builder.download_and_prepare()
     documents = [(d["path"].decode(), d["text"].decode()) for d in builder.as_data_source(split="train")]
     assert documents == [
@@ -97,19 +96,19 @@ def test_the_standard_library_is_decoded_as_python_does(tmp_path):
         ("latin.py", "# -*- coding: latin-1 -*-\nname = 'é'\n"),
     ]
     (root / "latin.py").write_text("other")
-    again = python_stdlib.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
+    again = builders.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
     assert again.fingerprint != builder.fingerprint and not again.is_prepared(), "other sources make another data set"
 
 
 def test_the_standard_library_has_enough_documents():
-    paths = python_stdlib.sources(python_stdlib.Path(json.__file__).parent.parent)
+    paths = builders.python_sources(builders.Path(json.__file__).parent.parent)
     assert len(paths) > 300
     assert not any(corpora.Path(p).parts[-2] in ("test", "encodings") for p in paths)
 
 
 def test_a_library_without_sources_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"data\.corpus.*no \.py files"):
-        python_stdlib.PythonStdlib(root=tmp_path, data_dir=tmp_path)
+        builders.PythonStdlib(root=tmp_path, data_dir=tmp_path)
 
 
 @pytest.fixture
@@ -117,7 +116,7 @@ def shakespeare(tmp_path, monkeypatch):
     """Return a file in place of the real one, with its checksum as the expected one."""
     file = tmp_path / "input.txt"
     file.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n" * 20)
-    monkeypatch.setattr(tiny_shakespeare, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(builders, "SHAKESPEARE_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
     return file
 
 
@@ -131,7 +130,7 @@ def test_tiny_shakespeare_is_downloaded_without_tensorflow(small, shakespeare, m
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=shakespeare.parent)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(tiny_shakespeare, "URL", f"http://127.0.0.1:{server.server_port}/input.txt")
+        monkeypatch.setattr(builders, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/input.txt")
         corpus = corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=None).data)
         server.shutdown()
     assert [text for _, text in corpus.documents()] == [shakespeare.read_text()]

@@ -70,5 +70,5 @@ def test_bpe_is_trained_once_on_the_training_split(small, monkeypatch):
 @pytest.mark.parametrize("content", ["", "{", '{"kind": "words"}', '{"kind": "bpe", "bpe": {}}', "[]"])
 def test_a_damaged_tokenizer_file_is_named(tmp_path, content):
     (tmp_path / tokenizers.FILE).write_text(content)
-    with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: (not a tokenizer|tokenizer: found {}; must be an object)"):
         tokenizers.load(tmp_path)

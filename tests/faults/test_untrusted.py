@@ -72,9 +72,9 @@ def test_a_place_that_only_a_run_names_is_not_read(run, fields, name, monkeypatc
     opened = []
     monkeypatch.setattr(corpora, "open_corpus", opened.append)
     opened_run = Run(run)
-    with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names.* type it once: --override={name}="):
+    with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names it.* type it once: --override={name}="):
         _ = opened_run.corpus
-    with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names.* type it once: --config\.{name}="):
+    with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names it.* type it once: --config\.{name}="):
         configs.load(run / "config.json")
     assert opened == []
 

@@ -87,7 +87,7 @@ BOMBS = {
 def test_a_runs_tokenizer_that_asks_for_too_much_is_refused(bomb, tmp_path):
     changes, message = BOMBS[bomb]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": described(**changes)}))
-    with seconds(10), pytest.raises(UserError, match=rf"tokenizer\.json: not a tokenizer \(ValueError: {message}"):
+    with seconds(10), pytest.raises(UserError, match=rf"tokenizer\.json: {message}"):
         tokenizers.load(tmp_path)
 
 

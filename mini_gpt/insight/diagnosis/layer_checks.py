@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mini_gpt.config.model_schema import ModelConfig
+from mini_gpt.config.schema import ModelConfig
 from mini_gpt.insight.diagnosis.finding import Finding
 
 # Limits. A value past its limit is a finding.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.data.full_batches import in_full_batches
+from mini_gpt.data.batches import in_full_batches
 from mini_gpt.insight import attention
 from mini_gpt.insight.diagnosis.layer_checks import Layer
 from mini_gpt.model.gpt import Trace

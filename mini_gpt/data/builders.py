@@ -1,0 +1,106 @@
+"""TFDS builders of corpora that the TFDS catalogue lacks."""
+
+import functools
+import hashlib
+import io
+import platform
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+
+from mini_gpt.runtime.errors import UserError
+
+# encodings/ holds near-identical tables, which would leak across a split by document; tests are not always installed.
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "__pycache__"}
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+
+def python_sources(root: Path) -> list[Path]:
+    """Return the source files of the standard library, sorted. Raises UserError if there are none."""
+    files = sorted(p for p in root.rglob("*.py") if not LEFT_OUT.intersection(p.relative_to(root).parts))
+    if not files:
+        right = "use a Python with the sources of its library, or data.corpus=text"
+        raise UserError(f"data.corpus: python_stdlib found no .py files in {root}; {right}")
+    return files
+
+
+def _decoded(raw: bytes) -> str:
+    """Decode a source file as Python does (PEP 263)."""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+    return raw.decode(encoding).replace("\r\n", "\n")
+
+
+class PythonStdlib(tfds.core.GeneratorBasedBuilder):
+    """The source files of the running interpreter's standard library, each a document. It needs no download.
+
+    The name of the TFDS config holds the Python version and a hash of the files.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def __init__(self, *, root: Path | None = None, **kwargs):
+        self.root = root or Path(sysconfig.get_paths()["stdlib"])
+        name = f"{platform.python_version()}-{self.fingerprint[:12]}"
+        super().__init__(config=tfds.core.BuilderConfig(name=name, version=self.VERSION), **kwargs)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for path in python_sources(self.root):
+            raw = path.read_bytes()
+            digest.update(f"{path.relative_to(self.root).as_posix()} {len(raw)}\n".encode() + raw)
+        return digest.hexdigest()
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        text = tfds.features.Text()
+        features = tfds.features.FeaturesDict({"path": text, "text": text})
+        said = "The source files of the running Python's standard library, without tests and encodings."
+        return tfds.core.DatasetInfo(builder=self, description=said, features=features, disable_shuffling=True)
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self) -> Iterator[tuple[int, dict[str, str]]]:
+        for index, path in enumerate(python_sources(self.root)):
+            yield index, {"path": path.relative_to(self.root).as_posix(), "text": _decoded(path.read_bytes())}
+
+
+class TinyShakespeare(tfds.core.GeneratorBasedBuilder):
+    """Karpathy's tiny Shakespeare, downloaded or read from a file, as one document, to be split as in nanoGPT.
+
+    The builder in the TFDS catalogue needs TensorFlow.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    name = "tiny_shakespeare_whole"
+
+    def __init__(self, *, path: Path | None = None, **kwargs):
+        self.path = path
+        super().__init__(**kwargs)
+
+    @property
+    def url_infos(self) -> dict[str, None]:
+        return {} if self.path else {SHAKESPEARE_URL: None}
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="Forty thousand lines of Shakespeare.",
+            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+            homepage="https://github.com/karpathy/char-rnn",
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
+        return {"train": self._generate_examples(Path(self.path or dl_manager.download(SHAKESPEARE_URL)))}
+
+    def _generate_examples(self, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+        raw = path.read_bytes()
+        found = hashlib.sha256(raw).hexdigest()
+        if found != SHAKESPEARE_SHA256:
+            raise UserError(f"{self.path or SHAKESPEARE_URL}: found SHA-256 {found}; must be {SHAKESPEARE_SHA256}")
+        yield 0, {"text": raw.decode()}

@@ -1,1 +1,0 @@
-"""TFDS builders for corpora that the TFDS catalogue lacks."""
