@@ -70,6 +70,7 @@ class Bench:
         assembly.check_batch(config, mesh)
         corpus = corpora.open_corpus(config.data)
         self.config, self.mesh = config, mesh
+        self.tokens_per_step = config.train.batch_size * config.context_length
         self.run = assembly.assemble(config, mesh, corpus, token_store.fit_tokenizer(corpus, config.data))
         self.batches = sharding.prefetch_to_device(self._batches(), mesh)
         self.state = self.run.first_state()
@@ -82,12 +83,7 @@ class Bench:
         self.state, metrics = self.compiled(self.state, next(self.batches))
         jax.block_until_ready(metrics)
         self.first_step_done = time.time()
-        loaded = 1 + LOADED_TOKENS // self.tokens_per_step
-        self.loader_speed = loader_speed(self._batches(), loaded)
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.config.train.batch_size * self.config.context_length
+        self.loader_speed = loader_speed(self._batches(), 1 + LOADED_TOKENS // self.tokens_per_step)
 
     def _batches(self) -> Iterator[batches.Batch]:
         """Yield the batches of the run, again and again: the run may have fewer steps than are measured."""
@@ -130,7 +126,7 @@ class Bench:
         return seconds[1:]
 
     def report(self, seconds: list[float], waiting_share: float) -> dict:
-        """Return the JSON object of what `steps` has measured."""
+        """Return the JSON object of a measurement by `steps`."""
         config, parameters = self.config, self.run.abstract_state.parameters
         memory = hardware.peak_memory()  # first: measuring the peak FLOP/s takes memory
         median, tokens = statistics.median(seconds), self.tokens_per_step
@@ -139,7 +135,7 @@ class Bench:
         watching = self.attention_metrics()
         return {
             "tokens_per_second": tokens / median,
-            "milliseconds_per_step": milliseconds(seconds),
+            "milliseconds_per_step": spread(seconds, 1000),
             "steps": len(seconds),
             "tokens_per_step": tokens,
             "model_flops_utilisation": flops * tokens / median / (peak * self.mesh.size),
@@ -150,7 +146,7 @@ class Bench:
             "temporary_bytes": getattr(self.compiled.memory_analysis(), "temp_size_in_bytes", None),
             "peak_memory_bytes": memory,
             "waiting_for_data_share": waiting_share,
-            "milliseconds_watching": milliseconds(watching),
+            "milliseconds_watching": spread(watching, 1000),
             "watching_share": statistics.median(watching) / (config.eval.every * median),
             "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(parameters),
@@ -164,23 +160,17 @@ def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> 
     N excludes parameters that are only looked up: learned positions, and an embedding that is not tied to the logits.
     As in the paper, attention counts in full, its masked half too.
     """
-    model, looked_up = config.model, 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
-        name = model_parameters.path_name(path)
-        if name == "positions/learned/embedding" or (name == "embedding" and not model.tie_embeddings):
-            looked_up += leaf.size
-    attention = 12 * model.num_layers * model.num_heads * model.head_width * config.context_length
-    return 6 * (model_parameters.count(parameters) - looked_up) + attention
+    model = config.model
+    looked_up = ["positions/learned/embedding"] + ([] if model.tie_embeddings else ["embedding"])
+    leaves = jax.tree_util.tree_leaves_with_path(parameters)
+    multiplied = sum(leaf.size for path, leaf in leaves if model_parameters.path_name(path) not in looked_up)
+    return 6 * multiplied + 12 * model.num_layers * model.num_heads * model.head_width * config.context_length
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return the median and the quartiles."""
-    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+def spread(values: Sequence[float], scale: float = 1) -> dict[str, Any]:
+    """Return the median and the quartiles of the values times `scale`."""
+    low, median, high = np.quantile(scale * np.asarray(values), [0.25, 0.5, 0.75])
     return {"median": float(median), "quartiles": [float(low), float(high)]}
-
-
-def milliseconds(seconds: Sequence[float]) -> dict[str, Any]:
-    return spread([1000 * second for second in seconds])
 
 
 def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
@@ -201,11 +191,10 @@ def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
     rounds = []
     for turn in range(ROUNDS):
         log.info(f"round {turn + 1} of {ROUNDS}")
-        order = (0, 1) if turn % 2 == 0 else (1, 0)
-        seconds = {which: benches[which].steps(max(1, steps // ROUNDS))[0] for which in order}
-        rounds.append((seconds[0], seconds[1]))
+        order = 1 if turn % 2 == 0 else -1
+        rounds.append([bench.steps(max(1, steps // ROUNDS))[0] for bench in benches[::order]][::order])
     ratios = [statistics.median(second) / statistics.median(first) for first, second in rounds]
-    per_step = [milliseconds(list(itertools.chain.from_iterable(each))) for each in zip(*rounds, strict=True)]
+    per_step = [spread(list(itertools.chain.from_iterable(each)), 1000) for each in zip(*rounds, strict=True)]
     return {"compared": names, "milliseconds_per_step": per_step, "ratio": spread(ratios), "rounds": ROUNDS}
 
 
@@ -215,8 +204,8 @@ def random_model(config: Config) -> LoadedModel:
     vocab_size, optimizer = states.vocab_size(config, tokenizer), make_optimizer(config)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     definition, like = states.abstract(config, vocab_size, optimizer, mesh)
-    parameters = states.create(config, vocab_size, optimizer, like).parameters
-    return LoadedModel(parameters, definition, config, mesh, None, config.batch_tokens)
+    state = states.create(config, vocab_size, optimizer, like)
+    return LoadedModel(state.parameters, definition, config, mesh, None, config.batch_tokens)
 
 
 def write_text(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
@@ -230,7 +219,7 @@ def write_text(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sa
 
 
 def writing_speed(times: Sequence[tuple[float, float]]) -> dict:
-    """Return the spread of what `write_text` has measured."""
+    """Return the spread of several results of `write_text`."""
     first, speeds = zip(*times, strict=True)
     return {"seconds_to_first_token": spread(first), "tokens_per_second": spread(speeds)}
 

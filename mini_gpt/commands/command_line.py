@@ -95,16 +95,11 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
-def run_name(config_path: str, overrides: dict[str, str]) -> str:
-    """Return the name of the config with the overrides, such as tiny,model.position=alibi."""
+def run_name(config_path: str, overrides: dict[str, str], *varied: str) -> str:
+    """Return a file name for the config with the overrides, such as tiny,model.position=alibi; a sweep adds fields."""
     file, _, argument = config_path.partition(":")
-    parts = [Path(file).stem, *([argument] if argument else [])]
-    return ",".join([*parts, *(f"{name}={value}" for name, value in overrides.items())])
-
-
-def default_workdir(config_path: str, overrides: dict[str, str]) -> Path:
-    """Return the directory of a run without --workdir: runs/ and the run's name as a plain file name."""
-    return Path("runs") / files.plain_name(run_name(config_path, overrides))
+    changed = [f"{name}={value}" for name, value in overrides.items()]
+    return files.plain_name(",".join([Path(file).stem, *filter(None, [argument]), *changed, *varied]))
 
 
 def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
@@ -140,10 +135,10 @@ class _AboveTheBar(logging.Handler):
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
-    """Return whether a record is ours, or of a library and news.
+    """Return False for records of a library that repeat an error, or warn of a read-only directory.
 
-    Orbax logs errors of its threads, and raises them in the main thread later. A full disk fails in several threads:
-    the first failure is logged in one line, without a traceback.
+    Orbax logs the errors of its threads, and raises them in the main thread later. If the disk is full, several threads
+    fail; one line is logged instead.
     """
     if record.name.partition(".")[0] == "mini_gpt":
         return True

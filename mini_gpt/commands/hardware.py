@@ -1,11 +1,11 @@
-"""The device that a benchmark runs on: its name, its peak speed, and the memory that was used."""
+"""The device of a benchmark: its name, its peak speed, and the memory in use."""
 
 import functools
 import platform
 import re
 import resource
 import sys
-import time
+import timeit
 
 import flax
 import jax
@@ -48,18 +48,13 @@ def peak_flops(dtype: jnp.dtype) -> tuple[float, str]:
     n = PEAK_PRODUCT
     product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=jnp.float32))
     x = jnp.ones((n, n), dtype)
-    seconds = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        jax.block_until_ready(product(x, x))
-        seconds.append(time.perf_counter() - begin)
-    return 2 * n**3 / min(seconds), f"measured: {dtype.name} product of {n} × {n} matrices, the best of 5"
+    seconds = min(timeit.repeat(lambda: product(x, x).block_until_ready(), number=1, repeat=5))
+    return 2 * n**3 / seconds, f"measured: {dtype.name} product of {n} × {n} matrices, the best of 5"
 
 
 def peak_memory() -> int:
     """Return the most bytes ever in use on the first device, or in this process if the device does not tell."""
-    of_device = jax.local_devices()[0].memory_stats()
-    if of_device:
+    if of_device := jax.local_devices()[0].memory_stats():
         return of_device["peak_bytes_in_use"]
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,12 +8,12 @@ from each device, an all-reduce twice that (Patarasuk and Yuan 2009). docs/scali
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -38,38 +38,25 @@ HIDDEN = {"gelu": 4, "gelu_exact": 4, "relu": 2, "swiglu": 6}
 GIGA = 1e9
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Bytes per device: held in its memory, or, `sent_*`, sent from it in a step without gradient accumulation.
-
-    activations, maps (the attention weights) and sent_activations are those of one sequence for each of the
-    data × fsdp devices.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer_state: int
-    activations: float
-    maps: float
-    sent_gradients: float
-    sent_parameters: float
-    sent_activations: float
-
-    @property
-    def state(self) -> int:
-        """Bytes that do not depend on the batch."""
-        return self.parameters + self.gradients + self.optimizer_state
-
-
 def meshes(config: Config, devices: int) -> list[MeshConfig]:
     """Return the meshes of so many devices that divide the model's sizes evenly, ordered by tensor, then fsdp."""
-    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-    shapes = [(devices // t // f, f, t) for t in divisors for f in divisors if devices // t % f == 0]
-    return [mesh for mesh in itertools.starmap(MeshConfig, shapes) if _divides(config, mesh)]
+    sizes = [n for n in range(1, devices + 1) if devices % n == 0]
+    found = []
+    for tensor, fsdp, data in itertools.product(sizes, repeat=3):
+        if data * fsdp * tensor == devices:
+            train = dataclasses.replace(config.train, batch_size=data * fsdp, accumulation_steps=1)
+            with contextlib.suppress(UserError):  # raised for a mesh that does not divide the model
+                found.append(dataclasses.replace(config, mesh=MeshConfig(data, fsdp, tensor), train=train).mesh)
+    return found
 
 
-def cost(config: Config, like: TrainState, mesh: MeshConfig) -> Cost:
-    """Return the cost of a mesh. like: the `abstract_state` of the config."""
+def cost(config: Config, like: TrainState, mesh: MeshConfig) -> dict[str, float]:
+    """Return the bytes per device: held in its memory, or, "sent: ...", sent from it in a step.
+
+    like: the `abstract_state` of the config. "together" does not depend on the batch. activations, maps (the attention
+    weights) and "sent: activations" are those of one sequence for each of the data × fsdp devices. Gradients are not
+    accumulated.
+    """
     place = _mesh(mesh)
 
     def held(tree: object) -> Iterator[tuple[PartitionSpec, int]]:
@@ -79,9 +66,10 @@ def cost(config: Config, like: TrainState, mesh: MeshConfig) -> Cost:
             part = NamedSharding(place, spec).shard_shape(shape)
             yield spec, copies * math.prod(part) * np.dtype(dtype).itemsize
 
-    parameters = sum(part for _, part in held(like.parameters))
-    sent_gradients = sent_parameters = 0.0
+    optimizer_state = sum(part for _, part in held(like.optimizer_state))
+    parameters, sent_gradients, sent_parameters = 0, 0.0, 0.0
     for spec, part in held(like.parameters):
+        parameters += part
         if "fsdp" in spec:
             # All-gathers for the forward and for the backward pass, and a reduce-scatter of the gradient.
             sent_parameters += 3 * (mesh.fsdp - 1) * part
@@ -89,17 +77,17 @@ def cost(config: Config, like: TrainState, mesh: MeshConfig) -> Cost:
         else:
             sent_gradients += _all_reduce(part, mesh.data * mesh.fsdp)
     m, tokens = config.model, config.context_length
-    stream = tokens * m.d_model * ACTIVATION_BYTES
-    return Cost(
-        parameters=parameters,
-        gradients=parameters,
-        optimizer_state=sum(part for _, part in held(like.optimizer_state)),
-        activations=tokens * _activations(config, mesh.tensor),
-        maps=m.num_layers * m.num_heads // mesh.tensor * tokens**2 * (8 + ACTIVATION_BYTES),
-        sent_gradients=sent_gradients,
-        sent_parameters=sent_parameters,
-        sent_activations=4 * m.num_layers * _all_reduce(stream, mesh.tensor),
-    )
+    return {
+        "parameters": parameters,
+        "gradients": parameters,
+        "AdamW": optimizer_state,
+        "together": 2 * parameters + optimizer_state,
+        "activations": tokens * _activations(config, mesh.tensor),
+        "maps": m.num_layers * m.num_heads // mesh.tensor * tokens**2 * (8 + ACTIVATION_BYTES),
+        "sent: gradients": sent_gradients,
+        "sent: parameters": sent_parameters,
+        "sent: activations": 4 * m.num_layers * _all_reduce(tokens * m.d_model * ACTIVATION_BYTES, mesh.tensor),
+    }
 
 
 def _activations(config: Config, tensor: int) -> float:
@@ -130,17 +118,8 @@ def cost_table(config: Config, like: TrainState, shapes: list[MeshConfig]) -> st
     """Return the cost of each mesh as a Markdown table, in GB per device."""
     rows = []
     for mesh in shapes:
-        c = cost(config, like, mesh)
-        sizes: dict[str, float] = {
-            "parameters": c.parameters,
-            "gradients": c.gradients,
-            "AdamW": c.optimizer_state,
-            "together": c.state,
-        }
-        sizes |= {"activations": c.activations, "maps": c.maps, "sent: gradients": c.sent_gradients}
-        sizes |= {"sent: parameters": c.sent_parameters, "sent: activations": c.sent_activations}
         shape = {"data × fsdp × tensor": f"{mesh.data} × {mesh.fsdp} × {mesh.tensor}"}
-        rows.append(shape | {name: _giga(size) for name, size in sizes.items()})
+        rows.append(shape | {name: _giga(size) for name, size in cost(config, like, mesh).items()})
     return markdown_table(rows)
 
 
@@ -148,32 +127,27 @@ def report(path: str) -> str:
     """Return the page of a config, as docs/sharding has it for each preset."""
     config = configs.load(path, {"data.corpus": "python_stdlib"})  # no corpus is opened
     like = abstract_state(config)
-    parts = [
-        f"# How the parameters of `{path}` are sharded",
-        f"Written by `python -m mini_gpt.commands.mesh_cost --config={path}`.\n"
-        f"{count(like.parameters):,} parameters with a vocabulary of {config.data.vocab_size:,}. "
-        "AdamW's two moments are sharded like their parameters.",
-        parameter_table(like),
-        f"GB per device, context {config.context_length:,}; `docs/scaling.md` explains the columns. Eight devices:",
-        cost_table(config, like, meshes(config, 8)),
-        "Some meshes of 64 devices:",
-        cost_table(config, like, [m for m in meshes(config, 64) if {m.data, m.fsdp, m.tensor} <= {1, 4, 8, 16, 64}]),
-    ]
-    return "\n\n".join(parts)
+    some_of_64 = [mesh for mesh in meshes(config, 64) if {mesh.data, mesh.fsdp, mesh.tensor} <= {1, 4, 8, 16, 64}]
+    return f"""# How the parameters of `{path}` are sharded
+
+Written by `python -m mini_gpt.commands.mesh_cost --config={path}`.
+{count(like.parameters):,} parameters with a vocabulary of {config.data.vocab_size:,}. \
+AdamW's two moments are sharded like their parameters.
+
+{parameter_table(like)}
+
+GB per device, context {config.context_length:,}; `docs/scaling.md` explains the columns. Eight devices:
+
+{cost_table(config, like, meshes(config, 8))}
+
+Some meshes of 64 devices:
+
+{cost_table(config, like, some_of_64)}"""
 
 
 def abstract_state(config: Config) -> TrainState:
     """Return the shapes of the parameters and the optimizer state, sharded by the rules on a mesh of one device."""
     return states.abstract(config, config.data.vocab_size, make_optimizer(config), _mesh(MeshConfig(1, 1, 1)))[1]
-
-
-def _divides(config: Config, mesh: MeshConfig) -> bool:
-    train = dataclasses.replace(config.train, batch_size=mesh.data * mesh.fsdp, accumulation_steps=1)
-    try:
-        dataclasses.replace(config, mesh=mesh, train=train)
-    except UserError:
-        return False
-    return True
 
 
 def _mesh(mesh: MeshConfig) -> Any:

@@ -63,13 +63,15 @@ class Sweep:
     def run(self) -> None:
         """Train and measure what is missing, and write SUITE.csv, .md and .png.
 
-        Raise UserError at the end if a combination failed; the others are complete and compared.
+        Raise UserError at the start if no combination is valid, or at the end if one failed; the others are compared.
         """
-        first_seed = self.any_config().seed
+        config = self.any_config()
+        SUITES[self.suite].check(config, self.options)
+        command_line.set_up(config.data.cache_dir)
         results: dict[Combination, list[Result]] = {combination: [] for combination in self.combinations()}
-        failures, total = [], len(results) * self.seeds
+        failures, text, total = [], "", len(results) * self.seeds
         number = itertools.count(1)
-        for seed in range(first_seed, first_seed + self.seeds):
+        for seed in range(config.seed, config.seed + self.seeds):
             for combination in results:
                 fields = dict(combination) | {"seed": str(seed)}
                 name = ",".join(f"{field}={value}" for field, value in fields.items())
@@ -85,7 +87,7 @@ class Sweep:
                 jax.clear_caches()  # the next combination cannot use these programs, and they pile up
             if any(results.values()):  # after each seed, so that a stopped sweep has tables too
                 text = self._write(results, failures)
-        if any(results.values()):
+        if text:
             print(text)
         if failures:
             log.info("\n".join(["", "Failed:", *(f"  {failure}" for failure in failures), ""]))
@@ -130,7 +132,7 @@ class Sweep:
     def _write(self, results: dict[Combination, list[Result]], failures: list[str]) -> str:
         """Write the tables and the figure. Return the Markdown, and the paths of the files."""
         suite, fields = SUITES[self.suite], list(self.vary)
-        table = sweep_tables.gather(suite, results)
+        table = sweep_tables.gather(suite, fields, results)
         text = f"{self.suite} of the {self.options.split} split\n\n{sweep_tables.markdown(suite, fields, table)}"
         text += "".join(f"\nfailed: {failure}\n" for failure in failures)
         trained = {result.get("train_length") for runs in results.values() for result in runs}
@@ -181,15 +183,10 @@ def _parse() -> Sweep:
     suites.check([flags.suite], options)
     if not SUITES[flags.suite].values:
         raise UserError(f"--suite={flags.suite} is not supported by a sweep; must be one of {compared}")
-    default = files.plain_name(",".join([command_line.run_name(flags.config, overrides), *vary]))
-    workdir = flags.workdir or Path("runs", "sweeps", default)
+    workdir = flags.workdir or Path("runs", "sweeps", command_line.run_name(flags.config, overrides, *vary))
     return Sweep(flags.config, overrides, vary, flags.seeds, flags.suite, options, workdir)
 
 
 @command_line.command
 def main() -> None:
-    sweep = _parse()
-    config = sweep.any_config()
-    SUITES[sweep.suite].check(config, sweep.options)
-    command_line.set_up(config.data.cache_dir)
-    sweep.run()
+    _parse().run()

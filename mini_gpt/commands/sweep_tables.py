@@ -1,6 +1,5 @@
 """The tables and the figure of a sweep: its results, gathered over the seeds."""
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -14,31 +13,30 @@ from mini_gpt.insight.curves import Curve
 Combination = tuple[tuple[str, str], ...]  # (field, value) of each varied field
 
 
-def gather(suite: Suite, results: Mapping[Combination, list[Result]]) -> list[Row]:
+def gather(suite: Suite, fields: Sequence[str], results: Mapping[Combination, list[Result]]) -> list[Row]:
     """Return a row for each combination, label of the suite and length: the columns of the CSV file.
 
     A measured value that is undefined for any seed is None. "reasons" has the reason of each such value, by its name.
     standard_deviation is that of the sample (n - 1), None for a single seed.
     """
-    groups: dict[tuple, list[Row]] = {}
-    for combination, of_seeds in results.items():
-        for row in itertools.chain.from_iterable(map(suite.compared_rows, of_seeds)):
-            key = (*combination, ("measured", suite.label(row)), ("length", row["length"]))
-            groups.setdefault(key, []).append(row)
-    table = []
-    for key, rows in groups.items():
-        reasons = {value: reason for value in suite.values if (reason := _undefined(value, rows))}
-        gathered = dict(key) | {"seeds": len(rows) if len(reasons) < len(suite.values) else 0}
+    measured = [
+        dict(combination) | {"measured": suite.label(row)} | row
+        for combination, of_seeds in results.items()
+        for result in of_seeds
+        for row in suite.compared_rows(result)
+    ]
+    columns, table = [*fields, "measured", "length"], []
+    for key, rows in _groups(measured, columns).items():
+        spreads: Row = {}
+        reasons: dict[str, str] = {}
         for value in suite.values:
-            gathered |= _spread(value, [] if value in reasons else [row[value] for row in rows])
-        table.append(gathered | {"reasons": reasons})
+            numbers = [row[value] for row in rows]
+            if None in numbers:
+                reasons[value] = rows[numbers.index(None)]["reason"] or f"no {value} for such a run"
+            spreads |= _spread(value, [] if None in numbers else numbers)
+        seeds = len(rows) if len(reasons) < len(suite.values) else 0
+        table.append(dict(zip(columns, key, strict=True)) | {"seeds": seeds} | spreads | {"reasons": reasons})
     return table
-
-
-def _undefined(value: str, rows: list[Row]) -> str | None:
-    reasons = [row["reason"] for row in rows if row["status"] != "ok"]
-    reasons += [f"no {value} for such a run" for row in rows if row["status"] == "ok" and row[value] is None]
-    return next(iter(reasons), None)
 
 
 def _spread(value: str, numbers: list[float]) -> Row:
@@ -94,8 +92,8 @@ def figure(suite: Suite, fields: Sequence[str], table: list[Row], trained: int |
     return curves.panels_figure(panels, title=title, x=suite.x_label, y=suite.y_label, trained=trained)
 
 
-def _groups(table: list[Row], columns: Sequence[str]) -> dict[tuple[str, ...], list[Row]]:
-    groups: dict[tuple[str, ...], list[Row]] = {}
+def _groups(table: list[Row], columns: Sequence[str]) -> dict[tuple, list[Row]]:
+    groups: dict[tuple, list[Row]] = {}
     for row in table:
         groups.setdefault(tuple(row[column] for column in columns), []).append(row)
     return groups

@@ -5,6 +5,8 @@ python train.py --config=configs/tiny.py [--workdir=DIR] [--config.model.positio
 Any field of the config can be set by --config.FIELD=VALUE. `python -m mini_gpt.config` lists the fields.
 """
 
+from pathlib import Path
+
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
 from mini_gpt.training import loop
@@ -21,5 +23,5 @@ def main() -> None:
     overrides = command_line.config_overrides(rest)
     config = configs.load(flags.config, overrides)
     command_line.set_up(config.data.cache_dir, flags)
-    workdir = flags.workdir or command_line.default_workdir(flags.config, overrides)
+    workdir = flags.workdir or Path("runs", command_line.run_name(flags.config, overrides))
     loop.train(config, workdir, init_from=flags.init_from)

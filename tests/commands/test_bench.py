@@ -1,4 +1,4 @@
-"""The bench measures the step that trains, and its numbers are what its docstrings say."""
+"""The benchmark measures the training step, and its numbers match their docstrings."""
 
 import json
 from types import SimpleNamespace

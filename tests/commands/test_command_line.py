@@ -1,4 +1,4 @@
-"""The commands as they are typed: what they write, and the one line when something is wrong."""
+"""The commands as typed: the files and the text that they write, and errors in one line."""
 
 import argparse
 import importlib
@@ -20,7 +20,7 @@ from tests.conftest import REPOSITORY, SMALL
 
 
 def type_in(monkeypatch, command, *arguments):
-    """Run a command in this process. Return None, or what it would print to stderr with exit status 1."""
+    """Run a command in this process. Return None, or the error line if it exits with status 1."""
     monkeypatch.setattr(sys, "argv", [command, *arguments])
     monkeypatch.setattr("mini_gpt.commands.command_line.set_up", lambda *_: None)
     try:

@@ -1,4 +1,4 @@
-"""sample.py as it is typed: streamed text, JSON, and one line when something is wrong."""
+"""sample.py as typed: streamed text, JSON, and errors in one line."""
 
 import io
 import json

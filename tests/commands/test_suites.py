@@ -14,6 +14,7 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.evaluation import progress
 from mini_gpt.insight import curves
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -100,7 +101,7 @@ def test_overrides_have_results_of_their_own(monkeypatch, trained):
     ):
         typed = [f"{field}={value}" for field, value in fields.items()]
         assert type_in(monkeypatch, "eval.py", *asked, *[f"--override={each}" for each in typed]) is None
-        name = ",".join(["extrapolation", *typed])
+        name = files.plain_name(",".join(["extrapolation", *typed]))
         result = json.loads((workdir / "eval" / f"{name}.json").read_text())
         assert (result["overrides"], result["train_length"]) == (fields, 32)
         assert (workdir / "tensorboard" / name).is_dir()
@@ -163,7 +164,7 @@ BAD = [
     ),
     (
         ["--override=model.position=rope", "--override=model.rope.factor=4"],
-        r"--override: .* takes model\.rope\.scaling",
+        r"--override: .* it needs model\.rope\.scaling",
     ),
     (
         [f"--override=data.path={'x' * 230}"],

@@ -1,4 +1,4 @@
-"""The suites of eval.py, a file each: what can be measured of a run, and how it is measured and written."""
+"""The suites of eval.py, a file each: measurements of a run, written as JSON, tables and figures."""
 
 import difflib
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def check(names: list[str], options: SuiteOptions) -> None:
 
 
 def check_run(run: Run, name: str, options: SuiteOptions) -> None:
-    """Raise UserError if a run cannot be measured, before anything is."""
+    """Raise UserError if a run cannot be measured."""
     suite = SUITES[name]
     suite.check(run.trained, options)
     if suite.needs_text:
@@ -70,14 +70,14 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
 
 
 def requested(name: str, options: SuiteOptions) -> dict[str, str | None]:
-    """Return the options that a result records. A result of other options is not taken for this one."""
+    """Return the options that a result records. A sweep measures again if they have changed."""
     return {flag: getattr(options, flag) for flag in SUITES[name].flags}
 
 
 def file_stem(
     name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
 ) -> str:
-    """Return the name of the files of an evaluation: the suite, and what differs from the default."""
+    """Return the name of the files of an evaluation: the suite, and all that differs from the default."""
     parts = [name]
     parts += [] if options.split == "validation" else [f"split={options.split}"]
     parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]

@@ -39,7 +39,7 @@ class Suite:
 
     name: str
     flags: tuple[str, ...] = ()  # the options that it takes besides the split: lengths, strides, text
-    needs_text = False  # it can't measure the run of a task
+    needs_text = False  # True: it can't measure the run of a task
     # Columns of `compared_rows` that depend on the length. A sweep compares them, and draws the first.
     values: tuple[str, ...] = ()
     x_label = "length (tokens)"
@@ -55,7 +55,7 @@ class Suite:
         """Raise UserError if a split of so many tokens cannot be measured. Called only if the suite needs text."""
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        """Return what is written as JSON after the fields that all results have."""
+        """Return the fields that the JSON has besides those of all results."""
         return {}
 
     def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
@@ -88,7 +88,7 @@ class Suite:
         return result["rows"]
 
     def label(self, row: Row) -> str:
-        """Return what tells apart rows of one length."""
+        """Return the label that tells apart rows of one length."""
         return ""
 
     def by_label(self, rows: Iterable[Row]) -> dict[str, list[Row]]:

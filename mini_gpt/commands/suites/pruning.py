@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -18,26 +19,26 @@ class Pruning(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         config, model, tokenizer = run.config, run.model, run.tokenizer
+        if config.data.is_task:
+            problems = base.problems(run, options.split, pruning.SCORED_TOKENS)
+            train_problems = base.problems(run, "train", pruning.IMPORTANCE_TOKENS)
+            train_batches = pruning.problem_batches(model, tokenizer, train_problems)
+        else:
+            tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
+            train_batches = pruning.text_batches(model, train_tokens)
+
+        def nll(mask_NH: np.ndarray) -> float:
+            pruned = dataclasses.replace(model, head_mask_NBH=jnp.asarray(mask_NH[:, None]))
+            if config.data.is_task:
+                return task_accuracy.accuracy(pruned, tokenizer, problems, config.context_length, advance=advance).nll
+            bytes_V, most = tokenizer.token_bytes, pruning.SCORED_TOKENS
+            return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=most, advance=advance).nll
+
         num_heads = config.model.num_layers * config.model.num_heads
         with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads)) as advance:
-            if config.data.is_task:
-                scored = base.problems(run, options.split, pruning.SCORED_TOKENS)
-                problems = base.problems(run, "train", pruning.IMPORTANCE_TOKENS)
-                read = pruning.problem_batches(model, tokenizer, problems)
-                nll = lambda model: (
-                    task_accuracy.accuracy(model, tokenizer, scored, config.context_length, advance=advance).nll
-                )
-            else:
-                tokens, train = (base.split_tokens(run, split) for split in (options.split, "train"))
-                read = pruning.text_batches(model, train)
-                most = pruning.SCORED_TOKENS
-                nll = lambda model: (
-                    perplexity.score_split(model, tokens, tokenizer.token_bytes, most_tokens=most, advance=advance).nll
-                )
-            importance_NH = pruning.importance(model, read, advance=advance)
+            importance_NH = pruning.importance(model, train_batches, advance=advance)
             base.check_finite(run, importance_NH.flat)
-            masked = lambda mask_NH: dataclasses.replace(model, head_mask_NBH=mask_NH[:, None])
-            rows = pruning.curves(importance_NH, lambda mask_NH: nll(masked(mask_NH)))
+            rows = pruning.curves(importance_NH, nll)
         base.check_finite(run, (row["nll"] for row in rows))
         return {
             "context_length": run.config.context_length,
