@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from mini_gpt.runtime import errors
-from mini_gpt.training import summary
+from mini_gpt.training import evaluators
 
 if __name__ == "__main__":
-    summary.SAMPLE_TOKENS = 4  # each token is a pass through the model, with a barrier in each layer
+    evaluators.SUMMARY_TOKENS = 4  # each token is a pass through the model, with a barrier in each layer
     for command, *arguments in json.loads(Path(sys.argv[1]).read_text()):
         sys.argv = [command, *arguments]
         errors.run(importlib.import_module(command.removesuffix(".py")).main)

@@ -34,11 +34,11 @@ from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, compute_dtype
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import devices, sharding
+from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly
 from mini_gpt.training import state as states
-from mini_gpt.training.event_file import EventFile
+from mini_gpt.training.monitor import EventFile
 from mini_gpt.training.optimizer import make_optimizer
 
 WARMUP_STEPS = 20
@@ -65,9 +65,7 @@ class Bench:
     """
 
     def __init__(self, config: Config):
-        mesh = sharding.make_mesh(*config.mesh.sizes)
-        devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
-        assembly.check_batch(config, mesh)
+        mesh = assembly.make_mesh(config)
         corpus = corpora.open_corpus(config.data)
         self.config, self.mesh = config, mesh
         self.tokens_per_step = config.train.batch_size * config.context_length

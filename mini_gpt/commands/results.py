@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.insight import curves
 from mini_gpt.runtime import files
-from mini_gpt.training.event_file import EventFile
+from mini_gpt.training.monitor import EventFile
 
 Row = Mapping[str, Any]
 Contents = dict[str, str | Figure]  # text, or a figure that is written as PNG, by the ending of the file's name

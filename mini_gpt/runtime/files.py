@@ -27,7 +27,6 @@ DRAFT = ".draft"  # suffix of files that are being written
 CHECKSUM = "sha256"  # the key of a JSON object's own checksum
 LONGEST_NAME = 240  # characters; file systems take 255 bytes, and programs that write files append suffixes
 SHORTENED = 100  # characters of a name that is longer, or not plain
-PLAIN = "must be a regular file: put one in its place"
 MOST_BYTES = 2**27  # of a JSON file; the tokenizer of the largest vocabularies has 2**25
 
 
@@ -44,10 +43,14 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
 
     If another process has made `target` meanwhile, its result is kept: both were made from the same inputs.
     """
+    # Drafts have the name of this host, since locks may not be visible on other hosts of a shared file system.
+    name = target.name.encode()[:SHORTENED].decode(errors="ignore")  # leaves room for the rest
+    prefix = f"{name}.{socket.gethostname().replace('/', '_')[:64]}."
     with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _delete_left_drafts(target)
-        with _draft(target) as draft:
+        for left in target.parent.glob(f"{glob.escape(prefix)}*{DRAFT}"):
+            _delete_unlocked(left)
+        with _locked_draft(target.parent, prefix) as draft:
             yield draft
             draft.chmod(0o755)
             try:
@@ -57,11 +60,22 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
                     raise
 
 
+def _delete_unlocked(draft: Path) -> None:
+    """Delete a draft if no process has locked it: the process that made it was killed."""
+    with contextlib.suppress(OSError):
+        handle = os.open(draft, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(draft)
+        finally:
+            os.close(handle)
+
+
 @contextlib.contextmanager
-def _draft(target: Path) -> Iterator[Path]:
-    """Yield a new directory beside `target`, locked while this process writes in it."""
+def _locked_draft(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new directory, locked while this process writes in it, and delete what is left of it."""
     while True:
-        draft = Path(tempfile.mkdtemp(prefix=_draft_prefix(target), suffix=DRAFT, dir=target.parent))
+        draft = Path(tempfile.mkdtemp(prefix=prefix, suffix=DRAFT, dir=parent))
         with contextlib.suppress(FileNotFoundError):  # another process may delete it before it is locked
             handle = os.open(draft, os.O_RDONLY)
             with contextlib.suppress(OSError):  # a file system without locks
@@ -74,28 +88,6 @@ def _draft(target: Path) -> Iterator[Path]:
     finally:
         os.close(handle)
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _delete_left_drafts(target: Path) -> None:
-    """Delete unlocked drafts: those of killed processes of this host."""
-    for left in target.parent.glob(f"{glob.escape(_draft_prefix(target))}*{DRAFT}"):
-        with contextlib.suppress(OSError):
-            handle = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
-            finally:
-                os.close(handle)
-
-
-def _draft_prefix(target: Path) -> str:
-    """Return the start of the names of this host's drafts; a long name is cut, to leave room for the suffix."""
-    return f"{target.name.encode()[:SHORTENED].decode(errors='ignore')}.{_host()}."
-
-
-def _host() -> str:
-    """Return this host's name; locks may not be visible on other hosts of a shared file system."""
-    return socket.gethostname().replace("/", "_")[:64]
 
 
 def plain_name(text: str) -> str:
@@ -132,6 +124,11 @@ def with_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
     return dict(body) | {CHECKSUM: _digest(body)}
 
 
+def write_json(path: Path, body: Mapping[str, Any]) -> None:
+    """Replace a JSON file in one step, with a checksum added."""
+    write_text(path, json.dumps(with_checksum(body), indent=2) + "\n")
+
+
 def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
     """Return the JSON object of a file, without its checksum.
 
@@ -158,22 +155,35 @@ def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:
 
     Raises UserError for anything else, and for a file of more than `most` bytes; FileNotFoundError if it is missing.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    _check_regular(path, handle, most)
-    return os.fdopen(handle, "rb")
+    return os.fdopen(_open_regular(path, os.O_RDONLY, most), "rb")
 
 
 def open_to_append(path: Path) -> TextIO:
-    """Open a regular file to write at its end, or create it. Raises UserError for anything else, links among them."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        handle = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ELOOP):  # a FIFO without a reader, or a link
-            raise UserError(f"{path}: found {_kind(path.lstat().st_mode)}; {PLAIN}") from None
-        raise
-    _check_regular(path, handle)
+    """Open a regular file to write at its end, or create it. Raises UserError for anything else, and for links."""
+    handle = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     return os.fdopen(handle, "a", encoding="utf-8")
+
+
+def _open_regular(path: Path, flags: int, most: int | None = None) -> int:
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ELOOP):  # a socket, a FIFO without a reader, or a link
+            raise _irregular(path, path.lstat().st_mode) from None
+        raise
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and (most is None or status.st_size <= most):
+        return handle
+    os.close(handle)
+    if stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path}: found {status.st_size:,} bytes; must be at most {most:,}")
+    raise _irregular(path, status.st_mode)
+
+
+def _irregular(path: Path, mode: int) -> UserError:
+    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link"}
+    found = kinds.get(stat.S_IFMT(mode), "a device")
+    return UserError(f"{path}: found {found}; must be a regular file: put one in its place")
 
 
 def read_json(path: Path) -> Any:
@@ -194,13 +204,12 @@ def check_contents(directory: Path) -> None:
     for parent, directories, names in os.walk(root):
         for path in (Path(parent, name) for name in (*directories, *names)):
             mode = path.lstat().st_mode
-            if not stat.S_ISLNK(mode):
-                if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-                    raise UserError(f"{path}: found {_kind(mode)}; {PLAIN}")
-                continue
-            target = path.resolve()
-            if not target.is_relative_to(root) or path.is_relative_to(target):  # a link to a parent is a loop
-                raise UserError(f"{path}: found a link to {target}; replace it by a copy of its target")
+            if stat.S_ISLNK(mode):
+                target = path.resolve()
+                if not target.is_relative_to(root) or path.is_relative_to(target):  # a link to a parent is a loop
+                    raise UserError(f"{path}: found a link to {target}; replace it by a copy of its target")
+            elif not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                raise _irregular(path, mode)
 
 
 def file_inside(directory: Path, name: str, *, also: Path | None = None) -> Path:
@@ -215,24 +224,6 @@ def file_inside(directory: Path, name: str, *, also: Path | None = None) -> Path
     return path
 
 
-def _check_regular(path: Path, handle: int, most: int | None = None) -> None:
-    """Raise UserError, and close the file, if it is not a regular file or too large."""
-    status = os.fstat(handle)
-    problem = None
-    if not stat.S_ISREG(status.st_mode):
-        problem = f"found {_kind(status.st_mode)}; {PLAIN}"
-    elif most is not None and status.st_size > most:
-        problem = f"found {status.st_size:,} bytes; must be at most {most:,}"
-    if problem:
-        os.close(handle)
-        raise UserError(f"{path}: {problem}")
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
-
-
 def unused(path: Path) -> Path:
     """Return the path, or if it exists, the path with the first free number."""
     numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
@@ -244,15 +235,12 @@ def clear_write_errors(path: Path) -> Iterator[None]:
     """Turn the errors that a full or read-only disk or a missing permission causes in any library into a UserError."""
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
-        reason = cant_write(error)
+        reason = None if isinstance(error, UserError) else cant_write(error)
         if reason is None:
             raise
         raise UserError(
-            f"{path}: can't be written ({reason}); files saved before are intact: free space or allow writing, "
-            "and run the same command again"
+            f"{path}: can't be written ({reason}); saved files are intact: free space or allow writing, and rerun"
         ) from error
 
 

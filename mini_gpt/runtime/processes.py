@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 
@@ -20,8 +20,7 @@ GO, ERROR = "go", "error: "
 _turns = itertools.count()
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """The address of process 0 (HOST:PORT), the number of processes, and the number of this one, from 0."""
 
     coordinator: str
@@ -59,12 +58,7 @@ def start(
     else:
         _report_to_first(job, host, port, timeout)
     jax.distributed.initialize(
-        job.coordinator,
-        job.num_processes,
-        job.process_id,
-        job.local_devices,
-        cluster_detection_method="deactivate",
-        initialization_timeout=max(60, int(timeout)),
+        *job, cluster_detection_method="deactivate", initialization_timeout=max(60, int(timeout))
     )
     errors.waits_for_others = True
     return job.process_id
@@ -81,19 +75,17 @@ def is_main_process() -> bool:
 
 
 def barrier(what: str) -> None:
-    """Wait until all processes reach this barrier; with one process, return at once.
+    """Wait until all processes reach this barrier. Raises UserError if another process has ended."""
+    if not are_several():
+        return
+    from orbax.checkpoint import multihost  # slow to import
 
-    Raises UserError if another process has ended.
-    """
-    if jax.distributed.is_initialized():
-        from orbax.checkpoint import multihost  # slow to import
-
-        # A barrier of the coordinator: a barrier of the devices would time out while a long corpus is prepared.
-        try:
-            multihost.get_barrier_sync_fn()(key=f"mini_gpt {what}", timeout_ms=LONGEST_PREPARATION * 1000)
-        except jax.errors.JaxRuntimeError as error:
-            reason = str(error).splitlines()[0].split(" [type.")[0]
-            raise UserError(f"another process of this job has failed; see its own error message ({reason})") from None
+    # A barrier of the coordinator: a barrier of the devices would time out while a long corpus is prepared.
+    try:
+        multihost.get_barrier_sync_fn()(key=f"mini_gpt {what}", timeout_ms=LONGEST_PREPARATION * 1000)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0].split(" [type.")[0]
+        raise UserError(f"another process of this job has failed; see its own error message ({reason})") from None
 
 
 @contextlib.contextmanager
@@ -128,15 +120,15 @@ def _detected(timeout: float) -> Job | None:
 
 
 def _checked(job: Job) -> tuple[str, int]:
+    """Return host and port of process 0. Raises UserError for flags that are out of range."""
     host, _, port = job.coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f"--coordinator: found {job.coordinator}; must be HOST:PORT of process 0, such as node1:1234")
     if job.num_processes < 1:
         raise UserError(f"--num_processes: found {job.num_processes}; must be at least 1")
     if not 0 <= job.process_id < job.num_processes:
-        raise UserError(
-            f"--process_id: found {job.process_id}; must be in 0..{job.num_processes - 1} (--num_processes minus 1)"
-        )
+        last = job.num_processes - 1
+        raise UserError(f"--process_id: found {job.process_id}; must be in 0..{last} (--num_processes minus 1)")
     return host.strip("[]"), int(port)
 
 
@@ -149,9 +141,8 @@ def _await_others(job: Job, port: int, timeout: float) -> None:
     try:
         server = socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=job.num_processes)
     except OSError as error:
-        raise UserError(
-            f"--coordinator: process 0 can't listen on port {port} ({error.strerror}); give a free port"
-        ) from None
+        reason = f"process 0 can't listen on port {port} ({error.strerror}); give a free port"
+        raise UserError(f"--coordinator: {reason}") from None
     with contextlib.ExitStack() as stack:
         stack.enter_context(server)
 
@@ -167,10 +158,10 @@ def _await_others(job: Job, port: int, timeout: float) -> None:
                 caller = stack.enter_context(server.accept()[0])
             except TimeoutError:
                 missing = [n for n in range(1, job.num_processes) if n not in callers]
+                listed = ", ".join(map(str, missing[:5])) + (" and more" if len(missing) > 5 else "")
                 refuse(
-                    f"--coordinator={job.coordinator}: of {job.num_processes} processes, {_listed(missing)} did not "
-                    f"connect within {timeout:g} s; start {'it' if len(missing) == 1 else 'them'}, or give "
-                    "--num_processes=1 to run alone"
+                    f"--coordinator={job.coordinator}: process {listed} of {job.num_processes} did not connect within "
+                    f"{timeout:g} s; start every process, or give --num_processes=1 to run alone"
                 )
             caller.settimeout(5)
             with contextlib.suppress(OSError, ValueError):  # a connection from any other program
@@ -186,33 +177,27 @@ def _await_others(job: Job, port: int, timeout: float) -> None:
 
 def _report_to_first(job: Job, host: str, port: int, timeout: float) -> None:
     """In any other process: connect to process 0 until it answers."""
-    deadline, answered = time.monotonic() + timeout, False
+    deadline, problem = time.monotonic() + timeout, "does not answer"
     while (left := deadline - time.monotonic()) > 0:
         try:
             with socket.create_connection((host, port), timeout=left) as server:
                 server.sendall(f"{job.process_id} {job.num_processes}\n".encode())
                 answer = _line(server)
-                if answer == GO:
-                    return
-                if answer.startswith(ERROR):
-                    raise UserError(answer.removeprefix(ERROR))
+            if answer == GO:
+                return
+            if answer.startswith(ERROR):
+                raise UserError(answer.removeprefix(ERROR))
         except TimeoutError:
-            answered = True
+            problem = "still waits for other processes"
         except OSError:
             pass
         time.sleep(min(0.2, max(deadline - time.monotonic(), 0)))
-    said = "still waits for other processes" if answered else "does not answer"
     raise UserError(
-        f"--coordinator: process 0 at {job.coordinator} {said} after {timeout:g} s (this is process {job.process_id} "
-        f"of {job.num_processes}); start it where this host can reach it, or give --num_processes=1 to run alone"
+        f"--coordinator: process 0 at {job.coordinator} {problem} after {timeout:g} s (this is process "
+        f"{job.process_id} of {job.num_processes}); check the address, or give --num_processes=1 to run alone"
     )
 
 
 def _line(connection: socket.socket) -> str:
     with connection.makefile("rb") as lines:
         return lines.readline(500).decode(errors="replace").strip()
-
-
-def _listed(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:5])) + (" and more" if len(numbers) > 5 else "")
-    return f"number{'s' if len(numbers) > 1 else ''} {shown}"

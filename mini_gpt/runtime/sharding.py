@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
+Batch = Mapping[str, jax.Array | np.ndarray]
 _traced_over: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 
 # (pattern for the end of a parameter's path, sharding of its axes). The first match counts; no match is an error.
@@ -36,13 +38,12 @@ def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
     Raises UserError if the product is not the number of devices.
     """
     here = devices.visible()
-    inner = fsdp * tensor
-    rows = len(here) // inner if data == -1 else data
-    if rows * inner != len(here):
+    rows = len(here) // (fsdp * tensor) if data == -1 else data
+    if rows * fsdp * tensor != len(here):
+        hint = "; CUDA_VISIBLE_DEVICES=0,1 limits a run to two GPUs" if devices.platform(here[0]) == "cuda" else ""
         raise UserError(
-            f"mesh: found data × fsdp × tensor = {data} × {fsdp} × {tensor}, and this "
-            f"machine has {len(here)} devices; the product must be that number (data=-1 takes all that are left)"
-            + ("; CUDA_VISIBLE_DEVICES=0,1 limits a run to two GPUs" if devices.platform(here[0]) == "cuda" else "")
+            f"mesh: found data × fsdp × tensor = {data} × {fsdp} × {tensor}, and this machine has {len(here)} devices; "
+            f"the product must be that number (data=-1 takes all that are left){hint}"
         )
     return jax.make_mesh((rows, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3, devices=here)
 
@@ -82,7 +83,7 @@ def gather(table_VD: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(table_VD, NamedSharding(mesh, PartitionSpec()))
 
 
-def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Mapping[str, jax.Array | np.ndarray]:
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
     """Put this host's rows on its devices; the result is the global batch.
 
     On a single CPU the NumPy arrays are returned as they are, which is faster.
@@ -92,18 +93,11 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Mapping[str, jax.Arra
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
 
 
-def prefetch_to_device(
-    batches: Iterable[dict[str, np.ndarray]], mesh: Mesh
-) -> Iterator[Mapping[str, jax.Array | np.ndarray]]:
+def prefetch_to_device(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[Batch]:
     """Yield each batch after put_batch; the next batch is copied to the devices while a step runs."""
-    ahead = None
-    for batch in batches:
-        put = put_batch(batch, mesh)
-        if ahead is not None:
-            yield ahead
-        ahead = put
-    if ahead is not None:
-        yield ahead
+    on_devices = (put_batch(batch, mesh) for batch in batches)
+    for batch, _ in itertools.pairwise(itertools.chain(on_devices, [{}])):
+        yield batch
 
 
 def put_whole(tree: Any, mesh: Mesh) -> Any:

@@ -13,7 +13,7 @@ from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
@@ -35,7 +35,10 @@ class Assembly(NamedTuple):
     evaluator: Evaluator
     separator_id: int | None  # as LoadedModel has it
 
-    def first_state(self) -> TrainState:
+    def first_state(self, parameters: Parameters | None = None) -> TrainState:
+        """Return the state at step 0: with these parameters, whose memory it takes over, or with random ones."""
+        if parameters is not None:
+            return states.first(parameters, self.optimizer, self.abstract_state)
         return states.create(self.config, self.vocab_size, self.optimizer, self.abstract_state)
 
     def loaded(self, parameters: Parameters) -> LoadedModel:
@@ -53,16 +56,19 @@ class Assembly(NamedTuple):
         return train_step.lower(self.abstract_state, batch).compile()
 
 
-def check_batch(config: Config, mesh: Mesh) -> None:
-    """Raise UserError if the devices that `mesh.data=-1` takes do not divide the batch evenly."""
+def make_mesh(config: Config) -> Mesh:
+    """Return the mesh of a training run. Raises UserError if its devices do not suit the batch or `model.dtype`."""
+    mesh = sharding.make_mesh(*config.mesh.sizes)
+    devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
+    # Again: `mesh.data=-1` has its number of devices only here.
     if problem := batch_problem(config.train, mesh.shape["data"], mesh.shape["fsdp"]):
         raise UserError(problem)
+    return mesh
 
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:
     """Make the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
-    vocab_size = states.vocab_size(config, tokenizer)
-    optimizer = make_optimizer(config)
+    vocab_size, optimizer = states.vocab_size(config, tokenizer), make_optimizer(config)
     definition, abstract_state = states.abstract(config, vocab_size, optimizer, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
     train_batches: batches.TrainBatches | batches.TaskBatches

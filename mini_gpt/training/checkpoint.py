@@ -4,6 +4,7 @@ Each checkpoint has a record beside the state: format, validation loss, offset o
 checkpoint that does not agree with its record is damaged: training sets it aside and restores the one before.
 """
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -23,7 +24,7 @@ from jax.experimental import multihost_utils
 from mini_gpt.model.parameters import Parameters, path_name
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training.orbax_files import PlainPath, verifying_handlers
+from mini_gpt.training.orbax_files import VerifyingHandler, plain_path
 from mini_gpt.training.state import TrainState
 
 FORMAT = 2
@@ -50,6 +51,12 @@ class Record:
     bad_steps: int = 0
     scheduled: bool = True
 
+    @property
+    def rank(self) -> float:
+        """The validation loss; infinity if it is missing or not finite."""
+        loss = self.validation_loss
+        return loss if loss is not None and math.isfinite(loss) else math.inf
+
 
 class Damaged(Exception):
     """A checkpoint that differs from what was written; the message says where."""
@@ -62,19 +69,35 @@ class Checkpoints:
         if read_only and not directory.is_dir():
             raise UserError(f"{directory}: not found; train first, this workdir has no checkpoint")
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=_LastAndBest(self, keep),
+            preservation_policy=self,
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,
             save_interval_steps=0 if read_only else 1,
             lightweight_initialize=True,  # do not read the metrics files of old checkpoints
         )
+        handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        for part in PARTS:
+            handlers.add(part, ocp.args.StandardSave, VerifyingHandler(directory))
         self.directory = directory
+        self.keep = keep
         self.records: dict[int, Record] = {}
-        with files.clear_write_errors(directory):
-            self.plain = PlainPath(directory)
-            handlers = verifying_handlers(directory, PARTS)
-            self.manager = ocp.CheckpointManager(self.plain.path, options=options, handler_registry=handlers)
+        self.opened = contextlib.ExitStack()
+        self.path = self.opened.enter_context(plain_path(directory))
+        self.manager = ocp.CheckpointManager(self.path, options=options, handler_registry=handlers)
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Tell Orbax which checkpoints to keep: the last few, the best, and the last scheduled one.
+
+        A run may be rewound to the last scheduled one.
+        """
+        del context
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        records = {step: self._record_or_empty(step) for step in steps}
+        scheduled = [step for step in steps if records[step].scheduled]
+        best = [step for step in steps if step == self._best(steps) and records[step].rank < math.inf]
+        kept = {*steps[-self.keep :], *scheduled[-1:], *best}
+        return [step in kept for step in steps]
 
     def steps(self) -> list[int]:
         return sorted(self.manager.all_steps())
@@ -82,14 +105,13 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, record: Record) -> None:
         """Start to write a checkpoint; it counts once all of its arrays are found in its files.
 
-        Raises UserError if this one, or the one before it, can't be written or is not whole.
+        Raises UserError if this one, or the one before it, is not whole, and OSError if it can't be written.
         """
         body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
         items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
         items["format"] = ocp.args.JsonSave(files.with_checksum(body))
         self.records[step] = record
-        with files.clear_write_errors(self.directory):
-            self.manager.save(step, args=ocp.args.Composite(**items), force=True)
+        self.manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def restore(self, step: int, abstract_state: TrainState) -> TrainState:
         """Read a state. abstract_state: ShapeDtypeStructs with shardings.
@@ -107,8 +129,8 @@ class Checkpoints:
             return self._restore(step, {"parameters": abstract_parameters})["parameters"]
         except Damaged as reason:
             others = ", ".join(str(other) for other in self.steps() if other != step)
-            way_out = f"--checkpoint={others} is there too" if others else "there is no other one"
-            raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {way_out}") from None
+            advice = f"--checkpoint={others} is there too" if others else "there is no other one"
+            raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
 
     def restore_last(
         self, abstract_state: TrainState, *, scheduled: bool = False
@@ -127,17 +149,15 @@ class Checkpoints:
                     found = step, self.restore(step, abstract_state), record
             except Damaged as reason:
                 damaged[step] = reason
-        if found:
-            for step, damage in damaged.items():
-                self._set_aside(step, damage)
-            return found
-        if damaged:
+        if damaged and not found:
             step, damage = next(iter(damaged.items()))
             raise UserError(
                 f"{self.directory / str(step)}: damaged ({damage}), and so is every checkpoint before it; restore "
                 f"one from a backup, or delete {self.directory} to start anew"
             )
-        return None
+        for step, damage in damaged.items():
+            self._set_aside(step, damage)
+        return found
 
     def delete_after(self, step: int) -> None:
         """Delete the checkpoints after a step to which the run is rewound."""
@@ -148,18 +168,18 @@ class Checkpoints:
     def record(self, step: int) -> Record:
         """Return the record of a checkpoint. Raises Damaged, or UserError for an unknown format."""
         if step not in self.records:
-            self.records[step] = _record(self._body(step), self.directory / str(step))
+            body = self._body(step)
+            names = [field.name for field in dataclasses.fields(Record)]
+            record = Record(**{name: body[name] for name in names if name in body})
+            loss, counts = record.validation_loss, (record.data_offset, record.bad_steps)
+            if type(loss) not in (float, int, type(None)) or not all(type(n) is int and 0 <= n < 2**31 for n in counts):
+                raise Damaged(f"{self.directory / str(step)} has a record with impossible values")
+            self.records[step] = record
         return self.records[step]
 
-    def best_loss(self) -> float | None:
-        """Return the lowest validation loss of the checkpoints, or None."""
-        lowest = min(map(self.rank, self.steps()), default=math.inf)
-        return lowest if math.isfinite(lowest) else None
-
-    def rank(self, step: int) -> float:
-        """Return the validation loss; infinity if it is missing or not finite."""
-        loss = self._loss(step)
-        return loss if loss is not None and math.isfinite(loss) else math.inf
+    def best_loss(self) -> float:
+        """Return the lowest validation loss of the checkpoints; infinity if there is none."""
+        return min((self._record_or_empty(step).rank for step in self.steps()), default=math.inf)
 
     def resolve(self, which: str) -> int:
         """Return the step of 'last', 'best' or a number. Raises UserError if there is no such checkpoint."""
@@ -169,33 +189,29 @@ class Checkpoints:
         if which == "last":
             return steps[-1]
         if which == "best":
-            return min(reversed(steps), key=self.rank)
+            return self._best(steps)
         if which.isdecimal() and int(which) in steps:
             return int(which)
         raise UserError(f"--checkpoint: found {which!r}; must be last, best or one of {', '.join(map(str, steps))}")
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written. Raises UserError if it fails or is not whole."""
-        with files.clear_write_errors(self.directory):
-            self.manager.wait_until_finished()
+        """Wait for the checkpoint that is being written. Raises the errors of `save`."""
+        self.manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and close the manager."""
-        self.wait()
-        self.manager.close()
-        self.plain.close()
+        with self.opened:
+            self.manager.close()
 
-    def is_scheduled(self, step: int) -> bool:
-        try:
-            return self.record(step).scheduled
-        except Damaged:
-            return False
+    def _best(self, steps: Sequence[int]) -> int:
+        return min(reversed(steps), key=lambda step: self._record_or_empty(step).rank)
 
-    def _loss(self, step: int) -> float | None:
+    def _record_or_empty(self, step: int) -> Record:
+        """Return the record of a checkpoint, or an empty record if it is damaged."""
         try:
-            return self.record(step).validation_loss
+            return self.record(step)
         except Damaged:
-            return None
+            return Record(scheduled=False)
 
     def _body(self, step: int) -> dict[str, Any]:
         directory = self.directory / str(step)
@@ -208,15 +224,15 @@ class Checkpoints:
         return body
 
     def _restore(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
-        body, restored = _in_all_processes(lambda: self._read_parts(step, abstract))
-        expected = body.get("checksums")
+        expected, restored = _in_all_processes(lambda: self._read_parts(step, abstract))
         for name, found in checksums(restored).items():
             if not isinstance(expected, dict) or found != expected.get(name):
                 raise Damaged(f"{name} has another checksum than when it was written")
         return restored
 
-    def _read_parts(self, step: int, abstract: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        body, directory = self._body(step), self.plain.path / str(step)
+    def _read_parts(self, step: int, abstract: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the checksums in the record, and the parts."""
+        body, directory = self._body(step), self.path / str(step)
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
         held = _read(lambda: sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()))
         if declared > MOST_COMPRESSED * held:
@@ -226,7 +242,7 @@ class Checkpoints:
         for name, part in abstract.items():
             args = ocp.args.StandardRestore(part)
             parts[name] = _read(functools.partial(reader.restore, directory / name, args=args))
-        return body, parts
+        return body.get("checksums"), parts
 
     def _set_aside(self, step: int, reason: Damaged) -> None:
         aside = self.directory.parent / DAMAGED / f"{self.directory.name}-{step}"
@@ -240,31 +256,6 @@ class Checkpoints:
         self.manager.reload()
 
 
-class _LastAndBest:
-    """Tells Orbax which checkpoints to keep: the last few, the best, and the last scheduled one."""
-
-    def __init__(self, checkpoints: Checkpoints, keep: int):
-        self.checkpoints = checkpoints
-        self.keep = keep
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        del context
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        best = min(reversed(steps), key=self.checkpoints.rank, default=None)
-        has_loss = best is not None and math.isfinite(self.checkpoints.rank(best))
-        # A run may be rewound to the last scheduled checkpoint.
-        scheduled = max((step for step in steps if self.checkpoints.is_scheduled(step)), default=None)
-        return [step in (*steps[-self.keep :], scheduled) or (has_loss and step == best) for step in steps]
-
-
-def _record(body: dict[str, Any], directory: Path) -> Record:
-    record = Record(**{field.name: body[field.name] for field in dataclasses.fields(Record) if field.name in body})
-    loss, counts = record.validation_loss, (record.data_offset, record.bad_steps)
-    if type(loss) not in (float, int, type(None)) or not all(type(n) is int and 0 <= n < 2**31 for n in counts):
-        raise Damaged(f"{directory} has a record with impossible values")
-    return record
-
-
 def _read(reading: Callable[[], Any]) -> Any:
     """Return `reading()`. Raises Damaged for any error that is not NOT_DAMAGE."""
     try:
@@ -272,10 +263,10 @@ def _read(reading: Callable[[], Any]) -> Any:
     except NOT_DAMAGE:
         raise
     except Exception as error:
-        number, text = getattr(error, "errno", None), str(error)
+        number, text = getattr(error, "errno", None), str(error).strip()
         if number in NOT_DAMAGE_NUMBERS or re.search("RESOURCE_EXHAUSTED|PERMISSION_DENIED", text):
             raise
-        raise Damaged((str(error).strip().splitlines() or [type(error).__name__])[0][:200]) from error
+        raise Damaged((text or type(error).__name__).splitlines()[0][:200]) from error
 
 
 def _in_all_processes(reading: Callable[[], Any]) -> Any:
@@ -283,14 +274,15 @@ def _in_all_processes(reading: Callable[[], Any]) -> Any:
 
     Raises UserError if another process can't read at all, which does not show damage.
     """
+    if not processes.are_several():
+        return reading()
     result, reason = None, None
     try:
         result = reading()
     except Exception as error:
         reason = error
     verdict = 0 if reason is None else 1 if isinstance(reason, Damaged) else 2
-    if processes.are_several():
-        verdict = int(np.max(multihost_utils.process_allgather(np.array(verdict))))
+    verdict = int(np.max(multihost_utils.process_allgather(np.array(verdict))))
     if reason is not None:
         raise reason
     if verdict == 2:

@@ -1,7 +1,11 @@
 """What training evaluates: the loss on held-out text or problems, attention on a fixed row, and samples."""
 
 import functools
+import os
+import shlex
+import sys
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +24,7 @@ from mini_gpt.runtime import sharding
 
 PROMPT_TOKENS = 32  # of the validation text, which a sample continues
 SAMPLE_PROBLEMS = 5
+SUMMARY_TOKENS = 200  # of the sample in the summary
 SAMPLING = Sampling(temperature=0.8, top_k=40)
 
 
@@ -66,6 +71,22 @@ class Evaluator(ABC):
             table_PD = sharding.to_host(model.parameters["positions"]["learned"]["embedding"], model.mesh)
             pictures["positions/similarity"] = images.similarity(table_PD)
         return curves, pictures
+
+    def print_summary(self, workdir: Path, model: LoadedModel) -> None:
+        """Score the whole validation split, and print the result, a sample and the next commands."""
+        # Outside of an activated environment the commands need the path of its programs.
+        activated = os.environ.get("VIRTUAL_ENV")
+        programs = "" if activated else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
+        directory = shlex.quote(str(workdir))
+        commands = [f"tensorboard --logdir={directory}", f"python eval.py --workdir={directory}{self.suite_flag}"]
+        if self.config.model.causal:
+            commands.append(f"python sample.py --workdir={directory} --prompt={shlex.quote(self.prompt())}")
+        lines = ["", self.conclusion(model)]
+        if self.writes:
+            sample = self.sample(model, SUMMARY_TOKENS)
+            lines += ["", self.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
+        lines += ["", f"The run is in {workdir}/. Next:", *(f"    {programs}{command}" for command in commands)]
+        print("\n".join(lines))
 
 
 class TextEvaluator(Evaluator):

@@ -1,6 +1,7 @@
 """What a run logs while it trains: metrics.jsonl, TensorBoard, a progress bar or lines; speed and loss spikes."""
 
 import collections
+import contextlib
 import itertools
 import json
 import logging
@@ -15,16 +16,63 @@ from typing import Any
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.utils import figure_to_image
 from tqdm import tqdm
 
 from mini_gpt.runtime import files
-from mini_gpt.training.event_file import EventFile
 
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 2**20  # bytes; no row has so many
 SECONDS_BETWEEN_LINES = 5.0
 WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # of spikes: losses that give the noise, and the level; how far is a spike
 log = logging.getLogger(__name__)
+
+
+class EventFile(contextlib.AbstractContextManager):
+    """A new event file of TensorBoard. first_step: TensorBoard drops what older files of the directory have from it on.
+
+    Not tensorboardX's SummaryWriter: it writes in a thread that its flush does not wait for. A full disk ends the
+    thread, and then the program hangs. Here all is on disk when `flush` returns.
+    """
+
+    def __init__(self, directory: Path, *, first_step: int | None = None):
+        directory.mkdir(parents=True, exist_ok=True)
+        # Numbered: the names tell seconds, and a run that is cut and resumed within one would overwrite its file.
+        number = len(list(directory.glob("events*")))
+        self.writer = EventsWriter(str(directory / "events"), filename_suffix=f".{number:06}")
+        if first_step is not None:
+            self._write(first_step, file_version="brain.Event:2")
+            self._write(first_step, session_log=SessionLog(status=SessionLog.START))
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        self._write(step, summary=summary.scalar(name, value))
+
+    def text(self, name: str, text: str, step: int) -> None:
+        """Add text; TensorBoard shows it verbatim."""
+        self._write(step, summary=summary.text(name, "    " + text.replace("\n", "\n    ")))
+
+    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
+        """Add RGB pixels, uint8, rows first."""
+        self._write(step, summary=summary.image(name, pixels, dataformats="HWC"))
+
+    def figure(self, name: str, figure: Figure, step: int) -> None:
+        self._write(step, summary=summary.image(name, figure_to_image(figure, False), dataformats="CHW"))
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self.writer.write_event(Event(step=step, wall_time=time.time(), **content))
 
 
 class Reporter:
@@ -37,90 +85,71 @@ class Reporter:
         self.first: tuple[float, int] | None = None  # time and step of the first row
         self.last_line = 0.0
         visible = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
-        self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if visible else None
+        self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not visible)
 
     def _open(self, start: int) -> None:
-        with files.clear_write_errors(self.path):
-            _drop_rows_after(self.path, start)
-            self.file = files.open_to_append(self.path)
-            self.events = EventFile(self.path.with_name("tensorboard"), first_step=start + 1)
+        if self.path.exists():
+            kept = [line for line, row in _lines(self.path) if row["step"] <= start]
+            files.write_text(self.path, "".join(f"{line}\n" for line in kept))
+        self.file = files.open_to_append(self.path)
+        self.events = EventFile(self.path.with_name("tensorboard"), first_step=start + 1)
         self.step = start
 
     def drop_after(self, step: int) -> None:
         """Delete the rows after a step to which the run is rewound."""
         self._close_files()
         self._open(step)
-        if self.bar is not None:
-            self.bar.reset(self.steps)
-            self.bar.update(step)
+        self.bar.reset(self.steps)
+        self.bar.update(step)
 
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        """Log one row: {name in metrics.jsonl and of the curve: value}."""
-        with files.clear_write_errors(self.path):
-            self.file.write(json.dumps({"step": step} | values) + "\n")
-            for name, value in values.items():
-                self.events.scalar(name, value, step)
-        self._show(step, values)
-
-    def text(self, step: int, name: str, text: str) -> None:
-        """Log text; TensorBoard shows it verbatim."""
-        with files.clear_write_errors(self.path):
-            self.events.text(name, text, step)
-
-    def image(self, step: int, name: str, pixels: np.ndarray) -> None:
-        """Log an RGB picture, uint8."""
-        with files.clear_write_errors(self.path):
+    def write(self, step: int, row: dict[str, float], images: dict[str, np.ndarray], texts: dict[str, str]) -> None:
+        """Write a row, {name in metrics.jsonl and of the curve: value}, and RGB images in uint8 and texts by name."""
+        self.file.write(json.dumps({"step": step} | row) + "\n")
+        for name, value in row.items():
+            self.events.scalar(name, value, step)
+        for name, pixels in images.items():
             self.events.image(name, pixels, step)
+        for name, text in texts.items():
+            self.events.text(name, text, step)
+        self._show(step, row)
 
     def flush(self) -> None:
         """Write all rows to disk, before the checkpoint of their step."""
-        with files.clear_write_errors(self.path):
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.events.flush()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.events.flush()
 
     def _close_files(self) -> None:
-        with files.clear_write_errors(self.path):
-            self.file.close()
-            self.events.close()
+        self.file.close()
+        self.events.close()
 
     def close(self) -> None:
         self._close_files()
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
 
-    def _show(self, step: int, values: dict[str, float]) -> None:
-        loss, rate = values.get("train/loss", math.nan), values.get("train/tokens_per_second")
-        speed = f", {rate:,.0f} tokens/s" if rate else ""
-        if self.bar is not None:
-            self.bar.update(step - self.step)
-            self.bar.set_postfix_str(f"loss {loss:.3f}{speed}")
-        now = time.monotonic()
-        self.first = self.first or (now, step)
-        if "validation/loss" in values:
-            bits = values.get("validation/bits_per_byte")
-            tail = f", {bits:.3f} bits a byte" if bits is not None else ""
-            loss = values["validation/loss"]
-            log.info(f"step {step} of {self.steps}: loss of the validation sample {loss:.4f} nats a token{tail}")
-        elif self.bar is None and now - self.last_line > SECONDS_BETWEEN_LINES:
-            line = f"step {step} of {self.steps}: loss {loss:.3f}{speed}"
-            if step > self.first[1]:
-                left = (now - self.first[0]) / (step - self.first[1]) * (self.steps - step)
-                line += f", {tqdm.format_interval(left)} left"
-            log.info(line)
-            self.last_line = now
+    def _show(self, step: int, row: dict[str, float]) -> None:
+        loss, rate = row.get("train/loss", math.nan), row.get("train/tokens_per_second")
+        line = f"loss {loss:.3f}" + (f", {rate:,.0f} tokens/s" if rate else "")
+        self.bar.update(step - self.step)
+        self.bar.set_postfix_str(line)
         self.step = step
+        now = time.monotonic()
+        begin, first = self.first = self.first or (now, step)
+        if "validation/loss" in row:
+            bits = row.get("validation/bits_per_byte")
+            line = f"loss of the validation sample {row['validation/loss']:.4f} nats a token"
+            log.info(f"step {step} of {self.steps}: {line}" + (f", {bits:.3f} bits a byte" if bits is not None else ""))
+        elif self.bar.disable and now - self.last_line > SECONDS_BETWEEN_LINES:
+            if step > first:
+                line += f", {tqdm.format_interval((now - begin) / (step - first) * (self.steps - step))} left"
+            log.info(f"step {step} of {self.steps}: {line}")
+            self.last_line = now
 
 
 class Silent:
     """The reporter of processes other than the first: it writes nothing."""
 
-    def __init__(self, workdir: Path, *, start: int, steps: int):
-        del workdir, start, steps
-
-    def scalars(self, step: int, values: dict[str, float]) -> None: ...
-    def text(self, step: int, name: str, text: str) -> None: ...
-    def image(self, step: int, name: str, pixels: np.ndarray) -> None: ...
+    def write(self, step: int, *contents: dict[str, Any]) -> None: ...
     def flush(self) -> None: ...
     def drop_after(self, step: int) -> None: ...
     def close(self) -> None: ...
@@ -170,14 +199,6 @@ class Spikes:
             if loss > level + DEVIATIONS * deviation:
                 message = f"loss {loss:.4f} is a spike: the median of the last {NEAR} logged losses is {level:.4f}"
         return message
-
-
-def _drop_rows_after(path: Path, step: int) -> None:
-    """Keeps the rows up to a step, and drops what is none, as a last one that was cut off while it was written."""
-    if not path.exists():
-        return
-    kept = [line for line, row in _lines(path) if row["step"] <= step]
-    files.write_text(path, "".join(f"{line}\n" for line in kept))
 
 
 def read(path: Path) -> list[dict[str, float]]:

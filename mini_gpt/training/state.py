@@ -1,5 +1,6 @@
 """The state of training as one pytree: the step, the parameters and the optimizer's state."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -38,10 +39,7 @@ def abstract(
 ) -> tuple[nnx.GraphDef, TrainState]:
     """Return the model's definition and the state as ShapeDtypeStructs with shardings; nothing is allocated."""
     definition, shapes = parameters.abstract(config.model, vocab_size)
-    state = jax.eval_shape(
-        lambda p: TrainState(jnp.zeros((), jnp.int32), p, optimizer.init(p), jnp.asarray(False)), shapes
-    )
-    return definition, _with_shardings(state, mesh)
+    return definition, _with_shardings(jax.eval_shape(functools.partial(_initial, optimizer), shapes), mesh)
 
 
 def abstract_parameters(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, Parameters]:
@@ -50,21 +48,11 @@ def abstract_parameters(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nn
     return definition, _with_shardings(shapes, mesh)
 
 
-def _with_shardings(tree: Any, mesh: Mesh) -> Any:
-    places = sharding.tree_shardings(tree, mesh)
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
-
-
 def first(parameters: Parameters, optimizer: optax.GradientTransformation, abstract_state: TrainState) -> TrainState:
-    """Return the state at step 0 with given parameters, which are sharded already."""
-    begin = jax.jit(
-        optimizer.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state.optimizer_state)
-    )
-    step, halted = (
-        jax.device_put(zero, leaf.sharding)
-        for zero, leaf in ((jnp.int32(0), abstract_state.step), (jnp.asarray(False), abstract_state.halted))
-    )
-    return TrainState(step, parameters, begin(parameters), halted)
+    """Return the state at step 0 with given parameters, whose memory it takes over."""
+    initial = functools.partial(_initial, optimizer)
+    places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
+    return jax.jit(initial, donate_argnums=0, out_shardings=places)(parameters)
 
 
 def create(
@@ -72,9 +60,17 @@ def create(
 ) -> TrainState:
     """Draw the initial state from `config.seed`, each array on its own devices."""
 
-    def init() -> TrainState:
-        model = MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed))
-        _, drawn = parameters.split(model)
-        return TrainState(jnp.zeros((), jnp.int32), drawn, optimizer.init(drawn), jnp.asarray(False))
+    def draw() -> TrainState:
+        _, drawn = parameters.split(MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
+        return _initial(optimizer, drawn)
 
-    return jax.jit(init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state))()
+    return jax.jit(draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state))()
+
+
+def _initial(optimizer: optax.GradientTransformation, parameters: Parameters) -> TrainState:
+    return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer.init(parameters), jnp.asarray(False))
+
+
+def _with_shardings(tree: Any, mesh: Mesh) -> Any:
+    places = sharding.tree_shardings(tree, mesh)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)

@@ -18,7 +18,7 @@ from mini_gpt.runtime import sharding
 from mini_gpt.training.optimizer import make_schedule
 from mini_gpt.training.state import TrainState
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]  # scalar arrays; Any, since jax.Array does not declare is_ready
 TrainStep = Callable[[TrainState, Mapping[str, jax.Array | np.ndarray]], tuple[TrainState, Metrics]]
 
 

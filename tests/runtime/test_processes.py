@@ -193,7 +193,7 @@ def test_processes_meet_before_jax_is_started(joined):
 def test_who_is_missing_is_named_by_all_who_are_there(joined):
     address = f"127.0.0.1:{free_port()}"
     raised = start_all([(address, 4, 0), (address, 4, 2)], timeout=1)
-    expected = f"--coordinator={address}: of 4 processes, numbers 1, 3 did not connect within 1 s; start them, or"
+    expected = f"--coordinator={address}: process 1, 3 of 4 did not connect within 1 s; start every process, or"
     waits = "still waits for other processes"
     assert raised[0].startswith(expected) and (raised[1].startswith(expected) or waits in raised[1])
     nobody = start_all([(address, 4, 2)], timeout=0.5)[0]
@@ -274,4 +274,4 @@ def test_a_host_that_does_not_come_up_ends_the_command_in_one_line(tmp_path):
     command += [f"--coordinator={address}", "--num_processes=2", "--process_id=0", "--start_timeout=1"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "run").exists()
-    assert re.fullmatch(rf"error: --coordinator={address}: of 2 processes, number 1 did not connect .*\n", done.stderr)
+    assert re.fullmatch(rf"error: --coordinator={address}: process 1 of 2 did not connect .*\n", done.stderr)

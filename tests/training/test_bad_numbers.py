@@ -101,8 +101,8 @@ def test_stopping_names_the_step_and_keeps_the_state_before_it(small, tmp_path, 
     with pytest.raises(UserError) as raised:
         loop.train(config, tmp_path, conclude=False)
     found = re.fullmatch(
-        r"step 6: found loss (nan|inf), gradient norm nan at learning rate (\S+); step 5 is saved; go on with "
-        r"train\.nonfinite=skip or rewind, or anew with a lower optimizer\.learning_rate",
+        r"step 6: found loss (nan|inf), gradient norm nan at learning rate (\S+); step 5 is saved; resume with "
+        r"train\.nonfinite=skip or rewind, or start anew with a lower rate",
         str(raised.value),
     )
     rate = config.optimizer.learning_rate * math.sqrt(config.optimizer.warmup_steps / 6)
@@ -122,7 +122,7 @@ def test_stopping_names_the_step_and_keeps_the_state_before_it(small, tmp_path, 
 @pytest.mark.slow
 def test_bad_numbers_before_the_first_checkpoint(small, tmp_path, poison):
     poison(0)
-    with pytest.raises(UserError, match=r"step 1: found loss .*; no step is saved yet; go on with"):
+    with pytest.raises(UserError, match=r"step 1: found loss .*; no step is saved yet; resume with"):
         loop.train(small(**FIELDS), tmp_path, conclude=False)
     config = small(train__nonfinite="rewind", **FIELDS)
     assert_same_bits(loop.train(config, tmp_path, conclude=False), trained_on(config, range(1, 9)))

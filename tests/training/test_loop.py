@@ -149,7 +149,8 @@ def test_the_speed_is_that_of_the_device_however_far_the_program_runs_ahead(smal
     make, scalars_of = assembly.Assembly.compiled_step, assembly.TextEvaluator.scalars
     monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
     monkeypatch.setattr(assembly.TextEvaluator, "scalars", scalars)
-    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: now, monotonic=lambda: now))
+    clock = dict.fromkeys(("perf_counter", "monotonic", "time"), lambda: now)
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(**clock))
     monkeypatch.setattr(monitor, "jax", SimpleNamespace(device_get=wait))
     monkeypatch.setattr(loop, "jax", SimpleNamespace(block_until_ready=wait))
     config = small(train__steps=40, train__log_every=8, eval__every=20, checkpoint__every=28)
