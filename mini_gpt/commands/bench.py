@@ -35,7 +35,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, compute_dtype
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import require
 from mini_gpt.training import assembly
 from mini_gpt.training import state as states
 from mini_gpt.training.monitor import EventFile
@@ -261,8 +261,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=240, help="of --decode: tokens to write")
     flags, rest = parser.parse_known_args()
     for name, least in (("steps", 1), ("prompt_tokens", 1), ("tokens", 2)):
-        if getattr(flags, name) < least:
-            raise UserError(f"--{name}: found {getattr(flags, name)}; must be at least {least}")
+        require(getattr(flags, name) >= least, f"--{name}", getattr(flags, name), f"must be at least {least}")
     overrides = command_line.config_overrides(rest)
     command_line.set_up()
     with tempfile.TemporaryDirectory() as empty_cache:

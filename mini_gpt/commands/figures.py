@@ -17,7 +17,7 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.insight import figures, positions
 from mini_gpt.insight.figures import Panel
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import require
 from mini_gpt.training.run import Run
 
 DRAWN = (positions.sinusoids, positions.similarity, positions.rope, positions.biases)
@@ -47,8 +47,7 @@ def main() -> None:
     flags = parser.parse_args()
     names = flags.only.split(",") if flags.only else [] if flags.maps else list(ENCODINGS)
     for name in names:
-        if name not in ENCODINGS:
-            raise UserError(f"--only: found {name!r}; must be one of {', '.join(ENCODINGS)}")
+        require(name in ENCODINGS, "--only", name, f"must be one of {', '.join(ENCODINGS)}")
     command_line.set_up()
     config = configs.load("configs/tiny.py", {}).model
     drawn: results.Contents = {f"{name}.png": ENCODINGS[name](config) for name in names}

@@ -17,7 +17,7 @@ from mini_gpt.commands import command_line
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.generation.streaming_text import Writer
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
 MOST_TOKENS = 10**6
@@ -46,10 +46,8 @@ def _parse() -> argparse.Namespace:
     flags = parser.parse_args()
     for name, least, most in (("samples", 1, 2**16), ("length", 0, MOST_TOKENS), ("seed", 0, 2**31 - 1)):
         found = getattr(flags, name)
-        if found is not None and not least <= found <= most:
-            raise UserError(f"--{name}: found {found}; must be in {least}..{most}")
-    if "" in flags.stop:
-        raise UserError("--stop: found ''; must have at least one character")
+        require(found is None or least <= found <= most, f"--{name}", found, f"must be in {least}..{most}")
+    require("" not in flags.stop, "--stop", "", "must have at least one character")
     return flags
 
 

@@ -24,7 +24,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, token_store
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import loop
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
@@ -153,8 +153,8 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
     if name == "seed":
         raise UserError("--vary: found seed; give the number of seeds with --seeds")
     values = [value.strip() for value in re.split(r",(?![^(\[]*[)\]])", listed)]
-    if "" in values or len(set(values)) < len(values):
-        raise UserError(f"--vary: found {text!r}; must be FIELD=VALUE,VALUE,… with different values")
+    different = "" not in values and len(set(values)) == len(values)
+    require(different, "--vary", text, "must be FIELD=VALUE,VALUE,… with different values")
     return name, values
 
 
@@ -177,8 +177,7 @@ def _parse() -> Sweep:
         if name in overrides:
             raise UserError(f"--vary: found {name}, which --config.{name} sets as well; give it once")
         vary[name] = values
-    if flags.seeds < 1:
-        raise UserError(f"--seeds: found {flags.seeds}; must be at least 1")
+    require(flags.seeds >= 1, "--seeds", flags.seeds, "must be at least 1")
     options = SuiteOptions(flags.split, flags.lengths, flags.strides)
     suites.check([flags.suite], options)
     if not SUITES[flags.suite].values:

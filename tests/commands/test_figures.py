@@ -37,7 +37,8 @@ def test_runs_with_other_layers_and_tokenizers_are_compared(small, tmp_path):
     axes = figures.maps([tmp_path / "one", tmp_path / "two"]).axes
     assert [a.get_visible() for a in axes] == [True, True, True, False]
     labels = ["".join(label.get_text() for label in axes[line].get_xticklabels()) for line in (0, 2)]
-    assert labels[0] == labels[1] and len(labels[0]) == 32
+    as_bytes = "".join("�" * len(c.encode()) if c in "öß" else c for c in labels[1])  # a token is a byte in the first
+    assert labels[0] == as_bytes and len(labels[0]) == 32
     assert np.asarray(axes[0].get_images()[0].get_array()).shape == (32, 32)
 
 

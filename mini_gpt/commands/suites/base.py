@@ -10,10 +10,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import results
+from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.model.gpt import check_length
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
 Result = dict[str, Any]
@@ -58,7 +59,7 @@ class Suite:
         """Return the fields that the JSON has besides those of all results."""
         return {}
 
-    def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
+    def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         """Return the content of more files by the ending of their names. All processes call it."""
         return {}
 
@@ -124,8 +125,7 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     data = run.config.data
     if options.text is not None:
         tokens = run.tokenizer.encode(options.text)[:most].astype(np.int32)
-        if not len(tokens):
-            raise UserError("--text: found ''; must have at least one character")
+        require(len(tokens) > 0, "--text", options.text, "must have at least one character")
         return tokens
     if not data.is_task:
         return np.asarray(run.store.split(options.split).tokens[:most], np.int32)

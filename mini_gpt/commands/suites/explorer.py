@@ -1,7 +1,6 @@
 """A page for the browser that shows a checkpoint's attention, and needs no network."""
 
-from matplotlib.figure import Figure
-
+from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Suite, SuiteOptions
 from mini_gpt.insight.explorer import page
@@ -13,7 +12,7 @@ class Explorer(Suite):
     name = "explorer"
     flags = ("text",)
 
-    def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
+    def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         config = run.config.model
         tokens = base.opening(run, options, page.most_tokens(run.config))
         source = f"the {options.split} split" if options.text is None else "--text"

@@ -1,7 +1,6 @@
 """Figures of a checkpoint: its attention, and its positional encoding."""
 
-from matplotlib.figure import Figure
-
+from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Suite, SuiteOptions
 from mini_gpt.insight import figures
@@ -12,7 +11,7 @@ class Figures(Suite):
     name = "figures"
     flags = ("text",)
 
-    def more_files(self, run: Run, options: SuiteOptions) -> dict[str, str | Figure]:
+    def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         tokens = base.opening(run, options, figures.MOST_TOKENS)
         title = f"{run.workdir.name}, step {run.step:,}"
         drawn = figures.model_figures(title, run.model, run.tokenizer, tokens)
