@@ -25,10 +25,13 @@ def text(run: Run, architecture: str) -> str:
     if origin is not None:
         facts["first weights"] = origin
     if run.step:
-        facts |= {
-            "corpus": config.data.corpus,
-            "trained": f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}",
-        }
+        facts["corpus"] = config.data.corpus
+        facts["trained"] = f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}"
+    prompt, alphabet = "The ", ""
+    if isinstance(run.tokenizer, CharacterTokenizer):
+        characters = run.tokenizer.characters
+        alphabet = f" It reads {len(characters)} characters; any other is an error of the tokenizer."
+        prompt = prompt if set(prompt) <= set(characters) else characters[0]
     rows = "\n".join(f"| {name} | {_in_a_cell(str(value))} |" for name, value in facts.items())
     return f"""---
 library_name: transformers
@@ -47,30 +50,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
 model = AutoModelForCausalLM.from_pretrained(DIRECTORY)
-prompt = tokenizer({_prompt(run)!r}, return_tensors="pt")
+prompt = tokenizer({prompt!r}, return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64, do_sample=True, top_k=40)[0]))
 ```
 
-Written by mini_gpt.{_alphabet(run)}
+Written by mini_gpt.{alphabet}
 """
 
 
 def _in_a_cell(value: str) -> str:
-    """Return a text that adds no row, heading, link or HTML to the card; some come from the files of a run."""
+    """Return a text, perhaps from the files of a run, that adds no row, heading, link or HTML to the card."""
     return re.sub(r"[^\w\s.,:;/+-]", "?", printable(value).replace("\n", " "))
-
-
-def _prompt(run: Run) -> str:
-    """Return a prompt that the tokenizer can encode."""
-    prompt = "The "
-    characters = getattr(run.tokenizer, "characters", prompt)
-    return prompt if set(prompt) <= set(characters) else characters[:1]
-
-
-def _alphabet(run: Run) -> str:
-    if not isinstance(run.tokenizer, CharacterTokenizer):
-        return ""
-    return f" It reads {len(run.tokenizer.characters)} characters; any other is an error of the tokenizer."
 
 
 def _measured(run: Run) -> str:
@@ -80,11 +70,9 @@ def _measured(run: Run) -> str:
         found = files.read_json(path)
         if found["checkpoint_step"] != run.step or found["overrides"]:
             return ""
-        corpus = _in_a_cell(run.config.data.corpus)
-        return (
-            f"\nOn the {_in_a_cell(found['split'])} split of {corpus} ({found['tokens_scored']:,} tokens, in "
-            f"blocks of {found['context_length']:,}): {found['nll']:.4f} nats a token, "
-            f"{found['bits_per_byte']:.4f} bits a byte.\n"
-        )
+        split = f"{_in_a_cell(found['split'])} split of {_in_a_cell(run.config.data.corpus)}"
+        size = f"{found['tokens_scored']:,} tokens, in blocks of {found['context_length']:,}"
+        result = f"{found['nll']:.4f} nats a token, {found['bits_per_byte']:.4f} bits a byte"
+        return f"\nOn the {split} ({size}): {result}.\n"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""

@@ -37,14 +37,14 @@ class Settings:
     def whole(self, name: str, default: int | None = None) -> int:
         """Return a whole number in 1..LARGEST."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+        if type(value) is not int or not 1 <= value <= LARGEST:
             raise self.error(name, f"must be a whole number in 1..{LARGEST}")
         return value
 
     def number(self, name: str, default: float) -> float:
         """Return a finite number of at least 0."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+        if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
             raise self.error(name, "must be a number of at least 0")
         return float(value)
 

@@ -7,18 +7,11 @@ from typing import Any
 import tokenizers as library
 from tokenizers import decoders, models, pre_tokenizers
 
-from mini_gpt.data import tokenizers
-from mini_gpt.data.tokenizers import (
-    BpeTokenizer,
-    ByteTokenizer,
-    CharacterTokenizer,
-    Tokenizer,
-    byte_alphabet,
-    separator,
-)
+from mini_gpt.data import tokenizers as ours
+from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer, Tokenizer
 from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, require
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first one that is not a token yet is used
@@ -28,7 +21,7 @@ SPECIAL = ("bos_token", "unk_token", "pad_token")  # kept at import, for a later
 
 def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[str, int | None]:
     """Write the tokenizer's files; return the fields of config.json that are token ids."""
-    model, end = _described(tokenizer)
+    model, end = _in_the_library(tokenizer)
     model.save(str(directory / FILE))
     name = model.id_to_token(end)
     special = {"bos_token": name, "eos_token": name, "pad_token": name} | getattr(tokenizer, "special", {})
@@ -44,9 +37,10 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[st
     return ids | {"eos_token_id": end}
 
 
-def _described(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
+def _in_the_library(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
+    """Return the library's equal tokenizer, and the id of the token that ends a document."""
     if isinstance(tokenizer, ByteTokenizer):
-        model = library.Tokenizer(models.BPE(byte_alphabet(), []))
+        model = library.Tokenizer(models.BPE(ours.byte_alphabet(), []))
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         model.decoder = decoders.ByteLevel()
     elif isinstance(tokenizer, CharacterTokenizer):
@@ -61,7 +55,7 @@ def _described(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
             return model, tokenizer.separator
     name = next(name for name in SEPARATORS if model.token_to_id(name) is None)
     model.add_special_tokens([library.AddedToken(name, special=True, normalized=False)])
-    return model, separator(tokenizer)
+    return model, ours.separator(tokenizer)
 
 
 def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
@@ -75,7 +69,7 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
         values = files.read_json(path)
         if isinstance(values, dict):
             values |= {"truncation": None, "padding": None}  # settings of the other program
-        model = tokenizers.parse(values)
+        model = ours.parse(values)
         described = json.loads(model.to_str())
     except FileNotFoundError:
         raise UserError(f"{path}: {NOT_FOUND}") from None
@@ -83,32 +77,28 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
         reason = (str(error).splitlines() or [type(error).__name__])[0].removeprefix(f"{path}: ")
         raise UserError(f"{path}: {reason}") from None
     kind, vocabulary = described["model"]["type"], described["model"].get("vocab")
-    largest = max(model.get_vocab().values(), default=0)
+    largest, right = max(model.get_vocab().values(), default=0), f"the model's vocab_size is {vocab_size}"
     if largest >= vocab_size:
-        raise UserError(f"{path}: found a token with the id {largest}; the model's vocab_size is {vocab_size}")
+        raise UserError(f"{path}: found a token with the id {largest}; {right}")
     names = _names(directory)
     end = end[0] if isinstance(end, list) and end else end
     if end is None:
         end = model.token_to_id(names.get("eos_token", ""))
-    if not (type(end) is int and 0 <= end < vocab_size and model.id_to_token(end) is not None):
-        raise UserError(
-            f"{directory / 'config.json'}: eos_token_id: found {shown(end)}; must be the id of the token in {FILE} "
-            "that ends a document"
-        )
+    is_token = type(end) is int and 0 <= end < vocab_size and model.id_to_token(end) is not None
+    field = f"{directory / 'config.json'}: eos_token_id"
+    require(is_token, field, end, f"must be the id of the token in {FILE} that ends a document")
     if kind == "WordLevel":
         if model.get_vocab_size() != vocab_size:
-            raise UserError(f"{path}: found {model.get_vocab_size()} tokens; the model's vocab_size is {vocab_size}")
+            raise UserError(f"{path}: found {model.get_vocab_size()} tokens; {right}")
         characters = sorted(set(vocabulary) - {model.id_to_token(end)})
         if any(len(c) != 1 for c in characters) or [vocabulary[c] for c in characters] != list(range(vocab_size - 1)):
             raise UserError(f"{path}: model.type: found WordLevel; each token must be one character")
         return CharacterTokenizer("".join(characters))
     falls_back = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
-    if kind != "BPE" or not (falls_back or "ByteLevel" in json.dumps(described["decoder"])):
-        raise UserError(
-            f"{path}: model.type: found {shown(kind)}; must be byte-level BPE, or BPE with a token for each byte"
-        )
-    ours = json.loads(_described(ByteTokenizer())[0].to_str())
-    same = all(described[name] == ours[name] for name in ("normalizer", "pre_tokenizer", "model"))
+    of_bytes = kind == "BPE" and (falls_back or "ByteLevel" in json.dumps(described["decoder"]))
+    require(of_bytes, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
+    plain = json.loads(_in_the_library(ByteTokenizer())[0].to_str())
+    same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
     if same and end == vocab_size - 1 == len(vocabulary):
         return ByteTokenizer()
     try:
@@ -126,5 +116,5 @@ def _names(directory: Path) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{directory / CONFIG}: not valid JSON ({error})") from None
     named = {name: said.get(name) for name in (*SPECIAL, "eos_token")} if isinstance(said, dict) else {}
-    named = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
-    return {name: value for name, value in named.items() if isinstance(value, str)}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
