@@ -98,11 +98,9 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
     with contextlib.ExitStack() as stack:
         parts = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in corpora.SPLITS}
         for split, text in corpora.split_documents(corpus, data):
-            count = counts[split]
+            count, tokens = counts[split], tokenizer.encode(text).astype(dtype)
             if count["documents"]:
-                parts[split].write(separator.data)
-                count["tokens"] += 1
-            tokens = tokenizer.encode(text).astype(dtype)
+                tokens = np.concatenate([separator, tokens])
             parts[split].write(tokens.data)
             count["tokens"] += len(tokens)
             count["documents"] += 1

@@ -36,9 +36,7 @@ class ByteTokenizer:
     """Each byte of UTF-8 is a token."""
 
     kind = "bytes"
-
-    def __init__(self):
-        self.token_bytes = np.array([1] * 256 + [0])
+    token_bytes = np.array([1] * 256 + [0])
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8)
@@ -110,11 +108,9 @@ class BpeTokenizer:
         model = Library(tokenizers.models.BPE())
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size - 1,  # the separator is not part of it, so no text is encoded as one
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        size = vocab_size - 1  # the separator is not part of it, so no text is encoded as one
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
         model.train_from_iterator(texts, trainer)
         return cls(model)
 

@@ -18,17 +18,19 @@ NEEDED = {
     "random_positions": None,
 }
 GELUS = {"gelu_new": "gelu", "gelu": "gelu_exact", "relu": "relu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
+SIZES = ("d_model", "num_layers", "num_heads", "d_ff")
 QKV = "attention/query attention/key attention/value"
+LAYER = ("attention_norm", QKV, "attention/out", "mlp_norm", "mlp/up", "mlp/down")
 
 
 class Architecture:
     """The fields of config.json and the tensors of one architecture. Dicts map Transformers' names to ours.
 
-    context: the field of the context length, and its default. sizes: {field: (model field of ours, default)}.
+    context: the field of the context length, and its default. sizes: the fields of SIZES, and their defaults.
     fixed: fields with one supported value. if_missing: the value of a missing one, if it is another. exported: fields
     that are written only. activations: the first name of each is written.
     prefix: of tensor names; missing in files that were saved without the output layer. buffers: a pattern of tensors to
-    skip. modules: in each layer; one of theirs may join several of ours.
+    skip. layer: names of the modules of `parameters`; one of theirs may join several of ours.
     """
 
     model_type: str  # in config.json
@@ -42,7 +44,8 @@ class Architecture:
     always_biased = False
     tied_by_default = False
     context: tuple[str, int]
-    sizes: ClassVar[dict[str, tuple[str, int]]]
+    sizes: tuple[str, ...]
+    sizes_by_default: tuple[int, ...]
     fixed: ClassVar[dict[str, Any]]
     if_missing: ClassVar[dict[str, Any]] = {}
     exported: ClassVar[dict[str, str]] = {}
@@ -51,7 +54,8 @@ class Architecture:
     buffers = "(?!)"  # none
     tables: ClassVar[dict[str, str]]
     layers: str
-    modules: ClassVar[dict[str, str]]
+    layer: tuple[str, ...]
+    parameters: tuple[str, ...] = LAYER  # of a layer
     final_norm: str
     head = "lm_head"
     transposed = True  # matrices are stored [out, in], as in torch.nn.Linear
@@ -66,7 +70,7 @@ class Architecture:
     def describe(self, config: Config) -> dict[str, Any]:
         """Return the fields of config.json that only this architecture has."""
         model = config.model
-        names = {theirs: ours for theirs, (ours, _) in self.sizes.items()} | self.exported
+        names = dict(zip(self.sizes, SIZES, strict=False)) | self.exported
         values = {theirs: operator.attrgetter(ours)(model) for theirs, ours in names.items()}
         if self.activation_field:
             matching = (theirs for theirs, ours in self.activations.items() if ours == model.activation)
@@ -76,27 +80,28 @@ class Architecture:
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return the equivalent config fields of ours. Raises UserError for an unsupported setting."""
         settings.require(self.fixed, self.if_missing)
-        sizes = {f"model.{ours}": settings.whole(theirs, default) for theirs, (ours, default) in self.sizes.items()}
+        sizes = map(settings.whole, self.sizes, self.sizes_by_default)
+        given = {f"model.{ours}": size for ours, size in zip(SIZES, sizes, strict=False)}
         activation = self.activations[self.activation_by_default]
         if self.activation_field:
             activation = settings.one_of(self.activation_field, self.activations, self.activation_by_default)
         fields = {
             "context_length": settings.whole(*self.context),
             "model.position": self.position,
-            "model.num_kv_heads": sizes["model.num_heads"],
+            "model.num_kv_heads": given["model.num_heads"],
             "model.norm": self.norm,
             "model.use_bias": self.always_biased,
             "model.activation": activation,
             "model.tie_embeddings": settings.boolean("tie_word_embeddings", self.tied_by_default),
             "model.scale_embeddings": False,
         }
-        return {f"model.{name}": value for name, value in NEEDED.items()} | sizes | fields
+        return {f"model.{name}": value for name, value in NEEDED.items()} | given | fields
 
     def tensors(self, model: ModelConfig) -> list[Tensor]:
         """Return all tensors of a model, and the parameters that they hold."""
         listed = [Tensor(f"{self.prefix}{theirs}.weight", (ours,)) for theirs, ours in self.tables.items()]
         for layer in range(model.num_layers):
-            for theirs, ours in self.modules.items():
+            for theirs, ours in zip(self.layer, self.parameters, strict=True):
                 paths = [f"blocks/{layer}/{path}" for path in ours.split()]
                 listed += self._module(f"{self.prefix}{self.layers}.{layer}.{theirs}", paths, model)
         listed += self._module(f"{self.prefix}{self.final_norm}", ["final_norm"], model)
@@ -119,6 +124,7 @@ class Rotary(Architecture):
     position = "rope"
     activation_field = "hidden_act"
     context = ("max_position_embeddings", 2048)
+    sizes: tuple[str, ...] = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     layers = "layers"
     base_field: str
     fraction_field: str
@@ -162,7 +168,7 @@ class GPT2(Architecture):
     always_biased = tied_by_default = True
     activation_field, activation_by_default = "activation_function", "gelu_new"
     context = ("n_positions", 1024)
-    sizes: ClassVar = {"n_embd": ("d_model", 768), "n_layer": ("num_layers", 12), "n_head": ("num_heads", 12)}
+    sizes, sizes_by_default = ("n_embd", "n_layer", "n_head"), (768, 12, 12)
     fixed: ClassVar = {"layer_norm_epsilon": 1e-5}
     exported: ClassVar = {
         "n_positions": "max_positions",
@@ -174,14 +180,7 @@ class GPT2(Architecture):
     prefix, buffers = "transformer.", r"h\.\d+\.attn\.(masked_)?bias"
     tables: ClassVar = {"wte": "embedding", "wpe": "positions/learned/embedding"}
     layers, final_norm, transposed = "h", "ln_f", False
-    modules: ClassVar = {
-        "ln_1": "attention_norm",
-        "attn.c_attn": QKV,
-        "attn.c_proj": "attention/out",
-        "ln_2": "mlp_norm",
-        "mlp.c_fc": "mlp/up",
-        "mlp.c_proj": "mlp/down",
-    }
+    layer = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         neutral = {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "add_cross_attention": False}
@@ -196,13 +195,7 @@ class GPTNeoX(Rotary):
 
     model_type, title, class_name = "gpt_neox", "GPT-NeoX", "GPTNeoXForCausalLM"
     always_biased = True
-    activation_by_default = "gelu"
-    sizes: ClassVar = {
-        "hidden_size": ("d_model", 6144),
-        "num_hidden_layers": ("num_layers", 44),
-        "num_attention_heads": ("num_heads", 64),
-        "intermediate_size": ("d_ff", 24_576),
-    }
+    sizes_by_default = (6144, 44, 64, 24_576)
     fixed: ClassVar = {"layer_norm_eps": 1e-5, "attention_bias": True, "use_parallel_residual": False}
     if_missing: ClassVar = {"use_parallel_residual": True}
     exported: ClassVar = {
@@ -214,14 +207,10 @@ class GPTNeoX(Rotary):
     prefix, buffers = "gpt_neox.", r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
     tables: ClassVar = {"embed_in": "embedding"}
     final_norm, head, interleaved = "final_layer_norm", "embed_out", True
-    modules: ClassVar = {
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "mlp_norm",
-        "attention.query_key_value": QKV,
-        "attention.dense": "attention/out",
-        "mlp.dense_h_to_4h": "mlp/up",
-        "mlp.dense_4h_to_h": "mlp/down",
-    }
+    layer = (
+        *("input_layernorm", "attention.query_key_value", "attention.dense"),
+        *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+    )
 
 
 class Llama(Rotary):
@@ -230,12 +219,7 @@ class Llama(Rotary):
     model_type, title, class_name, norm = "llama", "Llama", "LlamaForCausalLM", "rmsnorm"
     activation_by_default = "silu"
     activations: ClassVar = {"silu": "swiglu", "swish": "swiglu"}
-    sizes: ClassVar = {
-        "hidden_size": ("d_model", 4096),
-        "num_hidden_layers": ("num_layers", 32),
-        "num_attention_heads": ("num_heads", 32),
-        "intermediate_size": ("d_ff", 11_008),
-    }
+    sizes_by_default = (4096, 32, 32, 11_008)
     fixed: ClassVar = {"rms_norm_eps": 1e-5}
     if_missing: ClassVar = {"rms_norm_eps": 1e-6}
     exported: ClassVar = {
@@ -249,17 +233,11 @@ class Llama(Rotary):
     prefix, buffers = "model.", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
     tables: ClassVar = {"embed_tokens": "embedding"}
     final_norm = "norm"
-    modules: ClassVar = {
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "mlp_norm",
-        "self_attn.q_proj": "attention/query",
-        "self_attn.k_proj": "attention/key",
-        "self_attn.v_proj": "attention/value",
-        "self_attn.o_proj": "attention/out",
-        "mlp.gate_proj": "mlp/gate",
-        "mlp.up_proj": "mlp/up",
-        "mlp.down_proj": "mlp/down",
-    }
+    layer = (
+        *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+        *("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    )
+    parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp_norm", "mlp/gate", "mlp/up", "mlp/down")
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         return super().supported(model) | {"num_kv_heads": (model.num_kv_heads,), "rope.fraction": (1.0,)}
@@ -282,20 +260,13 @@ class MPT(Architecture):
     tied_by_default = True
     activations: ClassVar = {"gelu": "gelu_exact"}
     context = ("max_seq_len", 2048)
-    sizes: ClassVar = {"d_model": ("d_model", 2048), "n_layers": ("num_layers", 24), "n_heads": ("num_heads", 16)}
+    sizes, sizes_by_default = ("d_model", "n_layers", "n_heads"), (2048, 24, 16)
     fixed: ClassVar = {"expansion_ratio": 4, "layer_norm_epsilon": 1e-5, "no_bias": True}
     attention: ClassVar = {"alibi": True, "alibi_bias_max": 8}
     prefix = "transformer."
     tables: ClassVar = {"wte": "embedding"}
     layers, final_norm = "blocks", "norm_f"
-    modules: ClassVar = {
-        "norm_1": "attention_norm",
-        "norm_2": "mlp_norm",
-        "attn.Wqkv": QKV,
-        "attn.out_proj": "attention/out",
-        "ffn.up_proj": "mlp/up",
-        "ffn.down_proj": "mlp/down",
-    }
+    layer = ("norm_1", "attn.Wqkv", "attn.out_proj", "norm_2", "ffn.up_proj", "ffn.down_proj")
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         return super().supported(model) | {"d_ff": (4 * model.d_model,), "use_bias": (False,)}

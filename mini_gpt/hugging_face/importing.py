@@ -40,7 +40,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     """Write a run of the model at step 0 and return its config. A failed import leaves no files.
 
     Model, context length and tokenizer come from the directory, all else from the config file with the overrides.
-    Raises UserError if the run exists, if a file can't be read, or if a setting is not supported.
+    Raises UserError if the run exists, a file can't be read, or a setting is not supported.
     """
     if workdir.exists():
         raise UserError(f"--workdir: {workdir} exists; name a new directory")
