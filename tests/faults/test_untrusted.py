@@ -39,14 +39,14 @@ def config(home, corpus_files):
 
 @pytest.fixture
 def run(home, config, tmp_path):
-    """Trains one small run for all tests, and copies it for each."""
+    """Return a copy of one small run."""
     if not (home / "run").exists():
         loop.train(config, home / "run", conclude=False)
     return shutil.copytree(home / "run", tmp_path / "run")
 
 
 def change(run, **fields):
-    """Writes other data fields into a run's config.json, as its author could."""
+    """Write other data fields into a run's config.json, as its author could."""
     path = run / "config.json"
     values = json.loads(path.read_text())
     del values["sha256"]
@@ -131,7 +131,7 @@ def test_parameters_are_counted_without_a_corpus(run, monkeypatch, capsys):
 
 @pytest.fixture
 def data_set(tmp_path):
-    """Writes a data set of TFDS whose files are elsewhere; gives the directory of data sets, and its own."""
+    """Write a TFDS data set that names files elsewhere; return the directory of data sets, and its own."""
     directory = tmp_path / "tfds" / "theirs" / "1.0.0"
     directory.mkdir(parents=True)
     corpora.tfds.features.FeaturesDict({"text": corpora.tfds.features.Text()}).save_config(directory)
@@ -313,7 +313,7 @@ def test_text_of_a_model_can_not_command_a_terminal(run, monkeypatch, capsys, on
 
 @pytest.fixture
 def poisoned(run, config):
-    """Writes a checkpoint with a NaN in it, whose checksums are right."""
+    """Write a checkpoint with a NaN and right checksums; return its run."""
     like = Run(run)
     bad = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(np.nan), like.parameters)
     optimizer = make_optimizer(config)

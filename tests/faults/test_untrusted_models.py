@@ -16,7 +16,7 @@ from tests.hugging_face.models import written
 
 @pytest.fixture
 def model(tmp_path):
-    """Writes the files of a GPT-2 as Transformers does."""
+    """Write the files of a GPT-2 as Transformers does; return their directory."""
     written("learned", tmp_path / "model")
     return tmp_path / "model"
 
@@ -26,7 +26,7 @@ MODEL_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "model.
 
 @pytest.mark.parametrize("name", [*MODEL_FILES, "model.safetensors.index.json"])
 @pytest.mark.parametrize("what", ["a FIFO", "a link"])
-def test_other_than_files_in_a_model_are_refused(model, name, what, tmp_path):
+def test_only_regular_files_of_a_model_are_read(model, name, what, tmp_path):
     (tmp_path / "outside").write_text("{}")
     (model / name).unlink(missing_ok=True)
     if what == "a FIFO":

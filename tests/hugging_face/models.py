@@ -1,4 +1,4 @@
-"""Models whose every parameter is random, and the architectures that they become."""
+"""Models with random parameters, and the architectures that they become."""
 
 import jax
 import numpy as np
@@ -47,7 +47,7 @@ VOCAB = 29
 
 
 def make(name, vocab_size=VOCAB, **overrides):
-    """Gives a config, and parameters of which none is as in a new model, where norms are ones and biases zeros."""
+    """Return a config and random parameters. A new model has ones in its norms and zeros in its biases."""
     small = {"context_length": 16, "model.num_layers": 2, "model.d_model": 32, "model.dtype": "float32"}
     fields = {f"model.{field}": value for field, value in EXPRESSIBLE[name][1].items()}
     config = configs.load("configs/default.py", small | fields | overrides)
@@ -62,7 +62,7 @@ def make(name, vocab_size=VOCAB, **overrides):
 
 
 def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
-    """Writes such a model; gives its config and parameters."""
+    """Write such a model; return its config and parameters."""
     config, drawn = make(name, vocab_size)
     directory.mkdir(parents=True)
     exporting.write_model(config, vocab_size, drawn, directory, ids={"bos_token_id": end, "eos_token_id": end})

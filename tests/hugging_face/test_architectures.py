@@ -1,4 +1,4 @@
-"""What becomes which architecture, what none can express, and how config.json says it in old versions and new."""
+"""Each config.json gives its config, in old and new versions; unsupported settings are refused."""
 
 import json
 
@@ -8,7 +8,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import architectures, settings
 from mini_gpt.runtime.errors import UserError
 
-# As save_pretrained of Transformers 5 writes them, but for what is not the model's.
+# As save_pretrained of Transformers 5 writes them, without fields that do not describe the model.
 NEW = {
     "gpt2": {
         "activation_function": "gelu_new",
@@ -93,7 +93,7 @@ def test_each_architecture_is_read(tmp_path):
     assert (neox.model.rope.base, neox.model.rope.scaling, neox.model.rope.fraction) == (5000, "none", 0.5)
 
 
-def test_fields_of_transformers_4_say_the_same(tmp_path):
+def test_fields_of_transformers_4_give_the_same_config(tmp_path):
     new = read(tmp_path, "llama")
     for scaling in ({"type": "linear", "factor": 2.5}, {"rope_type": "linear", "factor": 2.5}):
         assert read(tmp_path, "llama", rope_parameters=..., rope_theta=5000.0, rope_scaling=scaling) == new
@@ -104,7 +104,7 @@ def test_fields_of_transformers_4_say_the_same(tmp_path):
     assert without_a_fraction.model.rope.fraction == 0.25, "GPT-NeoX's own default"
 
 
-def test_what_says_the_same_in_other_words(tmp_path):
+def test_equivalent_settings_give_equal_configs(tmp_path):
     plain = read(tmp_path, "llama", rope_parameters={"rope_type": "default", "rope_theta": 5000})
     for scaling in ({"type": "linear", "factor": 1.0}, {"rope_type": "default"}):
         assert read(tmp_path, "llama", rope_parameters=..., rope_theta=5000, rope_scaling=scaling) == plain
@@ -154,13 +154,13 @@ def test_what_says_the_same_in_other_words(tmp_path):
         ("mpt", {"expansion_ratio": 2}, r"expansion_ratio: found 2; must be 4 to be imported"),
     ],
 )
-def test_what_no_block_here_can_express_is_named(model_type, changes, message, tmp_path):
+def test_unsupported_settings_are_refused(model_type, changes, message, tmp_path):
     with pytest.raises(UserError, match=message):
         read(tmp_path, model_type, **changes)
 
 
 @pytest.mark.parametrize("text, message", [("{", "no JSON"), ("[1]", "must be an object"), (None, "not found")])
-def test_a_config_that_is_none_is_named(text, message, tmp_path):
+def test_a_broken_config_json_is_refused(text, message, tmp_path):
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=rf"config.json: .*{message}"):
@@ -210,7 +210,7 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ),
     ],
 )
-def test_what_no_architecture_can_express_is_named(fields, message):
+def test_models_that_no_architecture_expresses_are_refused(fields, message):
     fields = {f"model.{name}": value for name, value in fields.items()}
     objective = {"train.objective": "masked"} if fields.get("model.causal") is False else {}
     config = configs.load("configs/default.py", fields | objective)

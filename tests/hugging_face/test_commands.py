@@ -27,7 +27,7 @@ def directories(tmp_path_factory):
 
 @pytest.fixture
 def run(directories, small):
-    """Gives the directory of a run that has trained a little."""
+    """Return the directory of a run that has trained a little."""
     if not (directories / "run").exists():
         loop.train(small(model__position="learned", data__tokenizer="bpe", data__vocab_size=300), directories / "run")
     return directories / "run"
@@ -35,7 +35,7 @@ def run(directories, small):
 
 @pytest.fixture
 def out(directories, run, monkeypatch):
-    """Gives the directory that it is exported to."""
+    """Return the directory with the exported run."""
     if not (directories / "out").exists():
         assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
         assert type_in(monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={directories / 'out'}") is None
@@ -44,7 +44,7 @@ def out(directories, run, monkeypatch):
 
 @pytest.fixture
 def imports(out, monkeypatch, corpus_files, tmp_path):
-    """Gives a function that imports what was exported, with further flags."""
+    """Return a function that imports the exported run, with further flags."""
     plain = {name: value for name, value in SMALL.items() if not name.startswith("model.") or name == "model.dtype"}
     plain |= {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
     flags = [f"--config.{name}={value}" for name, value in plain.items() if name != "context_length"]
@@ -58,7 +58,7 @@ def leaves(run):
     return {parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
 
 
-def test_a_run_leaves_the_house_and_comes_back(run, out, imports, monkeypatch, tmp_path, capsys):
+def test_an_exported_run_is_imported_again(run, out, imports, monkeypatch, tmp_path, capsys):
     assert sorted(path.name for path in out.iterdir()) == [
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_run_leaves_the_house_and_comes_back(run, out, imports, monkeypatch, t
     assert before.trained.model == after.trained.model
 
 
-def test_an_imported_run_trains_on_in_place_and_as_the_origin_of_another(run, imports, monkeypatch, tmp_path):
+def test_an_imported_run_trains_on_in_place_or_as_a_new_run(run, imports, monkeypatch, tmp_path):
     assert imports("--config.optimizer.learning_rate=1e-9") is None
     start = leaves(Run(run))
     config = f"--config={tmp_path / 'again' / 'config.json'}"
@@ -96,7 +96,7 @@ def test_an_imported_run_trains_on_in_place_and_as_the_origin_of_another(run, im
             np.testing.assert_allclose(leaf, start[path], atol=1e-6, err_msg=path)
 
 
-def test_another_models_ids_are_its_own_in_the_files(imports, monkeypatch, tmp_path):
+def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
     tokenizer, source = foreign(), tmp_path / "llama"
     written("llama", source, vocab_size=400, end=2)
     tokenizer.save(str(source / "tokenizer.json"))
@@ -118,7 +118,7 @@ def test_another_models_ids_are_its_own_in_the_files(imports, monkeypatch, tmp_p
     assert "| trained |" not in card and "| first weights | those of llama, a Llama |" in card
 
 
-def test_what_is_wrong_is_one_line_and_nothing_is_written(run, out, imports, monkeypatch, tmp_path):
+def test_errors_are_one_line_and_nothing_is_written(run, out, imports, monkeypatch, tmp_path):
     export = lambda *flags: type_in(monkeypatch, COMMAND, "export", *flags)
     assert export(f"--workdir={run}", f"--output={out}") == f"error: --output: {out} exists; name a new directory"
     message = export(f"--workdir={run}", f"--output={tmp_path / 'new'}", "--checkpoint=3")

@@ -1,4 +1,4 @@
-"""A tokenizer gives the same ids in the tokenizers library as here, and so does one that is read."""
+"""Exported and imported tokenizers give the same ids as the tokenizers library."""
 
 import json
 
@@ -18,7 +18,7 @@ BPE = BpeTokenizer.train([TEXT], 300)
 
 
 def foreign(**changes):
-    """Gives a tokenizer as Llama's: SentencePiece's BPE, that falls back to bytes and puts a space before a text."""
+    """Return a tokenizer as Llama's: SentencePiece's BPE, with bytes as a fallback and a space before each text."""
     model = library.Tokenizer(library.models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     space = "\N{LOWER ONE EIGHTH BLOCK}"
     normalizers = [library.normalizers.Prepend(space), library.normalizers.Replace(" ", space)]
@@ -48,7 +48,7 @@ def foreign(**changes):
     [(ByteTokenizer(), HARD), (BPE, HARD), (CharacterTokenizer("".join(sorted(set(TEXT)))), TEXT)],
     ids=["bytes", "bpe", "characters"],
 )
-def test_ids_are_the_same_in_the_library_and_come_back(tokenizer, text, tmp_path):
+def test_ids_are_the_same_in_the_library_and_read_back(tokenizer, text, tmp_path):
     ids = tokenizer_files.write(tokenizer, tmp_path, 32)
     end = ids["eos_token_id"]
     assert ids == {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
@@ -69,7 +69,7 @@ def test_ids_are_the_same_in_the_library_and_come_back(tokenizer, text, tmp_path
     assert tokenizers.load(tmp_path / "saved").encode(text).tolist() == tokenizer.encode(text).tolist()
 
 
-def test_another_models_separator_changes_places_with_the_last_id(tmp_path):
+def test_an_imported_separator_is_swapped_with_the_last_id(tmp_path):
     model = foreign()
     model.save(str(tmp_path / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "unk_token": "<unk>", "other": 3}
@@ -131,7 +131,7 @@ def test_spaces_that_are_tokens_of_their_own_are_text(tmp_path):
         ),
     ],
 )
-def test_what_is_no_tokenizer_of_bytes_or_characters_is_named(content, vocab_size, end, message, tmp_path):
+def test_other_tokenizers_are_refused(content, vocab_size, end, message, tmp_path):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=message):

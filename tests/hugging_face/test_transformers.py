@@ -1,4 +1,4 @@
-"""Transformers itself loads what is written here, and what it writes is read: `make test-hugging-face`."""
+"""Transformers loads exported models, and its models are imported: `make test-hugging-face`."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def theirs(model):
 
 
 def loaded(directory, **options):
-    """Loads a model, and has no tensor be missing, left over or of another shape."""
+    """Load a model; no tensor may be missing, left over or of another shape."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     model, about = load(directory, output_loading_info=True, **options)
     assert not any(about.values()), about
@@ -42,7 +42,7 @@ def loaded(directory, **options):
 
 
 @pytest.mark.parametrize("name", EXPRESSIBLE)
-def test_what_is_written_gives_the_same_logits_there(name, tmp_path):
+def test_transformers_computes_the_same_logits(name, tmp_path):
     config, drawn = written(name, tmp_path / "out")
     listed = jax.tree_util.tree_leaves_with_path(drawn)
     expected_BLV = ours(config, {parameters.path_name(path): leaf for path, leaf in listed})
@@ -76,7 +76,7 @@ WRITTEN_THERE = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", WRITTEN_THERE)
-def test_what_transformers_writes_gives_the_same_logits_here(name, dtype, tmp_path):
+def test_imported_models_compute_the_same_logits(name, dtype, tmp_path):
     kind, fields = WRITTEN_THERE[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**COMMON, **fields)
@@ -102,7 +102,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture(params=["bytes", "bpe", "characters"])
 def run(request, small, shared):
-    """Gives a run that has learnt a little, and where it is exported to."""
+    """Return a run that has learnt a little, and the directory of its export."""
     directory = shared / request.param
     if not directory.exists():
         fields = {"data__tokenizer": request.param, "data__vocab_size": 300, "train__steps": 60}
@@ -120,7 +120,7 @@ def test_tokenizers_give_the_same_ids_and_text(run):
     assert tokenizer.eos_token_id == len(run.tokenizer.token_bytes) - 1
 
 
-def test_what_is_written_greedily_is_the_same(run):
+def test_greedy_texts_are_equal(run):
     run, out = run
     prompt = run.tokenizer.encode("the cat")
     (mine,) = generation.generate(run.model, [prompt], length=12, sampling=Sampling(temperature=0.0))
@@ -130,7 +130,7 @@ def test_what_is_written_greedily_is_the_same(run):
     assert other[0, len(prompt) :].tolist() == mine.tolist()
 
 
-def test_a_split_has_the_loss_there_that_it_has_here(run):
+def test_transformers_computes_the_same_loss_of_a_split(run):
     run, out = run
     model, length = loaded(out), run.config.context_length
     tokens = np.asarray(run.store.split("validation").tokens, np.int64)

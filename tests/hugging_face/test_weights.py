@@ -1,4 +1,4 @@
-"""A model that is written in Transformers' names is the same model, and so is what is read back."""
+"""Exported tensors hold the same model, and so do imported ones."""
 
 import json
 
@@ -26,7 +26,7 @@ def by_path(tree):
 
 
 def read(directory):
-    """Gives the config of what a directory holds, and its parameters by path."""
+    """Return the config of the model in a directory, and its parameters by path."""
     described = settings.read(directory / "config.json")
     architecture = architectures.find(described)
     config = configs.load("configs/default.py", architecture.fields(described))
@@ -34,7 +34,7 @@ def read(directory):
 
 
 @pytest.mark.parametrize("name", EXPRESSIBLE)
-def test_the_files_hold_the_model_and_are_read_as_it_was(name, tmp_path):
+def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
     config, drawn = written(name, tmp_path / "out")
     described = json.loads((tmp_path / "out" / "config.json").read_text())
     tensors = load_file(tmp_path / "out" / "model.safetensors")
@@ -91,7 +91,7 @@ def test_parts_bfloat16_bare_names_and_old_buffers_are_read(tmp_path):
         np.testing.assert_array_equal(arrays[path], np.asarray(jnp.asarray(leaf).astype(jnp.bfloat16), np.float32))
 
 
-def test_a_tied_table_may_stand_there_twice_but_no_other_one(tmp_path):
+def test_a_tied_table_may_be_stored_twice_if_equal(tmp_path):
     written("rope", tmp_path / "out")
     rewrite(tmp_path / "out", lambda tensors: tensors | {"embed_out.weight": tensors["gpt_neox.embed_in.weight"]})
     read(tmp_path / "out")
@@ -122,7 +122,7 @@ def without(name):
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
+def test_wrong_tensors_are_refused(change, message, tmp_path):
     written("learned", tmp_path / "out")
     rewrite(tmp_path / "out", change)
     with pytest.raises(UserError, match=message):
@@ -130,7 +130,7 @@ def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0, 4, 60, 0.5, 0.999])
-def test_a_file_that_is_cut_short_is_named(kept, tmp_path):
+def test_a_truncated_weight_file_is_refused(kept, tmp_path):
     written("learned", tmp_path / "out")
     file = tmp_path / "out" / "model.safetensors"
     whole = file.read_bytes()
@@ -149,7 +149,7 @@ def test_a_file_that_is_cut_short_is_named(kept, tmp_path):
         ('{"weight_map": {"a": "a"}}', r"out/a: not found; model.safetensors.index.json names it"),
     ],
 )
-def test_files_that_are_not_there_are_named(index, message, tmp_path):
+def test_missing_weight_files_are_refused(index, message, tmp_path):
     written("learned", tmp_path / "out")
     (tmp_path / "out" / "model.safetensors").rename(tmp_path / "out" / "pytorch_model.bin")
     if index is not None:
