@@ -58,8 +58,8 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
     def _info(self) -> tfds.core.DatasetInfo:
         text = tfds.features.Text()
         features = tfds.features.FeaturesDict({"path": text, "text": text})
-        said = "The source files of the running Python's standard library, without tests and encodings."
-        return tfds.core.DatasetInfo(builder=self, description=said, features=features, disable_shuffling=True)
+        about = "The source files of the running Python's standard library, without tests and encodings."
+        return tfds.core.DatasetInfo(builder=self, description=about, features=features, disable_shuffling=True)
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
         return {"train": self._generate_examples()}
@@ -87,13 +87,9 @@ class TinyShakespeare(tfds.core.GeneratorBasedBuilder):
         return {} if self.path else {SHAKESPEARE_URL: None}
 
     def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="Forty thousand lines of Shakespeare.",
-            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
-            homepage="https://github.com/karpathy/char-rnn",
-            disable_shuffling=True,
-        )
+        features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+        about = "Forty thousand lines of Shakespeare, from https://github.com/karpathy/char-rnn."
+        return tfds.core.DatasetInfo(builder=self, description=about, features=features, disable_shuffling=True)
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
         return {"train": self._generate_examples(Path(self.path or dl_manager.download(SHAKESPEARE_URL)))}

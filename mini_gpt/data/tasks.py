@@ -1,4 +1,4 @@
-"""Tasks: problems with one right answer, of any length, which show how a model handles order and distance.
+"""Tasks: problems with one right answer, of any length. They show how a model handles order and distance.
 
 A problem is a text: its question, "=", its answer, and the end of the line. It is a function of the split, seed, index
 and length. A hash of the question assigns it to a split, so no validation or test problem is in the training data.
@@ -29,7 +29,7 @@ Rng = np.random.Generator
 class Task:
     """A kind of problem. draw: (rng, length) -> (question, answer). size: the most characters of a problem of a length.
 
-    unit: what the length counts. shortest, longest: the lengths that the task has; longest=None: no limit.
+    unit: of the length. shortest, longest: the lengths that the task has; longest=None: no limit.
     """
 
     draw: Callable[[Rng, int], Problem]
@@ -50,10 +50,7 @@ def _from_letters(answer: Callable[[str], str]) -> Task:
 
 
 def _addition(rng: Rng, length: int) -> Problem:
-    """Two numbers with the same number of digits; the sum starts with its last digit, so carries are known in time.
-
-    Lee et al. 2023, reversed format.
-    """
+    """Two numbers of equally many digits; the sum is reversed, so that carries are known in time (Lee et al. 2023)."""
     a, b = ("".join(map(str, [rng.integers(1, 10), *rng.integers(10, size=length - 1)])) for _ in range(2))
     return f"{a}+{b}", str(int(a) + int(b))[::-1]
 

@@ -17,10 +17,8 @@ LONGEST_EXPRESSION = 2**12  # characters
 # aborts the library.
 NORMALIZERS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4}
 NORMALIZERS |= dict.fromkeys(("Strip", "StripAccents", "Nmt", "Prepend", "Replace", "BertNormalizer"), 1)
-PRE_TOKENIZERS = {"ByteLevel": 4} | dict.fromkeys(
-    ("Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit", "Metaspace", "CharDelimiterSplit"), 1
-)
-PRE_TOKENIZERS |= dict.fromkeys(("UnicodeScripts", "BertPreTokenizer"), 1)
+PRE_TOKENIZERS = {"ByteLevel": 4} | dict.fromkeys(("Split", "Digits", "Punctuation", "Metaspace", "UnicodeScripts"), 1)
+PRE_TOKENIZERS |= dict.fromkeys(("Whitespace", "WhitespaceSplit", "CharDelimiterSplit", "BertPreTokenizer"), 1)
 PROCESSORS = ("ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing")
 NAMES_OF_PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
 
