@@ -44,7 +44,7 @@ def convert(workdir: Path, to: Path) -> None:
             with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS, keep=len(steps))) as target:
                 for step in steps:
                     try:
-                        state = parameters.laid_out(source.restore(step, like), changed_like, stacked=stacked)
+                        state = parameters.convert_layout(source.restore(step, like), changed_like, stacked=stacked)
                         target.save(step, state, source.record(step))
                     except Damaged as reason:
                         raise UserError(f"{workdir}: checkpoint {step} is damaged ({reason}); move it away") from None

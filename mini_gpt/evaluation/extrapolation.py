@@ -5,9 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from mini_gpt.config.schema import ModelConfig
 from mini_gpt.evaluation import perplexity, progress, scoring
-from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
 
@@ -53,12 +51,10 @@ def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, 
         try:
             length = Fraction(part.removesuffix("x")) * (trained if part.endswith("x") else 1)
         except (ValueError, ZeroDivisionError):
-            length = Fraction(1, 2)
+            length = Fraction(1, 2)  # refused below
         if length.denominator != 1:
-            raise UserError(
-                f"{flag}: found {part!r}; must be whole tokens or multiples of the trained context of {trained}, "
-                "such as 128 or 2x"
-            )
+            right = f"whole tokens or multiples of the trained context of {trained}, such as 128 or 2x"
+            raise UserError(f"{flag}: found {part!r}; must be {right}")
         if length < least:
             raise UserError(f"{flag}: found {part!r}, {length} tokens; must be at least {least}")
         lengths.add(int(length))
@@ -97,61 +93,46 @@ def extrapolation(
 ) -> tuple[list[dict], dict[str, list[float]]]:
     """Score each windowing of a split. Return a row for each, and by length the mean loss at each position of a block.
 
-    A row has the windowing, nll in nats a token, perplexity, bits_per_byte and tokens_scored. If the model has no
-    positions for the length, or its loss is not finite, these are None, the status is undefined and `reason` says why.
-    `sample_nll` is the mean over the sample of the sliding windows, in blocks too, so that both protocols can be
-    compared on the same targets. Entry i of a list by position is the mean in nats over the targets with i + 1 tokens
-    of context.
+    A row has nll in nats a token, or None and a `reason` if the model has no positions for the length or its loss is
+    not finite. `sample_nll` is the mean over the targets of the sliding windows, in blocks too: it compares both
+    protocols. Entry i of a list by position is the mean in nats over the targets with i + 1 tokens of context.
     """
-    reasons = {w.length: _why_undefined(model.config.model, w.length) for w in windowings}
+    reasons = {w.length: perplexity.why_undefined(model.config.model, w.length) for w in windowings}
     defined = [w for w in windowings if reasons[w.length] is None]
     sample = max(w.first_target for w in windowings)  # blocks begin at the first token, the sample later
-    what = f"{len(defined)} windowings of {len(tokens) - 1:,} targets"
+    title = f"{len(defined)} windowings of {len(tokens) - 1:,} targets"
     if sample > 1:
-        what += f", sliding windows of the last {len(tokens) - sample:,}"
+        title += f", sliding windows of the last {len(tokens) - sample:,}"
     rows, by_position = [], {}
-    with progress.shown(what, sum(w.cost for w in defined)) as advance:
+    with progress.shown(title, sum(w.cost for w in defined)) as advance:
         nll_fn = perplexity.make_nll_fn(model, advance=advance)
         for w in windowings:
-            reason = reasons[w.length]
-            values = dict.fromkeys(("nll", "perplexity", "bits_per_byte"), None) | {"tokens_scored": 0}
-            sample_nll = None
+            reason, score, sample_nll = reasons[w.length], None, None
             if reason is None:
-                nll = _score(nll_fn, tokens, w, perplexity.rows_at_a_time(model, w.length))
-                if np.isfinite(nll).all():
-                    values = _values(scoring.score(nll, tokens[w.first_target : w.last_target + 1], token_bytes))
-                    sample_nll = float(np.mean(nll[sample - w.first_target :], dtype=np.float64))
-                    if w.protocol == "blocks":
-                        by_position[str(w.length)] = _by_position(nll, w.length)
-                else:
-                    reason = "the model's loss is not finite"
-            row = {"length": w.length, "protocol": w.protocol, "stride": w.stride} | values
-            row |= {"status": "undefined" if reason else "ok", "reason": reason}
-            rows.append(row | {"first_target": w.first_target, "sample_nll": sample_nll})
+                part, batch_size = tokens[w.start : w.last_target + 1], perplexity.rows_at_a_time(model, w.length)
+                nll = scoring.score_tokens(nll_fn, part, window=w.length, stride=w.stride, batch_size=batch_size)
+                nll = nll[w.first_target - 1 - w.start :]
+                reason = None if np.isfinite(nll).all() else perplexity.NOT_FINITE
+            if reason is None:
+                score = scoring.score(nll, tokens[w.first_target : w.last_target + 1], token_bytes)
+                sample_nll = float(np.mean(nll[sample - w.first_target :], dtype=np.float64))
+                if w.protocol == "blocks":
+                    by_position[str(w.length)] = _by_position(nll, w.length)
+            row = {
+                "length": w.length,
+                "protocol": w.protocol,
+                "stride": w.stride,
+                "nll": score.nll if score else None,
+                "perplexity": score.perplexity if score else None,
+                "bits_per_byte": score.bits_per_byte if score and score.bytes else None,
+                "tokens_scored": score.tokens if score else 0,
+                "status": "undefined" if reason else "ok",
+                "reason": reason,
+                "first_target": w.first_target,
+                "sample_nll": sample_nll,
+            }
+            rows.append(row)
     return rows, by_position
-
-
-def _why_undefined(model: ModelConfig, length: int) -> str | None:
-    try:
-        check_length(model, length)
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def _score(nll_fn: scoring.NllFn, tokens: np.ndarray, w: Windowing, batch_size: int) -> np.ndarray:
-    part = tokens[w.start : w.last_target + 1]
-    nll = scoring.score_tokens(nll_fn, part, window=w.length, stride=w.stride, batch_size=batch_size)
-    return nll[w.first_target - 1 - w.start :]
-
-
-def _values(score: scoring.Score) -> dict:
-    return {
-        "nll": score.nll,
-        "perplexity": score.perplexity,
-        "bits_per_byte": score.bits_per_byte if score.bytes else None,
-        "tokens_scored": score.tokens,
-    }
 
 
 def _by_position(nll: np.ndarray, length: int) -> list[float]:

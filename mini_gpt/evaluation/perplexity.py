@@ -2,25 +2,25 @@
 
 import numpy as np
 
-from mini_gpt.config.schema import Config
+from mini_gpt.config.schema import Config, ModelConfig
 from mini_gpt.data import batches
-from mini_gpt.evaluation import progress, scoring
-from mini_gpt.evaluation.progress import Advance
+from mini_gpt.evaluation import scoring
+from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.evaluation.scoring import NllFn, Score
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 
-STRETCHES = 16  # of which a sample of a split is made
+STRETCHES = 16  # a sample of a split has at most so many
 COUNTED_TOKENS = 10_000_000  # at most, to learn how frequent each token is
+NOT_FINITE = "the model's loss is not finite"
 
 
-def make_nll_fn(model: LoadedModel, *, advance: Advance = progress.silent) -> NllFn:
+def make_nll_fn(model: LoadedModel, *, advance: Advance = silent) -> NllFn:
     """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays.
 
-    The batch is sharded over the model's mesh, with padding rows if needed. advance: called with the number of tokens
-    of each batch.
+    advance: called with the number of tokens of each batch.
     """
 
     def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
@@ -38,17 +38,15 @@ def score_split(
     token_bytes: np.ndarray,
     *,
     most_tokens: int | None = None,
-    advance: Advance = progress.silent,
+    advance: Advance = silent,
 ) -> Score:
     """Score the tokens of a split in blocks of the context length, each token once.
 
-    token_bytes: [V], UTF-8 bytes of each token. most_tokens: score about this many tokens, in stretches spread evenly
-    over the split, the same in every call; None: all. advance: called with the number of tokens of each batch.
+    token_bytes: [V], UTF-8 bytes of each token. most_tokens: score about this many tokens, the same in every call;
+    None: all. advance: called with the number of tokens of each batch. Raises the errors of `check_scorable`.
 
-    Under the masked objective only masked tokens are scored. Which tokens are masked depends on the place of the block
-    alone, an incomplete last block is left out, and the score has 0 bytes, since no text is compressed this way.
-
-    Raises UserError if no token can be scored, or if the context is longer than a learned table of positions.
+    Under the masked objective only masked tokens of whole blocks are scored, the same ones in every call. The score has
+    0 bytes, since no text is compressed this way.
     """
     check_scorable(model.config, len(tokens))
     nll_fn = make_nll_fn(model, advance=advance)
@@ -66,10 +64,19 @@ def check_scorable(config: Config, num_tokens: int) -> None:
         raise UserError(f"data.corpus: the split has {num_tokens} tokens; at least {least} are needed to score one")
 
 
-def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[np.ndarray]:
-    """Return the whole stream, or up to STRETCHES pieces of it at even distances, each of whole windows and one token.
+def why_undefined(config: ModelConfig, length: int) -> str | None:
+    """Return why a model has no loss at a length, or None."""
+    try:
+        check_length(config, length)
+    except UserError as error:
+        return str(error)
+    return None
 
-    The pieces have about `most_tokens` tokens in all. They are spread because the start of a split may be one document.
+
+def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[np.ndarray]:
+    """Return the whole stream, or up to STRETCHES pieces of whole windows and one token, `most_tokens` or so in all.
+
+    The pieces are at even distances: the start of a split may be a single document.
     """
     if most_tokens is None or len(tokens) <= most_tokens + 1:
         return [tokens]
@@ -86,10 +93,7 @@ def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def rows_at_a_time(model: LoadedModel, length: int) -> int:
-    """Return how many rows of `length` tokens go through the model at a time: about `model.batch_tokens` tokens.
-
-    It is a multiple of the number of shards of a batch, and at least one row a shard.
-    """
+    """Return the rows of a batch of about `model.batch_tokens` tokens: a multiple of its shards, at least one each."""
     shards = sharding.shards(model.mesh)
     return shards * max(1, model.batch_tokens // length // shards)
 

@@ -1,4 +1,4 @@
-"""Cost and progress of a long evaluation, in tokens: a progress bar, or log lines without a terminal."""
+"""Progress of a long evaluation, in tokens: a progress bar, or log lines without a terminal."""
 
 import contextlib
 import logging
@@ -13,17 +13,13 @@ SECONDS_BETWEEN_LINES = 30.0
 log = logging.getLogger(__name__)
 
 Advance = Callable[[int], None]  # called with the number of tokens that went through the model
-
-
-def silent(tokens: int) -> None:
-    """Show nothing, for evaluations during training."""
-    del tokens
+silent: Advance = lambda tokens: None  # for evaluations during training
 
 
 @contextlib.contextmanager
-def shown(what: str, cost: int) -> Iterator[Advance]:
+def shown(title: str, cost: int) -> Iterator[Advance]:
     """Log the cost in tokens, and yield a function that shows progress."""
-    log.info(f"{what}: {cost:,} tokens go through the model")
+    log.info(f"{title}: {cost:,} tokens go through the model")
     done, last_line = 0, time.monotonic()
     disable = None if processes.is_main_process() else True  # None: disabled without a terminal
     with tqdm(total=cost, unit="token", unit_scale=True, disable=disable, leave=False) as bar:

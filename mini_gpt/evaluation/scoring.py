@@ -38,13 +38,12 @@ class Score:
 def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int, batch_size: int) -> np.ndarray:
     """Return nll[len(tokens) - 1] in nats, float32: the loss of every token but the first.
 
-    Windows start at 0, stride, 2·stride, …; token t is scored in the first window that has it as a target, so its
-    context is its last t - k·stride tokens, with k = 0 for t ≤ window and ⌈(t - window)/stride⌉ beyond. With
-    stride = window these are blocks; with a smaller stride every token past the first window has at least
-    window - stride tokens of context.
+    Windows start at 0, stride, 2·stride, …; each token is scored in the first window that has it as a target. With
+    stride = window these are blocks. With a smaller stride every token past the first window has at least
+    window - stride + 1 tokens of context.
 
-    nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window: the last
-    window is padded on the right, the last batch with copies. Raises ValueError unless 1 ≤ stride ≤ window.
+    nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window: copies of the
+    last token fill the last window, copies of a row the last batch. Raises ValueError unless 1 ≤ stride ≤ window.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride: found {stride}; must be in 1..window ({window})")
@@ -53,7 +52,7 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
     nll = np.empty(max(targets, 0), np.float32)
     all_starts = range(0, stride * num_windows(targets, window, stride), stride)
     for count, starts in in_full_batches(all_starts, batch_size):
-        rows_BM = np.stack([_window(tokens, start, window) for start in starts]).astype(np.int32)
+        rows_BM = tokens.take(np.add.outer(starts, np.arange(window + 1)), mode="clip").astype(np.int32)
         nll_BL = np.asarray(nll_fn(rows_BM[:, :-1], rows_BM[:, 1:]))
         for start, nll_L in zip(starts[:count], nll_BL[:count], strict=True):
             first = 0 if start == 0 else window - stride
@@ -65,11 +64,6 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
 def num_windows(targets: int, window: int, stride: int) -> int:
     """Return how many windows score this many targets."""
     return 1 + max(0, math.ceil((targets - window) / stride)) if targets > 0 else 0
-
-
-def _window(tokens: np.ndarray, start: int, window: int) -> np.ndarray:
-    row = tokens[start : start + window + 1]
-    return np.pad(row, (0, window + 1 - len(row)))
 
 
 def score(nll: np.ndarray, targets: np.ndarray, token_bytes: np.ndarray) -> Score:

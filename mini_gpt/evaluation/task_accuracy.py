@@ -17,12 +17,10 @@ from mini_gpt.data import batches, tasks
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
-from mini_gpt.evaluation.progress import Advance
+from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.model import loss as losses
-from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError
 
 PROBLEMS = 512  # of each length, if the task has so many
 FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # of the longest trained length: the default lengths
@@ -58,23 +56,14 @@ class TaskScore:
 
 
 def accuracy(
-    model: LoadedModel,
-    tokenizer: Tokenizer,
-    problems: list[tuple[str, str]],
-    length: int,
-    *,
-    advance: Advance = progress.silent,
+    model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]], length: int, *, advance: Advance = silent
 ) -> TaskScore:
-    """Score problems, (question, answer), in rows of `length` inputs.
-
-    advance: called with the number of tokens of each batch.
-    """
+    """Score problems, (question, answer), in rows of `length` inputs; `advance` gets each batch's number of tokens."""
     solved = tokens = right = 0
     nll_sum, answers = 0.0, []
-    numbered = list(enumerate(problems))
-    for count, rows in in_full_batches(numbered, perplexity.rows_at_a_time(model, length)):
-        batch = batches.problem_batch([problem for _, problem in rows], model.config, tokenizer, length)
-        numbers_B = np.array([number for number, _ in rows], np.int32)
+    for count, numbers in in_full_batches(range(len(problems)), perplexity.rows_at_a_time(model, length)):
+        batch = batches.problem_batch([problems[number] for number in numbers], model.config, tokenizer, length)
+        numbers_B = np.array(numbers, np.int32)
         arrays = sharding.put_whole((batch["inputs"], batch["targets"], numbers_B), model.mesh)
         nll_BL, predicted_BL = (np.asarray(array)[:count] for array in _predict(model, *arrays))
         scored_BL = batch["weights"][:count] > 0
@@ -90,10 +79,8 @@ def accuracy(
 
 
 @jax.jit
-def _predict(
-    model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, numbers_B: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    # Draw random positions by the problem's number: by its first token, as for a text, many problems would share them.
+def _predict(model: LoadedModel, inputs_BL, targets_BL, numbers_B) -> tuple[jax.Array, jax.Array]:
+    # Random positions depend on the problem's number: many problems have the same first token.
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
     logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_B)
     return losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
@@ -110,28 +97,23 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     """Return a row for each length: exact_match, token_accuracy (both 0..1), nll in nats a token, and counts.
 
     The end of an answer counts in exact_match and nll, not in token_accuracy: if the answer is one letter, predicting
-    the end alone would make half of the tokens right.
-
-    For each length, up to PROBLEMS different problems of the split are scored, the same for every model and seed. If
-    the model has no positions for a length, or its loss is not finite, the status is undefined and `reason` says why.
+    the end alone would make half of the tokens right. For each length, up to PROBLEMS different problems of the split
+    are scored, the same for every model and seed. The `reason` of an undefined row is as in `extrapolation`.
     """
     rows, config = [], model.config
     needed = {length: batches.row_length(config, length) for length in lengths}
-    what = f"up to {PROBLEMS} problems of each of {len(lengths)} lengths"
-    with progress.shown(what, PROBLEMS * sum(needed.values())) as advance:
+    title = f"up to {PROBLEMS} problems of each of {len(lengths)} lengths"
+    with progress.shown(title, PROBLEMS * sum(needed.values())) as advance:
         for length in lengths:
             row: dict[str, Any] = {"length": length, "exact_match": None, "token_accuracy": None, "nll": None}
-            row |= {"problems": 0, "answer_tokens": 0, "status": "ok", "reason": None}
-            try:
-                check_length(config.model, needed[length])
-            except UserError as error:
-                rows.append(row | {"status": "undefined", "reason": str(error)})
-                continue
-            problems = tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
-            score = accuracy(model, tokenizer, problems, needed[length], advance=advance)
-            if not math.isfinite(score.nll_sum):
-                rows.append(row | {"status": "undefined", "reason": "the model's loss is not finite"})
-                continue
-            values = {name: getattr(score, name) for name in ("exact_match", "token_accuracy", "nll", "problems")}
-            rows.append(row | values | {"answer_tokens": score.tokens})
+            row |= {"problems": 0, "answer_tokens": 0}
+            reason = perplexity.why_undefined(config.model, needed[length])
+            if reason is None:
+                problems = tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
+                score = accuracy(model, tokenizer, problems, needed[length], advance=advance)
+                reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
+            if reason is None:
+                row |= {"exact_match": score.exact_match, "token_accuracy": score.token_accuracy, "nll": score.nll}
+                row |= {"problems": score.problems, "answer_tokens": score.tokens}
+            rows.append(row | {"status": "undefined" if reason else "ok", "reason": reason})
     return rows

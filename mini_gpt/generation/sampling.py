@@ -1,4 +1,4 @@
-"""Draw tokens from logits."""
+"""The choice of tokens from logits."""
 
 import math
 from dataclasses import dataclass
@@ -38,19 +38,14 @@ class Sampling:
         require(finite, "repetition_penalty", self.repetition_penalty, "must be above 0, and finite")
 
 
-def noise(keys_B: jax.Array, vocab_size: int) -> jax.Array:
-    """Return standard Gumbel noise_BV: argmax(logits + noise) is a draw from the logits' softmax.
-
-    Gumbel 1954; Maddison et al. 2014.
-    """
-    return jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(keys_B)
+def noise(keys_B: jax.Array, places_B: jax.Array, vocab_size: int) -> jax.Array:
+    """Return standard Gumbel noise_BV: argmax(logits + noise) is a sample of the softmax (Maddison et al. 2014)."""
+    of_row = lambda key, place: jax.random.gumbel(jax.random.fold_in(key, place), (vocab_size,))
+    return jax.vmap(of_row)(keys_B, places_B)
 
 
 def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array | None, sampling: Sampling) -> jax.Array:
-    """Return drawn tokens_B, int32.
-
-    seen_BV: the tokens that each row's text has; only needed with a penalty. noise_BV: not needed at temperature 0.
-    """
+    """Return drawn tokens_B, int32. seen_BV: the tokens of each row's text, for the penalty. noise_BV: see `noise`."""
     if seen_BV is not None and sampling.repetition_penalty != 1:
         penalty = sampling.repetition_penalty
         penalised_BV = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from mini_gpt.data.tokenizers import Tokenizer
 
-REPLACEMENT = "\ufffd"  # what a tokenizer decodes an incomplete character to
+REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to it
 
 
 class Writer:
     """One row's text, which grows as tokens are added.
 
-    It ends before a stop string, or at the separator of documents. It holds back the tokens of an incomplete character,
-    and text that may be the beginning of a stop string.
+    The text ends before a stop string, or at the separator of documents. The tokens of an incomplete character, and
+    text that may be the beginning of a stop string, are held back.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
@@ -47,21 +47,19 @@ class Writer:
         if self.ended_by is not None:
             return ""
         new = self._release(self.tokenizer.decode(self._held_tokens))
-        rest = "" if self.ended_by is not None else self._held_text
-        self._held_tokens, self._held_text = [], ""
+        rest, self._held_tokens, self._held_text = self._held_text, [], ""  # no rest after a stop string
         self.text += rest
         return new + rest
 
     def _release(self, text: str) -> str:
-        """Add text; return what can no longer be part of a stop string."""
+        """Add text; return the part that can no longer be in a stop string."""
         held = self._held_text + text
         found = [(held.index(stop), stop) for stop in self.stops if stop in held]
         if found:
             end, self.ended_by = min(found)
-            self._held_text = ""
         else:
             end = len(held) - max((_begun(held, stop) for stop in self.stops), default=0)
-            self._held_text = held[end:]
+        self._held_text = "" if found else held[end:]
         self.text += held[:end]
         return held[:end]
 

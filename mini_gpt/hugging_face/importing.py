@@ -168,4 +168,4 @@ def _placed(arrays: dict[str, np.ndarray], like: Parameters, *, stacked: bool) -
     one_by_one = jax.eval_shape(lambda tree: model_parameters.with_layers(tree, stacked=False), like)
     named = lambda path, _: jnp.asarray(arrays[model_parameters.path_name(path)])
     tree = jax.tree_util.tree_map_with_path(named, one_by_one)
-    return model_parameters.laid_out(tree, like, stacked=stacked)
+    return model_parameters.convert_layout(tree, like, stacked=stacked)

@@ -14,13 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.schema import ModelConfig
-from mini_gpt.model import loss, positions
-from mini_gpt.model.attention.cached import KeyValues, Past
+from mini_gpt.model import loss
 from mini_gpt.model.attention.masks import Context, Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, residual_std
-from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
-from mini_gpt.model.xla_workarounds import recompute_in_backward
+from mini_gpt.model.attention.reference import AttentionMaps, KeyValues, Past
+from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm, recompute_in_backward
+from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 
@@ -89,9 +88,8 @@ class Block(nnx.Module):
         """Return (x_BLD, keys and values for a cache, trace); the trace has attention maps if `with_maps`."""
         keys = [None] * 3 if options.dropout_key is None else list(jax.random.split(options.dropout_key, 3))
         before_BLD, options = x_BLD, options._replace(dropout_key=keys[0])
-        added_BLD, cache, maps = self.attention(
-            self._enter(x_BLD, self.attention_norm), context, options, with_maps=with_maps
-        )
+        normed_BLD = self._enter(x_BLD, self.attention_norm)
+        added_BLD, cache, maps = self.attention(normed_BLD, context, options, with_maps=with_maps)
         x_BLD = self._add(x_BLD, added_BLD, self.attention_norm, keys[1])
         units_BLF = self.mlp.units(self._enter(x_BLD, self.mlp_norm))
         x_BLD = self._add(x_BLD, self.mlp.down(units_BLF), self.mlp_norm, keys[2])
@@ -117,8 +115,8 @@ class MiniGPT(nnx.Module):
         init = nnx.initializers.normal(std)
         self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
         # Layers share encodings of one name: the tree has each parameter once.
-        encodings = zip(config.position_pattern, positions.make(config, rngs=rngs), strict=False)
-        self.positions = nnx.Dict(**dict(encodings))
+        names = dict.fromkeys(config.position_pattern)
+        self.positions = nnx.Dict(**{name: ENCODINGS[name](config, rngs=rngs) for name in names})
         make_block = lambda rngs: Block(config, self.dtype, rngs=rngs)
         self.blocks: Any
         if config.scan_layers:
@@ -138,21 +136,9 @@ class MiniGPT(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """Return logits_BLV in float32. Takes the arguments of `hidden`, and raises its errors."""
-        return self.logits(self.hidden(tokens_BL, positions_BL, segments_BL, dropout_key=dropout_key))
-
-    def hidden(
-        self,
-        tokens_BL: jax.Array,
-        positions_BL: jax.Array | None = None,
-        segments_BL: jax.Array | None = None,
-        *,
-        dropout_key: jax.Array | None = None,
-        head_mask_NBH: jax.Array | None = None,
-    ) -> jax.Array:
-        """Return the last hidden states x_BLD in `dtype`. See `Inputs` and `forward` for the arguments and errors."""
+        """Return logits_BLV in float32. See `Inputs` for the arguments; raises the errors of `forward`."""
         inputs = Inputs(tokens_BL, positions_BL, segments_BL)
-        return self.forward(inputs, dropout_key=dropout_key, head_mask_NBH=head_mask_NBH)[0]
+        return self.logits(self.forward(inputs, dropout_key=dropout_key)[0])
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
         """Return the logits_BLV of last hidden states, in float32."""
@@ -161,7 +147,7 @@ class MiniGPT(nnx.Module):
 
     @property
     def output_table(self) -> jax.Array:
-        """The table_VD, float32, whose product with the last hidden states gives the logits."""
+        """The table_VD, float32; its product with the last hidden states gives the logits."""
         return (self.embedding if self.config.tie_embeddings else self.unembedding)[...]
 
     def forward(
@@ -176,9 +162,9 @@ class MiniGPT(nnx.Module):
         """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with an item for each layer.
 
         dropout_key: None: no dropout. head_mask_NBH: factors of the heads' outputs; the batch axis may be 1. caches:
-        each layer's past, None where it is empty; the result has each layer's past and new keys and values. trace: is
-        applied to each layer's Trace, maps included; the result has what it returned. Raises UserError if the length
-        exceeds a learned table.
+        each layer's past, or None; the result has the layers' keys and values, new ones included. trace: a function of
+        each layer's Trace, maps included; the result has its values. Raises UserError if the length exceeds a learned
+        table.
         """
         config, (tokens_BL, positions_BL, segments_BL) = self.config, inputs
         if positions_BL is None:
@@ -196,53 +182,48 @@ class MiniGPT(nnx.Module):
         contexts = [Context(mask, position, positions_BL) for position in pattern]
         options = Options(keys, head_mask_NBH)  # of all layers
         if config.scan_layers and caches is None:
-            x_BLD, traces = self._scan_layers(x_BLD, contexts, options, trace)
+            x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
         else:  # unrolled with caches too: a scan would copy them for each token
-            new_caches, traces = [], []
-            for number, block in enumerate(self._blocks()):
-                past = None if caches is None else caches[number]
-                context, of_layer = contexts[number % len(pattern)], _at(options, number)._replace(past=past)
-                x_BLD, cache, traced = self._layer(x_BLD, block, context, of_layer, trace)
-                new_caches.append(cache)
-                traces.append(traced)
+            blocks = _unstack(*nnx.split(self.blocks)) if config.scan_layers else self.blocks
+            x_BLD, new_caches, traces = self._run_layers(x_BLD, blocks, contexts, options, trace, caches)
         if config.norm_placement == "pre":
             x_BLD = self.final_norm(x_BLD)
-        return x_BLD.astype(self.dtype), None if caches is None else new_caches, None if trace is None else traces
+        return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
 
-    def _layer(self, x_BLD, block, context, options, trace) -> tuple[jax.Array, KeyValues, Any]:
-        """Run a block, with rematerialisation as configured; return (x_BLD, keys and values, what `trace` returns)."""
+    def _run_layers(self, x_BLD, blocks, contexts, options, trace, caches=None) -> tuple[jax.Array, Any, list[Any]]:
+        """Run blocks in turn; return (x_BLD, their keys and values if there are caches, the values of `trace`)."""
 
-        def run(x_BLD: jax.Array) -> tuple:
+        def run(block: Block, context: Context, options: Options, x_BLD: jax.Array) -> tuple:
             x_BLD, cache, traced = block(x_BLD, context, options, with_maps=trace is not None)
             return x_BLD, cache, None if trace is None else trace(traced)
 
-        remat = self.config.remat
-        if remat == "none":
-            return run(x_BLD)
-        return jax.checkpoint(run, policy=SAVED[remat], prevent_cse=not self.config.scan_layers)(x_BLD)
+        new_caches, traces, remat = [], [], self.config.remat
+        for number, block in enumerate(blocks):
+            of_layer = _at(options, number)._replace(past=None if caches is None else caches[number])
+            layer: Callable[..., tuple] = functools.partial(run, block, contexts[number % len(contexts)], of_layer)
+            if remat != "none":
+                layer = jax.checkpoint(layer, policy=SAVED[remat], prevent_cse=not self.config.scan_layers)
+            x_BLD, cache, traced = layer(x_BLD)
+            new_caches.append(cache)
+            traces.append(traced)
+        return x_BLD, None if caches is None else new_caches, traces
 
-    def _scan_layers(self, x_BLD, contexts, options, trace) -> tuple[jax.Array, list[Any]]:
-        """Run all layers in a scan, whose step is one period of the pattern of positions."""
+    def _scan_layers(self, x_BLD, contexts, options, trace) -> tuple[jax.Array, None, list[Any]]:
+        """Run all layers in a scan; each step runs one period of the pattern of positions."""
         definition, stacked = nnx.split(self.blocks)
+        layers, length = self.config.num_layers, len(contexts)
 
         def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, list]:
-            traces = []
-            for number, context in enumerate(contexts):
-                weights, of_layer = _at(part, number)
-                x_BLD, _, traced = self._layer(x_BLD, nnx.merge(definition, weights), context, of_layer, trace)
-                traces.append(traced)
+            x_BLD, _, traces = self._run_layers(x_BLD, _unstack(definition, part[0]), contexts, part[1], trace)
             return x_BLD, traces
 
-        layers, length = self.config.num_layers, len(contexts)
         in_periods = lambda leaf: leaf[:layers].reshape(-1, length, *leaf.shape[1:])
         x_BLD, traces = jax.lax.scan(period, x_BLD, jax.tree.map(in_periods, (stacked, options)))
-        return x_BLD, [_at(traces[layer % length], layer // length) for layer in range(layers)]
+        return x_BLD, None, [_at(traces[layer % length], layer // length) for layer in range(layers)]
 
-    def _blocks(self) -> Sequence[Block]:
-        if not self.config.scan_layers:
-            return self.blocks
-        definition, stacked = nnx.split(self.blocks)
-        return [nnx.merge(definition, _at(stacked, layer)) for layer in range(self.config.num_layers)]
+
+def _unstack(definition: nnx.GraphDef, stacked: nnx.State) -> list[Block]:
+    return [nnx.merge(definition, _at(stacked, layer)) for layer in range(len(jax.tree.leaves(stacked)[0]))]
 
 
 def _at(tree: Any, index: int) -> Any:
@@ -250,18 +231,18 @@ def _at(tree: Any, index: int) -> Any:
 
 
 def _stacked(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rngs) -> Block:
-    """Return a block whose parameters have a first axis of layers, with the values of blocks that are made in turn."""
+    """Return one block; its parameters are those of blocks made in turn, stacked along a first axis of layers."""
     start = rngs.params.count[...]
     block = make_block(rngs)
     counts_N = start + (rngs.params.count[...] - start) * jnp.arange(layers + 1, dtype=start.dtype)
     key = rngs.params.key[...]
 
-    def draw(count: jax.Array) -> nnx.State:
+    def parameters_from(count: jax.Array) -> nnx.State:
         rngs = nnx.Rngs(params=key)
         rngs.params.count[...] = count
         return nnx.state(make_block(rngs))
 
-    nnx.update(block, jax.vmap(draw)(counts_N[:-1]))
+    nnx.update(block, jax.vmap(parameters_from)(counts_N[:-1]))
     rngs.params.count[...] = counts_N[-1]
     return block
 
@@ -274,9 +255,9 @@ def positions_and_segments(
     separator_id: the separator of documents that attention keeps apart, or None. It is the first token of the document
     that follows it: that document's first token is predicted from the separator only, and positions restart there.
 
-    With `model.random_positions`, each row has ordered positions that are drawn without replacement (Ruoss et al.
-    2023), by its key in keys_B. Without keys the draw depends on the row's first token and length only, so that a score
-    is the same every time, in every batch, and does not depend on later tokens.
+    With `model.random_positions`, each row has random ordered positions without repetition (Ruoss et al. 2023), from
+    its key in keys_B. Without keys they depend on the row's first token and length only, so that a score is the same
+    every time, in every batch, and does not depend on later tokens.
     """
     positions_BL = segments_BL = None
     if separator_id is not None:
@@ -284,28 +265,22 @@ def positions_and_segments(
         places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
         first_BL = jax.lax.cummax(jnp.where(opens_BL, places_BL, 0), axis=1)
         positions_BL, segments_BL = places_BL - first_BL, jnp.cumsum(opens_BL, axis=1, dtype=jnp.int32)
-    if config.random_positions is not None:
-        positions_BL = _random_positions(config.random_positions, tokens_BL, keys_B)
+    count = config.random_positions
+    if count is not None:
+        if keys_B is None:
+            keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens_BL[:, 0])
+        # The indices of the largest of random numbers; choice(replace=False) would sort all numbers.
+        numbers_BN = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys_B)
+        positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
     return positions_BL, segments_BL
-
-
-def _random_positions(count: int, tokens_BL: jax.Array, keys_B: jax.Array | None) -> jax.Array:
-    if keys_B is None:
-        keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens_BL[:, 0])
-    # The indices of the largest of `count` random numbers; choice(replace=False) would sort them all.
-    lots_BN = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys_B)
-    return jnp.sort(jax.lax.top_k(lots_BN, tokens_BL.shape[1])[1], axis=-1)
 
 
 def check_length(config: ModelConfig, length: int) -> None:
     """Raise UserError if a length needs more positions than the model has; JAX would clamp them silently."""
-    if config.random_positions is not None:
-        if length > config.random_positions:
-            raise UserError(
-                f"model.random_positions: a length of {length} needs as many different positions; found "
-                f"{config.random_positions} to draw from"
-            )
-    elif config.position == "learned" and length > config.max_positions:
+    count = config.random_positions
+    if count is not None and length > count:
+        raise UserError(f"model.random_positions: a length of {length} needs as many positions; found {count}")
+    if config.position == "learned" and length > config.max_positions:
         raise UserError(
             f"model.max_positions: the learned table has {config.max_positions} positions; found a length of {length}; "
             "use at most as many, or train with a larger model.max_positions"

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model.gpt import MiniGPT, positions_and_segments
+from mini_gpt.model.gpt import Inputs, MiniGPT, positions_and_segments
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import sharding
 
@@ -21,15 +21,14 @@ from mini_gpt.runtime import sharding
 )
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model, its parameters and what is needed to run it on a batch.
+    """A model with its parameters, ready to run on a batch.
 
     It is a pytree: a jitted function takes it as one argument. Its leaves are the parameters and the head mask; all
     other fields are static.
 
-    parameters: nested dicts of float32 arrays, sharded over `mesh`. definition: the model without parameters, of
-    `model.parameters.split`. separator_id: attention stays inside documents that this token begins; None: it does not.
-    batch_tokens: tokens that go through the model at a time. head_mask_NBH: factors of the heads' outputs, float32;
-    None: no head is masked; the batch axis may be 1.
+    parameters: nested dicts of float32 arrays, sharded over `mesh`. definition: the model without parameters.
+    separator_id: attention stays inside documents that this token begins; None: it does not. batch_tokens: tokens in a
+    batch. head_mask_NBH: factors of the heads' outputs, float32, or None; the batch axis may be 1.
     """
 
     parameters: dict[str, Any]
@@ -47,7 +46,7 @@ class LoadedModel:
 
     def merge(self) -> MiniGPT:
         """Return the module with its parameters in place; under jit too."""
-        return nnx.merge(self.definition, nnx.State(self.parameters))
+        return nnx.merge(self.definition, self.parameters)
 
     @jax.jit
     def hidden(
@@ -56,22 +55,18 @@ class LoadedModel:
         """Return the last hidden states x_BLD, in the model's dtype.
 
         inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`. text_BL: the text before any token was
-        masked, from which documents are told apart; the inputs unless given. keys_B: one key a row for
-        `model.random_positions`; drawn from the row's first token unless given.
+        masked, in which documents are found; the inputs unless given. keys_B: a random key for each row, see
+        `positions_and_segments`.
         """
-        model = self.merge()
-        layout = positions_and_segments(
-            model.config, inputs_BL if text_BL is None else text_BL, self.separator_id, keys_B
-        )
+        text_BL = inputs_BL if text_BL is None else text_BL
+        layout = positions_and_segments(self.config.model, text_BL, self.separator_id, keys_B)
         with sharding.use_mesh(self.mesh):
-            return model.hidden(inputs_BL, *layout, head_mask_NBH=self.head_mask_NBH)
+            return self.merge().forward(Inputs(inputs_BL, *layout), head_mask_NBH=self.head_mask_NBH)[0]
 
     @jax.jit
-    def logits(
-        self, inputs_BL: jax.Array, text_BL: jax.Array | None = None, keys_B: jax.Array | None = None
-    ) -> jax.Array:
+    def logits(self, *inputs: jax.Array | None) -> jax.Array:
         """Return logits_BLV, float32, replicated over the mesh. Takes the arguments of `hidden`."""
-        return sharding.replicate(self.merge().logits(self.hidden(inputs_BL, text_BL, keys_B)), self.mesh)
+        return sharding.replicate(self.merge().logits(self.hidden(*inputs)), self.mesh)
 
     @jax.jit
     def nll(self, inputs_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:

@@ -22,15 +22,6 @@ def nll(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits_BLV, axis=-1) - chosen_BL
 
 
-def smoothed_cross_entropy(logits_BLV: jax.Array, targets_BL: jax.Array, smoothing: float) -> jax.Array:
-    """Return ce_BL against (1 - e) one-hot + e uniform over V classes, in nats, float32 (Szegedy et al. 2016, 7)."""
-    if smoothing == 0.0:
-        return nll(logits_BLV, targets_BL)
-    logits_BLV = logits_BLV.astype(jnp.float32)
-    uniform_BL = jax.nn.logsumexp(logits_BLV, axis=-1) - jnp.mean(logits_BLV, axis=-1)
-    return (1 - smoothing) * nll(logits_BLV, targets_BL) + smoothing * uniform_BL
-
-
 def logits(x_TD: jax.Array, table_VD: jax.Array) -> jax.Array:
     """Return x Wᵀ as logits_TV in float32; both operands have one dtype."""
     return _product(x_TD, table_VD, (1, 1))
@@ -51,18 +42,14 @@ def token_nll(x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, mesh
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def loss_sums(
-    x_BLD: jax.Array,
-    table_VD: jax.Array,
-    targets_BL: jax.Array,
-    weights_BL: jax.Array,
-    smoothing: float,
-    mesh: Mesh,
+    x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, weights_BL: jax.Array, smoothing: float, mesh: Mesh
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the weighted sums of `smoothed_cross_entropy` and of `nll` of the logits x Wᵀ, float32 scalars.
+    """Return the weighted sums of the smoothed cross-entropy and of `nll` of the logits x Wᵀ, float32 scalars.
 
-    x_BLD: its rows are divided over the mesh; its dtype is that of the products, whose results are float32. The forward
-    pass computes the gradient of the first sum, with respect to x and the table only, while it has a chunk's logits
-    (Hsu et al. 2024). The second sum has no gradient.
+    smoothing: the cross-entropy is against (1 - smoothing) one-hot + smoothing uniform (Szegedy et al. 2016, 7).
+    x_BLD: its rows are divided over the mesh; products have its dtype, and results in float32. The forward pass
+    computes the gradient of the first sum, with respect to x and the table only, while it has a chunk's logits (Hsu et
+    al. 2024). The second sum has no gradient.
     """
     return _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)[0]
 
@@ -94,13 +81,8 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)
         return jax.lax.psum(sums, rows[0]), d_x_TD.reshape(x_BLD.shape)
 
     rows, replicated = sharding.batch_sharding(mesh).spec, PartitionSpec()
-    local = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(rows, replicated, rows, rows),
-        out_specs=((replicated,) * 3, rows),
-        check_vma=False,
-    )
+    in_specs, out_specs = (rows, replicated, rows, rows), ((replicated,) * 3, rows)
+    local = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     (objective, nll_sum, d_table_VD), d_x_BLD = local(x_BLD, table_VD, targets_BL, weights_BL)
     return (objective, nll_sum), (d_x_BLD, d_table_VD.astype(table_VD.dtype))
 
@@ -119,10 +101,7 @@ def _product(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Arr
 
 
 def _scan(function, carry, arrays_BL, classes: int):
-    """Scan over the fewest equal chunks of B·L tokens whose logits fit LIMIT; a single chunk needs no loop.
-
-    Padding is zeros, so the padding tokens have no weight.
-    """
+    """Scan over as few equal chunks of tokens as LIMIT allows; one chunk needs no loop. Padding has zero weights."""
     tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
     size = -(-tokens // -(-4 * tokens * classes // LIMIT))
 

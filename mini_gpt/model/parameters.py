@@ -1,6 +1,5 @@
-"""Parameters as nested dicts: split from a model, counted, and with layers stacked or separate."""
+"""Parameters as nested dicts: split from a model, checked, counted, and with layers stacked or separate."""
 
-import collections
 import functools
 import math
 import re
@@ -18,14 +17,9 @@ Parameters = dict[str, Any]
 
 
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
-    """Split a model into its definition and its parameters as nested dicts."""
+    """Split a model into its definition and its parameters, from which `nnx.merge` makes the model again."""
     definition, state = nnx.split(model, nnx.Param)
     return definition, nnx.to_pure_dict(state)
-
-
-def merge(definition: nnx.GraphDef, parameters: Parameters) -> MiniGPT:
-    """Return the model of a definition and parameters; works under jit."""
-    return nnx.merge(definition, nnx.State(parameters))
 
 
 def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
@@ -65,9 +59,10 @@ def with_layers(tree: Any, *, stacked: bool) -> Any:
 
     Stacked is the layout of `model.scan_layers`. Parameters that have the layout already are returned unchanged.
     """
+    has_blocks = lambda node: isinstance(node, dict) and "blocks" in node
 
     def convert(parameters: Any) -> Any:
-        if not _has_blocks(parameters) or ("attention" in parameters["blocks"]) == stacked:
+        if not has_blocks(parameters) or ("attention" in parameters["blocks"]) == stacked:
             return parameters
         blocks = parameters["blocks"]
         if stacked:
@@ -77,17 +72,13 @@ def with_layers(tree: Any, *, stacked: bool) -> Any:
             blocks = {layer: jax.tree.map(lambda leaf, at=layer: leaf[at], blocks) for layer in range(layers)}
         return parameters | {"blocks": blocks}
 
-    return jax.tree.map(convert, tree, is_leaf=_has_blocks)
+    return jax.tree.map(convert, tree, is_leaf=has_blocks)
 
 
-def _has_blocks(node: Any) -> bool:
-    return isinstance(node, dict) and "blocks" in node
-
-
-def laid_out(tree: Any, like: Any, *, stacked: bool) -> Any:
-    """Return the tree in the layout asked for, sharded as the leaves of `like`."""
-    places = jax.tree.map(lambda leaf: leaf.sharding, like)
-    return jax.jit(lambda tree: with_layers(tree, stacked=stacked), out_shardings=places)(tree)
+def convert_layout(tree: Any, like: Any, *, stacked: bool) -> Any:
+    """Return the tree with its blocks stacked or separate, sharded as the leaves of `like`."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    return jax.jit(functools.partial(with_layers, stacked=stacked), out_shardings=shardings)(tree)
 
 
 def count(parameters: Parameters) -> int:
@@ -96,24 +87,17 @@ def count(parameters: Parameters) -> int:
 
 
 def report(parameters: Parameters) -> str:
-    """Return a table of each module's parameters and the total; one row stands for the same module of all blocks."""
-    layers: dict[str, set[str]] = collections.defaultdict(set)
-    sizes: collections.Counter[str] = collections.Counter()
-    shapes: dict[str, dict[str, str]] = collections.defaultdict(dict)
+    """Return a table of each module's parameters and the total; one row is for the same module of all blocks."""
+    modules: dict[str, dict[str, Parameters]] = {}  # {row's name: {module: {parameter: leaf}}}
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
         module, _, name = path_name(path).rpartition("/")
-        folded = re.sub(r"^blocks/\d+", "blocks/*", module or name)
-        layers[folded].add(module)
-        sizes[folded] += math.prod(leaf.shape)
-        shapes[folded][name] = " × ".join(map(str, leaf.shape))
-    total = count(parameters)
-    table = [
-        (name, f"{len(layers[name])} of " if len(layers[name]) > 1 else "", " + ".join(shapes[name].values()), size)
-        for name, size in sizes.items()
-    ]
-    widths = [max(len(str(row[column])) for row in table) for column in range(3)]
-    rows = [
-        f"{name:<{widths[0]}}  {copies:>{widths[1]}}{shape:<{widths[2]}}  {size:>15,}  {size / total:6.1%}"
-        for name, copies, shape, size in table
-    ]
-    return "\n".join([*rows, f"{'total':<{sum(widths) + 2}}  {total:>15,}"])
+        row = re.sub(r"^blocks/\d+", "blocks/*", module or name)
+        modules.setdefault(row, {}).setdefault(module, {})[name] = leaf
+    total, table = count(parameters), []
+    for row, copies in modules.items():
+        shapes = " + ".join(" × ".join(map(str, leaf.shape)) for leaf in next(iter(copies.values())).values())
+        number = f"{len(copies)} of " if len(copies) > 1 else ""
+        table.append(([row, number, shapes], count(copies)))
+    a, b, c = (max(len(texts[column]) for texts, _ in table) for column in range(3))  # widths
+    lines = [f"{row:<{a}}  {n:>{b}}{shapes:<{c}}  {size:>15,}  {size / total:6.1%}" for (row, n, shapes), size in table]
+    return "\n".join([*lines, f"{'total':<{a + b + c + 2}}  {total:>15,}"])

@@ -1,7 +1,6 @@
-"""Positional encodings, as subclasses that override some of three hooks; a hook of the base class does nothing.
+"""Positional encodings: each overrides some of three hooks, which do nothing in the base class.
 
-Positions are arguments, so that packing, offsets and cached decoding share one path. Hooks take any block of positions.
-Angles and biases are computed in float32.
+Hooks take any positions, so that packing, offsets and the KV cache share one path. Angles and biases are in float32.
 """
 
 import math
@@ -50,8 +49,7 @@ class Sinusoidal(Position):
     """Sines and cosines of geometric wavelengths, 2π to nearly 2π·base (Vaswani et al. 2017, 3.5).
 
     Dimension 2i is sin(p / base^(2i/D)), dimension 2i+1 the cosine. `model.sinusoidal.amplitude` is in standard
-    deviations of the token embeddings' entries: at 1, positions and embeddings have the relative scale of the paper,
-    with embeddings scaled by sqrt(d_model) or not.
+    deviations of the token embeddings' entries: 1 is the relative scale of the paper.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -67,9 +65,8 @@ class Sinusoidal(Position):
 class Rope(Position):
     """Queries and keys rotated by position, so that <R(m)q, R(n)k> = qᵀR(n-m)k (Su et al. 2021, 3.2).
 
-    The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Interleaved pairs (RoFormer) are
-    a permutation of a head's dimensions, so checkpoints of the two are not interchangeable. `model.rope.scaling`
-    changes the frequencies (`rope_frequencies`); YaRN changes the logits' temperature too.
+    The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Checkpoints with interleaved
+    pairs (RoFormer) need a permutation. `model.rope.scaling` changes the frequencies, YaRN the logits' temperature too.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -112,10 +109,8 @@ class T5(Position):
 
     def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
         offset_BLS = key_positions_BS[:, None, :] - query_positions_BL[:, :, None]
-        buckets_BLS = t5_bucket(
-            offset_BLS, causal=self.causal, num_buckets=self.num_buckets, max_distance=self.max_distance
-        )
-        return jnp.moveaxis(self.bias_table[buckets_BLS], -1, 1)
+        sizes = {"num_buckets": self.num_buckets, "max_distance": self.max_distance}
+        return jnp.moveaxis(self.bias_table[t5_bucket(offset_BLS, causal=self.causal, **sizes)], -1, 1)
 
 
 ENCODINGS: dict[str, type[Position]] = {
@@ -126,13 +121,6 @@ ENCODINGS: dict[str, type[Position]] = {
     "alibi": Alibi,
     "t5": T5,
 }
-
-
-def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Position, ...]:
-    """Make the encoding of each layer; layers with encodings of one name share one object."""
-    pattern = config.position_pattern
-    made = {name: ENCODINGS[name](config, rngs=rngs) for name in dict.fromkeys(pattern)}
-    return tuple(made[pattern[layer % len(pattern)]] for layer in range(config.num_layers))
 
 
 def embedding_std(config: ModelConfig) -> float:

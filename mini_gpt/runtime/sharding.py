@@ -19,7 +19,7 @@ AXES = ("data", "fsdp", "tensor")
 Batch = Mapping[str, jax.Array | np.ndarray]
 _traced_over: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 
-# (pattern for the end of a parameter's path, sharding of its axes). The first match counts; no match is an error.
+# (pattern in a parameter's path, sharding of its axes). The first match counts; no match is an error.
 RULES = (
     (r"(query|key|value|up|gate)/kernel$", PartitionSpec("fsdp", "tensor")),
     (r"(query|key|value|up|gate)/bias$", PartitionSpec("tensor")),
@@ -27,7 +27,7 @@ RULES = (
     (r"(out|down)/bias$", PartitionSpec()),
     (r"norm/(scale|bias)$", PartitionSpec()),
     (r"(^|/)(un)?embedding$", PartitionSpec(None, "fsdp")),
-    (r"positions/t5/bias_table$", PartitionSpec()),
+    (r"(^|/)positions/", PartitionSpec()),  # the parameters of an encoding, except a table named embedding
     (r"ns_coeffs$", PartitionSpec()),  # in Muon's state
 )
 

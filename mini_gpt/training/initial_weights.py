@@ -59,7 +59,7 @@ class InitialWeights:
             restored = checkpoints.restore_parameters(self.step, written)
         if bad := model_parameters.non_finite(restored):
             raise UserError(f"--init_from: {self.workdir}, step {self.step}: {bad}; take another checkpoint or run")
-        return model_parameters.laid_out(restored, abstract_parameters, stacked=config.model.scan_layers)
+        return model_parameters.convert_layout(restored, abstract_parameters, stacked=config.model.scan_layers)
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True)

@@ -60,7 +60,7 @@ class Run:
         self.definition: nnx.GraphDef = definition
         restored = checkpoints.restore_parameters(self.step, written)
         stacked = self.config.model.scan_layers
-        self.parameters: Parameters = model_parameters.laid_out(restored, wanted, stacked=stacked)
+        self.parameters: Parameters = model_parameters.convert_layout(restored, wanted, stacked=stacked)
         self.model = LoadedModel(
             self.parameters, definition, self.config, self.mesh, self.separator_id, self.batch_tokens
         )

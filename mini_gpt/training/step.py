@@ -11,8 +11,7 @@ from flax import nnx
 
 from mini_gpt.config.schema import Config
 from mini_gpt.model import loss as losses
-from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import positions_and_segments
+from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training.optimizer import make_schedule
@@ -46,10 +45,10 @@ def make_train_step(
     whole = "inputs" if config.train.objective == "next_token" else "targets"  # the text before any token is masked
 
     def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
-        model = model_parameters.merge(definition, parameters)
+        model = nnx.merge(definition, parameters)
         keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[whole]))
         layout = positions_and_segments(model.config, batch[whole], separator_id, keys_B)
-        x_BLD = model.hidden(batch["inputs"], *layout, dropout_key=key)
+        x_BLD = model.forward(Inputs(batch["inputs"], *layout), dropout_key=key)[0]
         objective, loss = losses.loss_sums(
             x_BLD, model.output_table, batch["targets"], batch["weights"], config.train.label_smoothing, mesh
         )

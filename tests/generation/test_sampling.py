@@ -60,7 +60,7 @@ def test_draws_keep_the_proportions_of_allowed_tokens():
     sampling, logits = Sampling(temperature=2.0, top_k=6, top_p=0.9), LOGITS_BV[0]
     keys_B = jax.random.split(jax.random.key(3), 4000)
     many_BV = jnp.broadcast_to(logits, (4000, 17))
-    draws = np.asarray(draw(many_BV, None, noise(keys_B, 17), sampling))
+    draws = np.asarray(draw(many_BV, None, noise(keys_B, jnp.arange(4000), 17), sampling))
     tokens = sorted(allowed(logits / 2, Sampling(top_k=6, top_p=0.9)))
     assert set(draws) == set(tokens)
     expected = softmax(logits[tokens] / 2)

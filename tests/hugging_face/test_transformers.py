@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.evaluation import perplexity
@@ -24,7 +25,7 @@ TOKENS_BL = np.random.default_rng(5).integers(0, VOCAB, (2, 16))
 def ours(config, arrays):
     definition, shapes = parameters.abstract(config.model, VOCAB)
     named = lambda path, _: jnp.asarray(arrays[parameters.path_name(path)])
-    model = parameters.merge(definition, jax.tree_util.tree_map_with_path(named, shapes))
+    model = nnx.merge(definition, jax.tree_util.tree_map_with_path(named, shapes))
     return np.asarray(jax.jit(lambda model, tokens_BL: model(tokens_BL))(model, jnp.asarray(TOKENS_BL)))
 
 

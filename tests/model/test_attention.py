@@ -66,7 +66,7 @@ def test_traced_weights_sum_to_one_and_leave_logits_unchanged(fields):
     model, tokens = MiniGPT(config, 257, rngs=nnx.Rngs(0)), jnp.arange(20).reshape(2, 10)
     x_BLD, caches, maps = model.forward(Inputs(tokens), trace=lambda trace: trace.attention)
     assert caches is None
-    np.testing.assert_array_equal(x_BLD, model.hidden(tokens))
+    np.testing.assert_array_equal(x_BLD, model.forward(Inputs(tokens))[0])
     assert [m.weights_BHLS.shape for m in maps] == [(2, config.num_heads, 10, 10)] * 3
     for m in maps:
         np.testing.assert_allclose(m.weights_BHLS.sum(-1), 1, atol=1e-6)
@@ -77,7 +77,7 @@ def test_a_scan_holds_one_layers_maps_at_a_time():
     fields = {"model.num_layers": 12, "model.scan_layers": True, "context_length": 256, "model.num_heads": 4}
     definition, shapes = parameters.abstract(configs.load("configs/tiny.py", fields).model, 257)
     entropy = lambda trace: jax.scipy.special.entr(trace.attention.weights_BHLS).sum()
-    traces = lambda p, tokens: parameters.merge(definition, p).forward(Inputs(tokens), trace=entropy)[2]
+    traces = lambda p, tokens: nnx.merge(definition, p).forward(Inputs(tokens), trace=entropy)[2]
     compiled = jax.jit(traces).lower(shapes, jax.ShapeDtypeStruct((8, 256), jnp.int32)).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 6 * (8 * 4 * 256 * 256 * 4)
 

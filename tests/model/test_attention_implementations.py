@@ -14,8 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, positions
-from mini_gpt.model.attention import blockwise, choice, cudnn, reference, splash
+from mini_gpt.model.attention import blockwise, kernels, reference
 from mini_gpt.model.attention.masks import Context, Heads, Mask
+from mini_gpt.model.gpt import Inputs
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 
@@ -27,7 +28,7 @@ def draw(*shape, seed, dtype=jnp.float32):
 def encoding(name, heads, groups, causal=True):
     overrides = {"model.position": name, "model.d_model": 16 * heads, "model.num_heads": heads, "model.causal": causal}
     overrides |= {"model.num_kv_heads": groups, "train.objective": "next_token" if causal else "masked"}
-    position = positions.make(configs.load("configs/default.py", overrides).model, rngs=nnx.Rngs(0))[0]
+    position = positions.ENCODINGS[name](configs.load("configs/default.py", overrides).model, rngs=nnx.Rngs(0))
     if name == "t5":
         position.bias_table[...] = draw(*position.bias_table.shape, seed=9)
     return nnx.split(position)
@@ -130,7 +131,7 @@ def test_blockwise_memory_is_linear_in_the_length(name, lengths):
         definition, weights = nnx.split(nnx.eval_shape(lambda: MiniGPT(config, 64, rngs=nnx.Rngs(0))))
 
         def loss(weights, tokens):
-            return jnp.sum(nnx.merge(definition, weights).hidden(tokens) ** 2)
+            return jnp.sum(nnx.merge(definition, weights).forward(Inputs(tokens))[0] ** 2)
 
         tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
         return jax.jit(jax.grad(loss)).lower(weights, tokens).compile().memory_analysis().temp_size_in_bytes
@@ -150,7 +151,7 @@ def test_interpreted_splash_equals_the_reference(case):
     segments = jnp.stack([jnp.arange(256) // 100, jnp.arange(256) // 150]) if documents else None
     mask = Mask(causal, window, segments)
     found = gradients_and_outputs(
-        lambda q, k, v, _: splash.attend(Heads(q, k, v), without_bias(mask), 0.2, interpret=True), q, k, v, 0.0
+        lambda q, k, v, _: kernels.splash(Heads(q, k, v), without_bias(mask), 0.2, interpret=True), q, k, v, 0.0
     )
     wanted = gradients_and_outputs(
         lambda q, k, v, _: reference.attend(Heads(q, k, v), mask.visible(256), scale=0.2)[0], q, k, v, 0.0
@@ -164,7 +165,7 @@ def test_splash_is_sharded_over_rows_and_heads():
     arrays = [draw(4, 128, 2, 64, seed=seed) for seed in range(3)]
     segments = jnp.arange(4 * 128).reshape(4, 128) // 50
     context = without_bias(Mask(True, None, segments))
-    attend = jax.jit(lambda *arrays: splash.attend(Heads(*arrays), context, 0.2, interpret=True))
+    attend = jax.jit(lambda *arrays: kernels.splash(Heads(*arrays), context, 0.2, interpret=True))
     out = attend(*(jax.device_put(x, heads) for x in arrays))
     assert {shard.data.shape for shard in out.addressable_shards} == {(1, 128, 1, 64)}
     wanted, _ = reference.attend(Heads(*arrays), Mask(True, None, segments).visible(128), scale=0.2)
@@ -173,7 +174,7 @@ def test_splash_is_sharded_over_rows_and_heads():
 
 @pytest.mark.parametrize(
     "attend, platform, call",
-    [(cudnn.attend, "cuda", "__cudnn$fmhaSoftmaxBackward"), (splash.attend, "tpu", "tpu_custom_call")],
+    [(kernels.cudnn, "cuda", "__cudnn$fmhaSoftmaxBackward"), (kernels.splash, "tpu", "tpu_custom_call")],
 )
 def test_kernels_lower_for_their_platform(attend, platform, call, monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
@@ -184,10 +185,10 @@ def test_kernels_lower_for_their_platform(attend, platform, call, monkeypatch):
 
 
 def test_cudnn_has_no_gradient_for_odd_lengths(monkeypatch):
-    """JAX lowers an odd length forward, not backward. If it does both, `choice.obstacle` needs no such case."""
+    """JAX lowers an odd length forward, not backward. If it does both, `kernels.choose` needs no such case."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
-    total = lambda heads: jnp.sum(cudnn.attend(heads, without_bias(Mask(True)), 0.1)).astype(jnp.float32)
+    total = lambda heads: jnp.sum(kernels.cudnn(heads, without_bias(Mask(True)), 0.1)).astype(jnp.float32)
     x = jax.ShapeDtypeStruct((2, 255, 4, 64), jnp.bfloat16)
     with pytest.raises(NotImplementedError, match="Unsupported sequence length"):
         jax.jit(jax.grad(total)).trace(Heads(x, x, x))
@@ -216,7 +217,7 @@ CHOICES = [  # platform, asked, length, dtype, what else, chosen
 @pytest.mark.parametrize("platform, asked, length, dtype, more, chosen", CHOICES)
 def test_the_chosen_implementation(platform, asked, length, dtype, more, chosen, monkeypatch, caplog):
     monkeypatch.setattr(devices, "platform", lambda _: platform)
-    choice._log_once.cache_clear()
+    kernels.log.cache_clear()
     more = dict(more)
     mask = Mask(
         more.pop("causal", True), more.pop("window", None), jnp.zeros((1, 1)) if more.pop("segments", 0) else None
@@ -224,7 +225,7 @@ def test_the_chosen_implementation(platform, asked, length, dtype, more, chosen,
     q = SimpleNamespace(shape=(1, length, 4, 64), dtype=jnp.dtype(dtype))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert choice.choose(asked, q, mask, **{"biased": False, "dropout": False} | more) == chosen
+            assert kernels.choose(asked, q, mask, **{"biased": False, "dropout": False} | more) == chosen
     falls_back = asked not in ("auto", chosen)
     assert len(caplog.messages) == falls_back and all(chosen in line for line in caplog.messages)
 

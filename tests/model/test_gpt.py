@@ -31,7 +31,7 @@ def make_model(seed=0, **overrides):
 
 @functools.partial(jax.jit, static_argnums=0)
 def run(definition, drawn, *args, **kwargs):
-    return parameters.merge(definition, drawn)(*args, **kwargs)
+    return nnx.merge(definition, drawn)(*args, **kwargs)
 
 
 VARIANTS = [{"position": name} for name in ENCODINGS] + [
@@ -242,7 +242,7 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
     @functools.partial(jax.jit, static_argnums=0)
     def watched(definition, drawn):
         logit = lambda drawn: run(definition, drawn, tokens, dropout_key=jax.random.key(1))[1, 7, 3]
-        *_, maps = parameters.merge(definition, drawn).forward(Inputs(tokens), trace=lambda t: t.attention.weights_BHLS)
+        *_, maps = nnx.merge(definition, drawn).forward(Inputs(tokens), trace=lambda t: t.attention.weights_BHLS)
         return jax.value_and_grad(logit)(drawn), maps
 
     (unrolled, maps), (looped, maps_of_loop) = (
@@ -274,8 +274,8 @@ def test_a_scan_compiles_the_same_program_for_any_depth():
 def test_last_hidden_states_have_the_products_dtype(placement):
     _, definition, drawn = make_model(dtype="bfloat16", norm_placement=placement)
     tokens = jnp.arange(6)[None]
-    model = parameters.merge(definition, drawn)
-    assert model.hidden(tokens).dtype == jnp.bfloat16 and model(tokens).dtype == jnp.float32
+    model = nnx.merge(definition, drawn)
+    assert model.forward(Inputs(tokens))[0].dtype == jnp.bfloat16 and model(tokens).dtype == jnp.float32
 
 
 def test_bfloat16_products_keep_float32_parameters():

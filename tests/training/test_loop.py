@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboardX import event_file_writer
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, token_store
 from mini_gpt.evaluation import perplexity
-from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop, monitor
@@ -331,7 +331,7 @@ def test_the_last_words_are_the_numbers_of_the_whole_split_and_what_to_type_next
     said = capsys.readouterr().out
     run = Run(tmp_path)
     tokens = run.store.split("validation").tokens
-    forward = jax.jit(parameters.merge(run.definition, run.parameters))
+    forward = jax.jit(nnx.merge(run.definition, run.parameters))
     total, length = 0.0, run.config.context_length
     for start in range(0, len(tokens) - 1, length):  # block by block, with nothing of the scorer's
         block = np.asarray(tokens[start : start + length + 1], np.int64)

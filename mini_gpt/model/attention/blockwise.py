@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.masks import Context, Heads
+from mini_gpt.model.attention.masks import HIDDEN, Context, Heads
 
 BLOCK = 256  # queries or keys in a block; block sizes are measured: docs/performance.md
-UNROLLED = {256: 64, 512: 128}  # {greatest length: block size} for short sequences, whose pairs need no loop
-HIDDEN = float(jnp.finfo(jnp.float32).min)  # finite, so that a difference of two is not NaN
+UNROLLED = {256: 64, 512: 128}  # {greatest length: block size} of short sequences: no loop over pairs
 
 
 def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
@@ -33,9 +32,8 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
 
     # A group's queries are the R rows of one matrix, so that each product has two batch axes and two others.
-    q_NBGRK = (
-        blocks((scale * q_BLHK).reshape(B, L, G, H // G, K)).transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
-    )
+    q_NBCGRK = blocks((scale * q_BLHK).reshape(B, L, G, H // G, K))
+    q_NBGRK = q_NBCGRK.transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
     k_NBGSK, v_NBGSK = (blocks(x_BLGK).swapaxes(2, 3) for x_BLGK in (k_BLGK, v_BLGK))
     layout = {"positions": blocks(positions_BL)}
     if mask.segments_BL is not None:
@@ -50,8 +48,8 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
 
     def visible_B1CS(i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
         places_C = jnp.arange(size)
-        segments = (layout["segments"][i], layout["segments"][j]) if "segments" in layout else (None, None)
-        visible_BCS = mask.between(i * size + places_C, j * size + places_C, *segments)
+        segments = (layout["segments"][i], layout["segments"][j]) if "segments" in layout else None
+        visible_BCS = mask.between(i * size + places_C, j * size + places_C, segments)
         return (visible_BCS & (j * size + places_C < L))[:, None]
 
     def masked_logits(q_BGRK, k_BGSK, weights, i, j, layout) -> jax.Array:
@@ -113,21 +111,17 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
                 dweights,
             )
 
-        zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
-        kept = k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2)
-        sums = over_pairs(body, jax.tree.map(zeros, (q_NBGRK, *kept, weights)))
-        dq_NBGRK, dk_NBGKS, dv_NBGKS, dweights = sums
+        start = q_NBGRK, k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2), weights
+        start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), start)
+        dq_NBGRK, dk_NBGKS, dv_NBGKS, dweights = over_pairs(body, start)
         sums = dq_NBGRK, dk_NBGKS.swapaxes(-1, -2), dv_NBGKS.swapaxes(-1, -2), dweights
         return *jax.tree.map(lambda d, x: d.astype(x.dtype), sums, (q_NBGRK, k_NBGSK, v_NBGSK, weights)), None
-
-    @jax.custom_vjp
-    def core(*arguments) -> jax.Array:
-        return forward(*arguments)[0]
 
     def core_forward(*arguments):
         out_NBGRK, logsumexp_NBGR = forward(*arguments)
         return out_NBGRK, (*arguments, out_NBGRK, logsumexp_NBGR)
 
+    core = jax.custom_vjp(lambda *arguments: forward(*arguments)[0])
     core.defvjp(core_forward, backward)
     out_NBGRK = core(q_NBGRK, k_NBGSK, v_NBGSK, weights, layout)
     out_BLHK = out_NBGRK.reshape(count, B, G, H // G, size, K).transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, K)

@@ -1,9 +1,12 @@
-"""What every implementation of attention takes: heads, and a context of positions and a mask."""
+"""The inputs of every implementation of attention: heads, and a context of positions and a mask."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+HIDDEN = float(jnp.finfo(jnp.float32).min)  # the logit of a hidden key; finite, so that differences are never NaN
 
 
 class Mask(NamedTuple):
@@ -20,38 +23,28 @@ class Mask(NamedTuple):
     def visible(self, length: int) -> jax.Array:
         """Return visible_BLS as booleans; without segments B is 1."""
         places_L = jnp.arange(length)
-        return self.between(places_L, places_L, self.segments_BL, self.segments_BL)
+        return self.between(places_L, places_L, None if self.segments_BL is None else (self.segments_BL,) * 2)
 
-    def between(
-        self,
-        query_places_L: jax.Array,
-        key_places_S: jax.Array,
-        query_segments_BL: jax.Array | None,
-        key_segments_BS: jax.Array | None,
-    ) -> jax.Array:
-        """Return visible_BLS for some queries and some keys; without segments B is 1."""
-        ahead_LS = key_places_S[None, :] - query_places_L[:, None]
+    def between(self, places_L: jax.Array, places_S: jax.Array, segments: Sequence[jax.Array] | None) -> jax.Array:
+        """Return visible_BLS for some queries and some keys. segments: their segments_BL and segments_BS."""
+        ahead_LS = places_S[None, :] - places_L[:, None]
         visible_LS = ahead_LS <= 0 if self.causal else jnp.ones(ahead_LS.shape, bool)
         if self.window is not None:
             visible_LS = visible_LS & (jnp.abs(ahead_LS) < self.window)
-        visible_BLS = visible_LS[None]
-        if query_segments_BL is not None and key_segments_BS is not None:
-            visible_BLS = visible_BLS & (query_segments_BL[:, :, None] == key_segments_BS[:, None, :])
-        return visible_BLS
+        if segments is None:
+            return visible_LS[None]
+        return visible_LS[None] & (segments[0][:, :, None] == segments[1][:, None, :])
 
     def blocks(self, count: int, size: int) -> list[tuple[int, int]]:
         """Return the pairs (i, j) where a query of block i may see a key of block j, segments ignored; sorted."""
         reach = count if self.window is None else (self.window + size - 2) // size  # in blocks, to the furthest key
-        return [
-            (i, j)
-            for i in range(count)
-            for j in range(max(0, i - reach), i + 1 if self.causal else min(count, i + reach + 1))
-        ]
+        last = lambda i: i if self.causal else min(count - 1, i + reach)
+        return [(i, j) for i in range(count) for j in range(max(0, i - reach), last(i) + 1)]
 
 
 def cross_attention(length: int, key_is_token_BS: jax.Array) -> jax.Array:
     """Return visible_BLS of cross-attention: every query sees every key that is not padding."""
-    return jnp.broadcast_to(key_is_token_BS[:, None, :], (key_is_token_BS.shape[0], length, key_is_token_BS.shape[1]))
+    return jnp.repeat(key_is_token_BS[:, None, :], length, axis=1)
 
 
 class Heads(NamedTuple):
@@ -63,7 +56,7 @@ class Heads(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What self-attention depends on beside its heads. position: a `model.positions.Position`."""
+    """The inputs of self-attention beside its heads. position: a `model.positions.Position`."""
 
     mask: Mask
     position: Any

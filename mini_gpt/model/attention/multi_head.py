@@ -9,16 +9,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.schema import ModelConfig
-from mini_gpt.model.attention import blockwise, cached, choice, cudnn, reference, splash
-from mini_gpt.model.attention.cached import KeyValues, Past
+from mini_gpt.model.attention import blockwise, kernels, reference
 from mini_gpt.model.attention.masks import Context, Heads
+from mini_gpt.model.attention.reference import KeyValues, Past
 from mini_gpt.model.layers import INIT_STD, Linear, dropout
 
-IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": cudnn.attend, "splash": splash.attend}
+IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splash": kernels.splash}
 
 
 class Options(NamedTuple):
-    """What one layer's pass takes beside its input and context.
+    """The inputs of one layer beside the hidden states and the context.
 
     dropout_key: None: no dropout. head_mask_BH: factors of the heads' outputs, 0 for a pruned head (Michel et al. 2019,
     eq. 2). past: a KV cache; then the input is one new token in each row, which attends to the past and itself.
@@ -33,7 +33,7 @@ class MultiHeadAttention(nnx.Module):
     """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023)."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
-        choice.check(config.attention)
+        kernels.check(config.attention)
         self.config = config
         kv_width = config.num_kv_heads * config.head_width
         self.query = Linear(config, config.d_model, config.d_model, dtype, rngs=rngs)
@@ -60,7 +60,7 @@ class MultiHeadAttention(nnx.Module):
         else:
             past = past.write(heads.k_BSGK, heads.v_BSGK)
             bias_BH1S = position.bias(positions_BL, past.positions_BS)
-            out_BLHK, cache, maps = cached.attend(q_BLHK, past, bias_BH1S, self.scale), past.cache, None
+            out_BLHK, cache, maps = reference.attend_to_cache(q_BLHK, past, bias_BH1S, self.scale), past.cache, None
         if head_mask_BH is not None:
             out_BLHK = out_BLHK * head_mask_BH[:, None, :, None].astype(out_BLHK.dtype)
         # 4. Concatenate the heads.
@@ -73,23 +73,18 @@ class MultiHeadAttention(nnx.Module):
         """The factor of the logits."""
         return 1 / math.sqrt(self.config.head_width) if self.config.scale_attention else 1.0
 
-    def _attend(
-        self, heads: Heads, context: Context, dropout_key: jax.Array | None, with_maps: bool
-    ) -> tuple[jax.Array, Any]:
-        config, rate = self.config, self.config.attention_dropout
+    def _attend(self, heads: Heads, context: Context, dropout_key: Any, with_maps: bool) -> tuple[jax.Array, Any]:
+        asked, rate = self.config.attention, self.config.attention_dropout
+        dropped = dropout_key is not None and rate > 0
         name = "reference"  # the only one that has maps
         if not with_maps:
-            dropped = dropout_key is not None and rate > 0
-            name = choice.choose(config.attention, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
+            name = kernels.choose(asked, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
         if name != "reference":
             return IMPLEMENTATIONS[name](heads, context, self.scale), None
-        return reference.attend(
-            heads,
-            context.mask.visible(heads.q_BLHK.shape[1]),
-            bias_BHLS=context.position.bias(context.positions_BL, context.positions_BL),
-            scale=self.scale,
-            drop=functools.partial(dropout, rate=rate, key=dropout_key),
-        )
+        visible_BLS = context.mask.visible(heads.q_BLHK.shape[1])
+        bias_BHLS = context.position.bias(context.positions_BL, context.positions_BL)
+        drop = functools.partial(dropout, rate=rate, key=dropout_key)
+        return reference.attend(heads, visible_BLS, bias_BHLS=bias_BHLS, scale=self.scale, drop=drop)
 
 
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:
