@@ -22,7 +22,7 @@ from mini_gpt.runtime.errors import UserError
 log = logging.getLogger(__name__)
 RESERVED_PATH = 600  # bytes of a path, for the files of a run directory
 READ_ONLY = "Given directory is read only="  # Orbax warns of it although read_only=True asks for it
-LOOP_CLOSED = "Event loop is closed"  # when one array can't be written, Orbax does not wait for the others
+LOOP_CLOSED = "Event loop is closed"  # if one array can't be written, Orbax closes the loop before others end
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
