@@ -32,7 +32,7 @@ def remember(data: DataConfig) -> None:
 
 
 def is_known_cache(data: DataConfig, typed: Collection[str]) -> bool:
-    """Whether the user has typed `data.cache_dir`, or it is the default: programs in a cache are run."""
+    """Return whether the user has typed `data.cache_dir`, or it is the default. JAX runs the programs in a cache."""
     key = _cache_key(data)
     return key is None or CACHE in typed or _mark(key).exists()
 
@@ -46,9 +46,9 @@ def check_corpus(data: DataConfig, typed: Collection[str], source: Path, flag: s
     unknown = {name: found for name, found in _corpus_places(data).items() if name not in typed}
     if unknown and not _mark(_corpus_key(data) or "").exists():
         name, found = next(iter(unknown.items()))
-        reason = f"only {source} names it, and may come from someone else"
-        typing = f"to read it, type it once: {flag}{name}={shown(found)}"
-        raise UserError(f"{name}: found {shown(found)}; {reason}; {typing}")
+        reason = f"only {source} names it, a file that may come from someone else"
+        right = f"to have it read, type it once: {flag}{name}={shown(found)}"
+        raise UserError(f"{name}: found {shown(found)}; {reason}; {right}")
 
 
 def _corpus_places(data: DataConfig) -> dict[str, str]:

@@ -20,8 +20,8 @@ class TrainBatches:
     """The training batches of a text; `self[step]` is the batch of a step, counted from 0.
 
     An epoch cuts the split into windows of the context length, from a random offset, and visits each once, in random
-    order. weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token.
-    rows: of the global batch, that this host makes; None: all. Raises UserError if the split is too short.
+    order. weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token. rows: the
+    rows of the global batch on this host; None: all. Raises UserError if the split is too short.
     """
 
     def __init__(self, tokens: np.ndarray, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
@@ -96,7 +96,7 @@ def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Itera
 def masked_blocks(
     tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) over the whole blocks of a stream, as `in_full_batches`; a block's place fixes its masks."""
+    """Yield (count, batch), as `in_full_batches`, over the whole blocks of a stream. A block's place sets its masks."""
     length = config.context_length
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
         blocks_BL = np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)

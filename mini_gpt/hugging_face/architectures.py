@@ -26,11 +26,11 @@ LAYER = ("attention_norm", QKV, "attention/out", "mlp_norm", "mlp/up", "mlp/down
 class Architecture:
     """The fields of config.json and the tensors of one architecture. Dicts map Transformers' names to ours.
 
-    context: the field of the context length, and its default. sizes: the fields of SIZES, and their defaults.
-    fixed: fields with one supported value. if_missing: the value of a missing one, if it is another. exported: fields
-    that are written only. activations: the first name of each is written.
+    context: the field of the context length, and its default. sizes: the fields for SIZES, perhaps without the last.
+    fixed: fields with one supported value. if_missing: the value of a missing one, if it is another. exported: other
+    fields, which are written and not read. activations: the first name of each of ours is written.
     prefix: of tensor names; missing in files that were saved without the output layer. buffers: a pattern of tensors to
-    skip. layer: names of the modules of `parameters`; one of theirs may join several of ours.
+    skip. layer: the module for each of `parameters`; one module may join several of ours.
     """
 
     model_type: str  # in config.json
