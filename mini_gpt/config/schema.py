@@ -18,7 +18,7 @@ MOST_LAYERS, LARGEST = 4096, 2**24  # beyond any real model, so that no config a
 Size = Annotated[int, up_to(LARGEST)]
 OptionalSize = Annotated[int | None, up_to(LARGEST)]
 MOST_BATCH_TOKENS = 2**28  # in one pass through the model
-TASK = "task:"  # the names of the corpora of task examples begin so
+TASK = "task:"  # prefix of the corpora of task problems
 
 
 def pattern(position: Any) -> tuple[Any, ...]:
