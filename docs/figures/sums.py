@@ -4,13 +4,11 @@ python -m docs.figures.sums
 """
 
 import numpy as np
-from flax import nnx
 from matplotlib.figure import Figure
 
 from docs.figures import training
 from mini_gpt.config import loading
-from mini_gpt.insight import positions
-from mini_gpt.model.positions import Sinusoidal
+from mini_gpt.insight import figures
 
 WORDS = ["the", "cat", "and", "the", "dog", "saw", "the", "cat"]
 
@@ -20,8 +18,8 @@ def draw() -> Figure:
     config, different = loading.load("configs/tiny.py", fields).model, sorted(set(WORDS))
     embeddings = np.random.default_rng(0).normal(size=(len(different), 32))  # of variance 1, as the sinusoids
     x_LD = embeddings[[different.index(word) for word in WORDS]]
-    p_LD = positions.table_of(Sinusoidal(config, rngs=nnx.Rngs(0)), len(WORDS), 32)
-    return positions.sums(x_LD, p_LD, WORDS, title="Embeddings and positions, and the terms of their sum's product")
+    p_LD = figures.initial_table("sinusoidal", config, len(WORDS))
+    return figures.sums(x_LD, p_LD, WORDS, title="Embeddings and positions, and the terms of their sum's product")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ from mini_gpt.commands import command_line, results
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
-from mini_gpt.insight import figures, positions
-from mini_gpt.insight.figures import Panel
+from mini_gpt.insight import figures
 from mini_gpt.runtime.errors import require
 from mini_gpt.training.run import Run
 
-DRAWN = (positions.sinusoids, positions.similarity, positions.rope, positions.biases)
+DRAWN = (figures.sinusoids, figures.similarity, figures.rope, figures.biases)
 ENCODINGS = {draw.__name__: draw for draw in DRAWN}
 
 
@@ -33,7 +32,7 @@ def maps(workdirs: list[Path]) -> Figure:
         own = tokens
         if run.tokenizer.to_dict() != first.to_dict():
             own = run.tokenizer.encode(first.decode(tokens))[: figures.MOST_TOKENS].astype(np.int32)
-        panels.append(Panel(run.workdir.name, run.model, run.tokenizer, own))
+        panels.append((run.workdir.name, run.model, run.tokenizer, own))
     return figures.maps_figure(panels)
 
 

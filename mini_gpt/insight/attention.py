@@ -39,10 +39,10 @@ def each_layer(
     *,
     text_BL: np.ndarray | None = None,
 ) -> list[Any]:
-    """Return `reduce(trace, tokens_BL, *arguments)` of each layer in NumPy; only the results leave the layer.
+    """Return `reduce(trace, *arguments)` of each layer in NumPy; only the results leave the layer.
 
-    The batch is divided over the mesh, and so are the arguments, whose first axis is the batch's. reduce: a function
-    of a module, which is traced. text_BL: the text before tokens were masked, from which documents are told apart.
+    The batch and the arguments are sharded by rows. reduce: a function of a module; it is traced. text_BL: the text
+    before tokens were masked, from which documents are told apart.
     """
     put = sharding.put_whole((tokens_BL, tokens_BL if text_BL is None else text_BL, arguments), model.mesh)
     return jax.device_get(_each_layer(model, *put, reduce=reduce))
@@ -51,11 +51,10 @@ def each_layer(
 def attention_statistics(model: LoadedModel, tokens_BL: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
     """Return curves, and the first row's weights_NHLS among its first MAPPED tokens.
 
-    The curves are means over the visible pairs of a batch, for each layer:
-    attention/logit_variance/layer_N: variance of the scaled logits, biases included; at the start of training about 1
-    or less with the scale 1/sqrt(K), and K times as much without it (Vaswani et al. 2017, footnote 4).
-    attention/entropy/layer_N: mean entropy of the weights, in nats; near 0 if the softmax is saturated.
-    attention/entropy/layer_N/head_M: that of each head.
+    attention/logit_variance/layer_N: variance of the scaled logits of visible pairs, biases included; at the start of
+    training about 1 or less with the scale 1/sqrt(K), and K times as much without it (Vaswani et al. 2017, footnote 4).
+    attention/entropy/layer_N, and layer_N/head_M for each head: mean entropy of the weights, in nats; near 0 if the
+    softmax is saturated.
     """
     layers = jax.device_get(_each_layer(model, tokens_BL, tokens_BL, (), reduce=_statistics))
     curves = {}
@@ -71,21 +70,16 @@ def _each_layer(model: LoadedModel, tokens_BL, text_BL, arguments: tuple, *, red
     module = model.merge()
     inputs = Inputs(tokens_BL, *positions_and_segments(module.config, text_BL, model.separator_id))
     with sharding.use_mesh(model.mesh):
-        _, _, layers = module.forward(
-            inputs,
-            head_mask_NBH=model.head_mask_NBH,
-            trace=lambda trace: reduce(trace, tokens_BL, *arguments),
-        )
+        reduce_trace = lambda trace: reduce(trace, *arguments)
+        _, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)
     return sharding.replicate(layers, model.mesh)
 
 
-def _maps(trace: Trace, tokens_BL: jax.Array) -> AttentionMaps:
-    del tokens_BL
+def _maps(trace: Trace) -> AttentionMaps:
     return trace.attention
 
 
-def _statistics(trace: Trace, tokens_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    del tokens_BL
+def _statistics(trace: Trace) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     logits_BHLS, weights_BHLS, visible_BLS = trace.attention
     visible_BHLS = jnp.broadcast_to(visible_BLS[:, None], logits_BHLS.shape)
     entropy_H = jnp.mean(jnp.sum(jax.scipy.special.entr(weights_BHLS), axis=-1), axis=(0, 2))

@@ -1,8 +1,8 @@
 """Figures of measurements against length: loss by context length or position, accuracy by problem length."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """Points of one line: x, y, and for several seeds the lowest and highest y."""
 
     label: str
@@ -21,14 +20,42 @@ class Curve:
     high: list[float] | None = None
 
 
+def new_figure(size: tuple[float, float], rows: int = 1, columns: int = 1, *, title: str | None = None, **options: Any):
+    """Return a figure, and its axes as `Figure.subplots` returns them. size: in inches."""
+    figure = Figure(figsize=size, layout="constrained")
+    if title is not None:
+        figure.suptitle(title)
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def finish(axes: Axes, **labels: str) -> None:
+    """Set labels, and add the grid, the frame and the legend that all curves have."""
+    axes.set(**labels)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9)
+
+
+def label_heads(axes: Axes, layers: int, heads: int, title: str) -> None:
+    """Label a grid of heads, and remove its frame."""
+    axes.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers), title=title)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
+    """Draw a curve, with the range over seeds as a band."""
+    axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=4, label=curve.label)
+    if curve.low is not None and curve.high is not None:
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+
+
 def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = None) -> None:
-    """Draw each curve, with the range over seeds as a band; the x axis is logarithmic for a wide range of lengths."""
+    """Draw curves against length; the x axis is logarithmic for a wide range of lengths."""
     lengths = set()
     for number, curve in enumerate(curves):
-        colour = f"C{number}"
-        axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=4, label=curve.label)
-        if curve.low is not None and curve.high is not None:
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+        draw_curve(axes, curve, f"C{number}")
         lengths |= set(curve.x)
     ticks = sorted(lengths)
     logarithmic = bool(ticks) and ticks[-1] > 4 * ticks[0]
@@ -37,7 +64,7 @@ def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = 
     axes.set_xticks(ticks, tick_labels(ticks, logarithmic))
     axes.xaxis.set_minor_locator(NullLocator())
     if trained is not None:
-        axes.axvline(trained, color="grey", linestyle="--", linewidth=1, zorder=0)
+        _draw_trained(axes, trained)
         axes.annotate("trained", (trained, 0), xycoords=("data", "axes fraction"), xytext=(3, 4),
                       textcoords="offset points", color="grey", fontsize=8)  # fmt: skip
     finish(axes)
@@ -57,36 +84,25 @@ def tick_labels(ticks: list[float], logarithmic: bool) -> list[str]:
 
 def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list[float]], *, trained: int) -> Figure:
     """Return a figure: loss by context length beside loss by position in the window, in nats a token."""
-    figure = Figure(figsize=(11, 4.3), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = new_figure((11, 4.3), 1, 2, subplot_kw={"ylabel": "loss (nats a token)"})
     draw_curves(left, curves, trained=trained)
-    left.set_xlabel("context length (tokens)")
-    left.set_ylabel("loss (nats a token)")
-    left.set_title("The same targets at each context length")
+    left.set(xlabel="context length (tokens)", title="The same targets at each context length")
     for length, nll in by_position.items():
-        x, y = _binned(np.asarray(nll))
-        right.plot(x, y, label=f"blocks of {length}", linewidth=1.5)
+        right.plot(*_binned(np.asarray(nll)), label=f"blocks of {length}", linewidth=1.5)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter("{x:g}")
-    right.axvline(trained, color="grey", linestyle="--", linewidth=1, zorder=0)
-    right.set_xlabel("tokens of context before the target")
-    right.set_ylabel("loss (nats a token)")
-    right.set_title("By position in the window")
-    finish(right)
+    _draw_trained(right, trained)
+    finish(right, xlabel="tokens of context before the target", title="By position in the window")
     return figure
 
 
-def panels_figure(
-    panels: Mapping[str, list[Curve]], *, x: str, y: str, trained: float | None, title: str = ""
-) -> Figure:
+def panels_figure(panels: Mapping[str, list[Curve]], *, x: str, y: str, trained: float | None, title="") -> Figure:
     """Return a figure with one panel for each entry, side by side, with one scale and one legend."""
-    figure = Figure(figsize=(1.5 + 5 * len(panels), 4.6), layout="constrained")
-    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    figure.suptitle(title)
+    size = (1.5 + 5 * len(panels), 4.6)
+    figure, (all_axes,) = new_figure(size, 1, len(panels), title=title, sharey=True, squeeze=False)
     for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
         draw_curves(axes, curves, trained=trained)
-        axes.set_title(label)
-        axes.set_xlabel(x)
+        axes.set(title=label, xlabel=x)
         axes.legend().remove()
     all_axes[0].set_ylabel(y)
     figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
@@ -109,9 +125,5 @@ def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean(contexts), mean(nll)
 
 
-def finish(axes: Axes) -> None:
-    """Add the grid, the frame and the legend that all curves have."""
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9)
+def _draw_trained(axes: Axes, length: float) -> None:
+    axes.axvline(length, color="grey", linestyle="--", linewidth=1, zorder=0)

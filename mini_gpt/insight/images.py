@@ -12,17 +12,16 @@ DIVERGING_X3 = (colormaps["RdBu_r"](np.linspace(0, 1, 256))[:, :3] * 255).astype
 
 def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
     """Return RGB pixels, uint8: layers downwards, heads across; the root of each weight, which shows small ones."""
-    rows = []
-    for weights_HLS in weights_NHLS:
-        tiles = [_tile(COLOURS_X3[_levels(np.sqrt(np.clip(weights_LS, 0, 1)))]) for weights_LS in weights_HLS]
-        rows.append(_joined(tiles, axis=1))
-    return _joined(rows, axis=0)
+    pixels_NHLS3 = _enlarged(COLOURS_X3[_levels(np.sqrt(np.clip(weights_NHLS, 0, 1)))])
+    with_gaps = np.pad(pixels_NHLS3, ((0, 0), (0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=PAPER)
+    layers, heads, height, width, _ = with_gaps.shape
+    return with_gaps.transpose(0, 2, 1, 3, 4).reshape(layers * height, heads * width, 3)[:-GAP, :-GAP]
 
 
 def similarity(table_PD: np.ndarray) -> np.ndarray:
     """Return RGB pixels, uint8, of the cosines between the rows of a table: white 0, red 1, blue -1."""
     step = max(1, -(-len(table_PD) // LARGEST))
-    return _tile(DIVERGING_X3[_levels((cosines(table_PD[::step]) + 1) / 2)])
+    return _enlarged(DIVERGING_X3[_levels((cosines(table_PD[::step]) + 1) / 2)])
 
 
 def cosines(table_PD: np.ndarray) -> np.ndarray:
@@ -36,14 +35,7 @@ def _levels(shares: np.ndarray) -> np.ndarray:
     return np.clip(np.round(np.nan_to_num(shares) * 255), 0, 255).astype(int)  # NaN is drawn as 0
 
 
-def _tile(pixels: np.ndarray) -> np.ndarray:
-    """Enlarge each entry of a small map to a square of pixels."""
-    times = max(1, SMALLEST // len(pixels))
-    return pixels.repeat(times, axis=0).repeat(times, axis=1)
-
-
-def _joined(tiles: list[np.ndarray], axis: int) -> np.ndarray:
-    shape = list(tiles[0].shape)
-    shape[axis] = GAP
-    gap = np.full(shape, PAPER, np.uint8)
-    return np.concatenate([part for tile in tiles for part in (tile, gap)][:-1], axis=axis)
+def _enlarged(pixels: np.ndarray) -> np.ndarray:
+    """Enlarge each entry of maps [..., L, S, 3] to a square of pixels."""
+    times = max(1, SMALLEST // pixels.shape[-3])
+    return pixels.repeat(times, axis=-3).repeat(times, axis=-2)

@@ -1,9 +1,11 @@
-"""Which heads a model can do without: their importance by gradient, and the loss as they are removed.
+"""The importance of heads by gradient, and the loss as heads are removed.
 
 Michel et al. (2019) could remove about 20% of the heads of a translation model and 40% of BERT's. Other models differ.
 """
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,7 +19,7 @@ from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
-from mini_gpt.insight.curves import finish
+from mini_gpt.insight.curves import Curve, draw_curve, finish, label_heads, new_figure
 from mini_gpt.model import loss as losses
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -33,14 +35,12 @@ def importance(
 ) -> np.ndarray:
     """Return importance_NH in nats a token, float64: the mean over texts of |∂loss/∂mask| at a mask of ones.
 
-    Michel et al. (2019), eq. 2. texts: at least one (count, batch), of which the first `count` rows are used, a text
-    each.
+    Michel et al. (2019), eq. 2. texts: at least one (count, batch); the first `count` rows are used, one text each.
     """
     config = model.config.model
     total_NH, rows = np.zeros((config.num_layers, config.num_heads)), 0
     for count, batch in texts:
-        put = sharding.put_whole((batch["inputs"], batch["targets"], batch["weights"]), model.mesh)
-        gradient_NBH = np.asarray(_mask_gradient(model, *put))
+        gradient_NBH = np.asarray(_mask_gradient(model, sharding.put_whole(batch, model.mesh)))
         total_NH = total_NH + np.abs(gradient_NBH[:, :count].astype(np.float64)).sum(axis=1)
         rows += count
         advance(batch["inputs"].size)
@@ -48,14 +48,14 @@ def importance(
 
 
 @jax.jit
-def _mask_gradient(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, weights_BL: jax.Array) -> jax.Array:
+def _mask_gradient(model: LoadedModel, batch: dict[str, jax.Array]) -> jax.Array:
     """Return gradient_NBH of each row's mean loss with respect to its head mask."""
+    inputs_BL, targets_BL, weights_BL = batch["inputs"], batch["targets"], batch["weights"]
     config, row_weights_BL = model.config.model, weights_BL / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1)
 
     def loss(mask_NBH: jax.Array) -> jax.Array:
-        x_BLD = dataclasses.replace(model, head_mask_NBH=mask_NBH).hidden(
-            inputs_BL, targets_BL if model.masked else None
-        )
+        masked = dataclasses.replace(model, head_mask_NBH=mask_NBH)
+        x_BLD = masked.hidden(inputs_BL, targets_BL if model.masked else None)
         with sharding.use_mesh(model.mesh):
             table_VD = model.merge().output_table
             return losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
@@ -70,13 +70,12 @@ def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, 
     rows = perplexity.rows_at_a_time(model, length)
     for piece in perplexity.stretches(tokens, IMPORTANCE_TOKENS, length):
         if model.masked:
-            mask_token = model.parameters["embedding"].shape[0] - 1
+            mask_token = len(model.parameters["embedding"]) - 1
             yield from batches.masked_blocks(piece, config, vocab_size=mask_token, batch_size=rows)
             continue
         for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
             windows_BM = np.stack([piece[start : start + length + 1] for start in starts]).astype(np.int32)
-            weights_BL = np.ones((rows, length), np.float32)
-            yield count, {"inputs": windows_BM[:, :-1], "targets": windows_BM[:, 1:], "weights": weights_BL}
+            yield count, batches.next_token_batch(windows_BM)
 
 
 def problem_batches(
@@ -84,8 +83,7 @@ def problem_batches(
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of a task's problems, (question, answer)."""
     length = model.config.context_length
-    rows = perplexity.rows_at_a_time(model, length)
-    for count, some in in_full_batches(problems, rows):
+    for count, some in in_full_batches(problems, perplexity.rows_at_a_time(model, length)):
         yield count, batches.problem_batch(some, model.config, tokenizer, length)
 
 
@@ -112,21 +110,21 @@ def counts(num_heads: int) -> list[int]:
 def curves(importance_NH: np.ndarray, loss: Callable[[np.ndarray], float]) -> list[dict[str, Any]]:
     """Return a row for each order, seed and number of removed heads. loss: from mask_NH to nats a token."""
     layers, heads = importance_NH.shape
-    orders: list[tuple[str, int | None, list[tuple[int, int]]]]
-    orders = [("importance", None, removal_order(importance_NH))]
-    orders += [("random", seed, random_order(layers, heads, seed)) for seed in range(SEEDS)]
-    known: dict[bytes, float] = {}  # the masks with no head and with all heads are the same in every order
+    orders: dict[int | None, list[tuple[int, int]]] = {None: removal_order(importance_NH)}
+    orders |= {seed: random_order(layers, heads, seed) for seed in range(SEEDS)}
+
+    @functools.cache  # no head and all heads are the same in every order
+    def loss_without(removed: frozenset[tuple[int, int]]) -> float:
+        mask_NH = np.ones((layers, heads), np.float32)
+        for head in removed:
+            mask_NH[head] = 0
+        return loss(mask_NH)
+
     rows = []
-    for name, seed, order in orders:
-        for removed in counts(layers * heads):
-            mask_NH = np.ones((layers, heads), np.float32)
-            for head in order[:removed]:
-                mask_NH[head] = 0
-            key = mask_NH.tobytes()
-            if key not in known:
-                known[key] = loss(mask_NH)
-            share = removed / (layers * heads)
-            rows.append({"order": name, "seed": seed, "removed": removed, "share": share, "nll": known[key]})
+    for (seed, order), removed in itertools.product(orders.items(), counts(layers * heads)):
+        row = {"order": "importance" if seed is None else "random", "seed": seed, "removed": removed}
+        nll = loss_without(frozenset(order[:removed]))
+        rows.append(row | {"share": removed / (layers * heads), "nll": nll})
     return rows
 
 
@@ -138,24 +136,18 @@ def cost(num_heads: int) -> int:
 def pruning_figure(importance_NH: np.ndarray, rows: list[dict[str, Any]], *, title: str) -> Figure:
     """Return a figure: importances as a grid, with layers upwards, beside the rows of `curves`."""
     layers, heads = importance_NH.shape
-    figure = Figure(figsize=(7.2 + 0.55 * heads, max(4.3, 1.6 + 0.4 * layers)), layout="constrained")
-    figure.suptitle(title)
-    left, right = figure.subplots(1, 2, width_ratios=(1.4 + 0.55 * heads, 5.5))
+    size = (7.2 + 0.55 * heads, max(4.3, 1.6 + 0.4 * layers))
+    figure, (left, right) = new_figure(size, 1, 2, title=title, width_ratios=(1.4 + 0.55 * heads, 5.5))
     image = left.imshow(importance_NH, origin="lower", cmap="YlGnBu", vmin=0, aspect="auto")
-    left.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers), title="Importance of each head")
-    left.tick_params(length=0)
-    left.spines[:].set_visible(False)
+    label_heads(left, layers, heads, "Importance of each head")
     figure.colorbar(image, ax=left, label="mean |∂loss/∂mask|, nats a token", shrink=0.8)
 
-    by_seed: dict[int | None, list[float]] = {}
-    for row in rows:
-        by_seed.setdefault(row["seed"], []).append(row["nll"])
-    share = [100 * row["share"] for row in rows if row["seed"] is None]
-    style = {"marker": "o", "markersize": 4}
-    right.plot(share, by_seed.pop(None), label="least important first", **style)
-    random = np.array(list(by_seed.values()))
-    right.plot(share, random.mean(axis=0), color="C1", label=f"at random, {len(random)} seeds", **style)
-    right.fill_between(share, random.min(axis=0), random.max(axis=0), color="C1", alpha=0.18, linewidth=0)
-    right.set(xlabel="heads removed (%)", ylabel="loss (nats a token)", title="Loss without them, without retraining")
-    finish(right)
+    by_importance = [row for row in rows if row["seed"] is None]
+    shares = [100 * row["share"] for row in by_importance]
+    draw_curve(right, Curve("least important first", shares, [row["nll"] for row in by_importance]), "C0")
+    random = np.array([row["nll"] for row in rows if row["seed"] is not None]).reshape(-1, len(shares))
+    mean, low, high = (list(function(random, axis=0)) for function in (np.mean, np.min, np.max))
+    draw_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "C1")
+    title = "Loss without them, without retraining"
+    finish(right, xlabel="heads removed (%)", ylabel="loss (nats a token)", title=title)
     return figure

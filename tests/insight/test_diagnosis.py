@@ -1,7 +1,6 @@
 """The checks name the cause in models that were broken on purpose, and find nothing in healthy ones."""
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -13,8 +12,7 @@ import pytest
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.insight import pruning
-from mini_gpt.insight.diagnosis import layer_checks, prediction_checks, probe, verdict
+from mini_gpt.insight.diagnosis import checks, probe
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
@@ -57,36 +55,17 @@ def initial(small):
     return make
 
 
-def order_of(model, windows_BM):
-    predict = functools.partial(probe.predictions, model)
-    at, targets_B = probe.place(model), probe.targets(model, windows_BM)
-    return prediction_checks.order(predict, windows_BM[:, :-1], targets_B, at, model.separator_id)
-
-
-def causality_of(model, windows_BM):
-    return prediction_checks.causality(functools.partial(probe.predictions, model), windows_BM[:, :-1])
-
-
-def stream_of(model, layers):
-    return layer_checks.stream(model.config.model, layers, probe.count_non_finite(model))
-
-
-def dead_of(model, layers, train_tokens):
-    few_tokens = train_tokens[: probe.WINDOWS * 32 + 1]
-    return layer_checks.dead(layers, pruning.importance(model, pruning.text_batches(model, few_tokens)))
-
-
 @pytest.mark.parametrize("position, uses", [("none", False), ("rope", True), ("learned", True)])
 def test_a_bidirectional_model_needs_positions_to_use_order(initial, position, uses):
     model, windows_BM, _ = initial(model__position=position, **BIDIRECTIONAL)
-    (order,) = order_of(model, windows_BM)
+    (order,) = checks.order(model, windows_BM)
     assert order.found is not uses
     assert order.value > 0.2 if uses else order.value < 1e-4
 
 
 def test_a_causal_model_without_positions_uses_order(initial):
     model, windows_BM, _ = initial(model__position="none")
-    (order,), (causality,) = order_of(model, windows_BM), causality_of(model, windows_BM)
+    (order,), (causality,) = checks.order(model, windows_BM), checks.causality(model, windows_BM)
     assert order.value > 0.2 and causality.value == 0.0
     # The same by hand: the last token stays, and all others but the first are shuffled.
     inputs_BL, draw = windows_BM[:, :-1], np.random.default_rng(5)
@@ -112,7 +91,7 @@ def leaking(monkeypatch):
 
 @pytest.mark.usefixtures("leaking")
 def test_a_missing_causal_mask_is_found(initial):
-    (causality,) = causality_of(*initial(model__position="rope")[:2])
+    (causality,) = checks.causality(*initial(model__position="rope")[:2])
     assert causality.found
 
 
@@ -120,7 +99,7 @@ def test_a_missing_causal_mask_is_found(initial):
 def test_unscaled_logits_grow_with_the_root_of_the_width(initial, heads):
     fields = {"model__position": "none", "model__num_heads": heads, "model__scale_attention": False}
     model, windows_BM, _ = initial(**fields)
-    *_, scale = layer_checks.attention(model.config.model, probe.layers(model, windows_BM))
+    *_, scale = checks.attention(model, probe.layers(model, windows_BM))
     assert scale.check == "scale of logits" and scale.found
     assert scale.value == pytest.approx(math.sqrt(32 / heads), rel=1e-4)
 
@@ -128,11 +107,11 @@ def test_unscaled_logits_grow_with_the_root_of_the_width(initial, heads):
 def test_isolated_documents_are_shuffled_one_by_one(initial):
     model, windows_BM, _ = initial(model__position="none", data__isolate_documents=True, **BIDIRECTIONAL)
     windows_BM[:, [5, 27]] = 256  # the middle sees positions 6 to 26, which the separator at 5 opens
-    (order,) = order_of(model, windows_BM)
+    (order,) = checks.order(model, windows_BM)
     assert order.found and order.value < 1e-4
-    assert prediction_checks.movable_positions(windows_BM[0, :-1], 16, 256).tolist() == [*range(6, 16), *range(17, 27)]
+    assert checks.movable_positions(windows_BM[0, :-1], 16, 256).tolist() == [*range(6, 16), *range(17, 27)]
     alike_BM = np.full((4, 33), 7)
-    assert order_of(model, alike_BM) == [], "no other order to compare with"
+    assert checks.order(model, alike_BM) == [], "no other order to compare with"
 
 
 def test_documents_are_told_apart_by_the_unmasked_text(initial):
@@ -151,8 +130,8 @@ def test_documents_are_told_apart_by_the_unmasked_text(initial):
 def test_attention_to_one_token_has_no_entropy_checks(initial):
     model, windows_BM, _ = initial(model__attention_window=1)
     layers = probe.layers(model, windows_BM)
-    assert [finding.check for finding in layer_checks.attention(model.config.model, layers)] == ["scale of logits"]
-    assert not any(finding.found for finding in stream_of(model, layers))
+    assert [finding.check for finding in checks.attention(model, layers)] == ["scale of logits"]
+    assert not any(finding.found for finding in checks.stream(model, layers))
 
 
 def test_broken_losses_heads_units_and_values_are_found(initial):
@@ -160,40 +139,40 @@ def test_broken_losses_heads_units_and_values_are_found(initial):
     sound = probe.layers(model, windows_BM)
     counts = np.bincount(train_tokens, minlength=257) + 1
     unigram = -np.log(counts / counts.sum())[windows_BM[:, 1:]].mean()
-    loss = next(f for f in verdict.predictions(model, windows_BM, np.log(counts / counts.sum())) if f.check == "loss")
+    loss = next(f for f in checks.predictions(model, windows_BM, np.log(counts / counts.sum())) if f.check == "loss")
     assert loss.found and f"that of a unigram model {unigram:.2f}" in loss.says, "nothing is learned yet"
-    assert not any(finding.found for finding in stream_of(model, sound))
+    assert not any(finding.found for finding in checks.stream(model, sound))
 
     broken = jax.tree.map(np.array, model.parameters)
     broken["blocks"][1]["mlp"]["up"]["bias"][:16] = -1e3  # an eighth of 128 units is always 0
     broken["blocks"][0]["attention"]["out"]["kernel"][8:16] = 0  # the second of four heads
-    assert [f.found for f in dead_of(model, sound, train_tokens)] == [False, False]
+    assert [f.found for f in checks.dead(model, sound, train_tokens)] == [False, False]
     model = dataclasses.replace(model, parameters=broken)
-    heads, units = dead_of(model, probe.layers(model, windows_BM), train_tokens)
+    heads, units = checks.dead(model, probe.layers(model, windows_BM), train_tokens)
     assert 1 / 8 <= units.value < 0.2 and units.found
     assert heads.value == 0 and "without effect: 0.1." in heads.says
     for factor, found in ((5, False), (1e-4, True)):
         scaled = dataclasses.replace(model, parameters=jax.tree.map(np.copy, broken))
         scaled.parameters["embedding"] *= factor  # tied: with the small factor, all logits are nearly 0
-        predictions = verdict.predictions(scaled, windows_BM, np.log(counts / counts.sum()))[0]
+        predictions = checks.predictions(scaled, windows_BM, np.log(counts / counts.sum()))[0]
         assert predictions.check == "predictions" and predictions.found is found, predictions
     broken["embedding"][3, 5] = np.nan
-    finite, *others = stream_of(model, probe.layers(model, windows_BM))
+    finite, *others = checks.stream(model, probe.layers(model, windows_BM))
     assert finite.check == "finite" and finite.value == 1 and finite.found
-    assert verdict.most_likely([heads, *others, finite]) == "a training step with non-finite gradients"
+    assert checks.most_likely([heads, *others, finite]) == "a training step with non-finite gradients"
 
 
 def test_a_loss_that_rises_again_is_found():
     falling = np.linspace(5, 2, 100)
     row = lambda loss: {"train/loss": loss, "train/gradient_norm": 1.0}
-    (finding,) = verdict.training([row(loss) for loss in falling])
+    (finding,) = checks.training([row(loss) for loss in falling])
     assert not finding.found and finding.value == pytest.approx(0)
-    (finding,) = verdict.training([row(loss) for loss in [*falling, *np.full(30, 4.0)]])
+    (finding,) = checks.training([row(loss) for loss in [*falling, *np.full(30, 4.0)]])
     assert finding.found and finding.value == pytest.approx(4 - falling[-6:].mean(), rel=0.01)
-    assert verdict.training([row(1.0)] * 5) == [], "too few rows"
+    assert checks.training([row(1.0)] * 5) == [], "too few rows"
     noisy = 2 + 1.5 * np.random.default_rng(0).normal(size=60)
-    (finding,) = verdict.training([row(loss) for loss in noisy])
-    assert finding.value > verdict.RISE and not finding.found, "noise is not a rise"
+    (finding,) = checks.training([row(loss) for loss in noisy])
+    assert finding.value > checks.RISE and not finding.found, "noise is not a rise"
 
 
 @pytest.fixture(scope="module")

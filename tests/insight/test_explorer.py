@@ -14,10 +14,10 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from docs.figures import toy_heads
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
-from mini_gpt.insight import toy
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.explorer import page as explorer
 from mini_gpt.model.positions import ENCODINGS
@@ -299,16 +299,16 @@ def toy_shown(browser, name):
 def test_the_toy_page_computes_the_same_as_the_library(opened):
     browser, find, _ = opened
     press(browser, "5")
-    for preset in toy.PRESETS:
+    for preset in explorer.PRESETS:
         find(f"preset-{preset.replace(' ', '-')}").click()
         for temperature in (1.0, 0.4, 3.0):
             slide(browser, "temperature", temperature)
-            logits, weights = toy.maps(preset, temperature=temperature)
+            logits, weights = toy_heads.maps(preset, temperature=temperature)
             np.testing.assert_allclose(toy_shown(browser, "toy-logit"), logits, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
     find("reset").click()
     find("word-3").click()  # down moves before sat
     find("word-1").click()  # cat before The
-    _, weights = toy.maps(list(toy.PRESETS)[-1], order=(1, 0, 3, 2))
+    _, weights = toy_heads.maps(list(explorer.PRESETS)[-1], order=(1, 0, 3, 2))
     np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
     assert browser.get_log("browser") == []

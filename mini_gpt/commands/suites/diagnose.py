@@ -5,7 +5,7 @@ import math
 
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
-from mini_gpt.insight.diagnosis import verdict
+from mini_gpt.insight.diagnosis import checks
 from mini_gpt.training import monitor
 from mini_gpt.training.run import Run
 
@@ -18,13 +18,14 @@ class Diagnose(Suite):
         tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
         path = run.workdir / monitor.METRICS
         history = [row for row in (monitor.read(path) if path.exists() else []) if row["step"] <= run.step]
-        findings = verdict.diagnose(run.model, tokens, train_tokens, history)
+        findings = checks.diagnose(run.model, tokens, train_tokens, history)
+        value = lambda finding: finding.value if math.isfinite(finding.value) else None
         return {
             "context_length": run.config.context_length,
             "found": [finding.check for finding in findings if finding.found],
-            "most_likely": verdict.most_likely(findings),
+            "most_likely": checks.most_likely(findings),
             "rows": [
-                dataclasses.asdict(finding) | {"value": finding.value if math.isfinite(finding.value) else None}
+                dataclasses.asdict(finding) | {"value": value(finding), "causes": finding.causes}
                 for finding in findings
             ],
         }

@@ -7,7 +7,7 @@ from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.evaluation import progress
-from mini_gpt.insight.heads import figure, inputs, report
+from mini_gpt.insight.heads import inputs, report
 from mini_gpt.training.run import Run
 
 PRINTED = ("layer", "head", "label", "strength", "also", "entropy", "distance", "pair")
@@ -30,7 +30,7 @@ class Heads(Suite):
 
     def draw(self, result: Result) -> Figure:
         title = f"Step {result['checkpoint_step']:,}, {result['split']} texts of {result['context_length']} tokens"
-        return figure.head_figure(result["heads"], title=title)
+        return report.head_figure(result["heads"], title=title)
 
     def rows(self, result: Result) -> list[Row]:
         return [_flat(head) for head in result["heads"]]

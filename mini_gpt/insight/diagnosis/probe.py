@@ -1,7 +1,7 @@
-"""Measurements that the checks judge: predictions for changed texts, losses, and statistics of each layer."""
+"""Measurements for the checks: predictions for changed texts, losses, and statistics of each layer."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +9,24 @@ import numpy as np
 
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.insight import attention
-from mini_gpt.insight.diagnosis.layer_checks import Layer
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 
 WINDOWS = 64
+
+
+class Layer(NamedTuple):
+    """Statistics of one block, one entry per row of the batch; float32."""
+
+    entropy_B: np.ndarray  # of attention over the log of the visible keys; mean over heads and queries
+    logits_B: np.ndarray  # standard deviation over the visible pairs
+    before_B: np.ndarray  # root mean square of the residual stream
+    after_B: np.ndarray
+    kept_B: np.ndarray  # cosine of a token's stream before and after the block; mean over tokens
+    units_BF: np.ndarray  # mean of each feed-forward unit
+    squares_BF: np.ndarray  # mean square of each feed-forward unit
 
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
@@ -41,31 +52,22 @@ def targets(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
 
 def predictions(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
     """Return log-probabilities_BV at position `at`; under the masked objective its token is masked."""
-
-    def compute(part_BL: np.ndarray) -> jax.Array:
-        return _predictions(model, *sharding.put_whole((_inputs(model, part_BL, at), part_BL), model.mesh), at)
-
+    put = lambda part_BL: sharding.put_whole((_inputs(model, part_BL, at), part_BL), model.mesh)
+    compute = lambda part_BL: _predictions(model, *put(part_BL), at)
     return in_parts(model, text_BL, compute)[:, : vocab_size(model)]
 
 
 def nll(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
-    """Return nll_BL in nats of the windows' tokens after the first, which a model of next tokens predicts."""
+    """Return nll_BL in nats of the windows' tokens after the first."""
     compute = lambda part_BM: model.nll(*sharding.put_whole((part_BM[:, :-1], part_BM[:, 1:]), model.mesh))
     return in_parts(model, windows_BM, compute)
 
 
 def layers(model: LoadedModel, windows_BM: np.ndarray) -> list[Layer]:
     """Return the statistics of each block for the windows without their last token."""
-
-    def compute(text_BL: np.ndarray) -> list[Layer]:
-        return attention.each_layer(model, _inputs(model, text_BL, place(model)), _statistics, text_BL=text_BL)
-
-    return [Layer(*layer) for layer in in_parts(model, windows_BM[:, :-1], compute)]
-
-
-def count_non_finite(model: LoadedModel) -> int:
-    """Return the number of parameters that are NaN or infinite."""
-    return int(_count_non_finite(model.parameters))
+    inputs = lambda text_BL: _inputs(model, text_BL, place(model))
+    compute = lambda text_BL: attention.each_layer(model, inputs(text_BL), _statistics, text_BL=text_BL)
+    return in_parts(model, windows_BM[:, :-1], compute)
 
 
 def in_parts(model: LoadedModel, rows_BL: np.ndarray, compute: Callable[[np.ndarray], Any]) -> Any:
@@ -92,8 +94,8 @@ def _predictions(model: LoadedModel, inputs_BL: jax.Array, text_BL: jax.Array, a
     return sharding.replicate(jax.nn.log_softmax(logits_BV), model.mesh)
 
 
-def _statistics(trace: Trace, tokens_BL: jax.Array) -> Layer:
-    maps, (batch, length) = trace.attention, tokens_BL.shape
+def _statistics(trace: Trace) -> Layer:
+    maps, (batch, length, _) = trace.attention, trace.before_BLD.shape
     visible_BLS = jnp.broadcast_to(maps.visible_BLS, (batch, length, length))
     visible_BL = visible_BLS.sum(-1)
     entropy_BHL = jax.scipy.special.entr(maps.weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
@@ -116,5 +118,6 @@ def _statistics(trace: Trace, tokens_BL: jax.Array) -> Layer:
 
 
 @jax.jit
-def _count_non_finite(parameters: Parameters) -> jax.Array:
+def count_non_finite(parameters: Parameters) -> jax.Array:
+    """Return the number of parameters that are NaN or infinite."""
     return jnp.stack([jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(parameters)]).sum()

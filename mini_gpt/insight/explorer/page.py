@@ -10,8 +10,7 @@ import numpy as np
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.insight import attention, figures, images, toy
-from mini_gpt.insight import positions as position_figures
+from mini_gpt.insight import attention, figures, images
 from mini_gpt.model import positions
 from mini_gpt.model.loaded import LoadedModel
 
@@ -24,6 +23,22 @@ MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay
 STEPS = (254, 127, 63)  # of quantisation; the first that fits is used
 FLOOR = 16.0  # nats below a row's largest logit; weights below are at most 1.2e-7 of the largest
 HIDDEN = 255  # code of a pair that is not visible
+
+# The toy: attention of two heads in four dimensions, small enough to follow by hand. In the first two dimensions "cat"
+# is near "sat", in the last two "sat" is near "down"; "The" is near no other word.
+WORDS = ("The", "cat", "sat", "down")
+X_LD = np.array(
+    [[0.5, -1.0, 1.0, 0.5], [2.0, 0.5, -0.5, 1.0], [1.5, 1.0, 1.0, -2.0], [-1.0, 1.5, 0.5, -1.5]], np.float32
+)
+_EYE = np.eye(4, dtype=np.float32)
+PRESETS: dict[
+    str, tuple[np.ndarray, np.ndarray]
+] = {  # (W_Q, W_K). Head 1 has the first two columns, head 2 the others.
+    "identity": (_EYE, _EYE),
+    "swapped blocks": (_EYE, _EYE[:, [2, 3, 0, 1]]),
+    "head 2 negated": (_EYE, _EYE * np.array([1, 1, -1, -1], np.float32)),
+    "random": tuple(np.random.default_rng(7).normal(size=(2, 4, 4)).round(1).astype(np.float32)),
+}
 
 
 def most_tokens(config: Config) -> int:
@@ -59,10 +74,10 @@ def explorer(
             },
             "positions": _positions(model),
             "toy": {
-                "words": toy.WORDS,
-                "heads": toy.HEADS,
-                "x": toy.X_LD.tolist(),
-                "presets": {name: [matrix.tolist() for matrix in pair] for name, pair in toy.PRESETS.items()},
+                "words": WORDS,
+                "heads": 2,
+                "x": X_LD.tolist(),
+                "presets": {name: [matrix.tolist() for matrix in pair] for name, pair in PRESETS.items()},
             },
         }
     )
@@ -78,7 +93,7 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
         learned = {"every": every, "size": len(levels), "cosines": base64.b64encode(levels.tobytes()).decode()}
     if "t5" in config.position_pattern:
         table = figures.learned(model, "t5", "bias_table")
-        t5 = table[position_figures.t5_buckets(config, 2 * config.t5.max_distance)].T.round(4).tolist()
+        t5 = table[figures.t5_buckets(config, 2 * config.t5.max_distance)].T.round(4).tolist()
     return {
         "width": config.d_model,
         "turned": config.rotated_width,
@@ -120,14 +135,13 @@ def packed(
 
 def build_page(data: dict[str, Any]) -> str:
     """Return page.html with its scripts, its style and the data inside. The data's text cannot close its element."""
-    page = (FOLDER / "page.html").read_text(encoding="utf-8")
+    page = _text("page.html")
     encoded = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
-    scripts = {f'<script src="{name}"></script>': f"<script>\n{_text(name)}\n</script>" for name in SCRIPTS}
     parts = {
         '<link rel="stylesheet" href="page.css">': f"<style>\n{_text('page.css')}</style>",
         'type="application/json">null</script>': f'type="application/json">{encoded}</script>',
-        **scripts,
     }
+    parts |= {f'<script src="{name}"></script>': f"<script>\n{_text(name)}\n</script>" for name in SCRIPTS}
     for link, content in parts.items():
         before, _, after = page.partition(link)
         page = before + content + after

@@ -1,7 +1,9 @@
-"""The texts that a head report reads, and what it knows of their tokens: delimiters, rare tokens, Python's syntax."""
+"""The texts of a head report, and properties of their tokens: delimiters, rare tokens, relations in Python source."""
 
+import collections
+import itertools
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,31 +16,31 @@ from mini_gpt.insight.heads import python_source
 TOKENS = 65_536  # in all rows together
 RARE = 0.05  # share of the text that the rarest tokens make up
 
+Templates = dict[str, np.ndarray]  # {kind of key: which keys belong to each query, as boolean BLS}
+
 
 class Inputs(NamedTuple):
     """Rows of tokens to measure attention on.
 
-    counts_BL: which queries count; padding does not. relations(rows): templates_BLS by kind, for a slice of the rows:
-    which keys belong to a query by Python's syntax.
+    counts_BL: False for queries that do not count, as padding. relations: returns the templates of Python's syntax for
+    the given rows.
     """
 
     tokens_BL: np.ndarray
     counts_BL: np.ndarray
-    relations: Callable[[slice], dict[str, np.ndarray]]
+    relations: Callable[[Sequence[int]], Templates] = lambda rows: {}
 
 
 def of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int) -> Inputs:
     """Return windows at even distances over a split, with the relations of documents that parse as Python."""
     starts = window_starts(tokens, length)
     tokens_BL = np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
-    template = relation_templates(tokens, tokenizer, starts, length)
-    relations = lambda rows: {kind: template(kind, starts[rows]) for kind in python_source.KINDS}
-    return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), relations)
+    return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), python_relations(tokens, tokenizer, starts, length))
 
 
 def of_problems(inputs_BL: np.ndarray, tokenizer: Tokenizer) -> Inputs:
     """Return the problems of a task as the model reads them; their padding does not count."""
-    return Inputs(inputs_BL, inputs_BL != tokenizers.separator(tokenizer), lambda rows: {})
+    return Inputs(inputs_BL, inputs_BL != tokenizers.separator(tokenizer))
 
 
 def window_starts(tokens: np.ndarray, length: int) -> np.ndarray:
@@ -70,11 +72,12 @@ def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     return is_rare_V
 
 
-def relation_templates(
+def python_relations(
     tokens: np.ndarray, tokenizer: Tokenizer, starts: np.ndarray, length: int
-) -> Callable[[str, np.ndarray], np.ndarray]:
-    """Return a function from a kind of `python_source.KINDS` and some of the windows' starts to template_BLS."""
-    pairs: dict[str, list[tuple[int, int]]] = {kind: [] for kind in python_source.KINDS}
+) -> Callable[[Sequence[int]], Templates]:
+    """Return `relations` of the windows that begin at `starts`, for `Inputs`. Windows must not overlap."""
+    pairs: dict[str, dict[int, list[tuple[int, int]]]]  # {kind: {window: (query, key) in it}}
+    pairs = {kind: collections.defaultdict(list) for kind in python_source.KINDS}
     reach = length * int(tokenizer.token_bytes.max())
     for begin, document in _documents(tokens, tokenizers.separator(tokenizer), starts, length):
         ends = np.cumsum(tokenizer.token_bytes[document])
@@ -83,25 +86,23 @@ def relation_templates(
             continue  # the document is cut inside a character
         for relation in python_source.relations(text, reach):
             query = begin + int(np.searchsorted(ends, relation.query, side="right"))
-            start = int(starts[max(0, int(np.searchsorted(starts, query, side="right")) - 1)])  # of the query's window
-            if not start <= query < start + length:
-                continue
+            window = int(np.searchsorted(starts, query, side="right")) - 1
+            start = int(starts[window])
+            if query >= start + length:
+                continue  # between two windows
             for span in relation.keys:
-                first, last = np.searchsorted(ends, (span[0], span[1] - 1), side="right")
-                keys = range(max(begin + first, start), begin + last + 1)
-                pairs[relation.kind] += [(query, key) for key in keys if key != query]
-    sorted_pairs = {kind: np.array(sorted(found), int).reshape(-1, 2) for kind, found in pairs.items()}
+                first, last = begin + np.searchsorted(ends, (span[0], span[1] - 1), side="right")
+                keys = range(max(first, start), last + 1)
+                pairs[relation.kind][window] += [(query - start, key - start) for key in keys if key != query]
 
-    def template(kind: str, starts: np.ndarray) -> np.ndarray:
-        template_BLS = np.zeros((len(starts), length, length), bool)
-        for row, start in enumerate(starts):
-            first, last = np.searchsorted(sorted_pairs[kind][:, 0], (start, start + length))
-            inside = sorted_pairs[kind][first:last] - start
-            inside = inside[inside[:, 1] >= 0]
-            template_BLS[row, inside[:, 0], inside[:, 1]] = True
-        return template_BLS
+    def relations(rows: Sequence[int]) -> Templates:
+        templates = {kind: np.zeros((len(rows), length, length), bool) for kind in pairs}
+        for kind, (at, window) in itertools.product(pairs, enumerate(rows)):
+            queries, keys = np.array(pairs[kind].get(window, []), int).reshape(-1, 2).T
+            templates[kind][at, queries, keys] = True
+        return templates
 
-    return template
+    return relations
 
 
 def _documents(tokens: np.ndarray, separator: int, starts: np.ndarray, length: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -109,7 +110,5 @@ def _documents(tokens: np.ndarray, separator: int, starts: np.ndarray, length: i
     separators = np.flatnonzero(tokens == separator)
     begins, ends = np.append(0, separators + 1), np.append(separators, len(tokens))
     first, last = np.searchsorted(ends, starts), np.searchsorted(ends, starts + length - 1)
-    overlapping = {number for pair in zip(first, last, strict=True) for number in range(pair[0], pair[1] + 1)}
-    for number in sorted(overlapping):
-        if number < len(ends):
-            yield int(begins[number]), np.asarray(tokens[begins[number] : ends[number]])
+    for number in sorted(set(itertools.chain.from_iterable(map(range, first, last + 1)))):
+        yield int(begins[number]), np.asarray(tokens[begins[number] : ends[number]])

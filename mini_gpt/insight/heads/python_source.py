@@ -1,4 +1,4 @@
-"""Which parts of Python source belong together, according to Python's own tokenizer and parser."""
+"""Relations between parts of Python source, found with Python's own tokenizer and parser."""
 
 import ast
 import bisect
@@ -9,13 +9,14 @@ import keyword
 import tokenize
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from tokenize import TokenInfo
 from typing import NamedTuple
 
 KINDS = ("matching bracket", "earlier use of a name", "definition of a call")
 OPENING = {")": "(", "]": "[", "}": "{"}
 
 Span = tuple[int, int]  # half-open, in UTF-8 bytes of the text
+Word = tuple[str, Span]  # a name, a keyword or an operator
+Found = Iterator[tuple[str, int, list[Span]]]  # kind, query and sorted spans; only spans before the query count
 
 
 class Relation(NamedTuple):
@@ -27,11 +28,11 @@ class Relation(NamedTuple):
 
 
 def relations(text: str, reach: int) -> list[Relation]:
-    """Return the relations of a source file whose keys start at most `reach` bytes before the query.
+    """Return the relations of a source file with keys at most `reach` bytes back; none if it does not parse.
 
-    If the file does not parse, there are none. matching bracket: from a closing bracket to its opening one. earlier use
-    of a name: from the end of an identifier to all its earlier occurrences. definition of a call: from the end of the
-    called name, in `name(...)` or `self.name(...)`, to that name in earlier definitions of the file or of the class.
+    matching bracket: from a closing bracket to its opening one. earlier use of a name: from the end of an identifier to
+    all its earlier occurrences. definition of a call: from the end of the called name, in `name(...)` or
+    `self.name(...)`, to that name in earlier definitions of the file or of the class.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -39,90 +40,66 @@ def relations(text: str, reach: int) -> list[Relation]:
         tokens = list(tokenize.generate_tokens(io.StringIO(text, newline=None).readline))
     except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
         return []
-    offsets = _Offsets(text)
-    found = []
-    for kind, query, keys in itertools.chain(
-        _brackets(tokens, offsets), _names(tokens, offsets), _calls(tree, tokens, offsets)
-    ):
+    lines = io.StringIO(text, newline=None).readlines()  # with universal newlines, as Python reads them
+    starts = [0, *itertools.accumulate(len(line.encode()) for line in io.StringIO(text, newline="").readlines())]
+
+    def words(kind: int) -> Iterator[Word]:
+        for token in tokens:
+            if token.type == kind:
+                line, column = token.start  # in characters
+                begin = starts[line - 1] + len(lines[line - 1][:column].encode())
+                yield token.string, (begin, begin + len(token.string.encode()))
+
+    names, found = list(words(tokenize.NAME)), []
+    parts = (_brackets(words(tokenize.OP)), _earlier_uses(names), _calls(tree, names, starts))
+    for kind, query, keys in itertools.chain(*parts):
         near = keys[bisect.bisect_left(keys, (query - reach, 0)) : bisect.bisect_left(keys, (query, 0))]
         if near:
             found.append(Relation(kind, query, tuple(near)))
     return found
 
 
-class _Offsets:
-    """Converts lines and columns to byte offsets."""
-
-    def __init__(self, text: str):
-        self.lines = io.StringIO(text, newline=None).readlines()  # with universal newlines, as Python reads them
-        self.starts = [0]
-        for line in io.StringIO(text, newline="").readlines():
-            self.starts.append(self.starts[-1] + len(line.encode()))
-
-    def offset(self, line: int, column: int) -> int:
-        """Return the offset of a position of the parser, whose columns count bytes."""
-        return self.starts[line - 1] + column
-
-    def span(self, token: TokenInfo) -> Span:
-        """Return the span of a token; the tokenizer's columns count characters."""
-        (line, column), (last, end) = token.start, token.end
-        byte = lambda number, at: self.starts[number - 1] + len(self.lines[number - 1][:at].encode())
-        return byte(line, column), byte(last, end)
-
-
-Found = Iterator[tuple[str, int, list[Span]]]  # kind, query and sorted spans; only spans before the query count
-
-
-def _brackets(tokens: list[TokenInfo], offsets: _Offsets) -> Found:
+def _brackets(operators: Iterable[Word]) -> Found:
     opened = []
-    for token in tokens:
-        if token.type == tokenize.OP and token.string in OPENING.values():
-            opened.append(offsets.span(token))
-        elif token.type == tokenize.OP and token.string in OPENING:
-            yield KINDS[0], offsets.span(token)[1] - 1, [opened.pop()]
+    for text, span in operators:
+        if text in OPENING.values():
+            opened.append(span)
+        elif text in OPENING:
+            yield KINDS[0], span[1] - 1, [opened.pop()]
 
 
-def _names(tokens: list[TokenInfo], offsets: _Offsets) -> Found:
+def _earlier_uses(names: list[Word]) -> Found:
     uses: dict[str, list[Span]] = collections.defaultdict(list)
-    for token in tokens:
-        if _is_identifier(token):
-            span = offsets.span(token)
-            yield KINDS[1], span[1] - 1, uses[token.string]  # the caller reads the list before it grows
-            uses[token.string].append(span)
+    for text, span in names:
+        if not keyword.iskeyword(text):
+            yield KINDS[1], span[1] - 1, uses[text]  # the caller reads the list before it grows
+            uses[text].append(span)
 
 
-def _calls(tree: ast.Module, tokens: list[TokenInfo], offsets: _Offsets) -> Found:
-    names = [token for token in tokens if token.type == tokenize.NAME]
-    name_at = {}  # from the start of a definition to the span of its name
-    for before, word, name in zip([None, *names], names, names[1:], strict=False):
-        if word.string in ("def", "class"):
-            start = before if before is not None and before.string == "async" else word
-            name_at[offsets.span(start)[0]] = offsets.span(name)
+def _calls(tree: ast.Module, names: list[Word], starts: list[int]) -> Found:
+    """Find calls of functions and classes, and of a class's own methods. starts: the offset of each line."""
+    begins = [span[0] for _, span in names]
     # Python 3.11 has no tokens inside f-strings, and its parser may report other positions there.
-    ends = {offsets.span(token)[1]: token.string for token in names}
-
-    def defined(nodes: Iterable[ast.AST]) -> dict[str, list[Span]]:
-        spans = collections.defaultdict(list)
-        for node in nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                spans[node.name].append(name_at[offsets.offset(node.lineno, node.col_offset)])
-        return {name: sorted(found) for name, found in spans.items()}
-
-    def called(
-        nodes: Iterable[ast.AST], definitions: dict[str, list[Span]], name_of: Callable[[ast.expr], str | None]
-    ) -> Found:
-        for node in nodes:
-            if isinstance(node, ast.Call) and (name := name_of(node.func)) in definitions:
-                end = offsets.offset(node.func.end_lineno or 0, node.func.end_col_offset or 0)
-                if ends.get(end) == name:
-                    yield KINDS[2], end - 1, definitions[name]
-
+    ends = {span[1]: text for text, span in names}
     nodes = list(ast.walk(tree))
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     methods = {method for node in classes for method in node.body if not isinstance(method, ast.ClassDef)}
-    yield from called(nodes, defined(node for node in nodes if node not in methods), _name)
-    for node in classes:
-        yield from called(_nodes_of_class(node), defined(node.body), _attribute_of_self)
+    # Nodes that may call, nodes that define, and a function to the name that a call has.
+    scopes: list[tuple[Iterable[ast.AST], Iterable[ast.AST], Callable[[ast.expr], str | None]]]
+    scopes = [(nodes, [node for node in nodes if node not in methods], _name)]
+    scopes += [(_nodes_of_class(node), node.body, _attribute_of_self) for node in classes]
+    for calling, defining, name_of in scopes:
+        defined: dict[str, list[Span]] = collections.defaultdict(list)
+        for node in defining:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                after_first_word = bisect.bisect(begins, starts[node.lineno - 1] + node.col_offset)
+                after_keywords = after_first_word + isinstance(node, ast.AsyncFunctionDef)  # `async def` is two words
+                bisect.insort(defined[node.name], names[after_keywords][1])
+        for node in calling:
+            if isinstance(node, ast.Call) and (name := name_of(node.func)) in defined:
+                end = starts[(node.func.end_lineno or 0) - 1] + (node.func.end_col_offset or 0)
+                if ends.get(end) == name:
+                    yield KINDS[2], end - 1, defined[name]
 
 
 def _nodes_of_class(node: ast.AST) -> Iterator[ast.AST]:
@@ -139,7 +116,3 @@ def _name(called: ast.expr) -> str | None:
 
 def _attribute_of_self(called: ast.expr) -> str | None:
     return called.attr if isinstance(called, ast.Attribute) and _name(called.value) == "self" else None
-
-
-def _is_identifier(token: TokenInfo) -> bool:
-    return token.type == tokenize.NAME and not keyword.iskeyword(token.string)

@@ -1,19 +1,24 @@
-"""What each head of a model attends to, over many texts: scores for each kind of key, a label, the strongest pair."""
+"""A report on each head, over many texts: scores for each kind of key, a label, the strongest pair, and a figure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 
 from mini_gpt.data import tokenizers
+from mini_gpt.data.batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import progress
 from mini_gpt.evaluation.progress import Advance
-from mini_gpt.insight import attention
+from mini_gpt.insight import attention, curves
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import scores as head_scores
-from mini_gpt.insight.heads.inputs import Inputs
+from mini_gpt.insight.heads.inputs import Inputs, Templates
 from mini_gpt.insight.heads.scores import HeadSums, StrongestPairs
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
@@ -27,8 +32,7 @@ EVEN = 0.9  # least entropy over that of even attention for the label "global"
 AROUND = 12  # tokens of text shown before each token of a pair
 NOT_MEASURED = {"score": None, "chance": None, "strength": None, "queries": 0}
 IMPLIED = {"local window": ("previous token", "next token", "self")}  # no label if one of these narrower kinds is clear
-
-Templates = dict[str, np.ndarray]
+OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of the labels that are no kind
 
 
 def head_report(
@@ -47,19 +51,20 @@ def head_report(
     attention is even, or "mixed". also: the other kinds that are clear. pair: the largest weight on another token, with
     its text.
 
-    train_tokens: show which tokens are rare. Induction is measured on repeated random tokens that are not rare, all
-    other kinds on `inputs`. No token is masked, under the masked objective either (Clark et al. 2019).
+    Rare tokens are those that are rare in `train_tokens`. Induction is measured on repeated random tokens that are not
+    rare, all other kinds on `inputs`. No token is masked, even under the masked objective (Clark et al. 2019).
     """
     length, vocab_size = inputs.tokens_BL.shape[1], tokenizers.vocab_size(tokenizer)
     is_delimiter_V, is_rare_V = head_inputs.delimiters(tokenizer), head_inputs.rare(train_tokens, vocab_size)
 
-    def templates(rows: slice) -> Templates:
+    def templates(rows: Sequence[int]) -> Templates:
         tokens_BL = inputs.tokens_BL[rows]
         opens_BL = np.arange(length) == np.zeros((len(tokens_BL), 1), int)
         if model.separator_id is not None:
             opens_BL = opens_BL | (tokens_BL == model.separator_id)
-        found = head_scores.positional_templates(length, opens_BL, causal=model.config.model.causal)
-        return found | head_scores.token_templates(tokens_BL, is_delimiter_V, is_rare_V) | inputs.relations(rows)
+        causal = model.config.model.causal
+        found = head_scores.templates(tokens_BL, opens_BL, is_delimiter_V, is_rare_V, causal=causal)
+        return found | inputs.relations(rows)
 
     at_a_time = attention.rows_at_a_time(model, length, len(inputs.tokens_BL))
     layers = _measure(model, inputs, templates, at_a_time, advance)
@@ -67,7 +72,7 @@ def head_report(
     repeated: Sequence[_Layer | None] = [None] * len(layers)
     if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED:
         random_BL, period_B = head_scores.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
-        random = Inputs(random_BL, np.ones(random_BL.shape, bool), lambda rows: {})
+        random = Inputs(random_BL, np.ones(random_BL.shape, bool))
         template = lambda rows: head_scores.induction_template(length, period_B[rows])
         repeated = _measure(model, random, template, at_a_time, advance)
     return [
@@ -90,17 +95,14 @@ def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         heads = [row for row in rows if row["layer"] == layer]
         labels = [row["label"] for row in heads]
         mean = lambda values: float(np.mean(list(values)))
+        kinds = [kind for kind, values in heads[0]["kinds"].items() if values["queries"]]
         summary.append(
             {
                 "layer": layer,
                 "entropy": mean(row["entropy"] for row in heads),
                 "distance": mean(row["distance"] for row in heads),
                 "labels": {label: labels.count(label) for label in sorted(set(labels))},
-                "strengths": {
-                    kind: mean(row["kinds"][kind]["strength"] for row in heads)
-                    for kind, values in heads[0]["kinds"].items()
-                    if values["queries"]
-                },
+                "strengths": {kind: mean(row["kinds"][kind]["strength"] for row in heads) for kind in kinds},
             }
         )
     return summary
@@ -123,7 +125,7 @@ def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> 
 
 
 class _Layer(NamedTuple):
-    """What was measured of one layer, in NumPy: float64 sums for each of `kinds`, and pairs of each row."""
+    """Measurements of one layer, in NumPy: float64 sums for each of `kinds`, and pairs of each row."""
 
     kinds: tuple[str, ...]
     sums: HeadSums
@@ -131,22 +133,22 @@ class _Layer(NamedTuple):
 
 
 def _measure(
-    model: LoadedModel, inputs: Inputs, templates: Callable[[slice], Templates], at_a_time: int, advance: Advance
+    model: LoadedModel,
+    inputs: Inputs,
+    templates: Callable[[Sequence[int]], Templates],
+    at_a_time: int,
+    advance: Advance,
 ) -> list[_Layer]:
-    """Measure each layer on all rows. The last batch is padded with rows that do not count."""
+    """Measure each layer on all rows. Rows that fill the last batch do not count."""
     kinds: tuple[str, ...] = ()
     parts: list[list[tuple[HeadSums, StrongestPairs]]] = []
-    for first in range(0, len(inputs.tokens_BL), at_a_time):
-        rows = slice(first, first + at_a_time)
-        tokens_BL, found = inputs.tokens_BL[rows], templates(rows)
-        count, kinds = len(tokens_BL), tuple(found)
-        padded = lambda array, count=count, **options: np.pad(
-            array, [(0, at_a_time - count), *[(0, 0)] * (array.ndim - 1)], **options
-        )
-        arguments = (padded(np.stack(list(found.values()), axis=1)), padded(inputs.counts_BL[rows]))
-        layers = attention.each_layer(model, padded(tokens_BL, mode="edge"), _sums_and_pairs, arguments)
-        parts.append([(sums, StrongestPairs(*(array[:count] for array in pairs))) for sums, pairs in layers])
-        advance(tokens_BL.size)
+    for count, rows in in_full_batches(range(len(inputs.tokens_BL)), at_a_time):
+        found, tokens_BL = templates(rows), inputs.tokens_BL[rows]
+        counts_BL = inputs.counts_BL[rows] & (np.arange(at_a_time) < count)[:, None]
+        arguments = (np.stack(list(found.values()), axis=1), counts_BL)
+        kinds = tuple(found)
+        parts.append(attention.each_layer(model, tokens_BL, _sums_and_pairs, arguments))
+        advance(tokens_BL[:count].size)
     measured = []
     for of_layer in zip(*parts, strict=True):
         sums, pairs = zip(*of_layer, strict=True)
@@ -155,20 +157,14 @@ def _measure(
     return measured
 
 
-def _sums_and_pairs(
-    trace: Trace, tokens_BL: jax.Array, templates_BTLS: jax.Array, counts_BL: jax.Array
-) -> tuple[HeadSums, StrongestPairs]:
-    del tokens_BL
-    sums = head_scores.head_sums(trace.attention, templates_BTLS, counts_BL)
-    return sums, head_scores.strongest_pairs(trace.attention, counts_BL)
+def _sums_and_pairs(trace: Trace, templates_BTLS: jax.Array, counts_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
+    return head_scores.measure(trace.attention, templates_BTLS, counts_BL)
 
 
 def _row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dict[str, Any]:
     kinds = _kinds(layer, head) | (_kinds(induction, head) if induction else {"induction": NOT_MEASURED})
-    sums = layer.sums
-    entropy, distance = (
-        float(sum_H[head]) / max(float(sums.choosing), 1) for sum_H in (sums.entropy_H, sums.distance_H)
-    )
+    choosing = max(float(layer.sums.choosing), 1)
+    entropy, distance = (float(sum_H[head]) / choosing for sum_H in (layer.sums.entropy_H, layer.sums.distance_H))
     label, also = label_of({kind: (of["strength"], of["queries"]) for kind, of in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": distance}
     return row | {"kinds": kinds}
@@ -176,23 +172,13 @@ def _row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dic
 
 def _kinds(layer: _Layer, head: int) -> dict[str, dict[str, Any]]:
     """Return {kind: its numbers} for one head."""
-    kinds: dict[str, dict[str, Any]] = {}
-    sums = layer.sums
-    for number, kind in enumerate(layer.kinds):
-        mass, chance, queries = (
-            float(sums.mass_HT[head, number]),
-            float(sums.chance_T[number]),
-            float(sums.queries_T[number]),
-        )
-        kinds[kind] = NOT_MEASURED
+    kinds: dict[str, dict[str, Any]] = dict.fromkeys(layer.kinds, NOT_MEASURED)
+    sums = (layer.sums.mass_HT[head], layer.sums.chance_T, layer.sums.queries_T)
+    for kind, mass, chance, queries in zip(layer.kinds, *(sum_T.tolist() for sum_T in sums), strict=True):
         if queries:
             strength = float(head_scores.strength(mass, chance, queries))
-            kinds[kind] = {
-                "score": float(mass / queries),
-                "chance": float(chance / queries),
-                "strength": strength,
-                "queries": int(queries),
-            }
+            means = {"score": mass / queries, "chance": chance / queries}
+            kinds[kind] = means | {"strength": strength, "queries": int(queries)}
     return kinds
 
 
@@ -206,3 +192,44 @@ def _pair(pairs: StrongestPairs, head: int, tokens_BL: np.ndarray, tokenizer: To
     }
     weight = float(pairs.weight_BH[row, head])
     return {"weight": weight, "distance": query - key, "query": shown(query), "key": shown(key)}
+
+
+def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
+    """Return a figure: a grid of labels, with layers upwards, beside the strengths, with one line per head."""
+    kinds = [kind for kind, values in rows[0]["kinds"].items() if values["queries"]] or list(rows[0]["kinds"])
+    layers, heads = (1 + max(row[axis] for row in rows) for axis in ("layer", "head"))
+    height = max(4.2, 1.8 + 0.2 * len(rows), 1.8 + 0.75 * layers)
+    size, ratios = (3.5 + 1.15 * heads + 0.55 * len(kinds), height), (1.15 * heads, 1.5 + 0.55 * len(kinds))
+    figure, (left, right) = curves.new_figure(size, 1, 2, title=title, width_ratios=ratios)
+    curves.label_heads(left, layers, heads, "What each head attends to")
+    left.set(xlim=(-0.5, heads - 0.5), ylim=(-0.5, layers - 0.5))
+    _draw_labels(left, rows, kinds)
+    _draw_strengths(right, rows, kinds)
+    return figure
+
+
+def _draw_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
+    colours = {kind: colormaps["Set3"](number % 12) for number, kind in enumerate(kinds)} | OTHER_COLOURS
+    rounded = "round,pad=0,rounding_size=0.06"
+    for row in rows:
+        x, y, label = row["head"], row["layer"], row["label"]
+        axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.42), 0.88, 0.84, boxstyle=rounded, color=colours[label]))
+        strength = row["kinds"].get(label, {}).get("strength")
+        figure_of = f"{strength:.2f}" if strength is not None else f"entropy {row['entropy']:.2f}"
+        words = label.replace(" ", "\n") if len(label) > 10 else label
+        axes.text(x, y, f"{words}\n{figure_of}", ha="center", va="center", fontsize=7)
+
+
+def _draw_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
+    strengths = np.array([[row["kinds"][kind]["strength"] or 0.0 for kind in kinds] for row in rows])
+    image = axes.imshow(strengths, vmin=-1, vmax=1, cmap="PuOr_r", aspect="auto")
+    axes.set_xticks(range(len(kinds)), kinds, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+    names = [f"{row['layer']}.{row['head']}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8 if len(rows) < 50 else 6)
+    for (y, x), strength in np.ndenumerate(strengths):
+        if abs(strength) >= 0.1 and len(rows) <= 64:
+            ink = "white" if abs(strength) > 0.6 else "black"
+            axes.text(x, y, f"{strength:.1f}".replace("0.", "."), ha="center", va="center", fontsize=6.5, color=ink)
+    axes.set(ylabel="layer.head", title="Strength for each kind: 0 as by chance, 1 all attention")
+    axes.spines[:].set_visible(False)
+    axes.figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02)

@@ -1,8 +1,7 @@
 """How much of a head's attention goes to keys of one kind, compared with chance.
 
-A kind is a template: for each query, the keys that belong to the kind. Its score is the mean weight on these keys. Its
-strength is the score's share of the way from chance to 1: 0 for even attention over the visible keys, 1 for attention
-only to keys of the kind. Strengths can be compared across lengths.
+The template of a kind marks, for each query, the keys of the kind. The score is the mean weight on these keys. The
+strength is 0 for even attention over the visible keys and 1 for attention only to keys of the kind, at any length.
 """
 
 from typing import NamedTuple
@@ -14,8 +13,7 @@ import numpy as np
 from mini_gpt.model.attention.reference import AttentionMaps
 
 LOCAL = 4  # tokens: the query itself and three before it; if not causal, three on either side
-MANY = 16  # visible keys that a query must have for `strongest_pairs`
-
+MANY = 16  # visible keys that a query of a strongest pair must have
 
 Numbers = float | np.ndarray
 
@@ -44,10 +42,12 @@ class StrongestPairs(NamedTuple):
     index_BH: jax.Array
 
 
-def head_sums(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Array) -> HeadSums:
-    """Return the sums over the queries that count."""
-    weights_BHLS = maps.weights_BHLS
-    visible_BLS = maps.visible_BLS & counts_BL[..., None]
+def measure(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
+    """Return the sums over the queries that count, and the strongest pairs.
+
+    A query of a strongest pair sees MANY keys, or as many as there are.
+    """
+    weights_BHLS, visible_BLS = maps.weights_BHLS, maps.visible_BLS & counts_BL[..., None]
     visible_BL = visible_BLS.sum(-1)
     of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
     of_kind_BTL = of_kind_BTLS.sum(-1)
@@ -55,8 +55,10 @@ def head_sums(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Arr
     counted_BTLS = (of_kind_BTLS & asked_BTL[..., None]).astype(jnp.float32)
     choosing_BL = visible_BL > 1
     entropy_BHL = jax.scipy.special.entr(weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
-    distance_BHL = (weights_BHLS * _distance(visible_BLS)).sum(-1)
-    return HeadSums(
+    positions_L = jnp.arange(visible_BLS.shape[-1])
+    distance_LS = jnp.abs(positions_L[:, None] - positions_L)
+    distance_BHL = (weights_BHLS * distance_LS).sum(-1)
+    sums = HeadSums(
         jnp.einsum("bhls,btls->ht", weights_BHLS, counted_BTLS),
         jnp.where(asked_BTL, of_kind_BTL / jnp.maximum(visible_BL, 1)[:, None], 0).sum((0, 2)),
         asked_BTL.sum((0, 2)),
@@ -64,21 +66,10 @@ def head_sums(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Arr
         jnp.where(choosing_BL[:, None], distance_BHL, 0).sum((0, 2)),
         choosing_BL.sum(),
     )
-
-
-def strongest_pairs(maps: AttentionMaps, counts_BL: jax.Array) -> StrongestPairs:
-    """Return the strongest pairs among queries that count and see MANY keys, or as many as there are."""
-    weights_BHLS, visible_BLS = maps.weights_BHLS, maps.visible_BLS & counts_BL[..., None]
-    visible_BL = visible_BLS.sum(-1)
     sees_many_BL = visible_BL >= jnp.minimum(MANY, visible_BL.max())
-    pairs_BLS = sees_many_BL[..., None] & (_distance(visible_BLS) > 0)
+    pairs_BLS = sees_many_BL[..., None] & (distance_LS > 0)
     pairs_BHX = jnp.where(pairs_BLS[:, None], weights_BHLS, 0).reshape(*weights_BHLS.shape[:2], -1)
-    return StrongestPairs(pairs_BHX.max(-1), pairs_BHX.argmax(-1))
-
-
-def _distance(visible_BLS: jax.Array) -> jax.Array:
-    positions_L = jnp.arange(visible_BLS.shape[-1])
-    return jnp.abs(positions_L[:, None] - positions_L)
+    return sums, StrongestPairs(pairs_BHX.max(-1), pairs_BHX.argmax(-1))
 
 
 def strength(mass: Numbers, chance: Numbers, queries: Numbers) -> Numbers:
@@ -86,26 +77,27 @@ def strength(mass: Numbers, chance: Numbers, queries: Numbers) -> Numbers:
     return (mass - chance) / np.maximum(queries - chance, 1e-9)
 
 
-def positional_templates(length: int, opens_BL: np.ndarray, *, causal: bool) -> dict[str, np.ndarray]:
-    """Return the kinds that depend only on positions, as boolean BLS. opens_BL: the first token of each segment."""
+def templates(
+    tokens_BL: np.ndarray, opens_BL: np.ndarray, is_delimiter_V: np.ndarray, is_rare_V: np.ndarray, *, causal: bool
+) -> dict[str, np.ndarray]:
+    """Return the template of each kind, as boolean BLS. opens_BL: the first token of each segment.
+
+    Kinds that depend on tokens leave out the query's own position.
+    """
+    length = tokens_BL.shape[1]
     ahead_LS = np.arange(length) - np.arange(length)[:, None]
-    by_offset = {"previous token": ahead_LS == -1}
+    kinds = {"previous token": ahead_LS == -1}
     if not causal:
-        by_offset["next token"] = ahead_LS == 1
-    by_offset |= {"self": ahead_LS == 0, "local window": np.abs(ahead_LS) < LOCAL}
-    shape = (len(opens_BL), length, length)
-    templates = {kind: np.broadcast_to(keys_LS, shape) for kind, keys_LS in by_offset.items()}
-    return templates | {"first token": np.broadcast_to(opens_BL[:, None], shape)}
-
-
-def token_templates(tokens_BL: np.ndarray, is_delimiter_V: np.ndarray, is_rare_V: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the kinds that depend on the tokens, as boolean BLS, without the query's own position."""
-    other_LS = ~np.eye(tokens_BL.shape[1], dtype=bool)
-    return {
-        "delimiter": is_delimiter_V[tokens_BL][:, None] & other_LS,
-        "duplicate token": (tokens_BL[:, :, None] == tokens_BL[:, None]) & other_LS,
-        "rare token": is_rare_V[tokens_BL][:, None] & other_LS,
+        kinds["next token"] = ahead_LS == 1
+    kinds |= {
+        "self": ahead_LS == 0,
+        "local window": np.abs(ahead_LS) < LOCAL,
+        "first token": opens_BL[:, None],
+        "delimiter": is_delimiter_V[tokens_BL][:, None] & (ahead_LS != 0),
+        "duplicate token": (tokens_BL[:, :, None] == tokens_BL[:, None]) & (ahead_LS != 0),
+        "rare token": is_rare_V[tokens_BL][:, None] & (ahead_LS != 0),
     }
+    return {kind: np.broadcast_to(keys, (len(tokens_BL), length, length)) for kind, keys in kinds.items()}
 
 
 def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,6 @@ from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.heads import inputs as head_inputs
-from mini_gpt.insight.heads import python_source
 from mini_gpt.insight.heads import report as head_report
 from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.runtime.errors import UserError
@@ -117,9 +116,8 @@ def test_relations_of_python_source_are_found_in_tokens(small, tmp_path, kind):
     run = Run(tmp_path / "run")
     tokens, length = run.store.split("validation").tokens, 128
     starts = head_inputs.window_starts(tokens, length)
-    related = head_inputs.relation_templates(tokens, run.tokenizer, starts, length)
-    for name in python_source.KINDS:
-        template_BLS = related(name, starts)
+    related = head_inputs.python_relations(tokens, run.tokenizer, starts, length)
+    for name, template_BLS in related(range(len(starts))).items():
         pairs = [
             (tokens[starts[row] :][query], tokens[starts[row] :][key]) for row, query, key in np.argwhere(template_BLS)
         ]
@@ -162,8 +160,8 @@ def test_all_documents_of_a_window_have_relations():
     tokenizer = CharacterTokenizer("\n()a")
     document = tokenizer.encode("(a)\n")
     tokens = np.concatenate([[*document, tokenizers.separator(tokenizer)]] * 4)
-    related = head_inputs.relation_templates(tokens, tokenizer, np.array([0]), len(tokens))
-    assert np.argwhere(related("matching bracket", np.array([0]))).tolist() == [[0, 5 * n + 2, 5 * n] for n in range(4)]
+    related = head_inputs.python_relations(tokens, tokenizer, np.array([0]), len(tokens))
+    assert np.argwhere(related([0])["matching bracket"]).tolist() == [[0, 5 * n + 2, 5 * n] for n in range(4)]
 
 
 @pytest.mark.slow

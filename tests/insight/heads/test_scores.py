@@ -44,21 +44,20 @@ def measured(weights_HLS, tokens_L, templates):
     length = len(tokens_L)
     maps = AttentionMaps(weights_HLS[None] * 0, np.float32(weights_HLS[None]), causal(length)[None])
     templates_BTLS = np.stack(list(templates.values()), axis=1)
-    sums = head_scores.head_sums(maps, templates_BTLS, np.ones((1, len(tokens_L)), bool))
+    sums, strongest = head_scores.measure(maps, templates_BTLS, np.ones((1, len(tokens_L)), bool))
     strengths_HT = head_scores.strength(*map(np.asarray, (sums.mass_HT, sums.chance_T, sums.queries_T)))
     queries_T, entropy_H = np.asarray(sums.queries_T), np.asarray(sums.entropy_H) / int(sums.choosing)
     rows = [dict(zip(templates, zip(row, queries_T, strict=True), strict=True)) for row in strengths_HT]
-    return rows, entropy_H, (sums, head_scores.strongest_pairs(maps, np.ones((1, len(tokens_L)), bool)))
+    return rows, entropy_H, (sums, strongest)
 
 
 @pytest.mark.parametrize("length", [64, 300, 1024])
 def test_synthetic_heads_get_their_label_at_any_length(length):
     tokens_L = np.random.default_rng(0).permutation(length)
     opens_BL = np.arange(length)[None] == 0
-    templates = head_scores.positional_templates(length, opens_BL, causal=True)
     drawn_V = np.random.default_rng(1).random(length)
     drawn_V[tokens_L[0]] = 0.5  # neither a delimiter nor rare
-    templates |= head_scores.token_templates(tokens_L[None], drawn_V < 0.1, drawn_V > 0.95)
+    templates = head_scores.templates(tokens_L[None], opens_BL, drawn_V < 0.1, drawn_V > 0.95, causal=True)
     heads = heads_of(length)
     strengths, entropy_H, _ = measured(np.stack(list(heads.values())), tokens_L, templates)
     for name, of, entropy in zip(heads, strengths, entropy_H, strict=True):
@@ -78,8 +77,7 @@ def test_sums_equal_those_over_single_pairs():
     weights_HLS = np.stack([normalised(draw.random((length, length)) * causal(length)) for _ in range(3)])
     tokens_L, delimiter_V, rare_V = np.array([2, 1, 3, 2, 0, 4, 0, 3, 1, 2, 2, 0]), np.arange(5) == 1, np.arange(5) >= 3
     opens_L = np.isin(np.arange(length), [0, 5])
-    templates = head_scores.positional_templates(length, opens_L[None], causal=True)
-    templates |= head_scores.token_templates(tokens_L[None], delimiter_V, rare_V)
+    templates = head_scores.templates(tokens_L[None], opens_L[None], delimiter_V, rare_V, causal=True)
     is_kind = {
         "previous token": lambda i, j: j == i - 1,
         "self": lambda i, j: j == i,
@@ -115,10 +113,12 @@ def test_padding_does_not_count():
     length = 8
     weights_BHLS = np.stack([normalised(causal(length))[None]] * 2).astype(np.float32)
     maps = AttentionMaps(weights_BHLS, weights_BHLS, causal(length)[None])
-    templates = head_scores.positional_templates(length, np.arange(length)[None] == np.zeros((2, 1)), causal=True)
+    opens_BL = np.arange(length)[None] == np.zeros((2, 1))
+    tokens_BL, none_V = np.zeros((2, length), int), np.zeros(1, bool)
+    templates = head_scores.templates(tokens_BL, opens_BL, none_V, none_V, causal=True)
     stacked = np.stack(list(templates.values()), axis=1)
     counts_BL = np.array([[True] * length, [True] * 5 + [False] * 3])
-    whole, half, both = (head_scores.head_sums(maps, stacked, counts_BL[rows]) for rows in ([0, 0], [1, 1], [0, 1]))
+    whole, half, both = (head_scores.measure(maps, stacked, counts_BL[rows])[0] for rows in ([0, 0], [1, 1], [0, 1]))
     for name in ("mass_HT", "chance_T", "queries_T", "entropy_H", "distance_H", "choosing"):
         alone = np.asarray(getattr(whole, name)) + np.asarray(getattr(half, name))
         np.testing.assert_allclose(np.asarray(getattr(both, name)), alone / 2, rtol=1e-6)
@@ -126,8 +126,9 @@ def test_padding_does_not_count():
 
 
 def test_bidirectional_attention_has_a_next_token():
-    templates = head_scores.positional_templates(6, np.zeros((1, 6), bool), causal=False)
-    assert list(templates) == ["previous token", "next token", "self", "local window", "first token"]
+    none_V = np.zeros(1, bool)
+    templates = head_scores.templates(np.zeros((1, 6), int), np.zeros((1, 6), bool), none_V, none_V, causal=False)
+    assert list(templates)[:5] == ["previous token", "next token", "self", "local window", "first token"]
     assert templates["next token"][0, 2].tolist() == [False, False, False, True, False, False]
     assert templates["local window"][0, 2].tolist() == [True] * 6
 
@@ -155,5 +156,5 @@ def test_a_fixed_distance_is_not_induction():
     for back in (3, 20, 24, 31):
         weights_BHLS = np.broadcast_to(shifted(64, back), (32, 1, 64, 64)).astype(np.float32)
         maps = AttentionMaps(weights_BHLS, weights_BHLS, causal(64)[None])
-        sums = head_scores.head_sums(maps, templates_BTLS, counts_BL)
+        sums, _ = head_scores.measure(maps, templates_BTLS, counts_BL)
         assert head_scores.strength(sums.mass_HT, sums.chance_T, sums.queries_T)[0, 0] < 0.15

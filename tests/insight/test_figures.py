@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading
-from mini_gpt.insight import positions
+from mini_gpt.insight import figures
 from mini_gpt.model.positions import Alibi, Rope
 
 
@@ -22,7 +22,7 @@ def lines(axes):
 
 
 def test_rope_scores_depend_on_the_offset_alone(config):
-    score = lines(positions.rope(config).axes[2])
+    score = lines(figures.rope(config).axes[2])
     ropes, waves = ([xy[:, 1] for name, xy in score.items() if name.startswith(kind)] for kind in ("RoPE", "sinus"))
     assert len(ropes) == len(waves) == 3
     for other in ropes[1:]:
@@ -31,31 +31,31 @@ def test_rope_scores_depend_on_the_offset_alone(config):
 
 
 def test_each_pair_has_its_wavelength(config):
-    waves = next(iter(lines(positions.sinusoids(config).axes[2]).values()))
+    waves = next(iter(lines(figures.sinusoids(config).axes[2]).values()))
     expected = [2 * math.pi * 10_000 ** (2 * pair / 128) for pair in range(64)]
     np.testing.assert_allclose(waves, np.stack([np.arange(0, 128, 2), expected], axis=1), rtol=1e-6)
     assert waves[-1, 1] == pytest.approx(54_410, rel=1e-3)
 
 
 def test_similarity_and_biases_come_from_the_encodings(config):
-    _, inside = positions.similarity(config).axes
+    _, inside = figures.similarity(config).axes
     shown = lines(inside)["RoPE: score of equal vectors"]
     x = np.ones((1, 1, 1, config.head_width), np.float32) / math.sqrt(config.head_width)
     encoding = Rope(config, rngs=nnx.Rngs(0))
     for distance in (0, 1, 17, 100):
         a, b = (np.asarray(encoding.rotate(x, np.array([[position]])))[0, 0, 0] for position in (5, 5 + distance))
         assert shown[distance, 1] == pytest.approx(a @ b, abs=1e-4)
-    alibi = positions.biases(config).axes[0]
+    alibi = figures.biases(config).axes[0]
     for slope, xy in zip(Alibi(config, rngs=nnx.Rngs(0)).slopes, lines(alibi).values(), strict=True):
         np.testing.assert_allclose(xy[:, 1], -slope * xy[:, 0], rtol=1e-6)
     table = np.random.default_rng(0).random((32, 4))
-    t5 = lines(positions.biases(config, table).axes[1])
+    t5 = lines(figures.biases(config, table).axes[1])
     assert [xy[3, 1] for xy in t5.values()] == pytest.approx(table[3].tolist()), "the first buckets hold one distance"
 
 
 def test_the_four_terms_add_up():
     x_LD, p_LD = np.random.default_rng(0).normal(size=(2, 6, 8))
-    axes = positions.sums(x_LD, p_LD, list("abcdef"), title="").axes
+    axes = figures.sums(x_LD, p_LD, list("abcdef"), title="").axes
     name = lambda title: title.split(" (rms")[0].split(": ")[0]
     shown = {name(a.get_title()): np.asarray(a.get_images()[0].get_array()) for a in axes if a.get_title()}
     np.testing.assert_allclose(shown["X + P"], shown["X"] + shown["P"])

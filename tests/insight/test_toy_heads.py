@@ -5,28 +5,29 @@ import math
 import numpy as np
 import pytest
 
-from mini_gpt.insight import toy
+from docs.figures import toy_heads
+from mini_gpt.insight.explorer.page import PRESETS, X_LD
 
 
-@pytest.mark.parametrize("preset", toy.PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_the_toy_computes_the_formula(preset):
-    logits_HLS, weights_HLS = toy.maps(preset, temperature=0.5)
-    w_q, w_k = toy.PRESETS[preset]
+    logits_HLS, weights_HLS = toy_heads.maps(preset, temperature=0.5)
+    w_q, w_k = PRESETS[preset]
     for head in range(2):
         half = slice(2 * head, 2 * head + 2)
-        expected = (toy.X_LD @ w_q)[:, half] @ (toy.X_LD @ w_k)[:, half].T / math.sqrt(2) / 0.5
+        expected = (X_LD @ w_q)[:, half] @ (X_LD @ w_k)[:, half].T / math.sqrt(2) / 0.5
         np.testing.assert_allclose(logits_HLS[head], expected, rtol=1e-5, atol=1e-6)
         exp = np.exp(expected - expected.max(-1, keepdims=True))
         np.testing.assert_allclose(weights_HLS[head], exp / exp.sum(-1, keepdims=True), rtol=1e-5, atol=1e-6)
 
 
 def test_negating_the_keys_of_one_head_leaves_the_other():
-    plain, negated = (toy.maps(name)[0] for name in ("identity", "head 2 negated"))
+    plain, negated = (toy_heads.maps(name)[0] for name in ("identity", "head 2 negated"))
     np.testing.assert_array_equal(plain[0], negated[0])
     np.testing.assert_allclose(plain[1], -negated[1], rtol=1e-6)
 
 
 def test_permuting_the_words_permutes_the_map():
     order = (2, 0, 3, 1)
-    plain, permuted = toy.maps("random")[1], toy.maps("random", order=order)[1]
+    plain, permuted = toy_heads.maps("random")[1], toy_heads.maps("random", order=order)[1]
     np.testing.assert_allclose(permuted, plain[:, order][:, :, order], rtol=1e-5)

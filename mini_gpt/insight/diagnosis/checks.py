@@ -1,0 +1,315 @@
+"""All checks of a trained model, and the most likely cause of their findings.
+
+The limits were set on models that were broken on purpose (docs/inside.md).
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mini_gpt.evaluation import perplexity
+from mini_gpt.insight import pruning
+from mini_gpt.insight.diagnosis import probe
+from mini_gpt.insight.diagnosis.probe import Layer
+from mini_gpt.model.loaded import LoadedModel
+
+# Limits. A value past its limit is a finding; so is NaN, and therefore the comparisons are negated.
+LARGE = 1e3  # root mean square of the residual stream
+KEPT = 0.1  # cosine of a block's input and output
+SATURATED, EVEN = 0.02, 0.98  # entropy over that of even attention, mean of a layer
+DEAD_HEAD = 0.01  # importance over the mean importance
+DEAD_UNITS = 0.1  # share of a layer's units
+ORDER = 0.05  # effect of another order on a prediction, as a share of the effect of other tokens
+LEAK = 1e-3  # total variation
+FLAT = 0.05  # how far predictions vary, as a share of the unigram entropy
+UNIGRAM = 0.99  # times the unigram model's loss
+FIRST_SHARE = 4.0  # loss of the first positions, over their share of all positions
+RISE = 0.3  # nats that the training loss may end above its lowest
+NOISE = 4.0  # standard errors of a mean of losses; a rise must exceed them too
+
+STILL = 1e-3  # a unit with this share of the median deviation in its layer, or less, is dead
+FIRST = 1 / 16  # share of a window whose positions have little context
+CHANCE = 1e-3  # effect of other tokens (total variation), below which the order is not checked
+
+HIGH_RATE = "optimizer.learning_rate far too high"
+
+# The possible causes of each finding, the most likely first. A finding explains those below it.
+CAUSES = {
+    "finite": ("a training step with non-finite gradients", HIGH_RATE, "weights from another source"),
+    "causality": ("no causal mask, so that the model reads the token it must predict",),
+    "scale of logits": ("model.scale_attention=False",),
+    "residual": ("model.residual=False: blocks replace the residual stream instead of adding to it",),
+    "activations": (HIGH_RATE, "no warm-up", "no gradient clipping"),
+    "saturated attention": (HIGH_RATE, "weights of queries and keys too large", "no scale of 1/√d_k"),
+    "order": (
+        "model.position=none in a bidirectional model, or in a causal one of a single layer",
+        "positions that do not reach the logits",
+        "a model that learned only frequencies: see predictions",
+    ),
+    "predictions": (
+        f"hardly trained, or {HIGH_RATE} or too low",
+        "model.residual=False, or gradients that do not reach all layers",
+        "a bidirectional model without positions",
+    ),
+    "loss": (
+        f"{HIGH_RATE}, or hardly trained",
+        "model.residual=False",
+        "other data than in training",
+        "targets that are not shifted by one, or a label that leaked in training",
+    ),
+    "first positions": ("text that repeats itself", "a label that leaks into later positions: see causality"),
+    "even attention": (
+        "hardly trained",
+        "optimizer.learning_rate far too low",
+        "gradients that do not reach queries and keys",
+    ),
+    "dead heads": ("heads that the model does not need: see --suite=pruning", HIGH_RATE),
+    "dead units": (f"{HIGH_RATE} with ReLU", "a layer that gets no gradient"),
+    "training": (HIGH_RATE, "too short a warm-up", "a spike of the loss without recovery"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. found: whether the value is past its limit. says: the value in a sentence."""
+
+    check: str
+    value: float
+    limit: str
+    found: bool
+    says: str
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        return CAUSES[self.check]
+
+
+def diagnose(
+    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: Sequence[Mapping[str, float]]
+) -> list[Finding]:
+    """Return the results of all checks that apply to the model.
+
+    train_tokens: for token frequencies and the heads' importance. history: rows of metrics.jsonl; may be empty.
+    """
+    windows_BM = probe.windows(tokens, model.config.context_length + 1)
+    counts_V = 1 + perplexity.token_counts(train_tokens, probe.vocab_size(model))
+    layers = probe.layers(model, windows_BM)
+    return [
+        *stream(model, layers),
+        *order(model, windows_BM),
+        *([] if model.masked else causality(model, windows_BM)),
+        *predictions(model, windows_BM, np.log(counts_V / counts_V.sum())),
+        *attention(model, layers),
+        *dead(model, layers, train_tokens),
+        *training(history),
+    ]
+
+
+def most_likely(findings: list[Finding]) -> str | None:
+    """Return the first cause of the finding that explains the others, or None if nothing was found."""
+    found = {finding.check for finding in findings if finding.found}
+    return next((causes[0] for check, causes in CAUSES.items() if check in found), None)
+
+
+def stream(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
+    """Check for non-finite values, and how the blocks change the residual stream."""
+    bad = int(probe.count_non_finite(model.parameters))
+    # The entropy is left out: it is NaN where no query sees two keys.
+    finite = bad == 0 and all(np.isfinite(value).all() for layer in layers for value in layer[1:])
+    non_finite = f"{bad} parameters are non-finite" + ("." if finite else ", or activations are.")
+    largest = max(float(layer.after_B.max()) for layer in layers)
+    grown = [float(layer.after_B.mean() / layer.before_B.mean()) for layer in layers]
+    scale = (
+        f"The residual stream's root mean square is at most {largest:.3g}; a block changes it by factors of "
+        f"{min(grown):.2f} to {max(grown):.2f}."
+    )
+    kept = float(np.mean([layer.kept_B.mean() for layer in layers]))
+    cosine = f"The output of a block has a cosine of {kept:.2f} with its input."
+    replaced = not kept >= KEPT and not model.config.model.residual  # with few layers, blocks may outweigh the stream
+    return [
+        Finding("finite", float(bad), "0 non-finite parameters, and finite activations", not finite, non_finite),
+        Finding("activations", largest, f"below {LARGE:g}", not largest < LARGE, scale),
+        Finding("residual", kept, f"at least {KEPT}", replaced, cosine),
+    ]
+
+
+def attention(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
+    """Check the scale of the attention logits and the entropy of the weights."""
+    config, listed = model.config.model, lambda values: ", ".join(f"{value:.2f}" for value in values)
+    root = math.sqrt(config.head_width)
+    factor = 1.0 if config.scale_attention else root
+    says = (
+        f"Attention logits are {factor:.2f} times those with the scale 1/√d_k, d_k = {config.head_width} (without it "
+        f"{root:.2f}, and more for wider heads); their standard deviation by layer: "
+        f"{listed(float(layer.logits_B.mean()) for layer in layers)}."
+    )
+    scale = Finding("scale of logits", factor, "1", not config.scale_attention, says)
+    defined = [layer.entropy_B[np.isfinite(layer.entropy_B)] for layer in layers]
+    if not all(map(len, defined)):
+        return [scale]  # no query sees two keys, or weights are non-finite
+    entropies = [float(entropy_B.mean()) for entropy_B in defined]
+    lowest, even = min(entropies), sum(entropy > EVEN for entropy in entropies)
+    by_layer = f"Entropy of the attention by layer, over that of even attention: {listed(entropies)}."
+    evenly = f"{even} of {len(entropies)} layers attend evenly to all visible tokens."
+    return [
+        Finding("saturated attention", lowest, f"at least {SATURATED}", not lowest >= SATURATED, by_layer),
+        Finding("even attention", lowest, f"not above {EVEN} in all layers", even == len(entropies), evenly),
+        scale,
+    ]
+
+
+def dead(model: LoadedModel, layers: list[Layer], train_tokens: np.ndarray) -> list[Finding]:
+    """Check for heads without effect on the loss, and for feed-forward units that never vary."""
+    few_tokens = train_tokens[: probe.WINDOWS * model.config.context_length + 1]
+    importance_NH = pruning.importance(model, pruning.text_batches(model, few_tokens))
+    relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
+    heads = ", ".join(f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD)))
+    least = float(relative_NH.min())
+    effect = f"The least important head has {least:.2f} of the mean importance"
+    effect += f"; without effect: {heads}." if heads else "."
+    units = max(map(_dead_units, layers))
+    still = f"At most {units:.1%} of a layer's feed-forward units do not vary with the input."
+    return [
+        Finding("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), effect),
+        Finding("dead units", units, f"at most {DEAD_UNITS}", not units <= DEAD_UNITS, still),
+    ]
+
+
+def _dead_units(layer: Layer) -> float:
+    """Return the share of a layer's units that do not vary."""
+    mean_F, square_F = (values_BF.mean(axis=0, dtype=np.float64) for values_BF in (layer.units_BF, layer.squares_BF))
+    deviation_F = np.sqrt(np.maximum(square_F - mean_F**2, 0))
+    return float(np.mean(deviation_F <= STILL * np.median(deviation_F)))
+
+
+def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
+    """Compare the prediction at one position with those after the other tokens were put in another order."""
+    text_BL, at, separator_id = windows_BM[:, :-1], probe.place(model), model.separator_id
+    random = np.random.default_rng(0)
+    changed = {name: text_BL.copy() for name in ("swapped", "reversed", "shuffled", "others")}
+    has_order_B, pool = np.zeros(len(text_BL), bool), text_BL[text_BL != separator_id]
+    for row, tokens_L in enumerate(text_BL):
+        movable = movable_positions(tokens_L, at, separator_id)
+        near = movable[movable < at][::-1]
+        pair = next(([b, a] for a, b in itertools.pairwise(near) if tokens_L[a] != tokens_L[b]), None)
+        if len(movable) < 4 or pair is None:
+            continue  # the row has no other order
+        has_order_B[row] = True
+        changed["swapped"][row, pair] = tokens_L[pair[::-1]]
+        changed["reversed"][row, movable] = tokens_L[movable[::-1]]
+        changed["shuffled"][row, movable] = tokens_L[random.permutation(movable)]
+        changed["others"][row, movable] = random.choice(pool, len(movable))
+    if not has_order_B.any():
+        return []
+    plain_BV = probe.predictions(model, text_BL[has_order_B], at)
+    by_change = {name: probe.predictions(model, text[has_order_B], at) for name, text in changed.items()}
+    by_others = _total_variation(plain_BV, by_change.pop("others"))
+    if not by_others >= CHANCE:
+        return []  # nothing changes its predictions, which is another finding
+    effects = {name: _total_variation(plain_BV, log_BV) / by_others for name, log_BV in by_change.items()}
+    targets_B = probe.targets(model, windows_BM)[has_order_B]
+    loss, shuffled = (_mean_loss(log_BV, targets_B) for log_BV in (plain_BV, by_change["shuffled"]))
+    listed = ", ".join(f"{name} {share:.2f}" for name, share in effects.items())
+    says = (
+        f"Another order of the same tokens changes a prediction by these shares of what other tokens do: {listed}. "
+        f"Shuffled, the loss there goes from {loss:.2f} to {shuffled:.2f} nats."
+    )
+    effect = effects["shuffled"]
+    return [Finding("order", effect, f"at least {ORDER}", not effect >= ORDER, says)]
+
+
+def movable_positions(tokens_L: np.ndarray, at: int, separator_id: int | None) -> np.ndarray:
+    """Return the other positions in the document of position `at`, without its separator and without position 0.
+
+    Position 0 stays, because random positions are drawn from its token.
+    """
+    positions_L = np.arange(len(tokens_L))
+    movable_L = (positions_L > 0) & (positions_L != at)
+    if separator_id is not None:
+        opens_L = tokens_L == separator_id
+        segments_L = np.cumsum(opens_L)
+        movable_L &= (segments_L == segments_L[at]) & ~opens_L
+    return positions_L[movable_L]
+
+
+def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
+    """Change the tokens after a position; the prediction there must stay the same."""
+    text_BL = windows_BM[:, :-1]
+    at, changed_BL = text_BL.shape[1] // 2, text_BL.copy()
+    later_BX = changed_BL[:, at + 1 :]
+    later_BX[:] = np.random.default_rng(1).choice(text_BL.reshape(-1), later_BX.shape)
+    if (changed_BL == text_BL).all():
+        return []
+    effect = _total_variation(*(probe.predictions(model, tokens_BL, at) for tokens_BL in (text_BL, changed_BL)))
+    says = f"Other tokens after a position change its prediction by {effect:.2g} (total variation)."
+    return [Finding("causality", effect, f"below {LEAK}", not effect < LEAK, says)]
+
+
+def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[Finding]:
+    """Check how far predictions vary, the loss, and the loss of the first positions.
+
+    unigram_V: log-probabilities of a unigram model.
+    """
+    log_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
+    mean_V = np.log(np.maximum(np.exp(log_BV.astype(np.float64)).mean(axis=0), 1e-300))
+    varies = float(np.mean(np.sum(np.exp(log_BV) * (log_BV - mean_V), axis=-1)))
+    entropy = -float(np.sum(np.exp(unigram_V) * unigram_V))
+    share = varies / entropy
+    says = (
+        f"Predictions differ from their mean by {varies:.2f} nats, {share:.2f} of the unigram entropy "
+        f"({entropy:.2f}). For a unigram model this is 0."
+    )
+    flat = Finding("predictions", share, f"at least {FLAT}", not share >= FLAT, says)
+    if model.masked:
+        targets_B = probe.targets(model, windows_BM)
+        return [flat, _loss(_mean_loss(log_BV, targets_B), -float(unigram_V[targets_B].mean()))]
+    nll_BL = probe.nll(model, windows_BM)
+    findings = [flat, _loss(float(nll_BL.mean()), -float(unigram_V[windows_BM[:, 1:]].mean()))]
+    return findings + ([_first_positions(nll_BL)] if nll_BL.shape[1] > 1 else [])
+
+
+def _loss(loss: float, unigram: float) -> Finding:
+    says = f"The loss is {loss:.2f} nats a token, that of a unigram model {unigram:.2f}."
+    limit = f"below {UNIGRAM} times the unigram model's"
+    return Finding("loss", loss / unigram, limit, not loss < UNIGRAM * unigram, says)
+
+
+def _first_positions(nll_BL: np.ndarray) -> Finding:
+    length = nll_BL.shape[1]
+    first = max(1, round(FIRST * length))
+    share = float(nll_BL[:, :first].sum() / nll_BL.sum()) / (first / length)
+    says = (
+        f"The first {first} of {length} positions have {share:.1f} times their share of the loss "
+        f"({nll_BL[:, :first].mean():.2f} nats a token; the others {nll_BL[:, first:].mean():.2f})."
+    )
+    return Finding("first positions", share, f"at most {FIRST_SHARE:g}", not share <= FIRST_SHARE, says)
+
+
+def training(history: Sequence[Mapping[str, float]]) -> list[Finding]:
+    """Check whether the training loss ended above its lowest; both are moving averages."""
+    losses = np.array([row["train/loss"] for row in history if "train/loss" in row])
+    if len(losses) < 20:
+        return []
+    width = max(5, len(losses) // 20)
+    smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+    rise, lowest = float(smooth[-1] - smooth.min()), float(smooth.min())
+    noise = NOISE * float(np.std(np.diff(losses))) / math.sqrt(2 * width)  # neighbours differ only by noise
+    norms = [row["train/gradient_norm"] for row in history if "train/gradient_norm" in row]
+    limit = f"at most {RISE} nats, or {noise:.2g} where losses are noisier"
+    says = (
+        f"In training the loss ended {rise:.2f} nats above its lowest ({lowest:.2f}, means of {width} rows); the "
+        f"largest gradient norm was {max(norms):.3g}, the median {np.median(norms):.3g}."
+    )
+    return [Finding("training", rise, limit, not rise <= max(RISE, noise), says)]
+
+
+def _mean_loss(log_BV: np.ndarray, targets_B: np.ndarray) -> float:
+    return -float(np.mean(np.take_along_axis(log_BV, targets_B[:, None], axis=1)))
+
+
+def _total_variation(a_BV: np.ndarray, b_BV: np.ndarray) -> float:
+    """Return the mean total variation distance of two log-probabilities."""
+    return float(np.abs(np.exp(a_BV) - np.exp(b_BV)).sum(axis=-1).mean() / 2)
