@@ -39,7 +39,6 @@ from mini_gpt.runtime.errors import require
 from mini_gpt.training import assembly
 from mini_gpt.training import state as states
 from mini_gpt.training.monitor import EventFile
-from mini_gpt.training.optimizer import make_optimizer
 
 WARMUP_STEPS = 20
 ATTENTION_METRICS_RUNS = 11  # the first one compiles
@@ -199,10 +198,10 @@ def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
 def random_model(config: Config) -> LoadedModel:
     """Return the model of a config as it is before the first training step."""
     tokenizer = token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)
-    vocab_size, optimizer = states.vocab_size(config, tokenizer), make_optimizer(config)
+    vocab_size = states.vocab_size(config, tokenizer)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
-    definition, like = states.abstract(config, vocab_size, optimizer, mesh)
-    state = states.create(config, vocab_size, optimizer, like)
+    definition, like = states.abstract(config, vocab_size, mesh)
+    state = states.create(config, vocab_size, like)
     return LoadedModel(state.parameters, definition, config, mesh, None, config.batch_tokens)
 
 

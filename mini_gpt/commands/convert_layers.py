@@ -20,7 +20,6 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import DAMAGED, Checkpoints, Damaged
-from mini_gpt.training.optimizer import make_optimizer
 
 
 def convert(workdir: Path, to: Path) -> None:
@@ -33,7 +32,7 @@ def convert(workdir: Path, to: Path) -> None:
         raise UserError(f"--to: {to} exists already; name a new directory")
     vocab_size = states.vocab_size(config, tokenizers.load(workdir / workdirs.TOKENIZER))
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
-    like, changed_like = (states.abstract(c, vocab_size, make_optimizer(c), mesh)[1] for c in (config, changed))
+    like, changed_like = (states.abstract(c, vocab_size, mesh)[1] for c in (config, changed))
     with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)) as source:
         steps = source.steps()
         if not steps:

@@ -28,7 +28,6 @@ from mini_gpt.model.parameters import count, path_name
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
-from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.state import TrainState
 
 ACTIVATION_BYTES = 2  # bfloat16
@@ -147,7 +146,7 @@ Some meshes of 64 devices:
 
 def abstract_state(config: Config) -> TrainState:
     """Return the shapes of the parameters and the optimizer state, sharded by the rules on a mesh of one device."""
-    return states.abstract(config, config.data.vocab_size, make_optimizer(config), _mesh(MeshConfig(1, 1, 1)))[1]
+    return states.abstract(config, config.data.vocab_size, _mesh(MeshConfig(1, 1, 1)))[1]
 
 
 def _mesh(mesh: MeshConfig) -> Any:

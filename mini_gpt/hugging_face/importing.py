@@ -25,11 +25,9 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, sharding
 from mini_gpt.runtime.errors import UserError, printable, shown
-from mini_gpt.training import initial_weights
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
-from mini_gpt.training.optimizer import make_optimizer
 
 INDEX = f"{WEIGHTS}.index.json"
 TIED_HEADS = {"lm_head.weight", "embed_out.weight"}  # a tied table may be stored a second time
@@ -51,20 +49,20 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     config = _config(architecture.fields(described), tokenizer, config_path, overrides)
     with contextlib.ExitStack() as opened:  # checked first: the next steps take long for many layers
         _open(source, architecture, config.model, opened)
-    optimizer, mesh = make_optimizer(config), sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
-    _, abstract_state = states.abstract(config, vocab_size, optimizer, mesh)
+    mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
+    _, abstract_state = states.abstract(config, vocab_size, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
     places.remember(config.data)  # the config.json of the run may name them later
     corpus = corpora.open_corpus(config.data)
     placed = _placed(arrays, abstract_state.parameters, stacked=config.model.scan_layers)
-    state = states.first(placed, optimizer, abstract_state)
+    state = states.first(config, placed, abstract_state)
     with files.directory_written_whole(workdir) as draft:
         workdirs.claim(draft, config, corpus, tokenizer)
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
             checkpoints.save(0, state, Record())
-        initial_weights.record_import(draft, source, architecture.title)
+        workdirs.record_import(draft, source, architecture.title)
     return config
 
 

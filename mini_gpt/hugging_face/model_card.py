@@ -6,7 +6,7 @@ from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import printable
-from mini_gpt.training import initial_weights
+from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
 
@@ -21,7 +21,7 @@ def text(run: Run, architecture: str) -> str:
         "context": f"{config.context_length:,} tokens",
         "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
     }
-    origin = initial_weights.described(run.workdir)
+    origin = workdirs.described_origin(run.workdir)
     if origin is not None:
         facts["first weights"] = origin
     if run.step:

@@ -28,16 +28,14 @@ def visible() -> list[jax.Device]:
         found = jax.devices()
     except (RuntimeError, AssertionError) as error:  # an AssertionError if none of the named platforms has a device
         reason = (str(error).splitlines() or ["no such device"])[0]
-        raise UserError(
-            f"JAX_PLATFORMS: found {asked or 'nothing'}, and JAX can't start on it ({reason}); name a platform of this "
-            "machine, such as cpu"
-        ) from None
+        found_platform = f"JAX_PLATFORMS: found {asked or 'nothing'}, and JAX can't start on it ({reason})"
+        raise UserError(f"{found_platform}; name a platform of this machine, such as cpu") from None
     if not asked and found[0].platform == "cpu":
         for package, kind in PLUGINS.items():
             if importlib.util.find_spec(package):
                 log.warning(
-                    f"{package} is installed but finds no {kind}: using the CPU. Set JAX_PLATFORMS=cpu to hide this "
-                    f"warning, or JAX_PLATFORMS={'cuda' if kind == 'GPU' else 'tpu'} to make it an error"
+                    f"{package} is installed but finds no {kind}: using the CPU. JAX_PLATFORMS=cpu hides this warning, "
+                    f"and JAX_PLATFORMS={'cuda' if kind == 'GPU' else 'tpu'} makes it an error"
                 )
     return found
 

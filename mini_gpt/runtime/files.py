@@ -91,10 +91,9 @@ def _locked_draft(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def plain_name(text: str) -> str:
-    """Return `text` as a file name of ASCII letters, digits and ``._=,-`` only.
+    """Return `text` as a file name of ASCII letters, digits and ``._=,-`` only; a plain short text is unchanged.
 
-    A plain text of up to LONGEST_NAME characters is unchanged. Any other is mapped and shortened, with a digest at its
-    end, so that different texts have different names.
+    Any other text is mapped and shortened, with a digest at its end, so that different texts have different names.
     """
     plain = re.sub(r"[^A-Za-z0-9._=,-]+", "_", text)
     if plain == text and len(text) <= LONGEST_NAME:
@@ -130,10 +129,7 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 
 
 def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
-    """Return the JSON object of a file, without its checksum.
-
-    Raises ValueError if it is not a JSON object, if its checksum is wrong, or, with `must`, missing.
-    """
+    """Return a file's JSON object without its checksum. Raises ValueError if that is wrong or, with `must`, missing."""
     try:
         body = read_json(path)
     except RecursionError:
@@ -213,10 +209,7 @@ def check_contents(directory: Path) -> None:
 
 
 def file_inside(directory: Path, name: str, *, also: Path | None = None) -> Path:
-    """Return the path of a file in a directory.
-
-    also: another directory that links may lead to. Raises UserError for a link that leads out of both.
-    """
+    """Return the path of a file in a directory. Raises UserError for a link that leads out of it and out of `also`."""
     path = directory / name
     target = path.resolve()
     if not any(target.is_relative_to(root.resolve()) for root in (directory, also) if root is not None):

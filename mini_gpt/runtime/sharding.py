@@ -74,20 +74,15 @@ def use_mesh(mesh: Mesh) -> Iterator[None]:
 def gather(table_VD: jax.Array) -> jax.Array:
     """Replicate a table of embeddings over the mesh, if it is sharded.
 
-    Otherwise XLA would shard the width of the activations as that of the table, and communicate activations, which are
-    larger than parameters.
+    Otherwise XLA would shard the width of the activations like that of the table, and communicate activations, which
+    are larger than parameters.
     """
     mesh = _traced_over.get()
-    if mesh is None or mesh.shape["fsdp"] == 1:
-        return table_VD
-    return jax.lax.with_sharding_constraint(table_VD, NamedSharding(mesh, PartitionSpec()))
+    return table_VD if mesh is None or mesh.shape["fsdp"] == 1 else replicate(table_VD, mesh)
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
-    """Put this host's rows on its devices; the result is the global batch.
-
-    On a single CPU the NumPy arrays are returned as they are, which is faster.
-    """
+    """Put this host's rows on its devices; the result is the global batch. A single CPU takes NumPy arrays faster."""
     if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu":
         return batch
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
@@ -142,10 +137,7 @@ def host_rows(batch_size: int, mesh: Mesh) -> list[int]:
 
 
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:
-    """Return a sharding for each leaf of a state, by RULES; scalars are replicated.
-
-    Raises KeyError if no rule matches a path.
-    """
+    """Return a sharding for each leaf of a state, by RULES; scalars are replicated. Raises KeyError without a rule."""
 
     def sharding(path: tuple, leaf: Any) -> NamedSharding:
         spec = PartitionSpec() if leaf.ndim == 0 else rule(jax.tree_util.keystr(path, simple=True, separator="/"))

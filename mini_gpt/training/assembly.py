@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import jax
-import optax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -17,9 +16,7 @@ from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
-from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.state import TrainState
-from mini_gpt.training.step import make_train_step
+from mini_gpt.training.state import TrainState, make_train_step
 
 
 class Assembly(NamedTuple):
@@ -29,7 +26,6 @@ class Assembly(NamedTuple):
     vocab_size: int
     mesh: Mesh
     definition: nnx.GraphDef
-    optimizer: optax.GradientTransformation
     abstract_state: TrainState
     train_batches: batches.TrainBatches | batches.TaskBatches
     evaluator: Evaluator
@@ -38,8 +34,8 @@ class Assembly(NamedTuple):
     def first_state(self, parameters: Parameters | None = None) -> TrainState:
         """Return the state at step 0: with these parameters, whose memory it takes over, or with random ones."""
         if parameters is not None:
-            return states.first(parameters, self.optimizer, self.abstract_state)
-        return states.create(self.config, self.vocab_size, self.optimizer, self.abstract_state)
+            return states.first(self.config, parameters, self.abstract_state)
+        return states.create(self.config, self.vocab_size, self.abstract_state)
 
     def loaded(self, parameters: Parameters) -> LoadedModel:
         """Return the model with these parameters, to be evaluated."""
@@ -48,9 +44,7 @@ class Assembly(NamedTuple):
 
     def compiled_step(self) -> jax.stages.Compiled:
         """Compile the training step. It needs no state, which can be drawn or read at the same time."""
-        train_step = make_train_step(
-            self.definition, self.optimizer, self.config, self.abstract_state, separator_id=self.separator_id
-        )
+        train_step = make_train_step(self.definition, self.config, self.abstract_state, separator_id=self.separator_id)
         shape, place = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
         batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=place) for name, dtype in batches.DTYPES.items()}
         return train_step.lower(self.abstract_state, batch).compile()
@@ -68,8 +62,8 @@ def make_mesh(config: Config) -> Mesh:
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:
     """Make the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
-    vocab_size, optimizer = states.vocab_size(config, tokenizer), make_optimizer(config)
-    definition, abstract_state = states.abstract(config, vocab_size, optimizer, mesh)
+    vocab_size = states.vocab_size(config, tokenizer)
+    definition, abstract_state = states.abstract(config, vocab_size, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
     train_batches: batches.TrainBatches | batches.TaskBatches
     evaluator: Evaluator
@@ -82,6 +76,4 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
         train_batches = batches.TrainBatches(store.split("train").tokens, config, vocab_size=size, rows=rows)
         evaluator = TextEvaluator(config, tokenizer, store.split("validation"))
     separator_id = tokenizers.separator_id(config.data, tokenizer.token_bytes)
-    return Assembly(
-        config, vocab_size, mesh, definition, optimizer, abstract_state, train_batches, evaluator, separator_id
-    )
+    return Assembly(config, vocab_size, mesh, definition, abstract_state, train_batches, evaluator, separator_id)

@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from mini_gpt.training.orbax_files import VerifyingHandler, plain_path
 from mini_gpt.training.state import TrainState
 
 FORMAT = 2
-PARTS = ("parameters", "training")  # each is a directory of its own: the parameters can be read alone
+PARTS = ("parameters", "training")  # in directories of their own: the parameters can be read alone
 DAMAGED = "damaged"  # the directory for damaged checkpoints, beside that of checkpoints
 MOST_COMPRESSED = 100  # times; weights are nearly random, and compress by less than a tenth
 # Errors while reading that do not show damage, and numbers of such OSErrors.
@@ -62,6 +62,20 @@ class Damaged(Exception):
     """A checkpoint that differs from what was written; the message says where."""
 
 
+@contextlib.contextmanager
+def _unreadable_is_damaged() -> Iterator[None]:
+    """Turn errors while reading into Damaged, except for NOT_DAMAGE."""
+    try:
+        yield
+    except (Damaged, *NOT_DAMAGE):
+        raise
+    except Exception as error:
+        number, text = getattr(error, "errno", None), str(error).strip()
+        if number in NOT_DAMAGE_NUMBERS or re.search("RESOURCE_EXHAUSTED|PERMISSION_DENIED", text):
+            raise
+        raise Damaged((text or type(error).__name__).splitlines()[0][:200]) from error
+
+
 class Checkpoints:
     """The checkpoints under a directory. Keeps the last `keep` and the best by validation loss."""
 
@@ -87,16 +101,13 @@ class Checkpoints:
         self.manager = ocp.CheckpointManager(self.path, options=options, handler_registry=handlers)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Tell Orbax which checkpoints to keep: the last few, the best, and the last scheduled one.
-
-        A run may be rewound to the last scheduled one.
-        """
+        """Tell Orbax to keep the last few, the best, and the last scheduled one: a run may be rewound to it."""
         del context
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        records = {step: self._record_or_empty(step) for step in steps}
+        records = {checkpoint.step: self._record_or_empty(checkpoint.step) for checkpoint in checkpoints}
+        steps = list(records)
         scheduled = [step for step in steps if records[step].scheduled]
-        best = [step for step in steps if step == self._best(steps) and records[step].rank < math.inf]
-        kept = {*steps[-self.keep :], *scheduled[-1:], *best}
+        scored = [step for step in steps if records[step].rank < math.inf]
+        kept = {*steps[-self.keep :], *scheduled[-1:], *([self._best(scored)] if scored else [])}
         return [step in kept for step in steps]
 
     def steps(self) -> list[int]:
@@ -132,13 +143,11 @@ class Checkpoints:
             advice = f"--checkpoint={others} is there too" if others else "there is no other one"
             raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
 
-    def restore_last(
-        self, abstract_state: TrainState, *, scheduled: bool = False
-    ) -> tuple[int, TrainState, Record] | None:
+    def restore_last(self, like: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
         """Read the last whole checkpoint, or the last whole scheduled one; set all damaged ones aside.
 
-        Returns (step, state, record), or None if there is no checkpoint. Raises UserError, and moves nothing, if no
-        checkpoint is whole.
+        like: ShapeDtypeStructs with shardings. Returns (step, state, record), or None if there is no checkpoint. Raises
+        UserError, and moves nothing, if no checkpoint is whole.
         """
         damaged: dict[int, Damaged] = {}
         found = None
@@ -146,15 +155,13 @@ class Checkpoints:
             try:
                 record = _in_all_processes(functools.partial(self.record, step))
                 if found is None and (record.scheduled or not scheduled):
-                    found = step, self.restore(step, abstract_state), record
+                    found = step, self.restore(step, like), record
             except Damaged as reason:
                 damaged[step] = reason
         if damaged and not found:
             step, damage = next(iter(damaged.items()))
-            raise UserError(
-                f"{self.directory / str(step)}: damaged ({damage}), and so is every checkpoint before it; restore "
-                f"one from a backup, or delete {self.directory} to start anew"
-            )
+            problem = f"{self.directory / str(step)}: damaged ({damage}), and so is every checkpoint before it"
+            raise UserError(f"{problem}; restore one from a backup, or delete {self.directory} to start anew")
         for step, damage in damaged.items():
             self._set_aside(step, damage)
         return found
@@ -213,14 +220,14 @@ class Checkpoints:
         except Damaged:
             return Record(scheduled=False)
 
+    @_unreadable_is_damaged()
     def _body(self, step: int) -> dict[str, Any]:
-        directory = self.directory / str(step)
-        path = directory / "format" / "metadata"
-        body = _read(lambda: files.read_with_checksum(path))
+        path = self.directory / str(step) / "format" / "metadata"
+        body = files.read_with_checksum(path)
         if not isinstance(body.get("format"), int):
             raise Damaged(f"{path} has no format")
         if body["format"] != FORMAT:
-            raise UserError(f"{directory}: found checkpoint format {body['format']}; must be {FORMAT}")
+            raise UserError(f"{path.parents[1]}: found checkpoint format {body['format']}; must be {FORMAT}")
         return body
 
     def _restore(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
@@ -230,18 +237,17 @@ class Checkpoints:
                 raise Damaged(f"{name} has another checksum than when it was written")
         return restored
 
+    @_unreadable_is_damaged()
     def _read_parts(self, step: int, abstract: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the checksums in the record, and the parts."""
         body, directory = self._body(step), self.path / str(step)
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
-        held = _read(lambda: sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()))
+        held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
         if declared > MOST_COMPRESSED * held:
             raise Damaged(f"its files have {held:,} bytes, and its arrays {declared:,}")
         # Not by the manager: it would make all processes wait for one that fails to read.
-        reader, parts = ocp.StandardCheckpointHandler(), {}
-        for name, part in abstract.items():
-            args = ocp.args.StandardRestore(part)
-            parts[name] = _read(functools.partial(reader.restore, directory / name, args=args))
+        restore = ocp.StandardCheckpointHandler().restore
+        parts = {name: restore(directory / name, args=ocp.args.StandardRestore(abstract[name])) for name in abstract}
         return body.get("checksums"), parts
 
     def _set_aside(self, step: int, reason: Damaged) -> None:
@@ -254,19 +260,6 @@ class Checkpoints:
         processes.barrier(f"set {step} aside")
         self.records.pop(step, None)
         self.manager.reload()
-
-
-def _read(reading: Callable[[], Any]) -> Any:
-    """Return `reading()`. Raises Damaged for any error that is not NOT_DAMAGE."""
-    try:
-        return reading()
-    except NOT_DAMAGE:
-        raise
-    except Exception as error:
-        number, text = getattr(error, "errno", None), str(error).strip()
-        if number in NOT_DAMAGE_NUMBERS or re.search("RESOURCE_EXHAUSTED|PERMISSION_DENIED", text):
-            raise
-        raise Damaged((text or type(error).__name__).splitlines()[0][:200]) from error
 
 
 def _in_all_processes(reading: Callable[[], Any]) -> Any:
@@ -293,9 +286,8 @@ def _in_all_processes(reading: Callable[[], Any]) -> Any:
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """Return the items of a checkpoint by their names."""
     training = {"step": state.step, "optimizer_state": state.optimizer_state}
-    return dict(zip(PARTS, (state.parameters, training), strict=True))
+    return {"parameters": state.parameters, "training": training}
 
 
 def checksums(tree: Any) -> dict[str, str]:

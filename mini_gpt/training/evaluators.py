@@ -1,6 +1,5 @@
 """What training evaluates: the loss on held-out text or problems, attention on a fixed row, and samples."""
 
-import functools
 import os
 import shlex
 import sys
@@ -29,10 +28,16 @@ SAMPLING = Sampling(temperature=0.8, top_k=40)
 
 
 class Evaluator(ABC):
-    """Evaluates a model, while it trains and at the end, on data that it is not trained on."""
+    """Evaluates a model, while it trains and at the end, on data that it is not trained on.
 
-    suite_flag = ""  # the flag that eval.py needs to score this run
+    probe_BL: one row of tokens, of the context length. prompt: a text to try the model with. writes: whether there is a
+    sample. suite_flag: the flag that eval.py needs to score this run.
+    """
+
+    suite_flag = ""
     sample_title: str
+    probe_BL: np.ndarray
+    prompt: str
 
     def __init__(self, config: Config, tokenizer: Tokenizer):
         self.config = config
@@ -48,17 +53,8 @@ class Evaluator(ABC):
         """Return a sample to read: a text with up to `length` generated tokens, or answers to a few problems."""
 
     @abstractmethod
-    def prompt(self) -> str:
-        """Return a prompt to try the model with."""
-
-    @abstractmethod
     def conclusion(self, model: LoadedModel) -> str:
         """Return one line that sums up a finished run."""
-
-    @property
-    @abstractmethod
-    def probe_BL(self) -> np.ndarray:
-        """One row of tokens, of the context length, the same in every call."""
 
     def attention_metrics(self, model: LoadedModel) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """Return statistics of attention on the probe, and images by name, as RGB pixels in uint8.
@@ -80,7 +76,7 @@ class Evaluator(ABC):
         directory = shlex.quote(str(workdir))
         commands = [f"tensorboard --logdir={directory}", f"python eval.py --workdir={directory}{self.suite_flag}"]
         if self.config.model.causal:
-            commands.append(f"python sample.py --workdir={directory} --prompt={shlex.quote(self.prompt())}")
+            commands.append(f"python sample.py --workdir={directory} --prompt={shlex.quote(self.prompt)}")
         lines = ["", self.conclusion(model)]
         if self.writes:
             sample = self.sample(model, SUMMARY_TOKENS)
@@ -99,9 +95,10 @@ class TextEvaluator(Evaluator):
         self.writes = self.writes and config.model.causal
         self.split = split
         perplexity.check_scorable(config, len(split.tokens))
+        self.probe_BL = np.asarray(split.tokens[: config.context_length], np.int32)[None]
+        self.prompt = (tokenizer.decode(split.tokens[:PROMPT_TOKENS]).split() or [" "])[0]
 
     def score(self, model: LoadedModel, *, most_tokens: int | None = None) -> Score:
-        """Score the split, or about `most_tokens` of its tokens."""
         return perplexity.score_split(model, self.split.tokens, self.tokenizer.token_bytes, most_tokens=most_tokens)
 
     def scalars(self, model: LoadedModel) -> dict[str, float]:
@@ -111,10 +108,6 @@ class TextEvaluator(Evaluator):
             values["validation/bits_per_byte"] = score.bits_per_byte
         return values
 
-    @property
-    def probe_BL(self) -> np.ndarray:
-        return np.asarray(self.split.tokens[: self.config.context_length], np.int32)[None]
-
     def sample(self, model: LoadedModel, length: int) -> str:
         context = self.config.context_length
         prompt = self.split.tokens[: min(PROMPT_TOKENS, (context + 1) // 2)]
@@ -122,9 +115,6 @@ class TextEvaluator(Evaluator):
             model, [prompt], length=min(length, context - len(prompt)), sampling=SAMPLING, seed=self.config.seed
         )
         return self.tokenizer.decode([*prompt, *generated])
-
-    def prompt(self) -> str:
-        return (self.tokenizer.decode(self.split.tokens[:PROMPT_TOKENS]).split() or [" "])[0]
 
     def conclusion(self, model: LoadedModel) -> str:
         score = self.score(model)
@@ -142,13 +132,14 @@ class TaskEvaluator(Evaluator):
     suite_flag = " --suite=tasks"
     sample_title = "Problems of the validation split, with the model's answers:"
 
-    @functools.cached_property
-    def problems(self) -> list[tuple[str, str]]:
-        """Different problems, (question, answer): as many as rows of the context length make up `eval.tokens`."""
-        data = self.config.data
-        count = max(1, self.config.eval.tokens // self.config.context_length)
-        shortest = tasks.find(data.corpus).shortest
-        return tasks.different(data.corpus, "validation", count, shortest=shortest, longest=data.task_length)
+    def __init__(self, config: Config, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        # As many problems, (question, answer), as rows of the context length make up `eval.tokens`.
+        count = max(1, config.eval.tokens // config.context_length)
+        name, shortest = config.data.corpus, tasks.find(config.data.corpus).shortest
+        self.problems = tasks.different(name, "validation", count, shortest=shortest, longest=config.data.task_length)
+        self.probe_BL = batches.problem_batch(self.problems[:1], config, tokenizer, config.context_length)["inputs"]
+        self.prompt = self.problems[0][0] + tasks.ANSWER
 
     def score(self, model: LoadedModel, problems: list[tuple[str, str]]) -> task_accuracy.TaskScore:
         return task_accuracy.accuracy(model, self.tokenizer, problems, self.config.context_length)
@@ -161,11 +152,6 @@ class TaskEvaluator(Evaluator):
             "validation/token_accuracy": score.token_accuracy,
         }
 
-    @property
-    def probe_BL(self) -> np.ndarray:
-        some = self.problems[:1]
-        return batches.problem_batch(some, self.config, self.tokenizer, self.config.context_length)["inputs"]
-
     def sample(self, model: LoadedModel, length: int) -> str:
         problems = self.problems[:SAMPLE_PROBLEMS]
         answers = self.score(model, problems).answers
@@ -174,9 +160,6 @@ class TaskEvaluator(Evaluator):
             verdict = "right" if written == answer + tasks.END else f"wrong, must be {answer}"
             lines.append(f"{question}{tasks.ANSWER}{written.rstrip(tasks.END).replace(tasks.END, '⏎')}    {verdict}")
         return "\n".join(lines)
-
-    def prompt(self) -> str:
-        return self.problems[0][0] + tasks.ANSWER
 
     def conclusion(self, model: LoadedModel) -> str:
         score = self.score(model, self.problems)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -18,14 +17,13 @@ from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files, processes, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, initial_weights, stopping
+from mini_gpt.training import assembly, stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
-from mini_gpt.training.initial_weights import InitialWeights
 from mini_gpt.training.monitor import Clock, Reporter, Silent, Spikes
-from mini_gpt.training.state import TrainState
-from mini_gpt.training.step import Metrics, TrainStep
+from mini_gpt.training.run import InitialWeights, find_initial_weights
+from mini_gpt.training.state import Metrics, TrainState, TrainStep
 from mini_gpt.training.stopping import StopRequest
 
 log = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     corpus = corpora.open_corpus(config.data)
     tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
     is_new = tokenizer is None
-    weights = initial_weights.find(workdir, init_from, config)
+    weights = find_initial_weights(workdir, init_from, config)
     if tokenizer is None:
         tokenizer = weights.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
     run = assembly.assemble(config, mesh, corpus, tokenizer)
@@ -54,8 +52,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     processes.barrier("looked at the run directory")
     with workdirs.locked(workdir, new=is_new) if processes.is_main_process() else contextlib.nullcontext():
         if is_new and processes.is_main_process():
-            initial_weights.record(workdir, weights)
-            workdirs.claim(workdir, config, corpus, tokenizer)
+            workdirs.claim(workdir, config, corpus, tokenizer, weights.record if weights else None)
         processes.barrier("made the run directory")
         with files.clear_write_errors(workdir):
             state, stop = _start_or_resume(run, workdir, first_state)
@@ -71,10 +68,8 @@ class _FirstState:
     """Makes the state at step 0, also when a run is rewound to it."""
 
     def __init__(self, run: Assembly, weights: InitialWeights | None):
-        self.run = run
-        self.weights = weights
-        # Read before any file is written, so that an error in them leaves nothing behind.
-        self.parameters = self._read()
+        self.run, self.weights = run, weights
+        self.parameters = self._read()  # before any file is written, so that an error leaves nothing behind
 
     def __call__(self) -> TrainState:
         # The state takes over the memory of the parameters: a second call must read them again.
@@ -87,9 +82,7 @@ class _FirstState:
         return self.weights.parameters(self.run.config, self.run.abstract_state.parameters)
 
 
-def _start_or_resume(
-    run: Assembly, workdir: Path, first_state: Callable[[], TrainState]
-) -> tuple[TrainState, StopRequest]:
+def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> tuple[TrainState, StopRequest]:
     """Train from the last whole checkpoint, or from step 0, to the end or until a signal asks to stop."""
     last, directory = run.config.train.steps, workdir / workdirs.CHECKPOINTS
     with (
@@ -130,7 +123,7 @@ class _Loop:
 
     assembly: Assembly
     train_step: TrainStep
-    first_state: Callable[[], TrainState]
+    first_state: _FirstState
     reporter: Reporter | Silent
     checkpoints: Checkpoints
     stop: StopRequest
@@ -199,12 +192,10 @@ class _Loop:
         if not (due.log or due.stop):
             return
         row, validation_loss, save = self.clock.row(step, metrics), None, due.save
-        images: dict[str, np.ndarray] = {}
-        texts: dict[str, str] = {}
+        images, texts = dict[str, np.ndarray](), dict[str, str]()
         if due.evaluation:
             scores, images, texts = self._evaluate(state)
-            row |= scores
-            validation_loss = scores["validation/loss"]
+            row, validation_loss = row | scores, scores["validation/loss"]
             if validation_loss < self.best_loss:
                 self.best_loss, save = validation_loss, True
         if due.log:

@@ -97,7 +97,8 @@ class Reporter:
 
     def drop_after(self, step: int) -> None:
         """Delete the rows after a step to which the run is rewound."""
-        self._close_files()
+        self.file.close()
+        self.events.close()
         self._open(step)
         self.bar.reset(self.steps)
         self.bar.update(step)
@@ -119,12 +120,9 @@ class Reporter:
         os.fsync(self.file.fileno())
         self.events.flush()
 
-    def _close_files(self) -> None:
+    def close(self) -> None:
         self.file.close()
         self.events.close()
-
-    def close(self) -> None:
-        self._close_files()
         self.bar.close()
 
     def _show(self, step: int, row: dict[str, float]) -> None:
@@ -202,11 +200,12 @@ class Spikes:
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a metrics.jsonl, without lines that are no rows, and values that are no finite numbers."""
+    """Return the rows of a metrics.jsonl, without values that are not finite numbers."""
     return [{name: value for name, value in row.items() if _is_finite(value)} for _, row in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each row with its line; other lines, such as one that was cut off while it was written, are left out."""
     with files.open_regular(path) as file:
         for raw in iter(lambda: file.readline(LONGEST_LINE), b""):
             line = raw.decode(errors="replace").rstrip("\r\n")

@@ -1,11 +1,10 @@
-"""A run directory as one object to read: its config, tokenizer, corpus and loaded model."""
+"""A run directory, opened to read its config, tokenizer, corpus and model, or to start a new run with its weights."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-
-from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.config import places
@@ -28,7 +27,32 @@ FIXED = ("data.tokenizer", "data.vocab_size")
 FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
 
-class Run:
+class SavedRun:
+    """The config and the tokenizer of a run directory, and its checkpoints. Raises UserError if one is invalid."""
+
+    def __init__(self, workdir: Path):
+        files.check_contents(workdir)
+        self.workdir = workdir
+        self.trained: Config = configs.read(workdir / workdirs.CONFIG)
+        self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
+
+    def open_checkpoints(self) -> contextlib.closing[Checkpoints]:
+        return contextlib.closing(Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True))
+
+    def read_parameters(self, step: int, config: Config, abstract: Parameters, source: str) -> Parameters:
+        """Read the parameters of a checkpoint in the layout of `config`, sharded as `abstract`.
+
+        Raises UserError, which begins with `source`, if a shape differs from `abstract`.
+        """
+        vocab_size = states.vocab_size(self.trained, self.tokenizer)
+        _, written = states.abstract_parameters(self.trained, vocab_size, sharding.mesh_of(abstract))
+        model_parameters.check_shapes(written, abstract, source)
+        with self.open_checkpoints() as checkpoints:
+            restored = checkpoints.restore_parameters(step, written)
+        return model_parameters.convert_layout(restored, abstract, stacked=config.model.scan_layers)
+
+
+class Run(SavedRun):
     """A run, opened to be read. Raises UserError for an invalid directory, checkpoint or override.
 
     trained: the config that the run was trained with. config: the same with the overrides. model: the parameters of a
@@ -36,37 +60,25 @@ class Run:
     """
 
     def __init__(self, workdir: Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):
-        self.workdir = workdir
-        self.checkpoint = checkpoint
-        self.overrides = dict(overrides or {})
-        files.check_contents(workdir)
-        self.trained: Config = configs.read(workdir / workdirs.CONFIG)
+        super().__init__(workdir)
+        self.checkpoint, self.overrides = checkpoint, dict(overrides or {})
         self.config: Config = configs.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
-        self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
-        self.separator_id = tokenizers.separator_id(self.config.data, self.tokenizer.token_bytes)
-        # As many tokens fit the devices for another context length.
-        self.batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
         self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config.mesh.fsdp, self.config.mesh.tensor)
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])
-        checkpoints = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
-        self.step = checkpoints.resolve(checkpoint)
-        (_, written), (definition, wanted) = (
-            states.abstract_parameters(config, states.vocab_size(config, self.tokenizer), self.mesh)
-            for config in (self.trained, self.config)
-        )
-        model_parameters.check_shapes(written, wanted, "--override: the checkpoint")
-        self.definition: nnx.GraphDef = definition
-        restored = checkpoints.restore_parameters(self.step, written)
-        stacked = self.config.model.scan_layers
-        self.parameters: Parameters = model_parameters.convert_layout(restored, wanted, stacked=stacked)
-        self.model = LoadedModel(
-            self.parameters, definition, self.config, self.mesh, self.separator_id, self.batch_tokens
-        )
-        checkpoints.close()
+        with self.open_checkpoints() as checkpoints:
+            self.step = checkpoints.resolve(checkpoint)
+        vocab_size = states.vocab_size(self.config, self.tokenizer)
+        self.definition, abstract = states.abstract_parameters(self.config, vocab_size, self.mesh)
+        self.parameters = self.read_parameters(self.step, self.config, abstract, "--override: the checkpoint")
         if bad := model_parameters.non_finite(self.parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
+        separator_id = tokenizers.separator_id(self.config.data, self.tokenizer.token_bytes)
+        # As many tokens fit the devices for another context length.
+        batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
+        fields = (self.definition, self.config, self.mesh, separator_id, batch_tokens)
+        self.model = LoadedModel(self.parameters, *fields)
 
     @functools.cached_property
     def corpus(self) -> corpora.Corpus:
@@ -85,9 +97,7 @@ class Run:
     def store(self) -> token_store.TokenStore:
         """The tokens of the corpus."""
         if self.config.data.is_task:
-            raise UserError(
-                f"data.corpus: found {self.config.data.corpus}, which has no text to score; use --suite=tasks"
-            )
+            raise UserError(f"data.corpus: found {self.config.data.corpus}, which has no text; use --suite=tasks")
         return token_store.open_store(self.corpus, self.config.data, self.tokenizer)
 
     def problems(self, split: str, count: int) -> list[tuple[str, str]]:
@@ -104,3 +114,56 @@ class Run:
                 raise UserError(f"--override: found {name}; model.position={self.config.model.position} has no RoPE")
         if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
             raise UserError("--override: found model.rope.factor; it needs model.rope.scaling=linear, ntk or yarn too")
+
+
+class InitialWeights(SavedRun):
+    """A checkpoint of another run, whose weights and tokenizer a new run starts with.
+
+    All else comes from the new config: steps count from 0, and the optimizer starts anew. Raises UserError if there is
+    no checkpoint, or if the other run has another kind of tokenizer.
+    """
+
+    def __init__(self, workdir: Path, config: Config, checkpoint: str = "last"):
+        super().__init__(workdir)
+        for name in ("tokenizer", "vocab_size"):
+            theirs, ours = getattr(self.trained.data, name), getattr(config.data, name)
+            if theirs != ours:
+                raise UserError(
+                    f"data.{name}: found {ours!r}, but the run of --init_from={workdir} has {theirs!r}; "
+                    f"give --config.data.{name}={theirs}"
+                )
+        with self.open_checkpoints() as checkpoints:
+            try:
+                self.step = checkpoints.resolve(checkpoint)
+            except UserError as error:
+                raise UserError(f"--init_from: {workdir} lacks the checkpoint that is needed ({error})") from None
+        # For the new run's directory.
+        self.record = {"workdir": str(workdir.resolve()), "checkpoint_step": self.step}
+
+    def parameters(self, config: Config, abstract: Parameters) -> Parameters:
+        """Read the weights. Raises UserError if a shape does not fit the new config, or a weight is not finite."""
+        changed = configs.differences(self.trained, config).items()
+        listed = [f"{name} {old!r} → {new!r}" for name, (old, new) in changed if name.startswith(("model.", "context"))]
+        parameters = self.read_parameters(self.step, config, abstract, f"--init_from: {self.workdir}")
+        log.info(f"starting with the weights of {self.workdir}, step {self.step}" + "".join(f"\n  {x}" for x in listed))
+        if bad := model_parameters.non_finite(parameters):
+            raise UserError(f"--init_from: {self.workdir}, step {self.step}: {bad}; take another checkpoint or run")
+        return parameters
+
+
+def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) -> InitialWeights | None:
+    """Return the initial weights of the run in `workdir`; None if it draws them, or has a checkpoint already.
+
+    Raises UserError if the run was started with other initial weights.
+    """
+    begun = (workdir / workdirs.CONFIG).exists()
+    recorded = workdirs.initial_run(workdir) if begun else None
+    if begun and (recorded and recorded["workdir"]) != (init_from and str(init_from.resolve())):
+        raise UserError(
+            f"--init_from: found {init_from}; the run in {workdir} was started from "
+            f"{recorded['workdir'] if recorded else 'random weights'}; give the same, or name a new directory"
+        )
+    has_checkpoint = any(path.name.isdecimal() for path in (workdir / workdirs.CHECKPOINTS).glob("*"))
+    if init_from is None or has_checkpoint:
+        return None
+    return InitialWeights(init_from, config, str(recorded["checkpoint_step"]) if recorded else "last")

@@ -3,10 +3,10 @@
 import contextlib
 import errno
 import fcntl
-import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
@@ -14,22 +14,17 @@ from mini_gpt.data import tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, shown
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
-log = logging.getLogger(__name__)
+INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # where the first weights come from
 LOCK = "lock"  # an empty file, locked by the process that trains
 
 # Fields that may differ when a run is resumed. The corpus is compared by its fingerprint, not by its path.
 FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")
-FREE_FIELDS = (
-    "data.path",
-    "data.cache_dir",
-    "train.log_every",
-    "train.nonfinite",
-    "train.nonfinite_limit",
-)
+FREE_FIELDS = ("data.path", "data.cache_dir", "train.log_every", "train.nonfinite", "train.nonfinite_limit")
 SCHEDULES_WITHOUT_END = ("inverse_sqrt", "constant")
+log = logging.getLogger(__name__)
 
 
 def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer | None:
@@ -68,31 +63,51 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
         yield
 
 
-def has_checkpoint(workdir: Path) -> bool:
-    """Whether a run directory has a checkpoint."""
-    return any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*"))
-
-
-def claim(workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    """Write the files that make a directory the directory of this run."""
+def claim(
+    workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer, origin: Mapping[str, Any] | None = None
+) -> None:
+    """Write the files that make a directory the directory of this run. origin: of its weights, if they are a run's."""
+    if origin is None:
+        (workdir / INIT_FROM).unlink(missing_ok=True)
+    else:
+        files.write_json(workdir / INIT_FROM, origin)
     tokenizers.save(tokenizer, workdir / TOKENIZER)
     record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
-    files.write_text(workdir / CORPUS, json.dumps(files.with_checksum(record), indent=2) + "\n")
-    settled = json.dumps(files.with_checksum(configs.to_dict(config)), indent=2) + "\n"
-    files.write_text(workdir / CONFIG, settled)  # last: it marks the directory as complete
+    files.write_json(workdir / CORPUS, record)
+    files.write_json(workdir / CONFIG, configs.to_dict(config))  # last: it marks the directory as complete
+
+
+def record_import(workdir: Path, source: Path, title: str) -> None:
+    """Record in an imported run the directory and the architecture that it was imported from."""
+    files.write_json(workdir / IMPORTED_FROM, {"directory": str(source.resolve()), "architecture": title})
+
+
+def initial_run(workdir: Path) -> dict[str, Any] | None:
+    """Return {"workdir", "checkpoint_step"} of the run whose weights this run started with, or None."""
+    if not (workdir / INIT_FROM).exists():
+        return None
+    return _read_record(workdir / INIT_FROM, "initial weights", {"workdir": str, "checkpoint_step": int})
+
+
+def described_origin(workdir: Path) -> str | None:
+    """Describe where a run's first weights come from; None if they were drawn at random."""
+    if (workdir / IMPORTED_FROM).exists():
+        fields = {"directory": str, "architecture": str}
+        source = _read_record(workdir / IMPORTED_FROM, "initial weights", fields)
+        return f"those of {Path(source['directory']).name}, a {source['architecture']}"
+    if run := initial_run(workdir):
+        return f"those of the run {Path(run['workdir']).name}, step {run['checkpoint_step']}"
+    return None
 
 
 def check_corpus(workdir: Path, corpus: Corpus) -> None:
     """Raise UserError if the corpus is not the text that the run was trained on."""
-    try:
-        trained_on = files.read_with_checksum(workdir / CORPUS)
-        name, fingerprint = trained_on["name"], trained_on["fingerprint"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{workdir / CORPUS}: not a record of a corpus ({type(error).__name__}: {error})") from None
-    if fingerprint != corpus.fingerprint:
+    trained_on = _read_record(workdir / CORPUS, "a corpus", {"name": str, "fingerprint": str})
+    if trained_on["fingerprint"] != corpus.fingerprint:
         raise UserError(
             f"data.corpus: found {corpus.name} (fingerprint {corpus.fingerprint[:12]}); the run in {workdir} was "
-            f"trained on {name} (fingerprint {fingerprint[:12]}): the text has changed; restore it, or train a new run"
+            f"trained on {trained_on['name']} (fingerprint {trained_on['fingerprint'][:12]}): the text has changed; "
+            "restore it, or train a new run"
         )
 
 
@@ -100,14 +115,26 @@ def check_same_config(workdir: Path, config: Config) -> None:
     """Raise UserError, with the fields that differ, if the directory holds a run of another config."""
     if not (workdir / CONFIG).exists():
         return
-    differing = {
-        name: values
-        for name, values in configs.differences(configs.read(workdir / CONFIG), config).items()
+    may_have_more_steps = config.optimizer.schedule in SCHEDULES_WITHOUT_END
+    listed = "; ".join(
+        f"{name} was {old!r}, is {new!r}"
+        for name, (old, new) in configs.differences(configs.read(workdir / CONFIG), config).items()
         if not (name.startswith(FREE_SECTIONS) or name in FREE_FIELDS)
-        and not (name == "train.steps" and config.optimizer.schedule in SCHEDULES_WITHOUT_END)
-    }
-    if differing:
-        listed = "; ".join(f"{name} was {old!r}, is {new!r}" for name, (old, new) in differing.items())
+        and not (name == "train.steps" and may_have_more_steps)
+    )
+    if listed:
         raise UserError(
             f"--workdir: {workdir} holds another run ({listed}); name a new directory, or the run's own values"
         )
+
+
+def _read_record(path: Path, what: str, fields: Mapping[str, type]) -> dict[str, Any]:
+    """Return the JSON object of a file. Raises UserError if a field is missing or of another type."""
+    try:
+        record = files.read_with_checksum(path)
+        for name, kind in fields.items():
+            if not isinstance(record[name], kind):
+                raise ValueError(f"{name}: found {shown(record[name])}")
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path}: not a record of {what} ({type(error).__name__}: {error})") from None
+    return record

@@ -10,9 +10,7 @@ from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
 from mini_gpt.training import state as states
-from mini_gpt.training.initial_weights import InitialWeights
-from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.run import Run
+from mini_gpt.training.run import InitialWeights, Run
 from tests.commands.test_command_line import type_in
 from tests.training.interruption import PowerCut, cut_after
 
@@ -35,9 +33,7 @@ def test_training_resumes_in_the_other_layout(small, tmp_path, monkeypatch):
     equal(written, Run(looped, overrides={"model.scan_layers": "False"}).model.parameters)
     for directory, scan in ((plain, True), (looped, False)):
         config = small(model__scan_layers=scan, mesh__data=1, mesh__fsdp=4, **FIELDS)
-        like = states.abstract(config, 257, make_optimizer(config), sharding.make_mesh(*config.mesh.sizes))[
-            1
-        ].parameters
+        like = states.abstract(config, 257, sharding.make_mesh(*config.mesh.sizes))[1].parameters
         taken = InitialWeights(directory, config).parameters(config, like)
         equal(taken, stacked if scan else written)
         assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, like)

@@ -14,8 +14,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import MeshConfig
 from mini_gpt.runtime import sharding
 from mini_gpt.training import state as states
-from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.step import make_train_step
+from mini_gpt.training.state import make_train_step
 from tests.conftest import REPOSITORY
 
 SMALL_MODEL = {
@@ -35,8 +34,7 @@ def on(small, mesh):
 @pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), MeshConfig(1, 8, 1)], ids=str)
 def test_memory_is_that_of_the_shards_of_a_device(small, mesh):
     config = on(small, mesh)
-    optimizer = make_optimizer(config)
-    _, like = states.abstract(config, 320, optimizer, sharding.make_mesh(*config.mesh.sizes))
+    _, like = states.abstract(config, 320, sharding.make_mesh(*config.mesh.sizes))
     state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), like)
     device = jax.devices()[5]
 
@@ -96,12 +94,12 @@ def test_the_compiled_step_sends_about_the_calculated_bytes(small):
     """Without `sharding.gather`, XLA also shards activations by their width, and sends several times as much."""
     mesh = MeshConfig(1, 8, 1)
     config = dataclasses.replace(on(small, mesh), context_length=128)
-    optimizer, place = make_optimizer(config), sharding.make_mesh(*config.mesh.sizes)
-    definition, like = states.abstract(config, 320, optimizer, place)
+    place = sharding.make_mesh(*config.mesh.sizes)
+    definition, like = states.abstract(config, 320, place)
     shape, rows = (config.train.batch_size, config.context_length), sharding.batch_sharding(place)
     kinds = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
     batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=rows) for name, kind in kinds.items()}
-    program = make_train_step(definition, optimizer, config, like).lower(like, batch).compile().as_text()
+    program = make_train_step(definition, config, like).lower(like, batch).compile().as_text()
     sent = {"all-gather": 7 / 8, "all-reduce": 2 * 7 / 8, "reduce-scatter": 7, "all-to-all": 7 / 8, "permute": 1}
     total = 0.0
     for found, kind in re.findall(

@@ -254,9 +254,9 @@ def test_progress_is_logged_without_a_terminal(trained, monkeypatch, caplog):
 
 def test_batch_tokens_do_not_depend_on_the_context_length(trained):
     workdir = trained(model__position="rope", train__steps=2)
-    assert Run(workdir).batch_tokens == 8 * 32
-    assert Run(workdir, overrides={"context_length": "128"}).batch_tokens == 8 * 32
-    assert Run(workdir, overrides={"context_length": "128", "train.batch_size": "16"}).batch_tokens == 16 * 32
+    assert Run(workdir).model.batch_tokens == 8 * 32
+    assert Run(workdir, overrides={"context_length": "128"}).model.batch_tokens == 8 * 32
+    assert Run(workdir, overrides={"context_length": "128", "train.batch_size": "16"}).model.batch_tokens == 16 * 32
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ from mini_gpt.config import places
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime import errors, files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import initial_weights, loop, monitor
+from mini_gpt.training import loop, monitor
 from mini_gpt.training import state as states
+from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
-from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
@@ -242,10 +242,10 @@ def test_links_that_lead_in_a_circle_are_refused(run):
 def test_records_of_an_origin_with_other_values_are_named(run, config, record):
     (run / "init_from.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"init_from\.json: not a record of initial weights"):
-        initial_weights.described(run)
+        workdirs.described_origin(run)
     (run / "init_from.json").rename(run / "imported_from.json")
     with pytest.raises(UserError, match=r"imported_from\.json: not a record of initial weights"):
-        initial_weights.described(run)
+        workdirs.described_origin(run)
 
 
 @pytest.mark.parametrize(
@@ -316,9 +316,8 @@ def poisoned(run, config):
     """Write a checkpoint with a NaN and right checksums; return its run."""
     like = Run(run)
     bad = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(np.nan), like.parameters)
-    optimizer = make_optimizer(config)
-    _, abstract = states.abstract(config, states.vocab_size(config, like.tokenizer), optimizer, like.mesh)
-    state = states.first(bad, optimizer, abstract)
+    _, abstract = states.abstract(config, states.vocab_size(config, like.tokenizer), like.mesh)
+    state = states.first(config, bad, abstract)
     with contextlib.closing(Checkpoints(run / "checkpoints", keep=2)) as checkpoints:
         checkpoints.save(5, state, Record())
     return run

@@ -69,7 +69,7 @@ def test_a_library_without_its_device_is_said(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("platform", ["cuda", "quantum"])
-def test_a_platform_that_is_asked_for_and_not_here_ends_the_command_in_one_line(tmp_path, platform):
+def test_a_missing_platform_ends_the_command_in_one_line(tmp_path, platform):
     command = [sys.executable, "train.py", "--config=configs/tiny.py", f"--workdir={tmp_path}/run"]
     environment = os.environ | {"JAX_PLATFORMS": platform, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)

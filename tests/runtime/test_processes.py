@@ -50,7 +50,7 @@ def assert_close(a, b):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_and_read_each_others_checkpoints(small, tmp_path):
+def test_two_processes_train_as_one(small, tmp_path):
     one, two = tmp_path / "one", tmp_path / "[two] \\ processes"
     divided = {"mesh.data": 1, "mesh.fsdp": 2}
     paths = {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "data.tokenizer": "bpe"}
@@ -95,9 +95,7 @@ def test_two_processes_train_as_one_and_read_each_others_checkpoints(small, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("told, number", [(1, signal.SIGTERM), (0, signal.SIGINT)])
-def test_a_signal_to_one_process_stops_both_at_one_step_and_another_number_of_them_goes_on(
-    small, tmp_path, told, number
-):
+def test_a_signal_to_one_process_stops_both_at_one_step(small, tmp_path, told, number):
     fields = SMALL | {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "mesh.data": 1}
     fields |= {"mesh.fsdp": 2, "train.steps": 1000, "eval.every": 1000, "checkpoint.every": 4, "model.dropout": 0.2}
     arguments = [f"--config.{name}={value}" for name, value in fields.items()]
@@ -120,7 +118,7 @@ def test_a_signal_to_one_process_stops_both_at_one_step_and_another_number_of_th
 
 
 @pytest.mark.slow
-def test_what_one_process_alone_finds_damaged_is_damaged_for_both(small, tmp_path):
+def test_damage_that_one_process_finds_counts_for_both(small, tmp_path):
     fields = SMALL | {"data.path": small().data.path, "mesh.data": 1, "mesh.fsdp": 2, "train.steps": 4}
     fields |= {"checkpoint.every": 2, "checkpoint.keep": 2, "model.dropout": 0.2}
     arguments = [f"--config.{name}={value}" for name, value in fields.items()]
@@ -268,7 +266,7 @@ def test_slurm_says_who_is_who(joined, monkeypatch):
     assert processes.start(None, 1, None) == 0 and len(joined) == 1, "the flag is stronger"
 
 
-def test_a_host_that_does_not_come_up_ends_the_command_in_one_line(tmp_path):
+def test_a_missing_host_ends_the_command_in_one_line(tmp_path):
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "train.py", "--config=configs/tiny.py", f"--workdir={tmp_path}/run"]
     command += [f"--coordinator={address}", "--num_processes=2", "--process_id=0", "--start_timeout=1"]

@@ -163,7 +163,7 @@ def test_going_back_moves_the_data_on_and_is_resumed_exactly(small, tmp_path, po
         assert (record.data_offset, record.bad_steps) == (6, 2)
 
 
-def test_stopping_after_a_resume_leaves_the_best_checkpoint_the_best(small, tmp_path, poison):
+def test_stopping_after_a_resume_keeps_the_best_checkpoint(small, tmp_path, poison):
     fields = FIELDS | {"eval__every": 4, "checkpoint__keep": 1}
     loop.train(small(**fields | {"train__steps": 4}), tmp_path, conclude=False)
     poison(6)

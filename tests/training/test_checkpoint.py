@@ -62,7 +62,7 @@ def remove(path: Path, draw: random.Random) -> None:
 @pytest.mark.parametrize(
     "damage", [flip, *(pytest.param(other, marks=pytest.mark.slow) for other in (truncate, remove))]
 )
-def test_whatever_file_is_damaged_the_state_is_one_that_was_written(written, tmp_path, damage, caplog):
+def test_a_damaged_file_never_changes_the_restored_state(written, tmp_path, damage, caplog):
     """Each file of the last checkpoint in turn: its state comes back bit for bit, or it is set aside whole."""
     directory, like, states = written
     draw, aside = random.Random(0), []
@@ -85,7 +85,7 @@ def test_whatever_file_is_damaged_the_state_is_one_that_was_written(written, tmp
     assert "8/format/metadata" in aside
 
 
-def test_the_last_that_is_whole_is_taken_and_none_is_moved_where_none_is(written, tmp_path):
+def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
     directory, like, _ = written
     for step in (8, 4):
         (directory / str(step) / "format" / "metadata").write_text("{")
@@ -96,7 +96,7 @@ def test_the_last_that_is_whole_is_taken_and_none_is_moved_where_none_is(written
         Run(directory.parent)
 
 
-def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_bits_of_one_that_was_not(small, tmp_path):
+def test_a_run_resumes_exactly_after_a_damaged_checkpoint(small, tmp_path):
     config = small(train__steps=12)
     whole = loop.train(config, tmp_path / "whole", conclude=False)
     loop.train(small(train__steps=8), tmp_path / "run", conclude=False)
@@ -153,7 +153,7 @@ def independent_sums(array: np.ndarray) -> str:
 @pytest.mark.parametrize(
     "shape, dtype", [((), "int32"), ((5,), "float32"), ((8, 16), "float32"), ((4, 3, 8), "bfloat16")]
 )
-def test_checksums_are_the_same_on_any_mesh_and_equal_an_independent_sum(shape, dtype):
+def test_checksums_on_any_mesh_equal_an_independent_sum(shape, dtype):
     array = jnp.asarray(np.random.default_rng(0).normal(size=shape) * 100).astype(dtype)
     expected = {"x": independent_sums(np.asarray(array))}
     assert checksums({"x": array}) == expected

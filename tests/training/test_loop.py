@@ -34,7 +34,7 @@ def without_rates(row):
 
 
 @pytest.mark.parametrize("mesh", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(small, tmp_path, monkeypatch, mesh):
+def test_a_resumed_run_ends_with_the_same_bits(small, tmp_path, monkeypatch, mesh):
     config = small(train__steps=9, checkpoint__every=2, eval__every=3, train__log_every=4, mesh__data=mesh, **HARD)
     whole = loop.train(config, tmp_path / "whole")
     for steps in (3, 1, 4):  # cut in step 4, then in step 4 again, then in step 7
@@ -111,7 +111,7 @@ def test_what_is_watched(small, tmp_path):
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_the_speed_is_that_of_the_device_however_far_the_program_runs_ahead(small, tmp_path, monkeypatch, ahead):
+def test_the_logged_speed_is_that_of_the_device(small, tmp_path, monkeypatch, ahead):
     """On a made-up clock: a step takes a second, compilation and evaluation a minute, starting a step no time."""
     now, done = 0.0, [0.0]
 
@@ -161,7 +161,7 @@ def test_the_speed_is_that_of_the_device_however_far_the_program_runs_ahead(smal
     assert set(rates.values()) == {one}
 
 
-def test_a_continued_run_shows_each_step_once_even_within_a_second(small, tmp_path, monkeypatch):
+def test_a_run_resumed_within_a_second_shows_each_step_once(small, tmp_path, monkeypatch):
     clock = SimpleNamespace(time=lambda: 1e9)  # in whole seconds the name of TensorBoard's file
     monkeypatch.setattr(event_file_writer, "time", clock)
     config = small(checkpoint__every=4)
@@ -187,7 +187,7 @@ def test_what_is_no_row_is_dropped_and_nothing_else(small, tmp_path):
     assert [row["step"] for row in rows(tmp_path)] == [1, 3, 4, 5, 6]
 
 
-def test_the_last_checkpoints_and_the_best_are_kept_and_found_again(small, tmp_path, monkeypatch):
+def test_the_last_checkpoints_and_the_best_are_kept(small, tmp_path, monkeypatch):
     losses = iter([5.0, 2.0, 3.0, 4.0, 6.0, 7.0])
 
     def scalars(self, parameters):
@@ -239,7 +239,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_name(small, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_the_same_configuration_gives_the_same_bits_in_another_directory(small, tmp_path):
+def test_the_same_config_gives_the_same_bits(small, tmp_path):
     assert_same_bits(loop.train(small(**HARD), tmp_path / "a"), loop.train(small(**HARD), tmp_path / "b"))
 
 
@@ -259,9 +259,7 @@ def test_a_workdir_of_another_run_is_refused_and_left_alone(small, tmp_path, cha
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
-def test_a_workdir_is_continued_with_other_free_fields_and_a_moved_corpus_but_not_with_another_text(
-    small, tmp_path, corpus_files
-):
+def test_a_run_resumes_with_free_fields_but_not_with_other_text(small, tmp_path, corpus_files):
     loop.train(small(train__steps=2), tmp_path / "run")
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -326,7 +324,7 @@ def test_masked_prediction_is_scored_on_masked_tokens_only(small, tmp_path, caps
     assert f"({score.tokens:,} masked tokens, the whole split" in capsys.readouterr().out
 
 
-def test_the_last_words_are_the_numbers_of_the_whole_split_and_what_to_type_next(small, tmp_path, capsys):
+def test_the_summary_has_the_whole_split_and_the_next_commands(small, tmp_path, capsys):
     loop.train(small(), tmp_path)
     said = capsys.readouterr().out
     run = Run(tmp_path)
@@ -388,7 +386,7 @@ def test_without_residuals_a_deep_model_does_not_train(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_random_positions_take_part_in_training_and_in_an_exact_resume(small, tmp_path, monkeypatch):
+def test_random_positions_are_resumed_exactly(small, tmp_path, monkeypatch):
     (tmp_path / "text").mkdir()
     for number in range(120):  # rows alike: positions drawn from the text, as for scoring, would be alike too
         (tmp_path / "text" / f"{number}.txt").write_text("a" * (400 + number))

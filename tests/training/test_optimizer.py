@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.config import loading as configs
-from mini_gpt.training.optimizer import decays, is_hidden_matrix, make_optimizer, make_schedule
+from mini_gpt.training.state import decays, is_hidden_matrix, make_optimizer, make_schedule
 
 PEAK, WARMUP, STEPS = 3e-3, 20, 200
 
@@ -129,7 +129,7 @@ def test_adamw_equals_the_paper_by_hand():
         np.testing.assert_allclose(kernel["kernel"], by_hand.theta, rtol=1e-5)
 
 
-def test_muon_orthogonalises_the_hidden_matrices_alone_one_by_one_or_stacked_and_adamw_serves_the_rest():
+def test_muon_orthogonalises_only_the_hidden_matrices():
     fields = {"name": "muon", "schedule": "cosine", "warmup_steps": 2, "learning_rate": 0.02, "weight_decay": 0.3}
     fields |= {"muon.adam_learning_rate": 0.004, "muon.newton_schulz_steps": 4, "muon.momentum": 0.9, "clip_norm": 5.0}
     config = configs.load(

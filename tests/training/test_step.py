@@ -11,8 +11,7 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import state as states
-from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.step import make_train_step
+from mini_gpt.training.state import make_train_step
 
 VOCAB = 40
 
@@ -27,10 +26,10 @@ def make_batch(config, step=0):
 
 
 def run(config, steps=3):
-    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
-    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
-    state = states.create(config, VOCAB, optimizer, like)
-    train_step, history = make_train_step(definition, optimizer, config, like), []
+    mesh = sharding.make_mesh(*config.mesh.sizes)
+    definition, like = states.abstract(config, VOCAB, mesh)
+    state = states.create(config, VOCAB, like)
+    train_step, history = make_train_step(definition, config, like), []
     for step in range(steps):
         state, metrics = train_step(state, sharding.put_batch(make_batch(config, step), mesh))
         history.append({name: float(value) for name, value in metrics.items()})
@@ -58,21 +57,21 @@ def test_accumulation_over_devices(small):
 
 
 @pytest.mark.parametrize("objective", ["next_token", pytest.param("masked", marks=pytest.mark.slow)])
-def test_documents_are_kept_apart_by_the_text_as_it_was_before_any_mask(small, objective):
+def test_documents_are_split_by_the_text_before_masking(small, objective):
     """The loss of a batch with a separator in it is that of its documents alone."""
     config = small(train__objective=objective, model__causal=objective == "next_token", model__position="alibi")
-    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
-    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
+    mesh = sharding.make_mesh(*config.mesh.sizes)
+    definition, like = states.abstract(config, VOCAB, mesh)
     batch = make_batch(config)
     text = "inputs" if objective == "next_token" else "targets"
     batch[text][:, [5, 20]] = VOCAB - 1
     batch[text] = np.where(np.isin(np.arange(32), [5, 20]), batch[text], batch[text] % (VOCAB - 1))
-    state = states.create(config, VOCAB, optimizer, like)
+    state = states.create(config, VOCAB, like)
     model, total = jax.jit(nnx.merge(definition, state.parameters)), 0.0
     for cut in (slice(0, 5), slice(5, 20), slice(20, 32)):
         nll = losses.nll(model(jnp.array(batch["inputs"][:, cut])), jnp.array(batch["targets"][:, cut]))
         total += float((nll * batch["weights"][:, cut]).sum())
-    train_step = make_train_step(definition, optimizer, config, like, separator_id=VOCAB - 1)
+    train_step = make_train_step(definition, config, like, separator_id=VOCAB - 1)
     _, metrics = train_step(state, sharding.put_batch(batch, mesh))
     assert float(metrics["loss"]) == pytest.approx(total / batch["weights"].sum(), rel=1e-5)
 
@@ -84,18 +83,18 @@ def test_a_second_step_does_not_compile_again(small):
 
 def test_the_old_state_is_donated(small):
     config = small()
-    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
-    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
-    state = states.create(config, VOCAB, optimizer, like)
-    make_train_step(definition, optimizer, config, like)(state, sharding.put_batch(make_batch(config), mesh))
+    mesh = sharding.make_mesh(*config.mesh.sizes)
+    definition, like = states.abstract(config, VOCAB, mesh)
+    state = states.create(config, VOCAB, like)
+    make_train_step(definition, config, like)(state, sharding.put_batch(make_batch(config), mesh))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.parameters))
 
 
 def test_the_loss_is_unsmoothed_and_the_objective_is_not(small):
     config = small(train__label_smoothing=0.3)
-    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
-    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
-    state, batch = states.create(config, VOCAB, optimizer, like), make_batch(config)
+    mesh = sharding.make_mesh(*config.mesh.sizes)
+    definition, like = states.abstract(config, VOCAB, mesh)
+    state, batch = states.create(config, VOCAB, like), make_batch(config)
     logits = nnx.merge(definition, state.parameters)(jnp.array(batch["inputs"]))
     means = []
     for per_token in (
@@ -103,17 +102,17 @@ def test_the_loss_is_unsmoothed_and_the_objective_is_not(small):
         optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(batch["targets"], VOCAB), 0.3)),
     ):
         means.append(float((per_token * batch["weights"]).sum() / batch["weights"].sum()))
-    _, metrics = make_train_step(definition, optimizer, config, like)(state, sharding.put_batch(batch, mesh))
+    _, metrics = make_train_step(definition, config, like)(state, sharding.put_batch(batch, mesh))
     assert [float(metrics["loss"]), float(metrics["objective"])] == pytest.approx(means, rel=1e-5)
 
 
-def test_dropout_differs_from_step_to_step_and_repeats_for_the_same_step(small):
+def test_dropout_differs_between_steps_and_repeats_for_one_step(small):
     config = small(model__dropout=0.5, optimizer__learning_rate=1e-30)
-    mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
-    definition, like = states.abstract(config, VOCAB, optimizer, mesh)
-    train_step, seen = make_train_step(definition, optimizer, config, like), []
+    mesh = sharding.make_mesh(*config.mesh.sizes)
+    definition, like = states.abstract(config, VOCAB, mesh)
+    train_step, seen = make_train_step(definition, config, like), []
     for start in (0, 0, 1):
-        state = states.create(config, VOCAB, optimizer, like)._replace(step=jnp.int32(start))
+        state = states.create(config, VOCAB, like)._replace(step=jnp.int32(start))
         seen.append(float(train_step(state, sharding.put_batch(make_batch(config), mesh))[1]["loss"]))
     assert seen[0] == seen[1] != seen[2]
 
@@ -122,15 +121,15 @@ def test_a_new_state_is_drawn_from_the_seed(small):
     states_of = []
     for seed in (0, 0, 1):
         config = small(seed=seed)
-        mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
-        _, like = states.abstract(config, VOCAB, optimizer, mesh)
-        states_of.append(states.create(config, VOCAB, optimizer, like).parameters["embedding"])
+        mesh = sharding.make_mesh(*config.mesh.sizes)
+        _, like = states.abstract(config, VOCAB, mesh)
+        states_of.append(states.create(config, VOCAB, like).parameters["embedding"])
     np.testing.assert_array_equal(states_of[0], states_of[1])
     assert (states_of[0] != states_of[2]).any()
 
 
 @pytest.mark.slow
-def test_muon_stacked_layers_and_rematerialisation_on_eight_devices_equal_plain_muon_on_one(small):
+def test_muon_on_eight_devices_equals_muon_on_one(small):
     fields = {
         "optimizer__name": "muon",
         "model__num_layers": 2,
@@ -151,15 +150,15 @@ def test_muon_stacked_layers_and_rematerialisation_on_eight_devices_equal_plain_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.05)])
-def test_rematerialisation_takes_less_memory_and_gives_the_same_gradients(small, dtype, tolerance):
+def test_rematerialisation_saves_memory_and_keeps_gradients(small, dtype, tolerance):
     fields = {"model__scan_layers": True, "model__num_layers": 8, "model__dropout": 0.2, "model__dtype": dtype}
     moments, memory = [], []
     for remat in ("none", "dots", "block"):
         config = small(model__remat=remat, **fields)
-        mesh, optimizer = sharding.make_mesh(*config.mesh.sizes), make_optimizer(config)
-        definition, like = states.abstract(config, VOCAB, optimizer, mesh)
-        state, batch = states.create(config, VOCAB, optimizer, like), sharding.put_batch(make_batch(config), mesh)
-        step = make_train_step(definition, optimizer, config, like).lower(state, batch).compile()
+        mesh = sharding.make_mesh(*config.mesh.sizes)
+        definition, like = states.abstract(config, VOCAB, mesh)
+        state, batch = states.create(config, VOCAB, like), sharding.put_batch(make_batch(config), mesh)
+        step = make_train_step(definition, config, like).lower(state, batch).compile()
         moments.append(jax.tree.leaves(step(state, batch)[0].optimizer_state[1][0].mu))
         memory.append(step.memory_analysis().temp_size_in_bytes)
     for other in moments[1:]:

@@ -36,9 +36,7 @@ def signal_in_step(monkeypatch, number, step_number):
 @pytest.mark.parametrize(
     "number, status", [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
-def test_a_signal_saves_the_step_under_way_and_ends_with_its_status(
-    small, tmp_path, monkeypatch, number, status, capfd, caplog
-):
+def test_a_signal_saves_the_step_and_sets_the_exit_status(small, tmp_path, monkeypatch, number, status, capfd, caplog):
     config = small(train__steps=9, train__log_every=4, checkpoint__every=4, eval__every=9, **HARD)
     whole = loop.train(config, tmp_path / "whole", conclude=False)
     caplog.set_level("INFO", "mini_gpt")
@@ -84,7 +82,7 @@ def hold(workdir, held, release):
         release.wait(60)
 
 
-def test_a_second_run_in_a_directory_is_refused_until_the_first_is_gone_however_that_ends(small, tmp_path):
+def test_a_second_run_is_refused_until_the_first_has_ended(small, tmp_path):
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()
     process = context.Process(target=hold, args=(tmp_path, held, release))
@@ -100,7 +98,7 @@ def test_a_second_run_in_a_directory_is_refused_until_the_first_is_gone_however_
         pass
 
 
-def test_where_a_file_system_has_no_locks_that_is_said_and_the_run_goes_on(small, tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_gives_a_warning(small, tmp_path, monkeypatch, caplog):
     def unsupported(file, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
