@@ -48,18 +48,14 @@ def run(main: Callable[[], None]) -> None:
 def _run(main: Callable[[], None]) -> None:
     try:
         main()
-    except UserError as error:
-        sys.exit(_one_line(f"error: {error}"))
     except BrokenPipeError:
         sys.exit(1)  # the reader of the pipe has closed it
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}"
-        sys.exit(_one_line(f"error: {reason}"))
+    except (UserError, OSError) as error:
+        message = str(error)
+        if isinstance(error, OSError):
+            message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or message
+        sys.exit(printable(f"error: {message}").replace("\n", "\\n"))
     except UnicodeEncodeError as error:
         sys.exit(f"error: found text that is no valid Unicode ({error.reason}); give UTF-8")
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _one_line(text: str) -> str:
-    return printable(text).replace("\n", "\\n")

@@ -58,7 +58,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
             state, stop = _start_or_resume(run, workdir, first_state)
     if stop.signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
-        sys.exit(stop.exit_status)
+        sys.exit(128 + stop.signal)  # as for a process that the signal has ended
     if conclude:
         run.evaluator.print_summary(workdir, run.loaded(state.parameters))
     return state

@@ -9,8 +9,6 @@ from jax.experimental import multihost_utils
 
 from mini_gpt.runtime import processes
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 
 class StopRequest:
     """received: the signal of this process. signal: the signal that ends the run, the same in all processes."""
@@ -26,11 +24,6 @@ class StopRequest:
         elif multihost_utils.reached_preemption_sync_point(step):
             self.signal = self.received or signal.SIGTERM  # another process may have received it
         return self.signal is not None
-
-    @property
-    def exit_status(self) -> int:
-        """The exit status of a process that a signal ended: 143 for SIGTERM, 130 for SIGINT."""
-        return 128 + (self.signal or signal.SIGTERM)
 
 
 @contextlib.contextmanager
@@ -50,7 +43,7 @@ def listening() -> Iterator[StopRequest]:
         # os.write, not the logger or print: the signal may have interrupted either.
         os.write(2, b"\nstopping: saving after this step; send the signal again to exit at once\n")
 
-    handled = [signal.SIGINT] if processes.are_several() else SIGNALS
+    handled = [signal.SIGINT] if processes.are_several() else [signal.SIGTERM, signal.SIGINT]
     before = {number: signal.signal(number, receive) for number in handled}
     try:
         yield request
