@@ -1,4 +1,4 @@
-"""Figures of measurements against length: loss by context length or position, accuracy by problem length."""
+"""The style of all figures, and curves of loss by context length or position and of accuracy by problem length."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
