@@ -82,14 +82,11 @@ class Block(nnx.Module):
         self.mlp_norm = make_norm(config, rngs=rngs)
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, options: Options, *, with_maps: bool = False
-    ) -> tuple[jax.Array, KeyValues, Trace]:
-        """Return (x_BLD, keys and values for a cache, trace); the trace has attention maps if `with_maps`."""
+    def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Trace]:
+        """Return (x_BLD, keys and values for a cache, trace)."""
         keys = [None] * 3 if options.dropout_key is None else list(jax.random.split(options.dropout_key, 3))
         before_BLD, options = x_BLD, options._replace(dropout_key=keys[0])
-        normed_BLD = self._enter(x_BLD, self.attention_norm)
-        added_BLD, cache, maps = self.attention(normed_BLD, context, options, with_maps=with_maps)
+        added_BLD, cache, maps = self.attention(self._enter(x_BLD, self.attention_norm), context, options)
         x_BLD = self._add(x_BLD, added_BLD, self.attention_norm, keys[1])
         units_BLF = self.mlp.units(self._enter(x_BLD, self.mlp_norm))
         x_BLD = self._add(x_BLD, self.mlp.down(units_BLF), self.mlp_norm, keys[2])
@@ -179,7 +176,7 @@ class MiniGPT(nnx.Module):
         x_BLD = dropout(x_BLD, config.embedding_dropout, None if keys is None else keys[-1])
 
         mask = Mask(config.causal, config.attention_window, segments_BL)
-        contexts = [Context(mask, position, positions_BL) for position in pattern]
+        contexts = [Context(mask, position, positions_BL, trace is not None) for position in pattern]
         options = Options(keys, head_mask_NBH)  # of all layers
         if config.scan_layers and caches is None:
             x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
@@ -194,7 +191,7 @@ class MiniGPT(nnx.Module):
         """Run blocks in turn; return (x_BLD, their keys and values if there are caches, the values of `trace`)."""
 
         def run(block: Block, context: Context, options: Options, x_BLD: jax.Array) -> tuple:
-            x_BLD, cache, traced = block(x_BLD, context, options, with_maps=trace is not None)
+            x_BLD, cache, traced = block(x_BLD, context, options)
             return x_BLD, cache, None if trace is None else trace(traced)
 
         new_caches, traces, remat = [], [], self.config.remat

@@ -18,7 +18,7 @@ UNROLLED = {256: 64, 512: 128}  # {greatest length: block size} of short sequenc
 
 def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
     """Return out_BLHK, equal to the reference's up to rounding; a positional bias is computed one block at a time."""
-    (q_BLHK, k_BLGK, v_BLGK), (mask, position, positions_BL) = heads, context
+    (q_BLHK, k_BLGK, v_BLGK), (mask, position, positions_BL, _) = heads, context
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     unrolled = next((size for longest, size in UNROLLED.items() if longest >= L), None)

@@ -56,11 +56,12 @@ class Heads(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The inputs of self-attention beside its heads. position: a `model.positions.Position`."""
+    """The inputs of self-attention beside its heads. position: a `model.positions.Position`. with_maps: return maps."""
 
     mask: Mask
     position: Any
     positions_BL: jax.Array
+    with_maps: bool = False
 
     @property
     def biased(self) -> bool:

@@ -41,10 +41,8 @@ class MultiHeadAttention(nnx.Module):
         self.value = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
         self.out = Linear(config, config.d_model, config.d_model, dtype, std=residual_std(config), rngs=rngs)
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, options: Options, *, with_maps: bool = False
-    ) -> tuple[jax.Array, KeyValues, Any]:
-        """Return (out_BLD, keys and values for a cache, the layer's maps if `with_maps` and there is no past)."""
+    def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Any]:
+        """Return (out_BLD, keys and values for a cache, the layer's maps if asked for and there is no past)."""
         config, position, positions_BL = self.config, context.position, context.positions_BL
         dropout_key, head_mask_BH, past = options
         # 1. Project.
@@ -56,7 +54,7 @@ class MultiHeadAttention(nnx.Module):
         # 3. Attend.
         if past is None:
             cache = KeyValues.of(heads.k_BSGK, heads.v_BSGK)
-            out_BLHK, maps = self._attend(heads, context, dropout_key, with_maps)
+            out_BLHK, maps = self._attend(heads, context, dropout_key)
         else:
             past = past.write(heads.k_BSGK, heads.v_BSGK)
             bias_BH1S = position.bias(positions_BL, past.positions_BS)
@@ -73,11 +71,11 @@ class MultiHeadAttention(nnx.Module):
         """The factor of the logits."""
         return 1 / math.sqrt(self.config.head_width) if self.config.scale_attention else 1.0
 
-    def _attend(self, heads: Heads, context: Context, dropout_key: Any, with_maps: bool) -> tuple[jax.Array, Any]:
+    def _attend(self, heads: Heads, context: Context, dropout_key: jax.Array | None) -> tuple[jax.Array, Any]:
         asked, rate = self.config.attention, self.config.attention_dropout
         dropped = dropout_key is not None and rate > 0
         name = "reference"  # the only one that has maps
-        if not with_maps:
+        if not context.with_maps:
             name = kernels.choose(asked, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
         if name != "reference":
             return IMPLEMENTATIONS[name](heads, context, self.scale), None
