@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import transformers
 
-from mini_gpt.commands import bench, command_line, hardware
+from mini_gpt.commands import bench, command_line
 from mini_gpt.config import loading as configs
 from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
@@ -111,7 +111,7 @@ def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tok
             "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
         },
         "ratio": bench.spread([our_speed / their_speed for (_, our_speed), (_, their_speed) in rounds]),
-        **hardware.machine(1),
+        **bench.machine(1),
     }
 
 

@@ -13,19 +13,25 @@ import functools
 import itertools
 import json
 import logging
+import platform
 import re
+import resource
 import statistics
+import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import flax
 import jax
+import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from mini_gpt.commands import command_line, hardware
+from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
@@ -44,6 +50,24 @@ WARMUP_STEPS = 20
 ATTENTION_METRICS_RUNS = 11  # the first one compiles
 ROUNDS = 10  # turns of each config in a comparison, and texts that are written
 LOADED_TOKENS = 1_000_000  # about so many tokens measure the speed of making batches
+
+PEAK_PRODUCT = 4096  # rows and columns of the matrices that measure the peak of an unknown device
+
+# FLOP/s of dense bfloat16 products on one device, from the makers' data sheets, by a part of JAX's device_kind.
+PEAKS = {
+    "A100": 312e12,
+    "H100": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "GB200": 2500e12,
+    "L40S": 362e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+}
 
 log = logging.getLogger("mini_gpt.bench")
 
@@ -125,9 +149,9 @@ class Bench:
     def report(self, seconds: list[float], waiting_share: float) -> dict:
         """Return the JSON object of a measurement by `steps`."""
         config, parameters = self.config, self.run.abstract_state.parameters
-        memory = hardware.peak_memory()  # first: measuring the peak FLOP/s takes memory
+        memory = peak_memory()  # first: measuring the peak FLOP/s takes memory
         median, tokens = statistics.median(seconds), self.tokens_per_step
-        peak, peak_source = hardware.peak_flops(compute_dtype(config.model.dtype))
+        peak, peak_source = peak_flops(compute_dtype(config.model.dtype))
         flops = flops_per_token(config, parameters)
         watching = self.attention_metrics()
         return {
@@ -147,7 +171,7 @@ class Bench:
             "watching_share": statistics.median(watching) / (config.eval.every * median),
             "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(parameters),
-            **hardware.machine(self.mesh.size),
+            **machine(self.mesh.size),
         }
 
 
@@ -238,8 +262,38 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
         "compile_seconds": compile_seconds,
         **writing_speed([write() for _ in range(ROUNDS)]),
         "parameters": model_parameters.count(model.parameters),
-        **hardware.machine(1),
+        **machine(1),
     }
+
+
+def machine(count: int) -> dict:
+    """Return the device, how many of them, and the versions that a measurement belongs to."""
+    device = jax.devices()[0]
+    return {
+        "device": {"kind": device.device_kind, "platform": device.platform, "count": count},
+        "versions": {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__},
+    }
+
+
+def peak_flops(dtype: jnp.dtype) -> tuple[float, str]:
+    """Return the peak FLOP/s of a device and the source of the number: a data sheet, or a product in `dtype` here."""
+    kind = jax.devices()[0].device_kind
+    for name in sorted(PEAKS, key=len, reverse=True):
+        if re.search(rf"\b{name}\b", kind):
+            return PEAKS[name], f"data sheet of {name}, dense bfloat16"
+    n = PEAK_PRODUCT
+    product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=jnp.float32))
+    x = jnp.ones((n, n), dtype)
+    seconds = min(timeit.repeat(lambda: product(x, x).block_until_ready(), number=1, repeat=5))
+    return 2 * n**3 / seconds, f"measured: {dtype.name} product of {n} × {n} matrices, the best of 5"
+
+
+def peak_memory() -> int:
+    """Return the most bytes ever in use on the first device, or in this process if the device does not tell."""
+    if of_device := jax.local_devices()[0].memory_stats():
+        return of_device["peak_bytes_in_use"]
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def parse_variant(name: str) -> tuple[str, dict[str, str]]:

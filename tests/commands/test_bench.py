@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.commands import bench, hardware
+from mini_gpt.commands import bench
 from mini_gpt.config import loading as configs
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.training import loop
@@ -18,7 +18,7 @@ from tests.training.interruption import assert_same_bits
 @pytest.mark.slow
 def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "LOADED_TOKENS", 10_000)
-    monkeypatch.setattr(hardware, "PEAK_PRODUCT", 256)
+    monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
     config = small(train__steps=9)
     measured = bench.Bench(config)
     seconds, waiting_share = measured.steps(6)
@@ -28,10 +28,8 @@ def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
     assert_same_bits(measured.state, trained)
     measured.steps(3)  # more steps than the run has
     took_memory = []
-    monkeypatch.setattr(
-        hardware, "peak_flops", lambda *args, real=hardware.peak_flops: took_memory.append(1) or real(*args)
-    )
-    monkeypatch.setattr(hardware, "peak_memory", lambda real=hardware.peak_memory: 0 if took_memory else real())
+    monkeypatch.setattr(bench, "peak_flops", lambda *args, real=bench.peak_flops: took_memory.append(1) or real(*args))
+    monkeypatch.setattr(bench, "peak_memory", lambda real=bench.peak_memory: 0 if took_memory else real())
     report = json.loads(json.dumps(measured.report([0.3, 0.1, 0.2, 0.2, 0.2], 0.01)))
     tokens = config.train.batch_size * config.context_length
     assert report["milliseconds_per_step"] == {"median": 200.0, "quartiles": [200.0, 200.0]}
@@ -65,14 +63,14 @@ def test_flops_are_those_of_palm(tied):
 )
 def test_the_peak_is_that_of_the_longest_matching_name(kind, name, peak, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
-    assert hardware.peak_flops(jnp.dtype("bfloat16")) == (peak, f"data sheet of {name}, dense bfloat16")
+    assert bench.peak_flops(jnp.dtype("bfloat16")) == (peak, f"data sheet of {name}, dense bfloat16")
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA RTX A1000", "cpu"])
 def test_the_peak_of_an_unknown_device_is_measured(kind, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
-    monkeypatch.setattr(hardware, "PEAK_PRODUCT", 256)
-    peak, source = hardware.peak_flops(jnp.dtype("float32"))
+    monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
+    peak, source = bench.peak_flops(jnp.dtype("float32"))
     assert 0 < peak < 1e15 and source == "measured: float32 product of 256 × 256 matrices, the best of 5"
 
 
