@@ -5,7 +5,7 @@ python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_sm
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
-from mini_gpt.model import parameters
+from mini_gpt.model import gpt, parameters
 
 
 @command_line.command
@@ -16,7 +16,7 @@ def main() -> None:
     flags = parser.parse_args()
     config = configs.load(flags.config, {"data.corpus": "python_stdlib"})  # no corpus is opened
     vocab_size = flags.vocab_size or (config.data.vocab_size if config.data.tokenizer == "bpe" else 257)
-    print(parameters.report(parameters.abstract(config.model, vocab_size)[1]))
+    print(parameters.report(gpt.abstract(config.model, vocab_size)[1]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from mini_gpt.config.schema import ModelConfig
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation.cache import Cache
 from mini_gpt.generation.sampling import Sampling, draw, noise
-from mini_gpt.model import parameters
+from mini_gpt.model import gpt
 from mini_gpt.model.gpt import check_length, compute_dtype
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError, require
@@ -87,7 +87,7 @@ def dtype(config: ModelConfig) -> jnp.dtype:
 
 @functools.cache
 def _float32_definition(config: ModelConfig, vocab_size: int) -> nnx.GraphDef:
-    return parameters.abstract(dataclasses.replace(config, dtype="float32"), vocab_size)[0]
+    return gpt.abstract(dataclasses.replace(config, dtype="float32"), vocab_size)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

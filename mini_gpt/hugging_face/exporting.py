@@ -16,6 +16,7 @@ from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
+from mini_gpt.model import gpt
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
@@ -89,7 +90,7 @@ def _expressible(
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(model.d_model))
         model = dataclasses.replace(model, scale_embeddings=False, tie_embeddings=False)
     model = dataclasses.replace(model, scan_layers=False, use_bias=model.use_bias or biased)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(model_parameters.abstract(model, vocab_size)[1]):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gpt.abstract(model, vocab_size)[1]):
         bias = np.zeros(leaf.shape, leaf.dtype)  # used if the model has no biases
         arrays.setdefault(model_parameters.path_name(path), bias)
     return model, arrays

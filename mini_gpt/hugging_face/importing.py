@@ -21,6 +21,7 @@ from mini_gpt.hugging_face import architectures, settings, tokenizer_files
 from mini_gpt.hugging_face.architectures import Architecture
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Shape, Tensor
+from mini_gpt.model import gpt
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, sharding
@@ -86,7 +87,7 @@ def read_weights(
     Names, shapes and dtypes are checked before any value is read. Raises UserError if one is wrong.
     """
     one_by_one = dataclasses.replace(model, scan_layers=False)
-    leaves = jax.tree_util.tree_leaves_with_path(model_parameters.abstract(one_by_one, vocab_size)[1])
+    leaves = jax.tree_util.tree_leaves_with_path(gpt.abstract(one_by_one, vocab_size)[1])
     shapes = {model_parameters.path_name(path): leaf.shape for path, leaf in leaves}
     arrays: dict[str, np.ndarray] = {}
     with contextlib.ExitStack() as opened:

@@ -18,8 +18,10 @@ from mini_gpt.model import loss
 from mini_gpt.model.attention.masks import Context, Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, residual_std
 from mini_gpt.model.attention.reference import AttentionMaps, KeyValues, Past
-from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm, recompute_in_backward
+from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
+from mini_gpt.model.parameters import Parameters
 from mini_gpt.model.positions import ENCODINGS
+from mini_gpt.model.xla_workarounds import recompute_in_backward
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 
@@ -270,6 +272,17 @@ def positions_and_segments(
         numbers_BN = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys_B)
         positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
     return positions_BL, segments_BL
+
+
+def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
+    """Split a model into its definition and its parameters, from which `nnx.merge` makes the model again."""
+    definition, state = nnx.split(model, nnx.Param)
+    return definition, nnx.to_pure_dict(state)
+
+
+def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
+    """Return a model's definition and its parameters' shapes and dtypes; allocates no arrays."""
+    return split(nnx.eval_shape(lambda: MiniGPT(config, vocab_size, rngs=nnx.Rngs(0))))
 
 
 def check_length(config: ModelConfig, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Parameters as nested dicts: split from a model, checked, counted, and with layers stacked or separate."""
+"""Parameters as nested dicts: named, checked, counted, and with layers stacked or separate."""
 
 import functools
 import math
@@ -7,24 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from mini_gpt.config.schema import ModelConfig
-from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.runtime.errors import UserError
 
 Parameters = dict[str, Any]
-
-
-def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
-    """Split a model into its definition and its parameters, from which `nnx.merge` makes the model again."""
-    definition, state = nnx.split(model, nnx.Param)
-    return definition, nnx.to_pure_dict(state)
-
-
-def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
-    """Return a model's definition and its parameters' shapes and dtypes; allocates no arrays."""
-    return split(nnx.eval_shape(lambda: MiniGPT(config, vocab_size, rngs=nnx.Rngs(0))))
 
 
 def path_name(path: tuple) -> str:

@@ -1,8 +1,6 @@
-"""The state of training as one pytree, the jitted step that changes it, and its optimizer: schedules, AdamW, Muon."""
+"""The state of training as one pytree, and the jitted step that changes it."""
 
-import dataclasses
 import functools
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,17 +9,16 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from mini_gpt.config.schema import Config, OptimizerConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.model import MiniGPT
+from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model import loss as losses
-from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import Inputs, positions_and_segments
-from mini_gpt.model.parameters import Parameters, path_name, with_layers
+from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
+from mini_gpt.training.optimizer import make_optimizer, make_schedule
 
 
 class TrainState(NamedTuple):
@@ -47,13 +44,13 @@ def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
 
 def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, TrainState]:
     """Return the model's definition and the state as ShapeDtypeStructs with shardings; nothing is allocated."""
-    definition, shapes = model_parameters.abstract(config.model, vocab_size)
+    definition, shapes = gpt.abstract(config.model, vocab_size)
     return definition, _with_shardings(jax.eval_shape(functools.partial(_initial, config), shapes), mesh)
 
 
 def abstract_parameters(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, Parameters]:
     """Return the model's definition and the parameters as ShapeDtypeStructs with shardings; nothing is allocated."""
-    definition, shapes = model_parameters.abstract(config.model, vocab_size)
+    definition, shapes = gpt.abstract(config.model, vocab_size)
     return definition, _with_shardings(shapes, mesh)
 
 
@@ -68,7 +65,7 @@ def create(config: Config, vocab_size: int, like: TrainState) -> TrainState:
     """Draw the initial state from `config.seed`, each array on its own devices."""
 
     def draw() -> TrainState:
-        _, drawn = model_parameters.split(MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
+        _, drawn = gpt.split(MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
         return _initial(config, drawn)
 
     return jax.jit(draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
@@ -149,94 +146,3 @@ def make_train_step(
     # Explicit shardings: a state that came back with other ones would compile the step a second time.
     places = jax.tree.map(lambda leaf: leaf.sharding, like)
     return jax.jit(sharding.use_mesh(mesh)(train_step), donate_argnums=0, out_shardings=(places, None))
-
-
-def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return count -> learning rate. count: updates so far, from 0 as in optax; t = count + 1 in the formulas.
-
-    Every schedule warms up linearly over w steps: peak · t/w. After it:
-    inverse_sqrt: peak · sqrt(w/t), at any t (Vaswani et al. 2017, eq. 3, up to the constant).
-    cosine: falls to final_fraction · peak at the last step (Loshchilov and Hutter 2017).
-    wsd: stays at the peak, then falls linearly to final_fraction · peak over the last `decay_fraction` of the steps
-    (Hu et al. 2024).
-    """
-    peak, warmup = config.learning_rate, config.warmup_steps
-    last = peak * config.final_fraction
-    decay = max(1, round(steps * config.decay_fraction))
-    stable = max(0, steps - warmup - decay)
-    after_warmup = {
-        "inverse_sqrt": lambda: lambda count: peak * jnp.sqrt(warmup / (count + warmup)),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction),
-        "wsd": lambda: optax.join_schedules(
-            [optax.constant_schedule(peak), _down(peak, last, max(1, steps - warmup - stable))], [stable]
-        ),
-        "constant": lambda: optax.constant_schedule(peak),
-    }[config.schedule]()
-    if warmup == 0:
-        return lambda count: after_warmup(count + 1)
-    joined = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after_warmup], [warmup])
-    return lambda count: joined(count + 1)
-
-
-def _down(peak: float, last: float, steps: int) -> optax.Schedule:
-    """Return a linear schedule from `peak` to `last`; rounding does not take it below `last`."""
-    line = optax.linear_schedule(peak, last, steps)
-    return lambda count: jnp.maximum(line(count), last)
-
-
-def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """Return AdamW (Loshchilov and Hutter 2019) or Muon, after clipping by the global norm; only matrices decay."""
-    o, make = config.optimizer, {"adamw": _adamw, "muon": _muon}[config.optimizer.name]
-    return optax.chain(optax.clip_by_global_norm(o.clip_norm), make(o, config.train.steps))
-
-
-def _adamw(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    return optax.adamw(make_schedule(o, steps), b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decays)
-
-
-def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024) for the hidden matrices, AdamW for the rest.
-
-    The update of an m × n matrix is orthogonalised and scaled by 0.2 sqrt(max(m, n)). Its entries then have the root
-    mean square of AdamW's, so the same learning rate and weight decay suit both (Liu et al. 2025, section 2.2).
-    """
-    # The last two axes are a matrix; those before them, such as stacked layers, are batch axes.
-    axes = lambda matrices: jax.tree.map(lambda _: MuonDimensionNumbers(-2, -1), matrices)
-    orthogonalised = scale_by_muon(
-        beta=o.muon.momentum, ns_steps=o.muon.newton_schulz_steps, weight_dimension_numbers=axes
-    )
-    muon = optax.chain(
-        _layers_together(orthogonalised),
-        optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape[-2:]) ** 0.5 * u, updates)),
-        optax.add_decayed_weights(o.weight_decay),
-        optax.scale_by_learning_rate(make_schedule(o, steps)),
-    )
-    rate = o.learning_rate if o.muon.adam_learning_rate is None else o.muon.adam_learning_rate
-    adamw = _adamw(dataclasses.replace(o, learning_rate=rate), steps)
-    labels = lambda parameters: jax.tree.map(lambda hidden: "muon" if hidden else "adamw", is_hidden_matrix(parameters))
-    return optax.partition({"muon": muon, "adamw": adamw}, labels)
-
-
-def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Stack the matrices of all layers by name: a few large products are faster than many small ones."""
-
-    def update(updates: Parameters, state: optax.OptState, parameters: Parameters | None = None):
-        del parameters
-        together = inner.update(*with_layers((updates, state), stacked=True))
-        return with_layers(together, stacked="attention" in updates["blocks"])
-
-    return optax.GradientTransformation(inner.init, update)
-
-
-def is_hidden_matrix(parameters: Parameters) -> Parameters:
-    """Mark the kernels of the blocks; embeddings do not map activations to activations, so AdamW updates them."""
-    return _marked(parameters, r"^blocks/.*kernel$")
-
-
-def decays(parameters: Parameters) -> Parameters:
-    """Mark the parameters with weight decay: kernels and embeddings, not biases, scales of norms or T5's table."""
-    return _marked(parameters, r"(kernel|embedding)$")
-
-
-def _marked(parameters: Parameters, pattern: str) -> Parameters:
-    return jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), parameters)

@@ -10,7 +10,7 @@ import pytest
 
 from mini_gpt.commands import bench
 from mini_gpt.config import loading as configs
-from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model import gpt
 from mini_gpt.training import loop
 from tests.training.interruption import assert_same_bits
 
@@ -45,7 +45,7 @@ def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
 @pytest.mark.parametrize("tied", [True, False])
 def test_flops_are_those_of_palm(tied):
     config = configs.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
-    parameters = model_parameters.abstract(config.model, 50_257)[1]
+    parameters = gpt.abstract(config.model, 50_257)[1]
     products = 12 * 12 * 768**2 + 50_257 * 768  # matrices of products
     rest = 12 * 13 * 768 + 2 * 768  # biases and norms: 13 vectors a layer, and the final norm
     attention = 12 * 12 * 768 * 1024  # 12 · layers · width · context

@@ -10,7 +10,7 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.generation import cache
-from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.gpt import positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import ENCODINGS
@@ -37,7 +37,7 @@ def make(fields, separator_id=None):
     base = {"context_length": 16, "model.d_model": 32, "model.num_layers": 3, "model.dtype": "float32"}
     base |= {"model.max_positions": CAPACITY}
     config = configs.load("configs/default.py", base | fields)
-    definition, drawn = parameters.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
+    definition, drawn = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(drawn))))
     larger = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), drawn)
     return LoadedModel(larger, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)

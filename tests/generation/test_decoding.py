@@ -12,7 +12,7 @@ from flax import nnx
 from mini_gpt.config import loading as configs
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
-from mini_gpt.model import MiniGPT, gpt, parameters
+from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
@@ -25,7 +25,7 @@ def make(separator_id=None, **overrides):
     base = {"context_length": CONTEXT, "model.d_model": 16, "model.num_layers": 2, "model.dtype": "float32"}
     base |= {"model.tie_embeddings": False, "model.use_bias": False}  # no token is the most likely one everywhere
     config = configs.load("configs/default.py", base | overrides)
-    definition, drawn = parameters.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
+    definition, drawn = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(drawn))))
     larger = jax.tree.map(lambda leaf: leaf + 1.0 * jax.random.normal(next(keys), leaf.shape), drawn)
     return LoadedModel(larger, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)

@@ -5,7 +5,7 @@ import numpy as np
 
 from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import exporting
-from mini_gpt.model import parameters
+from mini_gpt.model import gpt, parameters
 
 # By the architecture that each becomes; norms and biases of a new model would be ones and zeros.
 EXPRESSIBLE = {
@@ -57,7 +57,7 @@ def make(name, vocab_size=VOCAB, **overrides):
         around = 1.0 if "scale" in parameters.path_name(path) else 0.0
         return draw.normal(around, 0.3, leaf.shape).astype(np.float32)
 
-    shapes = parameters.abstract(config.model, vocab_size)[1]
+    shapes = gpt.abstract(config.model, vocab_size)[1]
     return config, jax.tree_util.tree_map_with_path(drawn, shapes)
 
 

@@ -11,7 +11,7 @@ from mini_gpt.evaluation import perplexity
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import architectures, exporting, importing, settings
-from mini_gpt.model import parameters
+from mini_gpt.model import gpt, parameters
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.hugging_face.models import EXPRESSIBLE, VOCAB, written
@@ -23,7 +23,7 @@ TOKENS_BL = np.random.default_rng(5).integers(0, VOCAB, (2, 16))
 
 
 def ours(config, arrays):
-    definition, shapes = parameters.abstract(config.model, VOCAB)
+    definition, shapes = gpt.abstract(config.model, VOCAB)
     named = lambda path, _: jnp.asarray(arrays[parameters.path_name(path)])
     model = nnx.merge(definition, jax.tree_util.tree_map_with_path(named, shapes))
     return np.asarray(jax.jit(lambda model, tokens_BL: model(tokens_BL))(model, jnp.asarray(TOKENS_BL)))

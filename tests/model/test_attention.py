@@ -10,7 +10,7 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.insight.attention import attention_statistics
-from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.attention import masks
 from mini_gpt.model.attention.masks import Context, Heads, Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
@@ -75,7 +75,7 @@ def test_traced_weights_sum_to_one_and_leave_logits_unchanged(fields):
 
 def test_a_scan_holds_one_layers_maps_at_a_time():
     fields = {"model.num_layers": 12, "model.scan_layers": True, "context_length": 256, "model.num_heads": 4}
-    definition, shapes = parameters.abstract(configs.load("configs/tiny.py", fields).model, 257)
+    definition, shapes = gpt.abstract(configs.load("configs/tiny.py", fields).model, 257)
     entropy = lambda trace: jax.scipy.special.entr(trace.attention.weights_BHLS).sum()
     traces = lambda p, tokens: nnx.merge(definition, p).forward(Inputs(tokens), trace=entropy)[2]
     compiled = jax.jit(traces).lower(shapes, jax.ShapeDtypeStruct((8, 256), jnp.int32)).compile()
@@ -137,7 +137,7 @@ def test_attention_statistics_are_of_visible_pairs():
     config = configs.load("configs/tiny.py", {"model.position": "alibi"})
     module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)
     _, _, maps = module.forward(Inputs(tokens), trace=lambda trace: trace.attention)
-    definition, drawn = parameters.split(module)
+    definition, drawn = gpt.split(module)
     model = LoadedModel(drawn, definition, config, sharding.make_mesh(1, 1, 1), None, 1024)
     statistics, maps_NHLS = attention_statistics(model, np.asarray(tokens))
     assert len(statistics) == (2 + config.model.num_heads) * config.model.num_layers

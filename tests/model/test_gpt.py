@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import MiniGPT, parameters
+from mini_gpt.model import MiniGPT, gpt, parameters
 from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
@@ -23,7 +23,7 @@ def make_model(seed=0, **overrides):
     base = {"model.num_layers": 2, "model.d_model": 16, "model.num_heads": 4, "model.dtype": "float32"}
     base |= {"context_length": 12, "train.objective": "next_token" if overrides.get("causal", True) else "masked"}
     config = configs.load("configs/default.py", base | {f"model.{name}": value for name, value in overrides.items()})
-    definition, drawn = parameters.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(seed)))
+    definition, drawn = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(seed)))
     keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(drawn))))
     drawn = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), drawn)
     return config.model, definition, drawn
@@ -228,8 +228,8 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
         overrides = {f"model.{name}": value for name, value in (fields | {"scan_layers": scan}).items()}
         config = configs.load("configs/default.py", {"model.d_model": 16, "context_length": 12} | overrides)
         make = lambda model=config.model: MiniGPT(model, VOCAB, rngs=nnx.Rngs(3))
-        definitions.append(parameters.abstract(config.model, VOCAB)[0])
-        first.append(jax.jit(lambda make=make: parameters.split(make())[1])())
+        definitions.append(gpt.abstract(config.model, VOCAB)[0])
+        first.append(jax.jit(lambda make=make: gpt.split(make())[1])())
     with_layers = jax.jit(parameters.with_layers, static_argnames="stacked")
     assert first[1]["blocks"]["mlp"]["up"]["kernel"].shape[:2] == (4, 16)
     jax.tree.map(np.testing.assert_array_equal, with_layers(first[1], stacked=False), first[0])
@@ -261,8 +261,8 @@ def test_a_scan_compiles_the_same_program_for_any_depth():
     for layers in (4, 24):
         fields = {"model.num_layers": layers, "model.scan_layers": True, "model.position": ("rope", "none")}
         config = configs.load("configs/default.py", fields)
-        definition, shapes = parameters.abstract(config.model, VOCAB)
-        draw = lambda config=config: parameters.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))[1]
+        definition, shapes = gpt.abstract(config.model, VOCAB)
+        draw = lambda config=config: gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))[1]
         gradient = jax.grad(lambda p, d=definition: run(d, p, jnp.zeros((1, 8), int)).sum())
         lowered = jax.jit(draw).lower(), jax.jit(gradient).lower(shapes)
         lines.append([len(each.as_text().splitlines()) for each in lowered])
@@ -297,7 +297,7 @@ def test_the_initial_scale_of_embeddings():
 
 def test_gpt2_has_the_published_parameter_count():
     config = configs.load("configs/presets.py:gpt2_small")
-    _, shapes = parameters.abstract(config.model, 50257)
+    _, shapes = gpt.abstract(config.model, 50257)
     assert parameters.count(shapes) == 124_439_808
     report = parameters.report(shapes)
     assert report.splitlines()[-1].split() == ["total", "124,439,808"]
@@ -324,9 +324,7 @@ def test_presets_have_the_published_head_counts(preset, heads, width):
 def test_the_largest_models_are_counted_without_memory(preset, vocab_size, published, tolerance):
     one, two = (
         parameters.count(
-            parameters.abstract(
-                configs.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size
-            )[1]
+            gpt.abstract(configs.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size)[1]
         )
         for n in (1, 2)
     )
@@ -335,5 +333,5 @@ def test_the_largest_models_are_counted_without_memory(preset, vocab_size, publi
 
 
 def test_heads_change_no_parameter_count():
-    counts = {parameters.count(parameters.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)}
+    counts = {parameters.count(gpt.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)}
     assert len(counts) == 1

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import parameters
+from mini_gpt.model import gpt, parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
@@ -153,7 +153,7 @@ def test_every_parameter_has_a_rule(small):
             {},
             {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},
         ):
-            _, shapes = parameters.abstract(small(model__position=position, **extra).model, VOCAB)
+            _, shapes = gpt.abstract(small(model__position=position, **extra).model, VOCAB)
             for path, _ in jax.tree_util.tree_leaves_with_path(shapes):
                 sharding.rule(parameters.path_name(path))
     with pytest.raises(KeyError, match="blocks/0/mystery"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.config import loading as configs
-from mini_gpt.training.state import decays, is_hidden_matrix, make_optimizer, make_schedule
+from mini_gpt.training.optimizer import decays, is_hidden_matrix, make_optimizer, make_schedule
 
 PEAK, WARMUP, STEPS = 3e-3, 20, 200
 
