@@ -1,4 +1,4 @@
-"""What a run is: every config field once, with its type, range and default. Imports runtime."""
+"""The config of a run: each field is defined once, with type, range and default. Imports runtime."""
 
 from mini_gpt.config.loading import load
 from mini_gpt.config.schema import Config

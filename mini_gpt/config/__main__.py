@@ -12,19 +12,19 @@ from mini_gpt.runtime import errors
 PAGE = """# Config fields
 
 This page is the output of `python -m mini_gpt.config --markdown`.
-A config file sets a field by `config.FIELD = VALUE`, a command line by `--config.FIELD=VALUE`.
-A default that names other fields is computed from them while the field is None.
+Set a field with `config.FIELD = VALUE` in a config file, or with `--config.FIELD=VALUE` on the command line.
+If a field is None and its default names other fields, its value is computed from them.
 """
 
 
 def columns(name: str, spec: Spec) -> tuple[str, str, str, str]:
-    """Return name, type, default and meaning."""
+    """Return a field's name, type, default and meaning, as text."""
     follows = spec.follows.__doc__ if callable(spec.follows) else spec.follows
     return name, describe(spec.hint).replace(" below 2**31", ""), follows or str(spec.default), spec.description
 
 
 def markdown(fields: Mapping[str, Spec]) -> Iterator[str]:
-    """Return the lines of the reference page: a table for each section."""
+    """Yield the lines of the reference page, with one table per section."""
     yield PAGE
     for section, group in itertools.groupby(fields.items(), lambda field: field[1].section):
         yield f"## {section.prefix[:-1] or 'top level'}\n\n{section.__doc__}\n"

@@ -1,4 +1,4 @@
-"""Sections of a config: frozen dataclasses whose fields state their type, range, default and meaning in one place."""
+"""Sections of a config: frozen dataclasses. Each field gives its type, range, default and meaning in one place."""
 
 import dataclasses
 import difflib
@@ -18,7 +18,7 @@ REQUIRED = object()
 
 
 class Range(NamedTuple):
-    words: str  # after "must be"
+    words: str  # completes the message "must be ..."
     holds: Callable[[Any], bool]
 
 
@@ -35,11 +35,11 @@ def up_to(most: int) -> Range:
 
 
 class Spec(NamedTuple):
-    """All that is stated about a field.
+    """The definition of a field, except its name.
 
-    follows: the field that gives the value of this one at None, or a function from {dotted name: value} of all fields;
-      its docstring says what it computes.
-    before: the value in runs older than the field; their config.json lacks it.
+    follows: gives the value if the field is None. It is the name of another field, or a function of
+      {dotted name: value}; the docstring of this function is its formula.
+    before: the value for a config.json that is older than the field.
     """
 
     default: Any
@@ -51,89 +51,89 @@ class Spec(NamedTuple):
 
 
 def field(*stated: Any, **more: Any) -> Any:
-    """Return a dataclass field with the Spec of these arguments; the annotation states its type and range."""
+    """Return a dataclass field with Spec(*stated, **more) as metadata. Its annotation gives the type and range."""
     return dataclasses.field(metadata={"spec": Spec(*stated, **more)})
 
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Section:
-    """Base of all sections. Each becomes a frozen dataclass that checks itself."""
+    """The base class of all sections. Subclasses become frozen dataclasses and check their fields when created."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-    prefix = ""  # of the dotted names of the fields
+    prefix = ""  # start of the dotted names of its fields
 
     def __init_subclass__(cls, prefix: str = ""):
         cls.prefix = prefix
         dataclasses.dataclass(frozen=True)(cls)
 
     def __post_init__(self):
-        for one in dataclasses.fields(self):
-            if "spec" in one.metadata:
-                value = converted(self.prefix + one.name, getattr(self, one.name), one.type)
-                object.__setattr__(self, one.name, value)
+        for attr in dataclasses.fields(self):
+            if "spec" in attr.metadata:
+                value = convert(self.prefix + attr.name, getattr(self, attr.name), attr.type)
+                object.__setattr__(self, attr.name, value)
         self.check()
 
     def check(self) -> None:
-        """Raise UserError unless the fields agree with each other."""
+        """Raise UserError if the values of the fields contradict each other."""
 
-    def refuse(self, name: str, right: str) -> NoReturn:
-        """Raise UserError for a field that does not agree with the others."""
-        raise UserError(f"{self.prefix}{name}: found {shown(operator.attrgetter(name)(self))}; {right}")
+    def refuse(self, name: str, remedy: str) -> NoReturn:
+        """Raise UserError for this field, with its value and the remedy."""
+        raise UserError(f"{self.prefix}{name}: found {shown(operator.attrgetter(name)(self))}; {remedy}")
 
 
 @functools.cache
 def specs(section: Any) -> dict[str, Spec]:
-    """Return {dotted name: spec} of the fields of a Section and of the sections in it."""
+    """Return {dotted name: spec} of all fields of a section, including nested sections."""
     found: dict[str, Spec] = {}
-    for one in dataclasses.fields(section):
-        hint: Any = one.type
-        if "spec" in one.metadata:
-            found[section.prefix + one.name] = one.metadata["spec"]._replace(hint=hint, section=section)
+    for attr in dataclasses.fields(section):
+        hint: Any = attr.type
+        if "spec" in attr.metadata:
+            found[section.prefix + attr.name] = attr.metadata["spec"]._replace(hint=hint, section=section)
         else:
             found |= specs(hint)
     return found
 
 
 def build(section: Any, values: Mapping[str, Any], make: Callable[..., Any] | None = None) -> Any:
-    """Return a Section from {dotted name: value}; with make=dict, nested dicts."""
+    """Build a section from {dotted name: value}. With make=dict, build nested dicts instead."""
     fields = {
-        one.name: values[section.prefix + one.name] if "spec" in one.metadata else build(one.type, values, make)
-        for one in dataclasses.fields(section)
+        attr.name: values[section.prefix + attr.name] if "spec" in attr.metadata else build(attr.type, values, make)
+        for attr in dataclasses.fields(section)
     }
     return (make or section)(**fields)
 
 
-def converted(name: str, value: Any, hint: Any) -> Any:
-    """Return a value in the field's type, such as a float for an int. Raises UserError naming the field."""
+def convert(name: str, value: Any, hint: Any) -> Any:
+    """Convert a value to the type of its field, such as an int to a float. Raises UserError that names the field."""
     try:
-        return _converted(value, hint)
+        return _convert(value, hint)
     except ValueError as error:
         near = difflib.get_close_matches(value, choices(hint), n=1) if isinstance(value, str) else []
         hint_at = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(f"{name}: found {shown(value)}; must be {error}{hint_at}") from None
 
 
-def _converted(value: Any, hint: Any) -> Any:
-    """Raises ValueError, which says what the value must be."""
+def _convert(value: Any, hint: Any) -> Any:
+    """Convert a value to a type. Raises ValueError; its text completes "must be ..."."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        value, limit = _converted(value, arguments[0]), arguments[1]
+        value, limit = _convert(value, arguments[0]), arguments[1]
         if value is not None and not limit.holds(value):
             raise ValueError(limit.words + (", or None" if types.NoneType in typing.get_args(arguments[0]) else ""))
         return value
     if origin in UNIONS:
         for option in arguments:
             try:
-                return _converted(value, option)
+                return _convert(value, option)
             except ValueError:
                 continue
     elif origin is tuple and isinstance(value, list | tuple):
         inner = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         if len(value) == len(inner):
-            return tuple(map(_converted, value, inner))
+            return tuple(map(_convert, value, inner))
     elif origin is Literal and value in arguments:
         return value
-    elif origin is None and isinstance(value, bool) == (hint is bool):  # to Python, a bool is an int
+    elif origin is None and isinstance(value, bool) == (hint is bool):  # in Python, a bool is an int
         if hint is float and isinstance(value, int | float) and abs(value) <= sys.float_info.max:
             return float(value)
         if hint is not float and isinstance(value, hint) and (hint is not int or abs(value) < 2**31):
@@ -142,12 +142,12 @@ def _converted(value: Any, hint: Any) -> Any:
 
 
 def choices(hint: Any) -> list[str]:
-    """Return the names that a field may have as its value."""
+    """Return the strings that the Literal types in a type hint allow."""
     return [hint] if isinstance(hint, str) else [text for inner in typing.get_args(hint) for text in choices(inner)]
 
 
 def describe(hint: Any) -> str:
-    """Return a field's type and range in words."""
+    """Return the type and range of a type hint, in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return f"{describe(arguments[0])}, {arguments[1].words}"

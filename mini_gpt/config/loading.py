@@ -1,6 +1,6 @@
-"""Configs from configs/*.py and from the config.json of runs: checked field by field, filled in, and frozen.
+"""Load a config from configs/*.py or from the config.json of a run, and check each field.
 
-Each None that follows other fields is filled in from them. `model.dtype=auto` is resolved when the model is built.
+A None in a field with `follows` is replaced by a value from other fields. The model resolves `model.dtype=auto`.
 """
 
 import ast
@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from mini_gpt.config import places
-from mini_gpt.config.fields import REQUIRED, build, choices, converted, specs
+from mini_gpt.config.fields import REQUIRED, build, choices, convert, specs
 from mini_gpt.config.schema import Config, pattern
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 PACKAGE = Path(__file__).parent.parent
-ROOTS = (Path(), PACKAGE.parent, PACKAGE)  # of configs/: this directory, a checkout, an installed package
-DEEPEST = 3  # sections inside sections; a damaged config.json may have more
+ROOTS = (Path(), PACKAGE.parent, PACKAGE)  # parents of configs/: current directory, checkout, installed package
+MAX_DEPTH = 3  # levels of nested sections; a damaged config.json may have thousands
 
 
 def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType({})) -> Config:
-    """Return the config of a file, with overrides by dotted name: values, or text as on a command line.
+    """Return the config of a file, with overrides applied.
 
-    The file is `configs/tiny.py`, `configs/presets.py:gpt3_175b` (with an argument for its get_config), or a run's
-    config.json, where places are used only if the user has typed them (mini_gpt/config/places.py). Raises UserError for
-    an unknown field, a wrong type, a value out of range, and a corpus in a place that was never typed.
+    path: such as `configs/tiny.py`, `configs/presets.py:gpt3_175b` (calls get_config("gpt3_175b")), or a config.json.
+    overrides: {dotted name: value}; text is parsed as on the command line. Raises UserError for an unknown field, a
+    wrong type, a value out of range, or a corpus in a place that the user has never typed (mini_gpt/config/places.py).
     """
-    config = _checked(flatten(_values_of_file(str(path))) | _typed(overrides))
+    config = _checked(flatten(_values_of_file(str(path))) | _parse_overrides(overrides))
     file = Path(str(path).partition(":")[0])
     if file.suffix == ".json":
         config = with_known_cache(config, overrides)
@@ -41,15 +41,15 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
 
 
 def with_known_cache(config: Config, typed: Collection[str]) -> Config:
-    """Return the config with the default cache, unless the user has typed `data.cache_dir`."""
+    """Return the config. If the user has never typed its `data.cache_dir`, use the default cache instead."""
     if places.is_known_cache(config.data, typed):
         return config
     return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=None))
 
 
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """Return the config with some fields replaced, checked as a whole again. Raises UserError."""
-    values = flatten(to_dict(config)) | _typed(overrides)
+    """Return the config with some fields replaced. Checks all fields again. Raises UserError if one is invalid."""
+    values = flatten(to_dict(config)) | _parse_overrides(overrides)
     if "rope" not in pattern(values["model.position"]) and "model.rope.original_context" not in overrides:
         values["model.rope.original_context"] = None  # it was filled in for the previous encoding
     return _checked(values)
@@ -64,7 +64,7 @@ def parse_override(text: str) -> tuple[str, str]:
 
 
 def check_field(name: str) -> None:
-    """Raise UserError, with the nearest names, if no field has this dotted name."""
+    """Raise UserError, which suggests similar names, if no field has this dotted name."""
     fields = specs(Config)
     if name in fields:
         return
@@ -74,7 +74,7 @@ def check_field(name: str) -> None:
         close = difflib.get_close_matches(leaf, leaves.values(), n=1)
         near = [field for field in fields if leaves[field] in close]
     if inside := [field.removeprefix(f"{name}.") for field in fields if field.startswith(f"{name}.")]:
-        hint = f"it is a section, of {', '.join(inside)}"
+        hint = f"it is a section, with the fields {', '.join(inside)}"
     elif near:
         hint = f"did you mean {' or '.join(near)}?"
     else:
@@ -83,26 +83,26 @@ def check_field(name: str) -> None:
 
 
 def defaults() -> dict[str, Any]:
-    """Return the default of every field, as nested dicts; None for the fields that follow others."""
+    """Return nested dicts of all defaults. A field with `follows` has None."""
     return build(Config, {name: spec.default for name, spec in specs(Config).items()}, make=dict)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return nested plain dicts, as in config.json."""
+    """Return the config as nested plain dicts, the form of config.json."""
     return dataclasses.asdict(config)
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-    """Build the config from nested plain dicts, with each None filled in. Raises UserError naming the field."""
+    """Build a checked config from nested plain dicts. Raises UserError that names the field."""
     return _checked(flatten(values))
 
 
 def read(path: Path) -> Config:
-    """Return the config of a run's config.json. Raises UserError naming the file."""
+    """Return the config of a run's config.json. Raises UserError that names the file."""
     try:
         values = files.read_with_checksum(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: not found; a run directory holds the config.json of its run") from None
+        raise UserError(f"{path}: not found; a run directory must have a config.json") from None
     except ValueError as error:
         raise UserError(f"{path}: not a run's config ({error})") from None
     if "model_type" in values:
@@ -123,8 +123,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return {dotted name: value} of nested dicts."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        inside = isinstance(value, Mapping) and prefix.count(".") < DEEPEST
-        flat |= flatten(value, f"{prefix}{name}.") if inside else {f"{prefix}{name}": value}
+        is_section = isinstance(value, Mapping) and prefix.count(".") < MAX_DEPTH
+        flat |= flatten(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}": value}
     return flat
 
 
@@ -148,13 +148,13 @@ def _values_of_file(path: str) -> Mapping[str, Any]:
         return (module.get_config(argument) if argument else module.get_config()).to_dict()
     except UserError:
         raise
-    except Exception as error:  # any error of the user's code becomes one line
+    except Exception as error:  # report any error of the user's code in one line
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UserError(f"{file}: {type(error).__name__}: {reason}") from error
 
 
 def _checked(values: Mapping[str, Any]) -> Config:
-    """Build the config from {dotted name: value}; fill in what older runs lacked, and each None that follows others."""
+    """Build a checked config from {dotted name: value}. Fill in fields by `Spec.before` and `Spec.follows`."""
     for name in values:
         check_field(name)
     given: dict[str, Any] = {}
@@ -166,22 +166,22 @@ def _checked(values: Mapping[str, Any]) -> Config:
         if value is None and spec.follows:
             unset[name] = spec.follows
         else:
-            given[name] = converted(name, value, spec.hint)
+            given[name] = convert(name, value, spec.hint)
     for name, follows in unset.items():
         given[name] = follows(given) if callable(follows) else given[follows]
     return build(Config, given)
 
 
-def _typed(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    typed = {}
+def _parse_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    parsed = {}
     for name, value in overrides.items():
         check_field(name)
-        typed[name] = _parse(value, specs(Config)[name].hint) if isinstance(value, str) else value
-    return typed
+        parsed[name] = _parse(value, specs(Config)[name].hint) if isinstance(value, str) else value
+    return parsed
 
 
 def _parse(text: str, hint: Any) -> Any:
-    """Read a value from a command line, by the field's type; unreadable text is returned, and refused later."""
+    """Parse text by the type of its field. Text that can't be parsed is returned, and `convert` raises later."""
     if text in choices(hint) or (str in (hint, *typing.get_args(hint)) and text != "None"):
         return text
     try:

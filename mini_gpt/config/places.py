@@ -1,7 +1,7 @@
-"""The places that a config names: data.path, data.cache_dir and a data set of TFDS.
+"""Places that a config names: data.path, data.cache_dir and data sets of TFDS.
 
 A run's config.json may come from a stranger. A place in it is used only if the user has typed it: as a flag, in a
-Python config, or in an earlier command. The user's own cache remembers each place that was used.
+Python config, or in an earlier command. Each place that was used is recorded in the user's own cache.
 """
 
 import contextlib
@@ -19,40 +19,40 @@ CACHE = "data.cache_dir"
 
 
 def directory() -> Path:
-    """Return the directory that holds a file for each place that the user has typed."""
+    """Return the directory with one file for each place that the user has typed."""
     return files.cache_directory(None) / "places"
 
 
 def remember(data: DataConfig) -> None:
-    """Record the places of a config that the user has typed, if the cache can be written."""
+    """Record the places of a config as typed by the user. Do nothing if the cache is not writable."""
     with contextlib.suppress(OSError):
         for key in filter(None, (_corpus_key(data), _cache_key(data))):
             directory().mkdir(parents=True, exist_ok=True)
-            _mark(key).write_text(key + "\n", encoding="utf-8")
+            _marker_file(key).write_text(key + "\n", encoding="utf-8")
 
 
 def is_known_cache(data: DataConfig, typed: Collection[str]) -> bool:
-    """Return whether the user has typed `data.cache_dir`, or it is the default. JAX runs the programs in a cache."""
+    """Return whether `data.cache_dir` is the default or typed by the user. JAX runs compiled programs from it."""
     key = _cache_key(data)
-    return key is None or CACHE in typed or _mark(key).exists()
+    return key is None or CACHE in typed or _marker_file(key).exists()
 
 
 def check_corpus(data: DataConfig, typed: Collection[str], source: Path, flag: str) -> None:
     """Raise UserError if the corpus is in a place that the user has not typed.
 
-    typed: the fields given in this command. source: the file with the other fields. flag: a flag for a field, without
-    its name, such as "--override=".
+    typed: the fields given in this command. source: the file with the other fields. flag: the flag that sets a field,
+    up to the name of the field, such as "--override=".
     """
     unknown = {name: found for name, found in _corpus_places(data).items() if name not in typed}
-    if unknown and not _mark(_corpus_key(data) or "").exists():
+    if unknown and not _marker_file(_corpus_key(data) or "").exists():
         name, found = next(iter(unknown.items()))
-        reason = f"only {source} names it, a file that may come from someone else"
-        right = f"to have it read, type it once: {flag}{name}={shown(found)}"
-        raise UserError(f"{name}: found {shown(found)}; {reason}; {right}")
+        reason = f"only {source} names it, and someone else may have written this file"
+        remedy = f"to allow it, type it once: {flag}{name}={shown(found)}"
+        raise UserError(f"{name}: found {shown(found)}; {reason}; {remedy}")
 
 
 def _corpus_places(data: DataConfig) -> dict[str, str]:
-    """Return {field: value} of the fields that say where the corpus is; none for corpora that are built in."""
+    """Return {field: value} of the fields that locate the corpus. A built-in corpus has none."""
     is_in_tfds = data.corpus.startswith("tfds:")
     places = {"data.corpus": data.corpus} if is_in_tfds else {}
     if data.path is not None and (is_in_tfds or data.corpus in ("text", "tiny_shakespeare")):
@@ -75,5 +75,5 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
-def _mark(key: str) -> Path:
+def _marker_file(key: str) -> Path:
     return directory() / hashlib.sha256(key.encode()).hexdigest()[:32]

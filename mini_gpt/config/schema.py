@@ -1,4 +1,4 @@
-"""All config fields, in sections, and what must hold between them."""
+"""All config fields, in sections, with the checks that involve several fields."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -13,8 +13,8 @@ ShareAbove0 = Annotated[float, Range("in (0, 1]", lambda value: 0 < value <= 1)]
 ShareInside = Annotated[float, Range("in (0, 1)", lambda value: 0 < value < 1)]
 Rate = Annotated[float, Range("in [0, 1)", lambda value: 0 <= value < 1)]
 Position = Literal["none", "learned", "sinusoidal", "rope", "alibi", "t5"]
-INPUT_POSITIONS = ("learned", "sinusoidal")  # these act once, at the input, so never per layer
-MOST_LAYERS, LARGEST = 4096, 2**24  # beyond any real model, so that no config asks for unlimited memory
+INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
+MOST_LAYERS, LARGEST = 4096, 2**24  # above any real model; they bound the memory that a config can ask for
 Size = Annotated[int, up_to(LARGEST)]
 OptionalSize = Annotated[int | None, up_to(LARGEST)]
 MOST_BATCH_TOKENS = 2**28  # in one pass through the model
@@ -22,13 +22,13 @@ TASK = "task:"  # prefix of the corpora of task problems
 
 
 def pattern(position: Any) -> tuple[Any, ...]:
-    """Return model.position as a tuple, which repeats over the layers."""
+    """Return model.position as a tuple. It repeats over the layers."""
     return tuple(position) if isinstance(position, list | tuple) else (position,)
 
 
 def _feed_forward_width(values: Mapping[str, Any]) -> int:
     """4 × model.d_model; for swiglu 8/3 × model.d_model"""
-    # SwiGLU has three matrices instead of two: 8/3 of the width keeps the count (Shazeer 2020), in multiples of 8.
+    # SwiGLU has three matrices, not two. 8/3 × d_model keeps the parameter count (Shazeer 2020); a multiple of 8.
     width = values["model.d_model"]
     return 8 * round(width / 3) if values["model.activation"] == "swiglu" else 4 * width
 
@@ -45,17 +45,17 @@ def _original_context(values: Mapping[str, Any]) -> int | None:
 
 
 class RopeConfig(Section, prefix="model.rope."):
-    """Rotary positions (Su et al. 2021), and how they are scaled to longer contexts."""
+    """Rotary positions (Su et al. 2021), with scaling to longer contexts."""
 
-    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths go from 2π to nearly 2π times this")
+    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths are between 2π and 2π × base")
     fraction: ShareAbove0 = field(1.0, "share of a head's dimensions that are rotated")
     scaling: Literal["none", "linear", "ntk", "yarn"] = field(
-        "none", "to longer contexts: linear (Chen et al. 2023), ntk, yarn (Peng et al. 2023)"
+        "none", "method for longer contexts: linear (Chen et al. 2023), ntk, yarn (Peng et al. 2023)"
     )
-    factor: Annotated[float, at_least(1)] = field(1.0, "context to reach, as a multiple of the original context")
+    factor: Annotated[float, at_least(1)] = field(1.0, "target context length, as a multiple of the original one")
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
-    beta_slow: Positive = field(1.0, "yarn: pairs that turn less often in the original context are interpolated")
-    beta_fast: float = field(32.0, "yarn: pairs that turn more often stay; 1 and 32 were chosen for LLaMA")
+    beta_slow: Positive = field(1.0, "yarn: pairs with fewer turns in the original context are interpolated")
+    beta_fast: float = field(32.0, "yarn: pairs with more turns are unchanged; 1 and 32 were chosen for LLaMA")
 
     def check(self) -> None:
         if self.beta_fast <= self.beta_slow:
@@ -65,15 +65,15 @@ class RopeConfig(Section, prefix="model.rope."):
 class SinusoidalConfig(Section, prefix="model.sinusoidal."):
     """Sinusoidal positions (Vaswani et al. 2017)."""
 
-    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths go from 2π to nearly 2π times this")
-    amplitude: Positive = field(1.0, "in standard deviations of an embedding's entries")
+    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths are between 2π and 2π × base")
+    amplitude: Positive = field(1.0, "in standard deviations of the embedding's entries")
 
 
 class T5Config(Section, prefix="model.t5."):
     """T5's learned bias for each bucket of distances (Raffel et al. 2020)."""
 
     num_buckets: int = field(32, "a positive multiple of 4; half of the buckets hold one distance each")
-    max_distance: int = field(128, "distances from here on share a bucket")
+    max_distance: int = field(128, "distances of at least this share one bucket")
 
     def check(self) -> None:
         if self.num_buckets < 4 or self.num_buckets % 4:
@@ -87,34 +87,34 @@ class ModelConfig(Section, prefix="model."):
 
     position: Position | tuple[Position, ...] = field("rope", "positional encoding; a tuple repeats over the layers")
     max_positions: Count = field(None, "rows of the table of learned positions", _most_positions)
-    dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of products; auto: bfloat16 if the hardware has it")
+    dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
     attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
         "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest", before="auto"
     )
-    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "blocks")
+    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "Transformer blocks")
     d_model: Size = field(128, "width of the residual stream")
     num_heads: Size = field(4, "query heads; must divide d_model")
     num_kv_heads: Size = field(None, "below num_heads: grouped queries (Ainslie et al. 2023)", "model.num_heads")
     d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
-    dropout: Rate = field(0.0, "rate of the following three, unless they are set")
-    embedding_dropout: Rate = field(None, "of the embeddings, after the positions", "model.dropout")
-    sublayer_dropout: Rate = field(None, "of a sublayer's output, before it is added", "model.dropout")
+    dropout: Rate = field(0.0, "default of the three dropout rates below")
+    embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
+    sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", "model.dropout")
     attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
-    norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "normalization, of the sublayers and before the output")
+    norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in the sublayers and before the output projection")
     norm_placement: Literal["pre", "post"] = field("pre", "pre: x + f(norm(x)); post: norm(x + f(x))")
-    use_bias: bool = field(True, "in every projection, and in layernorm")
+    use_bias: bool = field(True, "bias in every projection and in layernorm")
     activation: Literal["gelu", "gelu_exact", "relu", "swiglu"] = field("gelu", "gelu: tanh, as in GPT-2; exact: erf")
     causal: bool = field(True, "false: bidirectional, for the masked objective")
-    tie_embeddings: bool = field(True, "the output projection is the embedding, transposed")
-    scale_embeddings: bool = field(False, "initialized at 1/sqrt(d_model) and scaled by sqrt(d_model); else at 0.02")
+    tie_embeddings: bool = field(True, "the output projection is the transposed embedding")
+    scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(head width); false for ablation only")
     residual: bool = field(True, "residual connections; false for ablation only")
     remat: Literal["none", "dots", "block"] = field(
-        "none", "recompute in the backward pass: dots (all but products with weights), block (all)", before="none"
+        "none", "recompute activations: dots (all but products with weights), block (all)", before="none"
     )
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4", before=False)
-    attention_window: OptionalSize = field(None, "keys that a query sees, with itself (Jiang et al. 2023); None: all")
-    random_positions: OptionalSize = field(None, "draw ordered positions below this (Ruoss et al. 2023); None: 0, 1, …")
+    attention_window: OptionalSize = field(None, "keys per query, itself included (Jiang et al. 2023); None: all")
+    random_positions: OptionalSize = field(None, "draw sorted positions below this (Ruoss et al. 2023); None: 0, 1, …")
     rope: RopeConfig
     sinusoidal: SinusoidalConfig
     t5: T5Config
@@ -135,7 +135,7 @@ class ModelConfig(Section, prefix="model."):
         if period > self.num_layers:
             self.refuse("position", f"the pattern must not be longer than model.num_layers ({self.num_layers})")
         if self.scan_layers and self.num_layers % period:
-            self.refuse("num_layers", f"model.scan_layers loops over whole patterns: must be divisible by {period}")
+            self.refuse("num_layers", f"with model.scan_layers it must be divisible by {period}, the pattern's length")
         if self.position == "learned" and (self.random_positions or 0) > self.max_positions:
             self.refuse("random_positions", f"learned positions end at model.max_positions ({self.max_positions})")
         if self.position == "sinusoidal" and self.d_model % 2:
@@ -145,18 +145,18 @@ class ModelConfig(Section, prefix="model."):
         else:
             for name in ("scaling", "factor", "original_context", "beta_slow", "beta_fast"):
                 if getattr(self.rope, name) != specs(RopeConfig)[f"model.rope.{name}"].default:
-                    self.refuse(f"rope.{name}", f"scales rotary positions, and model.position is {self.position!r}")
+                    self.refuse(f"rope.{name}", f"it scales rotary positions, but model.position is {self.position!r}")
 
     def _check_rope(self) -> None:
         scaling, rotated = self.rope.scaling, self.rotated_width
         if scaling != "none" and self.rope.factor == 1:
-            self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing by a factor of 1; raise it")
+            self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing with a factor of 1; raise it")
         if scaling == "ntk" and rotated <= 2:
-            self.refuse("rope.scaling", f"needs more than one pair of dimensions, and {rotated} dimensions are rotated")
+            self.refuse("rope.scaling", f"needs more than one pair of dimensions, but {rotated} dimensions are rotated")
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
-            turned = f"with {fields} it turns {rotated} of a head's {self.head_width}, which must be even"
-            self.refuse("d_model", f"rope turns pairs of dimensions: {turned}")
+            count = f"with {fields} it rotates {rotated} of {self.head_width} per head; this number must be even"
+            self.refuse("d_model", f"rope rotates pairs of dimensions; {count}")
 
     @property
     def position_pattern(self) -> tuple[str, ...]:
@@ -172,22 +172,22 @@ class ModelConfig(Section, prefix="model."):
 
 
 def batch_problem(train: "TrainConfig", data: int, fsdp: int) -> str | None:
-    """Return the message for a batch that the devices and the parts of a step do not divide evenly, or None."""
+    """Return an error message if devices × accumulation steps does not divide the batch size, else None."""
     shares = data * fsdp * train.accumulation_steps
     product = f"{data * fsdp} devices (mesh.data × mesh.fsdp) × {train.accumulation_steps} train.accumulation_steps"
-    right = f"must be divisible by {shares}: {product}"
-    return f"train.batch_size: found {train.batch_size}; {right}" if train.batch_size % shares else None
+    remedy = f"must be divisible by {shares}: {product}"
+    return f"train.batch_size: found {train.batch_size}; {remedy}" if train.batch_size % shares else None
 
 
 class DataConfig(Section, prefix="data."):
-    """The text: its source, its split, and its tokens."""
+    """The text: source, split and tokenization."""
 
     corpus: str = field("python_stdlib", "python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG] or task:NAME")
     path: str | None = field(None, "text: a glob; tiny_shakespeare: the file; tfds: TFDS's data directory")
-    split: Literal["documents", "contiguous"] = field("documents", "by a hash of each, or by place in the text")
-    split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "of train, validation and test; sum to 1")
-    tokenizer: Literal["bytes", "characters", "bpe"] = field("bytes", "how text becomes tokens")
-    vocab_size: Annotated[int, above(257)] = field(8192, "of bpe: 256 bytes, a separator, and merges")
+    split: Literal["documents", "contiguous"] = field("documents", "by a hash of each, or by position in the text")
+    split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "for train, validation and test; sum to 1")
+    tokenizer: Literal["bytes", "characters", "bpe"] = field("bytes", "unit of a token")
+    vocab_size: Annotated[int, above(257)] = field(8192, "for bpe: 256 bytes, a document separator, and merges")
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
     isolate_documents: bool = field(False, "attention stays inside a document, and positions restart in each")
     cache_dir: str | None = field(None, "None: mini_gpt under $XDG_CACHE_HOME or ~/.cache")
@@ -195,7 +195,7 @@ class DataConfig(Section, prefix="data."):
     def check(self) -> None:
         shares = self.split_fractions
         if min(shares) < 0 or abs(sum(shares) - 1) >= 1e-6 or shares[0] == 0:
-            self.refuse("split_fractions", "must be non-negative, sum to 1, and leave something to train on")
+            self.refuse("split_fractions", "must be non-negative and sum to 1, with more than 0 for train")
         if self.is_task and self.tokenizer != "characters":
             self.refuse("tokenizer", "the tasks have a fixed vocabulary: must be characters")
         if self.corpus == "text" and self.path is None:
@@ -209,17 +209,17 @@ class DataConfig(Section, prefix="data."):
 class TrainConfig(Section, prefix="train."):
     """The objective, the batches, and the length of training."""
 
-    objective: Literal["next_token", "masked"] = field("next_token", "to predict; masked needs model.causal=false")
+    objective: Literal["next_token", "masked"] = field("next_token", "targets; masked needs model.causal=false")
     mask_rate: ShareInside = field(0.15, "masked: share of tokens to predict")
     steps: Count = field(1000, "optimizer steps")
     batch_size: Count = field(16, "sequences over all devices, for one optimizer step")
-    accumulation_steps: Count = field(1, "parts of a step's batch, computed one after the other")
-    label_smoothing: Rate = field(0.0, "in the objective only; reported losses are unsmoothed")
+    accumulation_steps: Count = field(1, "microbatches of a step, computed one after the other")
+    label_smoothing: Rate = field(0.0, "in the training objective only, not in reported losses")
     log_every: Count = field(10, "steps between two rows of metrics.jsonl")
     nonfinite: Literal["stop", "skip", "rewind"] = field(
-        "stop", "at a non-finite loss or gradient; rewind: to the last checkpoint, skipping that batch", before="stop"
+        "stop", "on a non-finite loss or gradient; rewind: go to the last checkpoint, skip that batch", before="stop"
     )
-    nonfinite_limit: Count = field(10, "skip, rewind: how many such steps a run may have", before=10)
+    nonfinite_limit: Count = field(10, "skip, rewind: maximum number of non-finite steps in a run", before=10)
 
     def check(self) -> None:
         if self.batch_size % self.accumulation_steps:
@@ -227,58 +227,58 @@ class TrainConfig(Section, prefix="train."):
 
 
 class MuonConfig(Section, prefix="optimizer.muon."):
-    """Muon, for the matrices of the blocks; embeddings, norms and biases have AdamW."""
+    """Muon updates the matrices of the blocks; AdamW updates embeddings, norms and biases."""
 
-    adam_learning_rate: Annotated[float | None, above(0)] = field(None, "AdamW's peak; None: Muon's", before=None)
-    momentum: Rate = field(0.95, "of the gradient's mean, Nesterov's", before=0.95)
-    newton_schulz_steps: Count = field(5, "fewer are faster, and leave the update less orthogonal", before=5)
+    adam_learning_rate: Annotated[float | None, above(0)] = field(None, "AdamW's peak; None: Muon's peak", before=None)
+    momentum: Rate = field(0.95, "Nesterov momentum", before=0.95)
+    newton_schulz_steps: Count = field(5, "fewer are faster, but the update is less orthogonal", before=5)
 
 
 class OptimizerConfig(Section, prefix="optimizer."):
     """The optimizer and its learning rate."""
 
     name: Literal["adamw", "muon"] = field("adamw", "the optimizer")
-    learning_rate: Positive = field(1e-3, "the peak; Muon's updates are as large as AdamW's, so it serves both")
+    learning_rate: Positive = field(1e-3, "peak; fits both optimizers, since Muon's updates are as large as AdamW's")
     schedule: Literal["inverse_sqrt", "cosine", "wsd", "constant"] = field("inverse_sqrt", "after a linear warm-up")
     warmup_steps: Annotated[int, at_least(0)] = field(100, "linear, from nearly 0 to the peak")
-    decay_fraction: Share = field(0.2, "wsd: share of the steps in which it decays")
+    decay_fraction: Share = field(0.2, "wsd: share of the steps, at the end, with decay")
     final_fraction: Share = field(0.1, "cosine, wsd: the last learning rate, as a share of the peak")
     weight_decay: Annotated[float, at_least(0)] = field(0.1, "on matrices only")
     b1: Rate = field(0.9, "AdamW: decay of the gradient's mean")
     b2: Rate = field(0.95, "AdamW: decay of the squared gradient's mean")
-    clip_norm: Positive = field(1.0, "largest norm of the gradient, over all parameters")
+    clip_norm: Positive = field(1.0, "clip the gradient to this norm, over all parameters")
     muon: MuonConfig
 
     def check(self) -> None:
         if self.schedule == "inverse_sqrt" and self.warmup_steps == 0:
-            self.refuse("warmup_steps", "inverse_sqrt needs at least 1: its scale is the warm-up's length")
+            self.refuse("warmup_steps", "inverse_sqrt needs at least 1, since it scales with the warm-up's length")
 
 
 class EvalConfig(Section, prefix="eval."):
-    """Evaluations while training."""
+    """Evaluation during training."""
 
     every: Count = field(250, "optimizer steps between two evaluations")
-    tokens: Count = field(65_536, "of the validation split, while training; the end scores all of it")
-    sample_tokens: Annotated[int, at_least(0)] = field(128, "tokens of text generated at each evaluation; 0: none")
+    tokens: Count = field(65_536, "tokens of the validation split per evaluation; the last evaluation uses all of it")
+    sample_tokens: Annotated[int, at_least(0)] = field(128, "tokens to generate at each evaluation; 0: none")
 
 
 class CheckpointConfig(Section, prefix="checkpoint."):
     """When checkpoints are saved, and how many are kept."""
 
-    every: Count = field(250, "optimizer steps between two; a better evaluation is saved too")
-    keep: Count = field(2, "the last ones; the best by validation loss is kept too")
+    every: Count = field(250, "optimizer steps between two checkpoints; a new best validation loss also saves one")
+    keep: Count = field(2, "number of last checkpoints to keep, besides the best by validation loss")
 
 
 class MeshConfig(Section, prefix="mesh."):
-    """The mesh of devices; the product of the three sizes is their number."""
+    """The device mesh. The product of its three sizes is the number of devices."""
 
-    data: int = field(-1, "devices that split the batch; -1: all that are left")
+    data: int = field(-1, "devices that split the batch; -1: all remaining devices")
     fsdp: Count = field(1, "devices that split batch, parameters and optimizer state; must divide model.d_model")
     tensor: Count = field(1, "devices that split heads and feed-forward units; must divide num_kv_heads and d_ff")
 
     def check(self) -> None:
         if self.data != -1 and self.data < 1:
-            self.refuse("data", "must be at least 1, or -1 for all devices left")
+            self.refuse("data", "must be at least 1, or -1 for all remaining devices")
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -286,10 +286,10 @@ class MeshConfig(Section, prefix="mesh."):
 
 
 class Config(Section):
-    """A run."""
+    """All settings of a run."""
 
-    seed: Annotated[int, at_least(0)] = field(0, "of the initial parameters, the order of the data, and dropout")
-    context_length: Count = field(256, "tokens in a training window")
+    seed: Annotated[int, at_least(0)] = field(0, "for the initial parameters, the order of the data, and dropout")
+    context_length: Count = field(256, "tokens per training sequence")
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
@@ -303,20 +303,20 @@ class Config(Section):
         if model.position == "learned" and length > model.max_positions:
             self.refuse("context_length", f"learned positions end at model.max_positions ({model.max_positions})")
         if model.random_positions is not None and length > model.random_positions:
-            self.refuse("model.random_positions", f"must leave room for context_length ({length}) different positions")
+            self.refuse("model.random_positions", f"must be at least context_length ({length})")
         if masked and self.data.is_task and not self.data.isolate_documents:
-            self.refuse("data.isolate_documents", "must be True for a task with masked answers: the padding is seen")
+            self.refuse("data.isolate_documents", "must be True for a task with masked answers, to mask the padding")
         if not masked and not model.causal:
-            self.refuse("train.objective", "must be masked: with model.causal=False a model sees the next token")
+            self.refuse("train.objective", "must be masked: with model.causal=False a token attends to its target")
         if masked and model.causal:
             self.refuse("train.objective", "masked prediction needs both sides of the text: set model.causal=False")
         if self.batch_tokens > MOST_BATCH_TOKENS:
-            right = f"batch_size × context_length / accumulation_steps must be at most {MOST_BATCH_TOKENS} tokens"
-            self.refuse("train.batch_size", right)
+            remedy = f"batch_size × context_length / accumulation_steps must be at most {MOST_BATCH_TOKENS} tokens"
+            self.refuse("train.batch_size", remedy)
         self._check_mesh()
 
     def _check_mesh(self) -> None:
-        """Name all sizes that the mesh does not divide, in one line; the number of devices is checked later."""
+        """Raise UserError with all sizes that the mesh does not divide. The number of devices is checked later."""
         model, mesh = self.model, self.mesh
         divided = {"num_heads": "tensor", "num_kv_heads": "tensor", "d_ff": "tensor", "d_model": "fsdp"}
         problems = [
@@ -331,5 +331,5 @@ class Config(Section):
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens in one pass through the model in training; more may not fit in the devices' memory."""
+        """Return the tokens of one forward pass in training, over all devices."""
         return self.train.batch_size // self.train.accumulation_steps * self.context_length
