@@ -1,9 +1,9 @@
-"""What every test may use: eight fake devices, a cache of its own, a small corpus and a small config."""
+"""Fixtures of all tests: eight fake devices, a compilation cache, a small corpus and a small config."""
 
 import os
 
-# Before JAX is imported: eight devices of a CPU, so that sharding is tested on any machine. The other flags make
-# programs slower and compile them five times as fast; most of the tests' time is compilation.
+# JAX reads these variables when it is imported. Eight fake CPU devices let any machine test sharding. With the other
+# flags, programs run slower but compile five times as fast. The tests spend most of their time on compilation.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
     " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
@@ -25,16 +25,16 @@ REPOSITORY = Path(__file__).parent.parent
 
 @pytest.fixture(autouse=True, scope="session")
 def _shared_compilation_cache():
-    """Compiles each program once for all runs of the tests on this machine."""
+    """Compile each program once for all test runs on this machine."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_gpt" / "compiled-by-tests"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the commands have it
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # the commands set this too
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _places_of_the_tests(tmp_path_factory):
-    """Remembers the places that tests use in a directory of this session."""
+def _own_record_of_places(tmp_path_factory):
+    """Record the data and cache paths that tests use in a temporary directory, not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         directory = tmp_path_factory.mktemp("places")
         patch.setattr(places, "directory", lambda: directory)
@@ -48,36 +48,36 @@ def _in_repository(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _same_dtype_on_any_machine(monkeypatch):
-    """Has `model.dtype=auto` be float32, as on a CPU of which nothing is known."""
+    """Resolve `model.dtype=auto` to float32, as on a CPU with unknown features."""
     monkeypatch.setattr(devices, "CPU_INFO", Path(os.devnull))
 
 
 @pytest.fixture(autouse=True)
-def _as_many_devices_as_are_asked_for(monkeypatch):
-    """Shows a run as many of the eight fake devices as its mesh has, as CUDA_VISIBLE_DEVICES would show GPUs."""
-    strict, everything = sharding.make_mesh, jax.devices
+def _only_the_devices_of_the_mesh(monkeypatch):
+    """Show a run only as many of the eight fake devices as its mesh has, as CUDA_VISIBLE_DEVICES does for GPUs."""
+    original, all_devices = sharding.make_mesh, jax.devices
 
-    @functools.wraps(strict)
+    @functools.wraps(original)
     def make_mesh(data, fsdp, tensor):
         count = data * fsdp * tensor
         with monkeypatch.context() as patch:
             if 0 < count < len(jax.devices()):
-                patch.setattr(jax, "devices", lambda: everything()[:count])
-            return strict(data, fsdp, tensor)
+                patch.setattr(jax, "devices", lambda: all_devices()[:count])
+            return original(data, fsdp, tensor)
 
     monkeypatch.setattr(sharding, "make_mesh", make_mesh)
 
 
 def make_text(seed: int, words: int) -> str:
-    """Gives reproducible text of simple words, in lines."""
-    draw = random.Random(seed)
+    """Return `words` random words in lines. The same seed gives the same text."""
+    rng = random.Random(seed)
     vocabulary = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "and", "größer", "then", "a"]
-    return "".join(draw.choice(vocabulary) + draw.choice([" ", " ", " ", "\n"]) for _ in range(words))
+    return "".join(rng.choice(vocabulary) + rng.choice([" ", " ", " ", "\n"]) for _ in range(words))
 
 
 @pytest.fixture(scope="session")
 def corpus_files(tmp_path_factory) -> str:
-    """Writes 150 documents of different lengths, and gives the glob that matches them."""
+    """Write 150 documents of different lengths, and return a glob that matches them."""
     directory = tmp_path_factory.mktemp("corpus")
     for number in range(150):
         (directory / f"{number:03}.txt").write_text(make_text(number, 20 + number % 50), encoding="utf-8")
@@ -106,7 +106,7 @@ SMALL = {
 
 @pytest.fixture
 def small(corpus_files, tmp_path):
-    """Gives a function from overrides to a small config over the small corpus."""
+    """Return a function that makes a small config for the small corpus, with overrides."""
 
     def make(**overrides):
         paths = {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}

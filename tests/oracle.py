@@ -1,4 +1,4 @@
-"""The forward pass again, in NumPy and float64, from the papers and not from our code; loops where loops are clear."""
+"""The forward pass in float64 NumPy, written from the papers and independent of the package."""
 
 import math
 
@@ -41,26 +41,26 @@ def sinusoid(position, width, base=10_000.0):
 
 
 def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_context=None, betas=(1, 32)):
-    """Tokens a turn of one pair: by wavelengths, where our code has frequencies."""
+    """Return the tokens per rotation of one pair of dimensions. The package uses frequencies instead."""
     plain = 2 * math.pi * base ** (2 * pair / width)
     if scaling == "linear":
         return factor * plain
     if scaling == "ntk":
         return plain * factor ** (2 * pair / (width - 2))
     if scaling == "yarn":
-        turns = original_context / plain
+        rotations = original_context / plain
         slow, fast = betas
-        if turns > fast:
+        if rotations > fast:
             return plain
-        if turns < slow:
+        if rotations < slow:
             return factor * plain
-        share = (turns - slow) / (fast - slow)
+        share = (rotations - slow) / (fast - slow)
         return 1 / ((1 - share) / (factor * plain) + share / plain)
     return plain
 
 
 def rope(x, position, width, base=10_000.0, **scaling):
-    """Turns one vector; pairs are (i, i + width/2), as complex numbers."""
+    """Rotate one vector. Dimensions i and i + width/2 form one complex number."""
     half = width // 2
     z = x[:half] + 1j * x[half:width]
     z = z * np.array([np.exp(2j * math.pi * position / wavelength(i, width, base, **scaling)) for i in range(half)])
@@ -68,7 +68,7 @@ def rope(x, position, width, base=10_000.0, **scaling):
 
 
 def alibi_slopes(heads):
-    """Press et al.'s released code, by its recursion."""
+    """Return the slopes by the recursion in Press et al.'s released code."""
     if math.log2(heads).is_integer():
         start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
         return [start * start**i for i in range(heads)]
@@ -76,8 +76,8 @@ def alibi_slopes(heads):
     return alibi_slopes(closest) + alibi_slopes(2 * closest)[0::2][: heads - closest]
 
 
-def t5_bucket(offset, causal, buckets=32, most=128):
-    """Raffel et al.'s released code, for one offset (key less query)."""
+def t5_bucket(offset, causal, buckets=32, max_distance=128):
+    """Return the bucket of one offset (key - query), as in Raffel et al.'s released code."""
     result, n = 0, -offset
     if not causal:
         buckets //= 2
@@ -88,7 +88,7 @@ def t5_bucket(offset, causal, buckets=32, most=128):
     exact = buckets // 2
     if n < exact:
         return result + n
-    large = exact + int(math.log(n / exact) / math.log(most / exact) * (buckets - exact) + 1e-9)
+    large = exact + int(math.log(n / exact) / math.log(max_distance / exact) * (buckets - exact) + 1e-9)
     return result + min(large, buckets - 1)
 
 
@@ -121,7 +121,7 @@ def attention(config, p, x, position, tables, positions, visible):
 
 
 def forward(config, parameters, tokens, positions=None, segments=None):
-    """Gives logits[L, V] for one sequence."""
+    """Return the logits [L, V] of one sequence, in float64."""
     length = len(tokens)
     positions = list(range(length)) if positions is None else list(positions)
     segments = [0] * length if segments is None else list(segments)

@@ -1,4 +1,4 @@
-"""The docs: their links, the commands and fields that they name, and the guides to extending, followed in a copy."""
+"""The docs: links, named files and config fields, and the extension guides, applied to a copy of the code."""
 
 import functools
 import itertools
@@ -23,7 +23,7 @@ GUIDES = ("encoding", "task", "suite", "config_field")
 FENCE = re.compile(r'^( *)```(\w+)(?: title="([^"\n]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 
 
-def short(path: Path) -> str:
+def relative(path: Path) -> str:
     return str(path.relative_to(REPOSITORY))
 
 
@@ -43,15 +43,15 @@ def anchors(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES_AND_README, ids=short)
+@pytest.mark.parametrize("page", PAGES_AND_README, ids=relative)
 def test_links_lead_to_files_and_headings(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page))):
         if "://" in target:
             continue
         file, _, anchor = target.partition("#")
         path = (page.parent / file).resolve() if file else page
-        assert path.exists(), f"{short(page)}: {target}"
-        assert not anchor or anchor in anchors(path), f"{short(page)}: {target}"
+        assert path.exists(), f"{relative(page)}: {target}"
+        assert not anchor or anchor in anchors(path), f"{relative(page)}: {target}"
 
 
 def test_every_page_is_in_the_navigation_once():
@@ -60,23 +60,23 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
 
 
-@pytest.mark.parametrize("page", PAGES_AND_README, ids=short)
+@pytest.mark.parametrize("page", PAGES_AND_README, ids=relative)
 def test_named_files_and_modules_exist(page):
     text = page.read_text(encoding="utf-8")
     named = re.findall(r"\b(?:mini_gpt|tests|docs|configs|benchmarks)/[\w/]*\w\.(?:py|md|csv)\b", text)
     named += re.findall(r"(?:^|\s)(?:python )(\w+\.py)\b", text)
     for name in named:
         made = any(f'title="{name}"' in guide.read_text(encoding="utf-8") for guide in (DOCS / "extend").glob("*.md"))
-        assert (REPOSITORY / name).exists() or made, f"{short(page)}: {name}"
+        assert (REPOSITORY / name).exists() or made, f"{relative(page)}: {name}"
     for module in re.findall(r"-m ((?:mini_gpt|docs|benchmarks|tests)[\w.]*\w)", text):
         path = REPOSITORY / module.replace(".", "/")
-        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{short(page)}: {module}"
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{relative(page)}: {module}"
 
 
-@pytest.mark.parametrize("page", PAGES_AND_README, ids=short)
+@pytest.mark.parametrize("page", PAGES_AND_README, ids=relative)
 def test_named_config_fields_exist(page):
     text = page.read_text(encoding="utf-8")
-    added = re.findall(r"^\+    (\w+): ", text, re.MULTILINE)  # by the guide to config fields
+    added = re.findall(r"^\+    (\w+): ", text, re.MULTILINE)  # the guide to config fields adds these
     named = re.findall(r"--config\.([a-z][\w.]*)[ =]", text)
     named += re.findall(r"(?:--override=|--vary )([a-z][\w.]*)=", text)
     named += re.findall(r"`((?:model|data|train|optimizer|eval|checkpoint|mesh)\.[a-z][\w.]*)(?:=[^`]*)?`", text)
@@ -87,7 +87,7 @@ def test_named_config_fields_exist(page):
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
-    """A copy of the code with the changes that the guides name, and the checks of the guides as files."""
+    """Return a copy of the code with the changes and the checks of the extension guides."""
     root = tmp_path_factory.mktemp("extended")
     for folder in ("mini_gpt", "configs"):
         shutil.copytree(REPOSITORY / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -106,16 +106,16 @@ def extended(tmp_path_factory):
 
 
 def change(path: Path, diff: str) -> None:
-    """Apply a block of lines that begin with a space, - or +; what was there before must be there once."""
+    """Apply a diff: lines that begin with a space, - or +. The file must contain the old lines exactly once."""
     lines = diff.splitlines(keepends=True)
     old, new = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" -", " +"))
     text = path.read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{path.name} has not this once:\n{old}"
+    assert text.count(old) == 1, f"{path.name} must contain this exactly once:\n{old}"
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def insert(path: Path, code: str, *, before: str) -> None:
-    """Write a new file, or put code before the statement that the next change of the file is in."""
+    """Write a new file, or insert code before the top-level statement that the diff `before` changes."""
     if not path.exists():
         path.write_text(code, encoding="utf-8")
         return
@@ -125,7 +125,7 @@ def insert(path: Path, code: str, *, before: str) -> None:
     path.write_text(f"{text[:start]}{code}\n\n{text[start:]}", encoding="utf-8")
 
 
-def test_the_guides_to_extending_work(extended):
+def test_the_extension_guides_work(extended):
     script = "; ".join(f"exec(open('check_{guide}.py').read(), {{}})" for guide in GUIDES)
     environment = os.environ | {"PYTHONPATH": str(extended), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir

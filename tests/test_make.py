@@ -1,4 +1,4 @@
-"""What make says where Python is not enough."""
+"""The errors of make if Python is too old or lacks venv."""
 
 import subprocess
 import sys

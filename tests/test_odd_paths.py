@@ -1,4 +1,4 @@
-"""Runs under paths with characters that some library reads as a pattern, an escape or a URL."""
+"""Runs in directories with names that libraries could read as a pattern, an escape or a URL."""
 
 import contextlib
 import json
@@ -48,11 +48,11 @@ ODD = [
 
 
 def random_names(seed: int, count: int) -> list[str]:
-    """Draw names of odd characters, of one or two levels."""
-    draw = random.Random(seed)
+    """Return random relative paths of one or two levels, with unusual characters."""
+    rng = random.Random(seed)
     odd = string.punctuation.replace("/", "") + " äß語🎉\u00a0" + "[]*?\\" * 4
-    draw_name = lambda: "".join(draw.choice(odd) for _ in range(draw.randint(2, 12)))
-    return ["/".join(draw_name() for _ in range(draw.randint(1, 2))) for _ in range(count)]
+    random_name = lambda: "".join(rng.choice(odd) for _ in range(rng.randint(2, 12)))
+    return ["/".join(random_name() for _ in range(rng.randint(1, 2))) for _ in range(count)]
 
 
 def small_state() -> TrainState:
@@ -65,7 +65,7 @@ def shapes_of(state: TrainState) -> TrainState:
 
 
 def save_and_restore(directory: Path) -> None:
-    """Save twice, and read the second checkpoint in a new object."""
+    """Save two checkpoints, and restore the second one with a new `Checkpoints`."""
     state = small_state()
     with contextlib.closing(Checkpoints(directory)) as checkpoints:
         for step in (1, 2):
@@ -78,12 +78,12 @@ def save_and_restore(directory: Path) -> None:
 @pytest.mark.parametrize(
     "name", [*ODD, *(pytest.param(name, marks=pytest.mark.slow) for name in random_names(seed=0, count=40))]
 )
-def test_a_checkpoint_under_an_odd_path_is_read_back(tmp_path, name):
+def test_a_checkpoint_under_an_odd_path_is_restored(tmp_path, name):
     save_and_restore(tmp_path / name / "checkpoints")
     assert {path.name for path in tmp_path.iterdir()} == {Path(name).parts[0]}, "nothing is written elsewhere"
 
 
-def test_a_relative_path_through_a_symlink_and_its_parent(tmp_path, monkeypatch):
+def test_the_parent_of_a_symlink_is_that_of_its_target(tmp_path, monkeypatch):
     (tmp_path / "far" / "away [1]").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "far" / "away [1]")
     monkeypatch.chdir(tmp_path)
@@ -91,7 +91,7 @@ def test_a_relative_path_through_a_symlink_and_its_parent(tmp_path, monkeypatch)
     assert (tmp_path / "far" / "run" / "checkpoints" / "2").is_dir() and not (tmp_path / "run").exists()
 
 
-def test_the_links_to_odd_paths_are_deleted(tmp_path, monkeypatch):
+def test_temporary_links_to_odd_paths_are_deleted(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     save_and_restore(tmp_path / "[odd]" / "checkpoints")
@@ -108,7 +108,7 @@ def test_an_odd_temporary_directory_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["new\nline", "\x1b[31mred", "tab\t", "\u2028", os.fsdecode(b"\xff")])
-def test_a_directory_no_terminal_can_show_is_refused(monkeypatch, text):
+def test_a_directory_with_unprintable_text_is_refused(monkeypatch, text):
     monkeypatch.setattr(loop, "train", lambda *_, **__: None)
     said = type_in(monkeypatch, "train.py", "--config=configs/tiny.py", f"--workdir=runs/{text}")
     assert said and re.match(r"error: '.*': found '\\\S+' in the path of a directory; name one without it$", said)
@@ -121,27 +121,27 @@ def test_a_directory_with_too_long_a_path_is_refused():
         command_line.directory("/" + "a" * longest)
 
 
-def test_plain_names_are_unchanged_and_others_differ():
+def test_plain_names_are_kept_and_others_stay_distinct():
     plain = ["tiny", "tiny,model.position=alibi", "a-b_c.d=1e-3,e", "x" * files.LONGEST_NAME]
     assert [files.plain_name(text) for text in plain] == plain
-    draw = random.Random(0)
-    odd = {"".join(draw.choice("ab/*[]:'\" \n\\é") for _ in range(draw.randint(1, 300))) for _ in range(2000)}
+    rng = random.Random(0)
+    odd = {"".join(rng.choice("ab/*[]:'\" \n\\é") for _ in range(rng.randint(1, 300))) for _ in range(2000)}
     odd |= {"data.path=a/b", "data.path=a*b", "data.path=a[b", "x" * 241, "x" * 242}
-    odd -= set(map(files.plain_name, odd))  # those of plain letters alone
+    odd -= set(map(files.plain_name, odd))  # names of plain letters only
     names = {files.plain_name(text) for text in odd}
     assert len(names) == len(odd)
     assert all(re.fullmatch(r"[A-Za-z0-9._=,-]{1,120}", name) for name in names)
 
 
-def test_evaluations_with_odd_overrides_have_names_of_their_own():
+def test_odd_overrides_give_distinct_file_names():
     texts = [{"data.path": path} for path in ("a/b", "a_b", "a/**", "x" * 300)]
     stems = [suites.file_stem("perplexity", SuiteOptions("validation"), overrides=text) for text in texts]
     assert stems[1] == "perplexity,data.path=a_b" and len(set(stems)) == 4
     assert all(files.plain_name(stem) == stem for stem in stems)
 
 
-def test_a_checkpoint_that_is_not_merged_does_not_count(tmp_path, monkeypatch):
-    """What Orbax did under paths that it took as patterns: it left out the merge, and warned."""
+def test_an_unmerged_checkpoint_is_rejected(tmp_path, monkeypatch):
+    """Orbax took some paths as patterns. Then it skipped the merge and only logged a warning."""
     state = small_state()
 
     async def skipped(*_, **__): ...
@@ -172,7 +172,7 @@ def test_missing_arrays_and_chunks_are_found(tmp_path):
     assert missing_arrays(written, shapes) == ["kernel"]
 
 
-def test_failures_of_other_threads_are_shown(tmp_path):
+def test_errors_of_other_threads_are_shown(tmp_path):
     script = """
 import errno, logging, sys, threading
 from mini_gpt.commands import command_line
@@ -203,7 +203,7 @@ def flags_of(corpus_files, tmp_path) -> list[str]:
     return ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
 
 
-def go_through(monkeypatch, flags, root: Path, capsys) -> None:
+def run_commands(monkeypatch, flags, root: Path, capsys) -> None:
     """Train, resume, evaluate and sample a run in `root`."""
     run = root / "run"
     assert type_in(monkeypatch, "train.py", *flags, f"--workdir={run}") is None
@@ -217,13 +217,13 @@ def go_through(monkeypatch, flags, root: Path, capsys) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ODD, *random_names(seed=1, count=3)])
-def test_all_commands_in_an_odd_directory(monkeypatch, corpus_files, tmp_path, capsys, name):
+def test_all_commands_work_in_an_odd_directory(monkeypatch, corpus_files, tmp_path, capsys, name):
     root, flags = tmp_path / name, flags_of(corpus_files, tmp_path)
     if name.startswith("-"):
         monkeypatch.chdir(tmp_path)  # a relative path that begins with a dash
         (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
         root = Path(name)
-    go_through(monkeypatch, flags, root, capsys)
+    run_commands(monkeypatch, flags, root, capsys)
     run = root / "run"
     hugging_face = "mini_gpt.commands.hugging_face"
     assert type_in(monkeypatch, hugging_face, "export", f"--workdir={run}", f"--output={root / 'out'}") is None
@@ -245,7 +245,7 @@ def test_all_commands_in_an_odd_directory(monkeypatch, corpus_files, tmp_path, c
     assert named[1] == "model.position=none,seed=0" and files.plain_name(named[0]) == named[0]
 
 
-def test_an_odd_default_directory_in_an_odd_one(monkeypatch, corpus_files, tmp_path):
+def test_the_default_workdir_works_in_an_odd_directory(monkeypatch, corpus_files, tmp_path):
     monkeypatch.setattr(evaluators, "SUMMARY_TOKENS", 4)
     here = tmp_path / "[2024] a\\b" / "**"
     here.mkdir(parents=True)
@@ -259,14 +259,14 @@ def test_an_odd_default_directory_in_an_odd_one(monkeypatch, corpus_files, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_in_a_read_only_parent(tmp_path):
+def test_training_works_in_a_read_only_parent_directory(tmp_path):
     trainer = Trainer(tmp_path, "[parent]/run", cache="cache")
     trainer.workdir.mkdir(parents=True)
     trainer.workdir.parent.chmod(0o555)
     relayout = [sys.executable, "-m", "mini_gpt.commands.convert_layers", f"--workdir={trainer.workdir}"]
-    if os.getuid() == 0:  # who may write everywhere, but for this
+    if os.getuid() == 0:  # root may write everywhere, unless this right is dropped
         if shutil.which("setpriv") is None:
-            pytest.skip("root may write everywhere, and there is no setpriv to take that away")
+            pytest.skip("root may write everywhere, and setpriv, which drops this right, is missing")
         trainer.before = ["setpriv", "--bounding-set=-dac_override"]
     kills.run_to_the_end(trainer)
     command = [*trainer.before, *relayout, f"--to={trainer.workdir.parent / 'to'}"]

@@ -1,4 +1,4 @@
-"""What pip reads: pyproject.toml and the requirements files name the same packages and versions."""
+"""Packaging: pyproject.toml and the requirements files agree, and the commands that they declare exist."""
 
 import importlib
 import os

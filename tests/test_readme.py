@@ -1,4 +1,4 @@
-"""The README: its length, and its Python example, which is run as it stands."""
+"""The README: its length, and a run of its Python example."""
 
 import re
 

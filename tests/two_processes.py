@@ -1,4 +1,4 @@
-"""What each of two processes does in tests/runtime/test_processes.py: several commands, one after the other.
+"""Run several commands, one after another, in each of the two processes of tests/runtime/test_processes.py.
 
 python -m tests.two_processes COMMANDS.json   [["train.py", "--config=...", ...], ["eval.py", ...]]
 """
@@ -12,7 +12,7 @@ from mini_gpt.runtime import errors
 from mini_gpt.training import evaluators
 
 if __name__ == "__main__":
-    evaluators.SUMMARY_TOKENS = 4  # each token is a pass through the model, with a barrier in each layer
+    evaluators.SUMMARY_TOKENS = 4  # each sampled token is a forward pass, with a barrier in each layer
     for command, *arguments in json.loads(Path(sys.argv[1]).read_text()):
         sys.argv = [command, *arguments]
         errors.run(importlib.import_module(command.removesuffix(".py")).main)

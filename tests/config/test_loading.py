@@ -30,10 +30,10 @@ def test_every_config_loads_and_its_model_builds(path):
     assert parameters.count(shapes) > 0 and definition is not None
 
 
-def test_every_field_is_read_by_something():
+def test_every_field_is_used():
     folder = REPOSITORY / "mini_gpt"
     sources = "\n".join(path.read_text() for path in folder.rglob("*.py") if path.parent != folder / "config")
-    # Properties of the schema are read in place of some fields; model.dropout only fills in the rates after it.
+    # Code reads properties of the schema in place of some fields. model.dropout only sets defaults of other rates.
     proxies = {"model.rope.fraction": "rotated_width", "model.position": "position_pattern", "data.corpus": "is_task"}
     for name in configs.flatten(configs.to_dict(configs.load("configs/default.py"))):
         *sections, leaf = name.split(".")
@@ -56,7 +56,7 @@ def test_defaults_are_filled_in():
         config.seed = 3
 
 
-def test_original_context_is_the_context_over_the_factor():
+def test_original_context_is_context_length_over_factor():
     load = lambda **fields: configs.load("configs/default.py", {k.replace("__", "."): v for k, v in fields.items()})
     trained = load(context_length=64)
     assert trained.model.rope.original_context == 64
@@ -110,7 +110,7 @@ def without(values, names):
 
 
 @pytest.mark.parametrize("names", [*([name] for name in ADDED), ADDED], ids=lambda names: names[0])
-def test_runs_from_before_a_field_are_read(tmp_path, names):
+def test_a_config_older_than_a_field_is_read(tmp_path, names):
     config = configs.load("configs/tiny.py")
     (tmp_path / "config.json").write_text(json.dumps(without(configs.to_dict(config), names)))
     read = configs.flatten(configs.to_dict(configs.read(tmp_path / "config.json")))
@@ -118,24 +118,24 @@ def test_runs_from_before_a_field_are_read(tmp_path, names):
     assert configs.read(tmp_path / "config.json") == config
 
 
-def test_a_field_that_all_runs_have_must_be_there(tmp_path):
+def test_a_field_that_all_runs_have_is_required(tmp_path):
     values = configs.to_dict(configs.load("configs/tiny.py"))
     for name in configs.flatten(values).keys() - set(ADDED):
         with pytest.raises(UserError, match=rf"^{name}: missing; python -m mini_gpt\.config lists all fields$"):
             configs.from_dict(without(values, [name]))
 
 
-def test_the_stored_run_of_an_older_version_is_read(tmp_path):
+def test_the_config_of_an_older_version_is_read(tmp_path):
     with zipfile.ZipFile(REPOSITORY / "tests" / "training" / "format_2.zip") as stored:
         stored.extract("run/config.json", tmp_path)
     path = tmp_path / "run" / "config.json"
     written = configs.flatten(json.loads(path.read_text()) | {"sha256": None})
     read = configs.flatten(json.loads(json.dumps(configs.to_dict(configs.read(path)))))
-    assert read | written == read | {"sha256": None}, "what the run states is kept"
+    assert read | written == read | {"sha256": None}, "the stored values are kept"
     assert all(read[name] == specs(Config)[name].before for name in read.keys() - written.keys())
 
 
-def test_each_field_says_what_it_does_in_one_line():
+def test_each_field_has_a_description_of_one_line():
     for name, spec in specs(Config).items():
         assert 0 < len(spec.description) <= 110 and "\n" not in spec.description, name
         assert spec.default is not None or spec.follows or "None" in listing.columns(name, spec)[1], name
@@ -193,7 +193,7 @@ def test_reading_a_config_does_not_import_jax():
 
 
 @pytest.mark.parametrize(
-    "typed, value",
+    "text, value",
     [
         ({"model.position": "alibi"}, "alibi"),
         ({"model.position": "('rope', 'none')"}, ("rope", "none")),
@@ -210,9 +210,9 @@ def test_reading_a_config_does_not_import_jax():
         ({"model.num_kv_heads": "None"}, 4),
     ],
 )
-def test_typed_values_are_read_by_the_type_of_the_field(typed, value):
-    (name,) = typed
-    assert configs.flatten(configs.to_dict(configs.load("configs/default.py", typed)))[name] == value
+def test_text_is_parsed_as_the_type_of_the_field(text, value):
+    (name,) = text
+    assert configs.flatten(configs.to_dict(configs.load("configs/default.py", text)))[name] == value
 
 
 BAD = [

@@ -1,4 +1,4 @@
-"""Batches are a function of seed and step."""
+"""Batches as a function of seed and step: windows, rows of a host, masks."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from mini_gpt.data import batches
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.runtime.errors import UserError
 
-VOCAB = 5_000  # above any token, so that the mask is too
+VOCAB = 5_000  # above every token id, so the id of the mask is too
 MASK = VOCAB
 
 
@@ -26,13 +26,13 @@ def rows_of(train_batches, steps):
 def test_resuming_at_any_step_gives_the_same_batches(small):
     config = small(train__steps=12, train__batch_size=4, train__objective="masked", model__causal=False)
     train_batches = batches.TrainBatches(numbered(1000), config, vocab_size=VOCAB)
-    whole = list(batches.iterate(train_batches, 0, 12))
-    assert len(whole) == 12
+    complete = list(batches.iterate(train_batches, 0, 12))
+    assert len(complete) == 12
     for start in range(13):
         again = batches.TrainBatches(numbered(1000), config, vocab_size=VOCAB)
         tail = list(batches.iterate(again, start, 12 - start)) if start < 12 else []
         assert len(tail) == 12 - start
-        for left, right in zip(whole[start:], tail, strict=True):
+        for left, right in zip(complete[start:], tail, strict=True):
             for name in left:
                 np.testing.assert_array_equal(left[name], right[name])
 
@@ -40,14 +40,14 @@ def test_resuming_at_any_step_gives_the_same_batches(small):
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_rows_of_all_hosts_make_up_the_global_batch(small, hosts):
     config = small(train__batch_size=8)
-    whole = batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB)
+    complete = batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB)
     shares = [
         batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB, rows=range(h * 8 // hosts, (h + 1) * 8 // hosts))
         for h in range(hosts)
     ]
     for step in range(5):
         joined = np.concatenate([share[step]["inputs"] for share in shares])
-        np.testing.assert_array_equal(joined, whole[step]["inputs"])
+        np.testing.assert_array_equal(joined, complete[step]["inputs"])
 
 
 def test_epochs_differ_in_order_and_offset(small):
@@ -67,18 +67,18 @@ def test_epochs_differ_in_order_and_offset(small):
     assert tuple(rows_of(other, range(10))[:, 0]) != tuple(rows_of(train_batches, range(10))[:, 0])
 
 
-def test_windows_are_those_of_existing_runs(small):
-    """Compare with the first implementation: a resumed run must draw the same windows."""
+def test_windows_equal_those_of_older_versions(small):
+    """Compare with the first implementation, because a resumed run must read the same windows."""
     config = small(context_length=10, train__batch_size=3, seed=7)
     train_batches = batches.TrainBatches(numbered(205), config, vocab_size=VOCAB)
     order = grain.MapDataset.range(19).shuffle(7).repeat()
-    first = [np.random.default_rng((7, place // 19)).integers(15) + order[place] * 10 for place in range(60)]
-    np.testing.assert_array_equal(rows_of(train_batches, range(20)), np.array(first)[:, None] + np.arange(10))
-    assert (first[:6], first[57:]) == ([54, 144, 44, 84, 34, 104], [190, 130, 20])
+    expected = [np.random.default_rng((7, place // 19)).integers(15) + order[place] * 10 for place in range(60)]
+    np.testing.assert_array_equal(rows_of(train_batches, range(20)), np.array(expected)[:, None] + np.arange(10))
+    assert (expected[:6], expected[57:]) == ([54, 144, 44, 84, 34, 104], [190, 130, 20])
 
 
 @pytest.mark.parametrize("count", [11, 12, 19, 20, 21, 29, 30, 31, 57])
-def test_windows_stay_inside_and_reach_every_token(small, count):
+def test_windows_stay_in_the_split_and_cover_it(small, count):
     config = small(context_length=10, train__batch_size=2, train__steps=120)
     train_batches = batches.TrainBatches(numbered(count), config, vocab_size=VOCAB)
     seen = set()

@@ -1,4 +1,4 @@
-"""Corpora by name, their splits, and one-line errors for bad ones."""
+"""Corpora by name, their splits, and one-line errors for invalid corpora."""
 
 import collections
 import functools
@@ -56,7 +56,7 @@ def test_documents_keep_their_split_when_others_are_added(small, tmp_path, corpu
         assert shares[split] / len(after) == pytest.approx(share, abs=0.08)
 
 
-def test_contiguous_cuts_the_joined_text(small, tmp_path):
+def test_contiguous_splits_cut_the_joined_text(small, tmp_path):
     (tmp_path / "a.txt").write_text("a" * 65)
     (tmp_path / "b.txt").write_text("b" * 35)
     data = small(
@@ -113,14 +113,14 @@ def test_a_library_without_sources_is_refused(tmp_path):
 
 @pytest.fixture
 def shakespeare(tmp_path, monkeypatch):
-    """Return a file in place of the real one, with its checksum as the expected one."""
+    """Return a small file that replaces Tiny Shakespeare. Its checksum is the expected one."""
     file = tmp_path / "input.txt"
     file.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n" * 20)
     monkeypatch.setattr(builders, "SHAKESPEARE_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
     return file
 
 
-def test_tiny_shakespeare_from_a_file(small, shakespeare):
+def test_tiny_shakespeare_is_read_from_a_file(small, shakespeare):
     data = small(data__corpus="tiny_shakespeare", data__path=str(shakespeare), data__split="contiguous").data
     corpus = corpora.open_corpus(data)
     assert [text for _, text in corpus.documents()] == [shakespeare.read_text()]

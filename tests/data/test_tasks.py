@@ -1,4 +1,4 @@
-"""Answers of every task, against a solver that reads only the question; splits and batches of problems."""
+"""Tasks: answers against solvers that read only the question, splits, and batches of problems."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ def solve_reverse(question):
 
 
 def solve_addition(question):
-    """Digit by digit, with a carry."""
+    """Add digit by digit, with a carry."""
     a, b = (list(map(int, reversed(number))) for number in question.split("+"))
     assert len(a) == len(b) and (a[-1] and b[-1])
     carry, digits = 0, []
@@ -77,7 +77,7 @@ def problems(name, split, count, seed=0, **lengths):
     return [tasks.problem(f"task:{name}", split, seed, index, **lengths) for index in range(count)]
 
 
-def test_every_task_is_tested():
+def test_every_task_has_a_solver():
     assert set(SOLVERS) == set(UNITS) == set(tasks.TASKS)
 
 
@@ -95,14 +95,14 @@ def test_answers_are_right_and_lengths_in_range(name):
 
 @pytest.mark.parametrize("name", tasks.TASKS)
 def test_problems_are_a_function_of_split_seed_and_index(name):
-    drawn = problems(name, "train", 600, shortest=3, longest=8)
-    assert drawn == problems(name, "train", 600, shortest=3, longest=8)
-    assert drawn != problems(name, "train", 600, seed=1, shortest=3, longest=8)
-    counts = Counter(UNITS[name](question) for question, _ in drawn)
-    for rank, length in enumerate(range(3, 9), start=1):  # of the 36 pairs of draws, 1, 3, 5… have this larger one
+    found = problems(name, "train", 600, shortest=3, longest=8)
+    assert found == problems(name, "train", 600, shortest=3, longest=8)
+    assert found != problems(name, "train", 600, seed=1, shortest=3, longest=8)
+    counts = Counter(UNITS[name](question) for question, _ in found)
+    for rank, length in enumerate(range(3, 9), start=1):  # the larger of two uniform draws from six lengths
         assert counts[length] / 600 == pytest.approx((2 * rank - 1) / 36, abs=0.06)
     assert sum(counts.values()) == 600 and min(counts) >= 3 and max(counts) <= 8
-    assert len({answer for _, answer in drawn}) > 1
+    assert len({answer for _, answer in found}) > 1
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
@@ -114,13 +114,13 @@ def test_splits_share_no_problem_and_have_their_fraction(name):
             for seed, split in enumerate(("train", "validation", "test"))
         ]
         assert all(sets) and not (sets[0] & sets[1] or sets[0] & sets[2] or sets[1] & sets[2])
-    draw = np.random.default_rng(0)
-    shares = Counter(tasks.split_of(task.draw(draw, 9)[0]) for _ in range(2000))
+    rng = np.random.default_rng(0)
+    shares = Counter(tasks.split_of(task.draw(rng, 9)[0]) for _ in range(2000))
     assert shares["validation"] / 2000 == pytest.approx(1 / 8, abs=0.03)
     assert shares["test"] / 2000 == pytest.approx(1 / 8, abs=0.03)
 
 
-def test_different_problems_have_different_questions():
+def test_different_returns_each_question_once():
     found = tasks.different("task:missing_duplicate", "validation", 512, shortest=5, longest=5)
     assert len({question for question, _ in found}) == len(found)
     every = {word * 2 for word in (f"{bits:05b}" for bits in range(32))}
@@ -159,8 +159,8 @@ def test_only_the_answer_has_weight(config):
         for row in range(8):
             text = TOKENIZER.decode([batch["inputs"][row, 0], *batch["targets"][row]])
             question, answer = text.split("=")
-            asked = TOKENIZER.decode(batch["targets"][row][batch["weights"][row] == 1])
-            assert asked == answer == question + "\n"
+            weighted = TOKENIZER.decode(batch["targets"][row][batch["weights"][row] == 1])
+            assert weighted == answer == question + "\n"
             assert tasks.split_of(question) == "train" and 2 <= len(question) <= 6
     again = batches.TaskBatches(config(), TOKENIZER, rows=range(4, 8))[5]
     np.testing.assert_array_equal(again["inputs"], batch["inputs"][4:])

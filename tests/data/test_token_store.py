@@ -1,4 +1,4 @@
-"""The store holds the joined documents, is built once, and is never incomplete."""
+"""The token store: its contents, its reuse, and its repair after damage or a killed process."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ def open_store(config, tokenizer=None):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
-def test_a_stream_is_documents_joined_by_separators(small, kind):
+def test_a_split_is_its_documents_joined_by_separators(small, kind):
     config = small(data__tokenizer=kind, data__vocab_size=300)
     corpus = corpora.open_corpus(config.data)
     tokenizer, store = token_store.fit_tokenizer(corpus, config.data), open_store(config)
@@ -90,27 +90,27 @@ def test_only_drafts_of_killed_processes_are_deleted(tmp_path):
 
 
 def test_a_draft_deleted_before_its_lock_is_made_again(tmp_path, monkeypatch):
-    target, opening, locking, taken = tmp_path / "store", os.open, fcntl.flock, []
+    target, opening, locking, deleted = tmp_path / "store", os.open, fcntl.flock, []
 
-    def another_process(name):
-        if len(taken) < 2 and str(name).endswith(".draft"):
-            taken.append(name)
+    def delete_draft(name):
+        if len(deleted) < 2 and str(name).endswith(".draft"):
+            deleted.append(name)
             shutil.rmtree(name)
 
-    def open_late(path, *arguments, **options):
-        if not taken:
-            another_process(path)
+    def delete_and_open(path, *arguments, **options):
+        if not deleted:
+            delete_draft(path)
         return opening(path, *arguments, **options)
 
-    def lock_late(handle, operation):
-        another_process(os.readlink(f"/proc/self/fd/{handle}"))
+    def delete_and_lock(handle, operation):
+        delete_draft(os.readlink(f"/proc/self/fd/{handle}"))
         return locking(handle, operation)
 
-    monkeypatch.setattr(os, "open", open_late)
-    monkeypatch.setattr(fcntl, "flock", lock_late)
+    monkeypatch.setattr(os, "open", delete_and_open)
+    monkeypatch.setattr(fcntl, "flock", delete_and_lock)
     with files.directory_written_whole(target) as draft:
         (draft / "file").touch()
-    assert len(taken) == 2 and (target / "file").exists()
+    assert len(deleted) == 2 and (target / "file").exists()
 
 
 @pytest.mark.parametrize(
@@ -131,30 +131,30 @@ def test_a_corpus_without_text_is_refused(small, tmp_path, texts, overrides, mes
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_store_is_built_again(small, name, damage, caplog):
     store = open_store(small())
-    whole = {path.name: path.read_bytes() for path in store.directory.iterdir()}
-    path, content = store.directory / name, bytearray(whole[name])
+    original = {path.name: path.read_bytes() for path in store.directory.iterdir()}
+    path, content = store.directory / name, bytearray(original[name])
     content[len(content) // 2] ^= 4
     if damage == "remove":
         path.unlink()
     else:
         path.write_bytes(content if damage == "flip" else content[:-1] if name != "meta.json" else content[:-9])
     again = open_store(small())
-    assert {path.name: path.read_bytes() for path in again.directory.iterdir()} == whole
+    assert {path.name: path.read_bytes() for path in again.directory.iterdir()} == original
     assert f"{store.directory} is damaged (" in caplog.text and "it is built again" in caplog.text
     caplog.clear()
     open_store(small())
     assert "damaged" not in caplog.text
 
 
-def test_a_damaged_tokenizer_is_remade_only_in_the_cache(small, tmp_path, caplog):
+def test_a_damaged_tokenizer_is_rebuilt_in_the_cache_only(small, tmp_path, caplog):
     config = small(data__tokenizer="bpe", data__vocab_size=300)
     corpus = corpora.open_corpus(config.data)
-    whole = token_store.fit_tokenizer(corpus, config.data)
+    original = token_store.fit_tokenizer(corpus, config.data)
     (path,) = (tmp_path / "cache" / "tokenizers").glob("*/*")
     right = path.read_text()
     path.write_text(right.replace('"the"', '"teh"', 1).replace('"a"', '"b"', 1))
     assert path.read_text() != right
     with pytest.raises(UserError, match=r"tokenizer\.json: .*its sha256 does not match: it is damaged, or was edited"):
         tokenizers.load(path.parent)
-    assert token_store.fit_tokenizer(corpus, config.data).to_dict() == whole.to_dict() and path.read_text() == right
+    assert token_store.fit_tokenizer(corpus, config.data).to_dict() == original.to_dict() and path.read_text() == right
     assert "it is made again" in caplog.text

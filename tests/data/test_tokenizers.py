@@ -1,4 +1,4 @@
-"""Text to ids and back, by each tokenizer."""
+"""Tokenizers: text to ids and back, vocabulary sizes, and errors."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_decoding_inverts_encoding_and_bytes_are_counted(fitted, tmp_path, kind)
     assert tokenizers.fingerprint(loaded) == tokenizers.fingerprint(tokenizer)
 
 
-def test_vocabulary_sizes(fitted):
+def test_vocabularies_have_the_expected_sizes(fitted):
     assert tokenizers.vocab_size(fitted("bytes")) == 257
     characters = fitted("characters")
     assert characters.characters == "".join(sorted(characters.characters)) and "ö" in characters.characters
@@ -47,7 +47,7 @@ def test_bytes_and_bpe_encode_any_text(fitted, kind):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_an_unknown_character_is_refused_by_place(fitted):
+def test_an_unknown_character_is_refused_with_its_place(fitted):
     with pytest.raises(UserError, match="character 'Z' at place 4"):
         fitted("characters").encode("the Zoo")
 

@@ -1,4 +1,4 @@
-"""Models with random parameters, to be evaluated."""
+"""Models with random parameters, for tests of evaluation."""
 
 import jax
 from flax import nnx
@@ -10,11 +10,11 @@ from mini_gpt.runtime import sharding
 
 
 def random_model(config, token_bytes, noise=0.2, seed=1):
-    """Return a LoadedModel whose initial parameters have normal noise added, a different draw for each array."""
+    """Return a LoadedModel with initial parameters plus normal noise of standard deviation `noise`."""
     size = len(token_bytes) + (config.train.objective == "masked")
-    definition, drawn = gpt.split(MiniGPT(config.model, size, rngs=nnx.Rngs(0)))
+    definition, params = gpt.split(MiniGPT(config.model, size, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(seed), 99))
-    drawn = jax.tree.map(lambda x: x + noise * jax.random.normal(next(keys), x.shape), drawn)
+    params = jax.tree.map(lambda x: x + noise * jax.random.normal(next(keys), x.shape), params)
     mesh = sharding.make_mesh(*config.mesh.sizes)
     separator_id = tokenizers.separator_id(config.data, token_bytes)
-    return LoadedModel(drawn, definition, config, mesh, separator_id, config.batch_tokens)
+    return LoadedModel(params, definition, config, mesh, separator_id, config.batch_tokens)

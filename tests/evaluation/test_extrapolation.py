@@ -1,4 +1,4 @@
-"""Extrapolation, against a model that is run on the context of one target at a time."""
+"""Extrapolation, against a separate forward pass on the context of each target."""
 
 import math
 
@@ -18,7 +18,7 @@ TOKEN_BYTES = np.array([1] * 200 + [2] * 56 + [0])
 
 @pytest.fixture
 def measure(small, monkeypatch):
-    """Return a function that scores random tokens with a random model: (rows, by_position, model, tokens)."""
+    """Return a function that scores random tokens and returns (rows, by_position, model, tokens)."""
 
     def make(lengths, strides, count=150, **overrides):
         monkeypatch.setattr(extrapolation, "SLIDING_TARGETS", 40)
@@ -32,8 +32,8 @@ def measure(small, monkeypatch):
     return make
 
 
-def alone(model, tokens, start, target):
-    """Return the loss of one target after tokens[start:target], in a forward pass of its own."""
+def loss_of_one(model, tokens, start, target):
+    """Return the loss (nats) of one target given tokens[start:target], from a separate forward pass."""
     context = np.zeros((1, 24), int)  # one shape, compiled once; a causal model does not see the padding
     context[0, : target - start] = tokens[start:target]
     logits_BLV = model.logits(jnp.array(context))[:, target - start - 1 : target - start]
@@ -50,11 +50,11 @@ def test_each_row_is_the_mean_over_its_targets(measure, position):
         length, stride = row["length"], row["stride"]
         if row["protocol"] == "blocks":
             starts = {t: (t - 1) // length * length for t in range(1, 150)}
-        else:  # the same 40 targets; windows start whole strides after the first one
+        else:  # the last 40 targets; windows start a multiple of the stride after the first
             origin = 110 - 1 - (length - stride)
             starts = {t: origin + max(0, math.ceil((t - origin - length) / stride)) * stride for t in range(110, 150)}
             assert all(length - stride + 1 <= t - start <= length for t, start in starts.items())
-        losses_ = [alone(model, tokens, start, t) for t, start in starts.items()]
+        losses_ = [loss_of_one(model, tokens, start, t) for t, start in starts.items()]
         assert row["tokens_scored"] == len(losses_) and row["first_target"] == min(starts)
         assert row["nll"] == pytest.approx(np.mean(losses_), abs=1e-5)
         sample = [loss for t, loss in zip(starts, losses_, strict=True) if t >= 110]
@@ -63,11 +63,11 @@ def test_each_row_is_the_mean_over_its_targets(measure, position):
         text_bytes = TOKEN_BYTES[tokens[list(starts)]].sum()
         assert row["bits_per_byte"] == pytest.approx(sum(losses_) / math.log(2) / text_bytes, rel=1e-5)
     for length in (8, 20):
-        mine = by_position[str(length)]
-        assert len(mine) == length
+        means = by_position[str(length)]
+        assert len(means) == length
         for place in (0, 3, length - 1):
-            each = [alone(model, tokens, start, start + place + 1) for start in range(0, 149 - place, length)]
-            assert mine[place] == pytest.approx(np.mean(each), abs=1e-5)
+            each = [loss_of_one(model, tokens, start, start + place + 1) for start in range(0, 149 - place, length)]
+            assert means[place] == pytest.approx(np.mean(each), abs=1e-5)
 
 
 def test_blocks_of_the_trained_length_equal_perplexity(measure):
@@ -99,7 +99,7 @@ def test_a_non_finite_loss_is_undefined(measure, monkeypatch, value):
     assert rows[0]["reason"] == "the model's loss is not finite" and by_position == {}
 
 
-def test_a_perplexity_past_a_floats_range_is_none(measure, monkeypatch):
+def test_a_perplexity_too_large_for_a_float_is_none(measure, monkeypatch):
     high = lambda inputs_BL, targets_BL: np.full(inputs_BL.shape, 800.0)
     monkeypatch.setattr(perplexity, "make_nll_fn", lambda *args, **kwargs: high)
     rows, *_ = measure((8,), ())
@@ -109,16 +109,16 @@ def test_a_perplexity_past_a_floats_range_is_none(measure, monkeypatch):
 def test_cost_is_logged_first_and_batches_are_as_in_training(measure, monkeypatch, caplog):
     shapes, nll = [], LoadedModel.nll
 
-    def watched(*args):
+    def recorded(*args):
         if not shapes:
             assert "tokens go through the model" in caplog.text
         shapes.append(args[-1].shape)
         return nll(*args)
 
-    monkeypatch.setattr(LoadedModel, "nll", watched)
+    monkeypatch.setattr(LoadedModel, "nll", recorded)
     with caplog.at_level("INFO", "mini_gpt"):
         measure((8, 16, 100), (4,), train__batch_size=4)
-    assert {shape for shape in shapes} == {(4, 8), (2, 16), (1, 100)}, "32 tokens at a time, or one window"
+    assert {shape for shape in shapes} == {(4, 8), (2, 16), (1, 100)}, "32 tokens per batch, or one longer window"
     windows = [Windowing(8, 8, 1, 149), Windowing(16, 4, 110, 149)]
     assert [w.cost for w in windows] == [19 * 8, 16 * 10]
     # By hand: 19 blocks of 8, 10 of 16, 2 of 100; 40 targets in strides of 4: 10 windows of each length.

@@ -1,4 +1,4 @@
-"""The loss of a split, against the logits of the model, block by block and document by document."""
+"""The loss of a split, against the logits of one block or one document at a time."""
 
 import dataclasses
 import itertools
@@ -45,9 +45,9 @@ def test_blocks_score_each_token_once(make_model, devices):
 def test_isolated_documents_are_scored_as_in_training(make_model):
     model, tokens = make_model(data__isolate_documents=True), make_tokens(33)
     score = perplexity.score_split(model, tokens, TOKEN_BYTES)
-    opens = [0, *np.flatnonzero(tokens[:-1] == 256).tolist(), 32]
+    starts = [0, *np.flatnonzero(tokens[:-1] == 256).tolist(), 32]
     forward, total = jax.jit(model.merge()), 0.0
-    for start, end in itertools.pairwise(opens):  # each document alone, from its separator on
+    for start, end in itertools.pairwise(starts):  # each document alone, with its separator first
         logits = forward(jnp.array(tokens[start:end])[None])
         total += float(losses.nll(logits, jnp.array(tokens[start + 1 : end + 1])[None]).sum())
     assert score.nll_sum == pytest.approx(total, rel=1e-5)
@@ -63,9 +63,9 @@ def test_masked_separators_still_isolate_documents(make_model):
     score = perplexity.score_split(model, tokens, TOKEN_BYTES)
     ((rows, batch),) = batches.masked_blocks(tokens, model.config, vocab_size=257, batch_size=1)
     assert (batch["inputs"][0, tokens == 256] != 256).any(), "some separators are masked"
-    opens = [*np.flatnonzero(tokens == 256).tolist(), 32]
+    starts = [*np.flatnonzero(tokens == 256).tolist(), 32]
     forward, total = jax.jit(model.merge()), 0.0
-    for start, end in itertools.pairwise(opens):
+    for start, end in itertools.pairwise(starts):
         nll = losses.nll(forward(jnp.array(batch["inputs"][:, start:end])), jnp.array(batch["targets"][:, start:end]))
         total += float((nll * batch["weights"][:, start:end]).sum())
     assert rows == 1 and score.tokens == batch["weights"].sum()
@@ -76,17 +76,17 @@ def test_a_batch_has_no_more_tokens_than_in_training(make_model, monkeypatch):
     model = make_model(train__batch_size=8, train__accumulation_steps=4)
     shapes, seen, nll = set(), [], LoadedModel.nll
 
-    def watched(*args):
+    def recorded(*args):
         shapes.add(args[-1].shape)
         return nll(*args)
 
-    monkeypatch.setattr(LoadedModel, "nll", watched)
+    monkeypatch.setattr(LoadedModel, "nll", recorded)
     perplexity.score_split(model, make_tokens(300), TOKEN_BYTES)
     assert shapes == {(2, 32)}
     shapes.clear()
     longer = dataclasses.replace(make_model(context_length=64), batch_tokens=130)
     perplexity.score_split(longer, make_tokens(300), TOKEN_BYTES, advance=seen.append)
-    assert shapes == {(2, 64)} and sum(seen) == 6 * 64, "300 tokens have five windows, in three batches of two"
+    assert shapes == {(2, 64)} and sum(seen) == 6 * 64, "300 tokens are five windows, in three batches of two"
 
 
 def test_a_split_too_short_to_score_is_refused(small):

@@ -9,7 +9,7 @@ from mini_gpt.evaluation import perplexity, scoring
 
 
 class CountingModel:
-    """A fake model: the loss of a target encodes the length of its context and the first token of the window."""
+    """Fake model. The loss of a target encodes the length of its context and the first token of its window."""
 
     def __init__(self):
         self.shapes = set()
@@ -46,7 +46,7 @@ def test_one_token_has_no_loss():
 
 
 def test_scores_are_sums_over_counts():
-    token_bytes = np.array([1, 3, 0])  # a character of one byte, one of three, and the separator
+    token_bytes = np.array([1, 3, 0])  # characters of one and three bytes, and the separator
     score = scoring.score(np.array([1.0, 2.0, 0.5], np.float32), np.array([0, 1, 2]), token_bytes)
     assert (score.tokens, score.bytes) == (3, 4)
     assert score.nll == pytest.approx(3.5 / 3)

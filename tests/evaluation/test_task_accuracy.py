@@ -37,12 +37,12 @@ def problems_of(config, count, length=5):
 
 @pytest.mark.parametrize("fields", [{}, {"mesh__data": 4}], ids=str)
 def test_exact_match_agrees_with_greedy_decoding(config, fields):
-    """Two problems in three get the answer of a random model as theirs, so that some are solved."""
+    """Two of three problems take the output of the random model as their answer, so that some are solved."""
     config = config("missing_duplicate", **fields)
     model = model_of(config, noise=0.3, seed=5)
-    drawn = model.parameters
+    params = model.parameters
     end = int(TOKENIZER.encode(tasks.END)[0])
-    drawn["embedding"] = drawn["embedding"].at[end].set(1.1 * drawn["embedding"][46])  # rarely predicted otherwise
+    params["embedding"] = params["embedding"].at[end].set(1.1 * params["embedding"][46])  # else it is rarely predicted
     problems = problems_of(config, 21)
     length, written = config.context_length, []
     for question, _ in problems:
@@ -63,10 +63,10 @@ def test_exact_match_agrees_with_greedy_decoding(config, fields):
     assert [int(answer[0]) for answer in score.answers] == [int(tokens[0]) for tokens in written]
 
 
-def test_counts_of_answers_with_known_errors(config, monkeypatch):
+def test_known_errors_in_answers_are_counted(config, monkeypatch):
     config = config("reverse", train__batch_size=4)
     problems = problems_of(config, 10)
-    wrong = {2: [0], 5: [0, 3], 9: [5]}  # wrong tokens by answer; token 5 is the end
+    wrong = {2: [0], 5: [0, 3], 9: [5]}  # {answer: its wrong tokens}; token 5 is the end
 
     def predict(model, inputs_BL, targets_BL, numbers_B):
         predicted = np.array(targets_BL)
@@ -117,14 +117,14 @@ def test_a_non_finite_loss_is_undefined(config):
 
 
 @pytest.mark.slow
-def test_masked_answers_are_scored_in_place(config):
+def test_masked_answers_are_scored_at_their_masks(config):
     masked = {"train__objective": "masked", "model__causal": False, "data__isolate_documents": True}
     config = config("reverse", **masked)
     model = model_of(config)
     problems = problems_of(config, 3)
     score = task_accuracy.accuracy(model, TOKENIZER, problems, config.context_length)
     assert score.tokens == 15
-    # One row without padding: isolation hides the padding of longer rows.
+    # One row without padding. In longer rows, isolated documents hide the padding.
     batch = batches.problem_batch(problems[:1], config, TOKENIZER, 12)
     logits_BLV = model.merge()(jnp.array(batch["inputs"]))
     np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[0, 6:], score.answers[0])
@@ -133,7 +133,7 @@ def test_masked_answers_are_scored_in_place(config):
     assert filled.nll_sum == pytest.approx(float(nll_BL[0, 6:].sum()), rel=1e-6)
 
 
-def test_default_lengths_and_undefined_lengths(config):
+def test_lengths_have_defaults_and_may_be_undefined(config):
     assert task_accuracy.default_lengths(config(length=20)) == (5, 10, 15, 20, 25, 30, 35, 40)
     assert task_accuracy.default_lengths(config("associative_recall", length=30)) == (8, 15, 22, 30, 38, 45, 52)
     config = config(model__position="learned")

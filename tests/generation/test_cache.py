@@ -1,4 +1,4 @@
-"""Logits from a KV cache equal those of a full forward pass, at every place, for rows of different lengths."""
+"""Logits from a KV cache, against a full forward pass, for prompts of different lengths."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ MODELS = {name: {"model.position": name} for name in ENCODINGS} | {
     "yarn": {"model.position": "rope", "model.rope.scaling": "yarn", "model.rope.factor": 4.0},
     "random": {"model.position": "rope", "model.random_positions": 200},
     "random, learned": {"model.position": "learned", "model.random_positions": 64, "model.max_positions": 64},
-    "partly turned": {"model.position": "rope", "model.rope.fraction": 0.5, "model.activation": "swiglu"},
+    "partial rope": {"model.position": "rope", "model.rope.fraction": 0.5, "model.activation": "swiglu"},
     "bfloat16": {"model.position": "rope", "model.dtype": "bfloat16"},
 }
 
@@ -37,16 +37,16 @@ def make(fields, separator_id=None):
     base = {"context_length": 16, "model.d_model": 32, "model.num_layers": 3, "model.dtype": "float32"}
     base |= {"model.max_positions": CAPACITY}
     config = configs.load("configs/default.py", base | fields)
-    definition, drawn = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
-    keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(drawn))))
-    larger = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), drawn)
-    return LoadedModel(larger, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)
+    definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
+    keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
+    noisy = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), params)
+    return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)
 
 
-ISOLATED = ("learned", "t5", "window", "random")  # models that are tested with isolated documents too
+ISOLATED = ("learned", "t5", "window", "random")  # models that are also tested with isolated documents
 
 
-SLOW = ("sinusoidal", "window, alibi", "post", "yarn", "random, learned", "partly turned", "bfloat16")
+SLOW = ("sinusoidal", "window, alibi", "post", "yarn", "random, learned", "partial rope", "bfloat16")
 CASES = [(name, None) for name in MODELS] + [(name, 12) for name in ISOLATED]
 
 
@@ -62,15 +62,15 @@ def test_cached_logits_equal_a_full_forward_pass(name, separator_id):
     full_BTV = np.asarray(jax.jit(lambda model: model.merge()(tokens_BT, *layout))(model))
     prompts_BL = tokens_BT[:, :20].copy()
     for row, length in enumerate(lengths_B):
-        prompts_BL[row, length:] = row  # padding must not matter
+        prompts_BL[row, length:] = row  # padding must have no effect
     prefill = jax.jit(lambda model: cache.prefill(model, prompts_BL, jnp.array(lengths_B), CAPACITY))
     decode = jax.jit(cache.decode)
-    logits_BV, kept = prefill(model)
-    assert len(kept.layers) == 3 and kept.places_BS.shape[1] == (model.config.model.attention_window or CAPACITY)
+    logits_BV, kv = prefill(model)
+    assert len(kv.layers) == 3 and kv.places_BS.shape[1] == (model.config.model.attention_window or CAPACITY)
     tolerance = {"rtol": 0.05, "atol": 0.15} if name == "bfloat16" else {"rtol": 1e-4, "atol": 2e-4}
     for _ in range(CAPACITY - max(lengths_B)):
         np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], **tolerance)
-        logits_BV, kept = decode(model, tokens_BT[np.arange(3), lengths_B], kept)
+        logits_BV, kv = decode(model, tokens_BT[np.arange(3), lengths_B], kv)
         lengths_B = lengths_B + 1
     np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], **tolerance)
     assert np.ptp(full_BTV, axis=-1).min() > 0.5
@@ -80,10 +80,10 @@ def test_a_head_mask_applies_with_a_cache_too():
     model = dataclasses.replace(make(MODELS["rope"]), head_mask_NBH=jnp.ones((3, 1, 4)).at[1, 0, 2].set(0.0))
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (2, 9), np.int32)
     full_BTV = model.logits(tokens_BT)
-    logits_BV, kept = jax.jit(lambda model: cache.prefill(model, tokens_BT[:, :8], jnp.array([8, 8]), 9))(model)
+    logits_BV, kv = jax.jit(lambda model: cache.prefill(model, tokens_BT[:, :8], jnp.array([8, 8]), 9))(model)
     np.testing.assert_allclose(logits_BV, full_BTV[:, 7], rtol=1e-4, atol=2e-4)
     np.testing.assert_allclose(
-        jax.jit(cache.decode)(model, tokens_BT[:, 8], kept)[0], full_BTV[:, 8], rtol=1e-4, atol=2e-4
+        jax.jit(cache.decode)(model, tokens_BT[:, 8], kv)[0], full_BTV[:, 8], rtol=1e-4, atol=2e-4
     )
     unmasked_BTV = dataclasses.replace(model, head_mask_NBH=None).logits(tokens_BT)
     assert np.abs(unmasked_BTV - full_BTV).max() > 0.1

@@ -23,12 +23,12 @@ GREEDY = Sampling(temperature=0.0)
 
 def make(separator_id=None, **overrides):
     base = {"context_length": CONTEXT, "model.d_model": 16, "model.num_layers": 2, "model.dtype": "float32"}
-    base |= {"model.tie_embeddings": False, "model.use_bias": False}  # no token is the most likely one everywhere
+    base |= {"model.tie_embeddings": False, "model.use_bias": False}  # so that the most likely token varies
     config = configs.load("configs/default.py", base | overrides)
-    definition, drawn = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
-    keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(drawn))))
-    larger = jax.tree.map(lambda leaf: leaf + 1.0 * jax.random.normal(next(keys), leaf.shape), drawn)
-    return LoadedModel(larger, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)
+    definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
+    keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(params))))
+    noisy = jax.tree.map(lambda leaf: leaf + 1.0 * jax.random.normal(next(keys), leaf.shape), params)
+    return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)
 
 
 def generate(model, *prompts, length=12, **options):
@@ -48,11 +48,11 @@ def test_greedy_tokens_are_the_argmax_of_the_logits(fields, monkeypatch):
     model, prompts = make(**fields), ([3], [1, 2, 3, 4], list(range(12)))
     forward = jax.jit(model.merge())
     written = generate(model, *prompts, length=23, sampling=GREEDY)
-    assert len({token for drawn in written for token in drawn}) > 3, "a model with one answer would show nothing"
+    assert len({token for drawn in written for token in drawn}) > 3, "a constant output would test nothing"
     for prompt, drawn in zip(prompts, written, strict=True):
         assert len(drawn) == 23
         tokens = np.array([*prompt, *drawn])
-        logits_LV = forward(jnp.array([[*tokens, *[0] * (40 - len(tokens))]]))[0]  # the model is causal
+        logits_LV = forward(jnp.array([[*tokens, *[0] * (40 - len(tokens))]]))[0]  # the causal mask hides the padding
         assert np.argmax(logits_LV, axis=-1)[len(prompt) - 1 : len(tokens) - 1].tolist() == drawn
     for prompt, drawn in zip(prompts, written, strict=True):
         assert generate(model, prompt, length=23, sampling=GREEDY) == [drawn]
@@ -90,15 +90,15 @@ def test_the_cache_is_updated_in_place(fields):
     assert not re.findall(r"f32\[6,64,4\]\S* copy\(", compiled)
 
 
-def test_on_cpus_auto_decodes_in_float32(monkeypatch):
+def test_dtype_auto_decodes_in_float32_on_cpus(monkeypatch):
     prompt, options = [3, 1], {"length": 12, "sampling": Sampling(temperature=0.7)}
     plain = generate(make(), prompt, **options)
     monkeypatch.setattr(gpt.devices, "has_bfloat16", lambda device: True)
     model = make(**{"model.dtype": "auto"})
     assert model.merge().dtype == jnp.bfloat16
-    asked, in_float32 = [], generation._float32_definition
-    monkeypatch.setattr(generation, "_float32_definition", lambda *model: asked.append(model) or in_float32(*model))
-    assert generate(model, prompt, **options) == plain and asked
+    calls, original = [], generation._float32_definition
+    monkeypatch.setattr(generation, "_float32_definition", lambda *model: calls.append(model) or original(*model))
+    assert generate(model, prompt, **options) == plain and calls
     assert generation._float32_definition(model.config.model, VOCAB) == make().definition
 
 
@@ -131,10 +131,10 @@ def test_draws_depend_on_the_seed_not_on_other_rows():
     assert generate(model, [1], [4, 5, 6], seed=1)[0] == first
 
 
-def test_each_place_has_its_own_draw_and_penalty():
+def test_each_place_has_its_own_noise_and_penalty():
     model = make()
     (even,) = generate(model, [1, 2], length=40, sampling=Sampling(temperature=1e6))
-    assert len(set(even)) > 6, "nearly uniform, with a key for each place"
+    assert len(set(even)) > 6, "nearly uniform, with different noise at each place"
     (repelled,) = generate(model, [1, 2], length=10, sampling=Sampling(temperature=0.0, repetition_penalty=1e6))
     assert len({*repelled}) > 8 > 3 * len({*generate(model, [1, 2], length=10, sampling=GREEDY)[0]})
 
@@ -168,12 +168,12 @@ def test_values_out_of_range_are_named(arguments, message):
         generation.generate(make(), **({"prompts": [[1]], "length": 3} | arguments))
 
 
-def test_a_bidirectional_model_can_not_generate():
+def test_a_bidirectional_model_cannot_generate():
     with pytest.raises(UserError, match=r"model\.causal: found False"):
         generate(make(**{"model.causal": False, "train.objective": "masked"}), [1])
 
 
-def test_generation_ends_with_the_learned_table():
+def test_generation_past_the_learned_table_is_refused():
     model = make(**{"model.position": "learned"})
     assert len(generate(model, [1, 2], length=6)[0]) == 6
     with pytest.raises(UserError, match="the learned table has 8 positions; found a length of 9"):

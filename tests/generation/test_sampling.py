@@ -1,4 +1,4 @@
-"""The tokens that can be drawn, against the papers' definitions as loops over probabilities."""
+"""Sampling filters, against the papers' definitions written as loops over probabilities."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def softmax(logits):
 
 
 def allowed(logits, sampling):
-    """Return the tokens of one row that can be drawn, by sorting and summing."""
+    """Return the tokens of one row that the filters keep, by sorting and summing."""
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
     if sampling.top_k:
         order = order[: sampling.top_k]
@@ -49,7 +49,7 @@ def allowed(logits, sampling):
         {"top_p": 0.9, "min_p": 0.2},
     ],
 )
-def test_the_tokens_that_can_be_drawn(fields):
+def test_filters_keep_the_tokens_of_their_definitions(fields):
     sampling = Sampling(**fields)
     left_BV = np.isfinite(np.asarray(filter_logits(jnp.array(LOGITS_BV), sampling)))
     for row, logits in enumerate(LOGITS_BV):
@@ -69,12 +69,12 @@ def test_draws_keep_the_proportions_of_allowed_tokens():
 
 def test_repeated_tokens_are_less_likely():
     logits_BV = jnp.array([[2.0, -1.0, 1.5]])
-    noise_BV, greedy = None, {"temperature": 0.0}  # nothing random
+    noise_BV, greedy = None, {"temperature": 0.0}  # greedy decoding uses no noise
     for seen, expected in (([0, 0, 0], 0), ([1, 1, 0], 2), ([1, 1, 1], 0)):
         seen_BV = jnp.array([seen], bool)
         assert int(draw(logits_BV, seen_BV, noise_BV, Sampling(**greedy, repetition_penalty=1.5))[0]) == expected
         assert int(draw(logits_BV, seen_BV, noise_BV, Sampling(**greedy))[0]) == 0
-    below_BV = jnp.array([[-2.0, -1.5]])  # a logit below 0 is multiplied
+    below_BV = jnp.array([[-2.0, -1.5]])  # the penalty multiplies a logit below 0
     seen_BV = jnp.array([[False, True]])
     assert int(draw(below_BV, seen_BV, noise_BV, Sampling(**greedy, repetition_penalty=1.5))[0]) == 0
 

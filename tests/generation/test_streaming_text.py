@@ -1,4 +1,4 @@
-"""Text from tokens one by one: incomplete characters, stop strings, the end of a document."""
+"""Streaming text from tokens: incomplete characters, stop strings and the end of a document."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from mini_gpt.generation.streaming_text import Writer
 
 
 def written(writer, tokens):
-    """Return the text that is new after each token, and at the end."""
+    """Return the new text after each token, and the text from `finish`."""
     return [*(writer.add([token]) for token in tokens), writer.finish()]
 
 

@@ -1,4 +1,4 @@
-"""The reference attention against float64 loops, its masks written out, its maps and statistics."""
+"""The reference attention against float64 loops, masks against written-out matrices, maps and statistics."""
 
 import math
 
@@ -26,7 +26,7 @@ def draw(*shape, seed=0, dtype=jnp.float32):
     return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
 
 
-def test_the_five_steps_have_the_shapes_of_the_textbook():
+def test_projections_heads_and_maps_have_the_expected_shapes():
     config = configs.load("configs/default.py", {"model.d_model": 8, "model.num_heads": 2}).model
     attention = MultiHeadAttention(config, jnp.float32, rngs=nnx.Rngs(0))
     x_BLD = draw(1, 3, 8)
@@ -73,7 +73,7 @@ def test_traced_weights_sum_to_one_and_leave_logits_unchanged(fields):
         assert (np.triu(m.weights_BHLS, 1) == 0).all()
 
 
-def test_a_scan_holds_one_layers_maps_at_a_time():
+def test_a_scan_keeps_the_maps_of_one_layer_at_a_time():
     fields = {"model.num_layers": 12, "model.scan_layers": True, "context_length": 256, "model.num_heads": 4}
     definition, shapes = gpt.abstract(configs.load("configs/tiny.py", fields).model, 257)
     entropy = lambda trace: jax.scipy.special.entr(trace.attention.weights_BHLS).sum()
@@ -95,7 +95,7 @@ def test_a_query_without_visible_keys_gives_zero(dtype):
     assert out.dtype == dtype
     assert (out[0, 1] == 0).all() and (maps.weights_BHLS[0, :, 1] == 0).all()
     np.testing.assert_array_equal(out[0, 0], v[0, 0])
-    assert (maps.weights_BHLS[0, :, 2, 2] == 0).all(), "a hidden key has no weight at all"
+    assert (maps.weights_BHLS[0, :, 2, 2] == 0).all(), "a masked key has exactly zero weight"
     assert all(jnp.isfinite(g).all() for g in gradients)
     assert (gradients[0][0, 1] == 0).all() and (gradients[2][0, 2] == 0).all()
 
@@ -106,22 +106,22 @@ def test_large_float16_logits_do_not_overflow():
     assert jnp.isfinite(out).all()
 
 
-def test_masks_as_matrices():
-    one, nil = True, False
-    causal = [[one, nil, nil], [one, one, nil], [one, one, one]]
+def test_masks_equal_written_out_matrices():
+    on, off = True, False
+    causal = [[on, off, off], [on, on, off], [on, on, on]]
     np.testing.assert_array_equal(Mask(True).visible(3), [causal])
     np.testing.assert_array_equal(Mask(False).visible(3), np.ones((1, 3, 3), bool))
     segments = jnp.array([[1, 1, 2]])
-    isolated = [[one, nil, nil], [one, one, nil], [nil, nil, one]]
+    isolated = [[on, off, off], [on, on, off], [off, off, on]]
     np.testing.assert_array_equal(Mask(True, segments_BL=segments).visible(3), [isolated])
-    both_ways = [[one, one, nil], [one, one, nil], [nil, nil, one]]
+    both_ways = [[on, on, off], [on, on, off], [off, off, on]]
     np.testing.assert_array_equal(Mask(False, segments_BL=segments).visible(3), [both_ways])
     near = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     np.testing.assert_array_equal(Mask(True, 2).visible(4), [near])
     around = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     np.testing.assert_array_equal(Mask(False, 2).visible(4), [around])
-    padding = jnp.array([[one, one, nil, nil]])
-    np.testing.assert_array_equal(masks.cross_attention(2, padding), [[[one, one, nil, nil]] * 2])
+    padding = jnp.array([[on, on, off, off]])
+    np.testing.assert_array_equal(masks.cross_attention(2, padding), [[[on, on, off, off]] * 2])
 
 
 def test_the_scale_keeps_the_logits_variance_at_one():
@@ -133,12 +133,12 @@ def test_the_scale_keeps_the_logits_variance_at_one():
         assert float(jnp.var(maps.logits_BHLS)) == pytest.approx(variance, rel=0.1)
 
 
-def test_attention_statistics_are_of_visible_pairs():
+def test_attention_statistics_use_visible_pairs_only():
     config = configs.load("configs/tiny.py", {"model.position": "alibi"})
     module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)
     _, _, maps = module.forward(Inputs(tokens), trace=lambda trace: trace.attention)
-    definition, drawn = gpt.split(module)
-    model = LoadedModel(drawn, definition, config, sharding.make_mesh(1, 1, 1), None, 1024)
+    definition, params = gpt.split(module)
+    model = LoadedModel(params, definition, config, sharding.make_mesh(1, 1, 1), None, 1024)
     statistics, maps_NHLS = attention_statistics(model, np.asarray(tokens))
     assert len(statistics) == (2 + config.model.num_heads) * config.model.num_layers
     np.testing.assert_allclose(maps_NHLS, np.stack([m.weights_BHLS[0] for m in maps]), rtol=1e-4, atol=1e-6)

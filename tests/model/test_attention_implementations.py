@@ -1,4 +1,4 @@
-"""Every implementation of attention against the reference, its memory, and the choice of one."""
+"""Each attention implementation against the reference, memory, and the choice of an implementation."""
 
 import itertools
 import logging
@@ -59,22 +59,22 @@ CASES = {  # length, position, causal, window, segments, groups
     "causal": (150, "rope", True, None, False, 4),
     "t5, grouped, documents": (150, "t5", True, None, True, 2),
     "alibi, window": (150, "alibi", True, 70, False, 1),
-    "to both sides, t5, window": (150, "t5", False, 40, True, 4),
+    "bidirectional, t5, window": (150, "t5", False, 40, True, 4),
     "longer, t5": (300, "t5", True, None, True, 2),
     "long": (600, "none", True, None, True, 2),
     "long, t5, window": (600, "t5", True, 300, False, 4),
-    "long, to both sides, alibi": (600, "alibi", False, None, True, 4),
+    "long, bidirectional, alibi": (600, "alibi", False, None, True, 4),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_blockwise_equals_the_reference_and_its_gradients(case):
+def test_blockwise_and_its_gradients_equal_the_reference(case):
     length, name, causal, window, documents, groups = CASES[case]
     definition, weights = encoding(name, 4, groups, causal)
     q, k, v = draw(2, length, 4, 16, seed=0), draw(2, length, groups, 16, seed=1), draw(2, length, groups, 16, seed=2)
     segments = jnp.cumsum(jax.random.bernoulli(jax.random.key(3), 0.03, (2, length)), axis=1) if documents else None
     mask = Mask(causal, window, segments)
-    positions_BL = jnp.arange(2 * length).reshape(2, length) * 2 % 1201  # different in each row, and not in order
+    positions_BL = jnp.arange(2 * length).reshape(2, length) * 2 % 1201  # different in each row, and not sorted
 
     def by_blocks(q, k, v, weights):
         return blockwise.attend(Heads(q, k, v), Context(mask, nnx.merge(definition, weights), positions_BL), 0.3)
@@ -107,7 +107,7 @@ def test_blockwise_bfloat16_is_as_accurate_as_the_reference():
         assert found[0][0].dtype == jnp.bfloat16
         difference = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), found, exact)
         errors.append(jax.tree.leaves(difference))
-    assert all(mine < 1.5 * its + 1e-2 for mine, its in zip(*errors, strict=True))
+    assert all(ours < 1.5 * baseline + 1e-2 for ours, baseline in zip(*errors, strict=True))
 
 
 def test_mask_blocks_are_those_with_a_visible_pair():
@@ -141,7 +141,7 @@ def test_blockwise_memory_is_linear_in_the_length(name, lengths):
     assert used[0] <= temporary_bytes("reference", 1024)
 
 
-SPLASH = {"causal": (True, None, False, 2), "window": (True, 50, True, 2), "to both sides": (False, 50, False, 1)}
+SPLASH = {"causal": (True, None, False, 2), "window": (True, 50, True, 2), "bidirectional": (False, 50, False, 1)}
 
 
 @pytest.mark.parametrize("case", SPLASH)
@@ -185,7 +185,7 @@ def test_kernels_lower_for_their_platform(attend, platform, call, monkeypatch):
 
 
 def test_cudnn_has_no_gradient_for_odd_lengths(monkeypatch):
-    """JAX lowers an odd length forward, not backward. If it does both, `kernels.choose` needs no such case."""
+    """Once JAX supports this gradient, `kernels.choose` needs no case for odd lengths."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
     total = lambda heads: jnp.sum(kernels.cudnn(heads, without_bias(Mask(True)), 0.1)).astype(jnp.float32)
@@ -194,7 +194,7 @@ def test_cudnn_has_no_gradient_for_odd_lengths(monkeypatch):
         jax.jit(jax.grad(total)).trace(Heads(x, x, x))
 
 
-CHOICES = [  # platform, asked, length, dtype, what else, chosen
+CHOICES = [  # platform, setting, length, dtype, extra, chosen
     ("cpu", "auto", 64, "float32", {}, "reference"),
     ("cpu", "auto", 1024, "float32", {"biased": True}, "blockwise"),
     ("cpu", "auto", 1024, "float32", {"dropout": True}, "reference"),
@@ -214,32 +214,32 @@ CHOICES = [  # platform, asked, length, dtype, what else, chosen
 ]
 
 
-@pytest.mark.parametrize("platform, asked, length, dtype, more, chosen", CHOICES)
-def test_the_chosen_implementation(platform, asked, length, dtype, more, chosen, monkeypatch, caplog):
+@pytest.mark.parametrize("platform, setting, length, dtype, extra, chosen", CHOICES)
+def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, extra, chosen, monkeypatch, caplog):
     monkeypatch.setattr(devices, "platform", lambda _: platform)
     kernels.log.cache_clear()
-    more = dict(more)
+    extra = dict(extra)
     mask = Mask(
-        more.pop("causal", True), more.pop("window", None), jnp.zeros((1, 1)) if more.pop("segments", 0) else None
+        extra.pop("causal", True), extra.pop("window", None), jnp.zeros((1, 1)) if extra.pop("segments", 0) else None
     )
     q = SimpleNamespace(shape=(1, length, 4, 64), dtype=jnp.dtype(dtype))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert kernels.choose(asked, q, mask, **{"biased": False, "dropout": False} | more) == chosen
-    falls_back = asked not in ("auto", chosen)
+            assert kernels.choose(setting, q, mask, **{"biased": False, "dropout": False} | extra) == chosen
+    falls_back = setting not in ("auto", chosen)
     assert len(caplog.messages) == falls_back and all(chosen in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(
-    "asked, here, message",
+    "setting, platform, message",
     [
         ("cudnn", "cpu", "needs NVIDIA GPUs; the devices here are CPUs: must be reference, blockwise or auto"),
         ("cudnn", "rocm", "needs NVIDIA GPUs; the devices here are AMD GPUs: must be reference, blockwise or auto"),
         ("splash", "cuda", "needs TPUs; the devices here are NVIDIA GPUs: must be reference, blockwise, cudnn or auto"),
     ],
 )
-def test_a_kernel_without_its_device_is_an_error(asked, here, message, monkeypatch):
-    monkeypatch.setattr(devices, "platform", lambda _: here)
-    config = configs.load("configs/tiny.py", {"model.attention": asked}).model
-    with pytest.raises(UserError, match=rf"^model.attention: found '{asked}', which {message}$"):
+def test_a_kernel_without_its_device_is_an_error(setting, platform, message, monkeypatch):
+    monkeypatch.setattr(devices, "platform", lambda _: platform)
+    config = configs.load("configs/tiny.py", {"model.attention": setting}).model
+    with pytest.raises(UserError, match=rf"^model.attention: found '{setting}', which {message}$"):
         MiniGPT(config, 257, rngs=nnx.Rngs(0))

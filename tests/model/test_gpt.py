@@ -1,4 +1,4 @@
-"""The whole model against an independent float64 forward, and its mathematical properties."""
+"""The model against an independent float64 forward pass, and its mathematical properties."""
 
 import functools
 
@@ -19,19 +19,19 @@ VOCAB = 23
 
 
 def make_model(seed=0, **overrides):
-    """Return a small model whose parameters are all random: a zero bias or table would hide errors."""
+    """Return a small model with only random parameters, because zero biases or tables would hide errors."""
     base = {"model.num_layers": 2, "model.d_model": 16, "model.num_heads": 4, "model.dtype": "float32"}
     base |= {"context_length": 12, "train.objective": "next_token" if overrides.get("causal", True) else "masked"}
     config = configs.load("configs/default.py", base | {f"model.{name}": value for name, value in overrides.items()})
-    definition, drawn = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(seed)))
-    keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(drawn))))
-    drawn = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), drawn)
-    return config.model, definition, drawn
+    definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(seed)))
+    keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(params))))
+    params = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), params)
+    return config.model, definition, params
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def run(definition, drawn, *args, **kwargs):
-    return nnx.merge(definition, drawn)(*args, **kwargs)
+def run(definition, params, *args, **kwargs):
+    return nnx.merge(definition, params)(*args, **kwargs)
 
 
 VARIANTS = [{"position": name} for name in ENCODINGS] + [
@@ -73,10 +73,10 @@ VARIANTS = [{"position": name} for name in ENCODINGS] + [
     ids=str,
 )
 def test_logits_equal_an_independent_forward(overrides):
-    config, definition, drawn = make_model(**overrides)
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(drawn, stacked=False))
+    config, definition, params = make_model(**overrides)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(params, stacked=False))
     tokens_BL = np.random.default_rng(0).integers(VOCAB, size=(2, 12))
-    logits_BLV = run(definition, drawn, jnp.asarray(tokens_BL))
+    logits_BLV = run(definition, params, jnp.asarray(tokens_BL))
     assert logits_BLV.dtype == jnp.float32
     for tokens, logits in zip(tokens_BL, logits_BLV, strict=True):
         np.testing.assert_allclose(logits, oracle.forward(config, exact, tokens), atol=2e-4, rtol=2e-4)
@@ -84,11 +84,11 @@ def test_logits_equal_an_independent_forward(overrides):
 
 @pytest.mark.parametrize("position", ENCODINGS)
 def test_given_positions_and_segments_are_used(position):
-    config, definition, drawn = make_model(position=position)
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn)
+    config, definition, params = make_model(position=position)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     tokens = np.random.default_rng(1).integers(VOCAB, size=12)
     places, segments = [5, 6, 7, 8, 0, 1, 2, 3, 4, 0, 1, 2], [3] * 4 + [4] * 5 + [7] * 3
-    logits = run(definition, drawn, *(jnp.array(x)[None] for x in (tokens, places, segments)))[0]
+    logits = run(definition, params, *(jnp.array(x)[None] for x in (tokens, places, segments)))[0]
     np.testing.assert_allclose(logits, oracle.forward(config, exact, tokens, places, segments), atol=2e-4, rtol=2e-4)
 
 
@@ -108,11 +108,11 @@ def test_random_positions_are_ordered_distinct_and_uniform():
         drawn = np.asarray(drawn)
         assert segments is None and drawn.shape == (2000, 12)
         assert (np.diff(drawn, axis=1) > 0).all() and drawn.min() == 0 and drawn.max() == 49
-        # Ordered draws without replacement: the i-th of n has the mean (i + 1)(N + 1)/(n + 1) - 1, each place n/N.
+        # n sorted draws without replacement from N: draw i has mean (i + 1)(N + 1)/(n + 1) - 1. P(a value) = n/N.
         expected = [(i + 1) * 51 / 13 - 1 for i in range(12)]
         np.testing.assert_allclose(drawn.mean(0), expected, atol=0.6)
         np.testing.assert_allclose(np.bincount(drawn.ravel(), minlength=50) / 2000, 12 / 50, atol=0.05)
-    assert len({tuple(row) for row in drawn[:20].tolist()}) == 20, "each row has its own"
+    assert len({tuple(row) for row in drawn[:20].tolist()}) == 20, "rows differ"
 
 
 def test_random_positions_depend_on_the_first_token_or_key():
@@ -121,10 +121,7 @@ def test_random_positions_depend_on_the_first_token_or_key():
     drawn = positions_and_segments(config, tokens)[0]
     for row in range(4):
         np.testing.assert_array_equal(positions_and_segments(config, tokens[row : row + 1])[0][0], drawn[row])
-    (
-        np.testing.assert_array_equal(positions_and_segments(config, tokens.at[:, 1:].add(1))[0], drawn),
-        "nothing to come decides",
-    )
+    np.testing.assert_array_equal(positions_and_segments(config, tokens.at[:, 1:].add(1))[0], drawn)
     assert not np.array_equal(positions_and_segments(config, tokens.at[:, 0].add(1))[0], drawn)
     one, same, other = (
         positions_and_segments(config, tokens, None, jax.random.split(jax.random.key(seed), 4))[0] for seed in (0, 0, 1)
@@ -135,83 +132,83 @@ def test_random_positions_depend_on_the_first_token_or_key():
 
 
 def test_a_learned_table_works_with_random_positions():
-    config, definition, drawn = make_model(position="learned", random_positions=50)
-    assert drawn["positions"]["learned"]["embedding"].shape == (50, 16)
+    config, definition, params = make_model(position="learned", random_positions=50)
+    assert params["positions"]["learned"]["embedding"].shape == (50, 16)
     tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(1, 40)))  # longer than the context of 12
     places = positions_and_segments(config, tokens)[0]
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     expected = oracle.forward(config, exact, np.asarray(tokens[0]), np.asarray(places[0]))
-    np.testing.assert_allclose(run(definition, drawn, tokens, places)[0], expected, atol=2e-4, rtol=2e-4)
+    np.testing.assert_allclose(run(definition, params, tokens, places)[0], expected, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("window", [1, 3, 5, 20])
 def test_a_window_bounds_the_receptive_field(window):
-    _, definition, drawn = make_model(position="rope", attention_window=window, tie_embeddings=False)
+    _, definition, params = make_model(position="rope", attention_window=window, tie_embeddings=False)
     tokens = jnp.arange(12)[None]
 
     def last(embedding):
-        return jnp.sum(run(definition, drawn | {"embedding": embedding}, tokens)[0, -1] ** 2)
+        return jnp.sum(run(definition, params | {"embedding": embedding}, tokens)[0, -1] ** 2)
 
-    influence = jnp.abs(jax.grad(last)(drawn["embedding"])).sum(-1)[:12]
+    influence = jnp.abs(jax.grad(last)(params["embedding"])).sum(-1)[:12]
     reach = min(12, 2 * (window - 1) + 1)  # two layers, each window - 1 tokens back
     assert (influence[12 - reach :] > 1e-6).all() and (influence[: 12 - reach] == 0).all()
 
 
 @pytest.mark.parametrize("position", ENCODINGS)
 def test_no_gradient_reaches_a_later_token(position):
-    _, definition, drawn = make_model(position=position, tie_embeddings=False)
+    _, definition, params = make_model(position=position, tie_embeddings=False)
     tokens = jnp.arange(10)[None]
 
     def logit_sum(embedding, at):
-        return jnp.sum(run(definition, drawn | {"embedding": embedding}, tokens)[0, at] ** 2)
+        return jnp.sum(run(definition, params | {"embedding": embedding}, tokens)[0, at] ** 2)
 
     for at in (0, 4, 9):
-        influence = jnp.abs(jax.grad(logit_sum)(drawn["embedding"], at)).sum(-1)[:10]
-        assert (influence[: at + 1] > 1e-6).all(), "each token seen must matter, the token itself included"
+        influence = jnp.abs(jax.grad(logit_sum)(params["embedding"], at)).sum(-1)[:10]
+        assert (influence[: at + 1] > 1e-6).all(), "each visible token must matter, also the token itself"
         assert (influence[at + 1 :] == 0).all()
 
 
-def test_only_bidirectional_models_can_be_equivariant():
+def test_only_position_none_without_a_mask_is_equivariant():
     tokens = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6]])
     order = jnp.array([5, 2, 7, 0, 1, 4, 3, 6])
-    _, definition, drawn = make_model(position="none", causal=False)
-    plain, shuffled = run(definition, drawn, tokens), run(definition, drawn, tokens[:, order])
+    _, definition, params = make_model(position="none", causal=False)
+    plain, shuffled = run(definition, params, tokens), run(definition, params, tokens[:, order])
     np.testing.assert_allclose(shuffled, plain[:, order], atol=1e-5)
     for position in ("learned", "sinusoidal", "rope", "alibi", "t5"):
-        _, definition, drawn = make_model(position=position, causal=False)
-        plain, shuffled = run(definition, drawn, tokens), run(definition, drawn, tokens[:, order])
+        _, definition, params = make_model(position=position, causal=False)
+        plain, shuffled = run(definition, params, tokens), run(definition, params, tokens[:, order])
         assert jnp.abs(shuffled - plain[:, order]).max() > 1e-2, position
-    # The last token and the set of those before it are the same; only the mask can tell the orders apart.
-    _, definition, drawn = make_model(position="none", causal=True)
+    # The last token and the set of earlier tokens are the same. Only the mask can make the outputs differ.
+    _, definition, params = make_model(position="none", causal=True)
     swapped = tokens.at[0, 1].set(4).at[0, 2].set(1)
-    assert jnp.abs(run(definition, drawn, swapped)[0, -1] - run(definition, drawn, tokens)[0, -1]).max() > 1e-3
+    assert jnp.abs(run(definition, params, swapped)[0, -1] - run(definition, params, tokens)[0, -1]).max() > 1e-3
 
 
 @pytest.mark.parametrize("lengths", [(12, 13), (5, 5000)])
 def test_a_length_beyond_the_learned_table_is_an_error(lengths):
     table, length = lengths
-    config, definition, drawn = make_model(position="learned", max_positions=max(12, table))
+    config, definition, params = make_model(position="learned", max_positions=max(12, table))
     with pytest.raises(UserError, match=rf"{config.max_positions} positions.*length of {length}"):
-        jax.eval_shape(lambda p: run(definition, p, jnp.zeros((1, length), int)), drawn)
+        jax.eval_shape(lambda p: run(definition, p, jnp.zeros((1, length), int)), params)
 
 
 def test_dropout_needs_a_key_and_is_reproducible():
-    _, definition, drawn = make_model(dropout=0.5)
+    _, definition, params = make_model(dropout=0.5)
     tokens = jnp.arange(10)[None]
-    quiet = run(definition, drawn, tokens)
-    np.testing.assert_array_equal(quiet, run(make_model()[1], drawn, tokens))
-    first, again, other = (run(definition, drawn, tokens, dropout_key=jax.random.key(k)) for k in (1, 1, 2))
+    without = run(definition, params, tokens)
+    np.testing.assert_array_equal(without, run(make_model()[1], params, tokens))
+    first, again, other = (run(definition, params, tokens, dropout_key=jax.random.key(k)) for k in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert jnp.abs(first - other).max() > 1e-2
-    assert jnp.abs(first - quiet).max() > 1e-2
+    assert jnp.abs(first - without).max() > 1e-2
 
 
 @pytest.mark.parametrize("rate", ["embedding_dropout", "sublayer_dropout", "attention_dropout"])
 def test_each_dropout_rate_acts_alone(rate):
-    _, definition, drawn = make_model(**{rate: 0.5})
+    _, definition, params = make_model(**{rate: 0.5})
     tokens = jnp.arange(10)[None]
     assert (
-        jnp.abs(run(definition, drawn, tokens, dropout_key=jax.random.key(0)) - run(definition, drawn, tokens)).max()
+        jnp.abs(run(definition, params, tokens, dropout_key=jax.random.key(0)) - run(definition, params, tokens)).max()
         > 1e-3
     )
 
@@ -236,59 +233,59 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
     jax.tree.map(np.testing.assert_array_equal, with_layers(first[0], stacked=True), first[1])
 
     keys = iter(jax.random.split(jax.random.key(0), len(jax.tree.leaves(first[0]))))
-    drawn = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), first[0])
+    params = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), first[0])
     tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(2, 12)))
 
     @functools.partial(jax.jit, static_argnums=0)
-    def watched(definition, drawn):
-        logit = lambda drawn: run(definition, drawn, tokens, dropout_key=jax.random.key(1))[1, 7, 3]
-        *_, maps = nnx.merge(definition, drawn).forward(Inputs(tokens), trace=lambda t: t.attention.weights_BHLS)
-        return jax.value_and_grad(logit)(drawn), maps
+    def gradient_and_maps(definition, params):
+        logit = lambda params: run(definition, params, tokens, dropout_key=jax.random.key(1))[1, 7, 3]
+        *_, maps = nnx.merge(definition, params).forward(Inputs(tokens), trace=lambda t: t.attention.weights_BHLS)
+        return jax.value_and_grad(logit)(params), maps
 
-    (unrolled, maps), (looped, maps_of_loop) = (
-        watched(definition, with_layers(drawn, stacked=stacked))
+    (unrolled, maps), (scanned, maps_of_scan) = (
+        gradient_and_maps(definition, with_layers(params, stacked=stacked))
         for definition, stacked in zip(definitions, (False, True), strict=True)
     )
     close = lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max())
-    jax.tree.map(close, with_layers(looped, stacked=False), unrolled)
+    jax.tree.map(close, with_layers(scanned, stacked=False), unrolled)
     assert len(maps) == 4
-    jax.tree.map(close, maps_of_loop, maps)
+    jax.tree.map(close, maps_of_scan, maps)
 
 
-def test_a_scan_compiles_the_same_program_for_any_depth():
-    """The programs that draw parameters and compute a gradient have as many lines with 24 layers as with 4."""
+def test_a_scan_has_a_program_of_one_size_for_any_depth():
+    """The programs for initialization and for a gradient have as many lines with 24 layers as with 4."""
     lines = []
     for layers in (4, 24):
         fields = {"model.num_layers": layers, "model.scan_layers": True, "model.position": ("rope", "none")}
         config = configs.load("configs/default.py", fields)
         definition, shapes = gpt.abstract(config.model, VOCAB)
-        draw = lambda config=config: gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))[1]
+        init = lambda config=config: gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))[1]
         gradient = jax.grad(lambda p, d=definition: run(d, p, jnp.zeros((1, 8), int)).sum())
-        lowered = jax.jit(draw).lower(), jax.jit(gradient).lower(shapes)
+        lowered = jax.jit(init).lower(), jax.jit(gradient).lower(shapes)
         lines.append([len(each.as_text().splitlines()) for each in lowered])
     assert lines[0] == lines[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", "post"])
-def test_last_hidden_states_have_the_products_dtype(placement):
-    _, definition, drawn = make_model(dtype="bfloat16", norm_placement=placement)
+def test_last_hidden_states_have_the_compute_dtype(placement):
+    _, definition, params = make_model(dtype="bfloat16", norm_placement=placement)
     tokens = jnp.arange(6)[None]
-    model = nnx.merge(definition, drawn)
+    model = nnx.merge(definition, params)
     assert model.forward(Inputs(tokens))[0].dtype == jnp.bfloat16 and model(tokens).dtype == jnp.float32
 
 
-def test_bfloat16_products_keep_float32_parameters():
-    _, definition, drawn = make_model(dtype="bfloat16")
-    assert {leaf.dtype for leaf in jax.tree.leaves(drawn)} == {jnp.dtype("float32")}
+def test_bfloat16_models_keep_float32_parameters():
+    _, definition, params = make_model(dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     tokens = jnp.arange(12)[None]
-    narrow, wide = run(definition, drawn, tokens), run(make_model(dtype="float32")[1], drawn, tokens)
+    narrow, wide = run(definition, params, tokens), run(make_model(dtype="float32")[1], params, tokens)
     assert narrow.dtype == jnp.float32
     assert jnp.abs(narrow - wide).max() > 0
     np.testing.assert_allclose(narrow, wide, atol=0.05 * float(jnp.abs(wide).max()))
 
 
-def test_the_initial_scale_of_embeddings():
+def test_initial_embeddings_have_the_documented_std():
     for scaled, std in ((True, 64**-0.5), (False, 0.02)):
         config = configs.load("configs/default.py", {"model.scale_embeddings": scaled, "model.d_model": 64})
         model = MiniGPT(config.model, 1000, rngs=nnx.Rngs(0))
@@ -321,7 +318,7 @@ def test_presets_have_the_published_head_counts(preset, heads, width):
         ("llama2_70b", 32_000, 68_976_648_192, 0),
     ],
 )
-def test_the_largest_models_are_counted_without_memory(preset, vocab_size, published, tolerance):
+def test_the_largest_presets_have_the_published_size(preset, vocab_size, published, tolerance):
     one, two = (
         parameters.count(
             gpt.abstract(configs.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size)[1]
@@ -332,6 +329,6 @@ def test_the_largest_models_are_counted_without_memory(preset, vocab_size, publi
     assert one + (layers - 1) * (two - one) == pytest.approx(published, rel=tolerance)
 
 
-def test_heads_change_no_parameter_count():
+def test_num_heads_does_not_change_the_parameter_count():
     counts = {parameters.count(gpt.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)}
     assert len(counts) == 1

@@ -1,4 +1,4 @@
-"""Linear layers, with the products that are fast on CPUs, and norms."""
+"""Linear layers and norms: rounding to bfloat16, and sums in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from mini_gpt.model.layers import Linear, make_norm
 
 @pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
 def test_a_bfloat16_linear_equals_exact_sums(tokens, d_in, d_out):
-    """Operands are bfloat16, sums float32; only activations are rounded to bfloat16."""
+    """Operands are bfloat16 and sums are float32. Only activations are rounded to bfloat16."""
     config = configs.load("configs/default.py").model
     linear = Linear(config, d_in, d_out, jnp.dtype("bfloat16"), std=1.0, rngs=nnx.Rngs(0))
     definition, weights = nnx.split(linear)
@@ -38,7 +38,7 @@ def test_a_bfloat16_linear_equals_exact_sums(tokens, d_in, d_out):
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_norms_are_computed_in_float32(name):
-    """Around 300, bfloat16 has steps of 2, greater than the differences that LayerNorm sees here."""
+    """Near 300, bfloat16 values are 2 apart, more than the standard deviation of these inputs (1)."""
     config = configs.load("configs/default.py", {"model.norm": name, "model.dtype": "bfloat16"}).model
     x = np.random.default_rng(0).normal(300, 1, (8, config.d_model)).astype(np.float32)
     exact = np.asarray(x, np.float64)

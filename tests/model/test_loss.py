@@ -1,4 +1,4 @@
-"""The losses against float64 by hand, and the chunked loss against the plain one: numbers, memory, sharding."""
+"""The loss against float64 NumPy, and the chunked loss against the plain one: values, memory, sharding."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def test_nll_is_the_log_probability_of_the_target(logits_and_targets):
 
 
 def loss_sum(logits_BLV, targets_BL, smoothing):
-    """Return the objective of logits: those of hidden states times the identity as a table."""
+    """Return the objective of logits, passed as hidden states with the identity as the unembedding table."""
     weights_BL, table_VV = jnp.ones(targets_BL.shape), jnp.eye(logits_BLV.shape[-1])
     mesh = sharding.make_mesh(1, 1, 1)
     return losses.loss_sums(logits_BLV, table_VV, targets_BL, weights_BL, smoothing, mesh)[0]
@@ -54,10 +54,10 @@ def test_smoothed_loss_is_least_at_the_mixture():
 
 @pytest.fixture
 def arrays():
-    draw = np.random.default_rng(0)
-    x_BLD, table_VD = draw.normal(size=(B, L, D)), draw.normal(size=(V, D))
-    weights_BL = draw.random((B, L)) * (draw.random((B, L)) < 0.7)
-    return jnp.float32(x_BLD), jnp.float32(table_VD), draw.integers(V, size=(B, L)), jnp.float32(weights_BL)
+    rng = np.random.default_rng(0)
+    x_BLD, table_VD = rng.normal(size=(B, L, D)), rng.normal(size=(V, D))
+    weights_BL = rng.random((B, L)) * (rng.random((B, L)) < 0.7)
+    return jnp.float32(x_BLD), jnp.float32(table_VD), rng.integers(V, size=(B, L)), jnp.float32(weights_BL)
 
 
 def plain(x_BLD, table_VD, targets_BL, weights_BL, smoothing):
@@ -88,7 +88,7 @@ def test_the_chunked_loss_equals_the_plain_one(arrays, monkeypatch, mesh, chunks
 
 @pytest.mark.slow
 def test_the_chunked_loss_counts_every_token(arrays, monkeypatch):
-    """47 is a prime number of tokens: 5 chunks of 10, the last one padded."""
+    """47 tokens, a prime number, are 5 chunks of 10. The last chunk is padded."""
     x_BLD, table_VD, targets_BL, weights_BL = arrays
     cut = (
         x_BLD.reshape(1, -1, D)[:, :47],
@@ -133,8 +133,8 @@ def test_the_step_never_holds_all_logits(small):
     """With GPT-2's vocabulary, 128 rows of 128 tokens would have 3.3 GB of logits."""
     config = small(context_length=128, train__batch_size=128)
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, like = states.abstract(config, 50_257, mesh)
+    definition, abstract_state = states.abstract(config, 50_257, mesh)
     rows = lambda dtype: jax.ShapeDtypeStruct((128, 128), dtype, sharding=sharding.batch_sharding(mesh))
     batch = {"inputs": rows(jnp.int32), "targets": rows(jnp.int32), "weights": rows(jnp.float32)}
-    compiled = make_train_step(definition, config, like).lower(like, batch).compile()
+    compiled = make_train_step(definition, config, abstract_state).lower(abstract_state, batch).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 128 * 128 * 50_257

@@ -1,4 +1,4 @@
-"""Encodings by their mathematics."""
+"""Position encodings against the formulas of their papers."""
 
 import math
 
@@ -25,7 +25,7 @@ def make(name, **overrides):
 
 
 def waves(at, **overrides):
-    """Return what the sinusoids add at positions `at`, with amplitude 1."""
+    """Return the sinusoids that are added at positions `at`, with amplitude 1."""
     encoding = make("sinusoidal", scale_embeddings=True, **overrides)
     return np.asarray(encoding.embed(jnp.zeros((1, len(at), 128)), jnp.array([at]))[0])
 
@@ -46,19 +46,19 @@ def test_sinusoids_are_bounded_unique_and_shift_linearly():
     assert np.abs(rows).max() <= 1
     distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1) + 10 * np.eye(500)
     assert distances.min() > 0.1
-    # One matrix, the same for every position, moves each row three places on.
+    # One matrix maps the row of each position to the row three positions later.
     matrix, *_ = np.linalg.lstsq(rows[:-3].astype(np.float64), rows[3:].astype(np.float64), rcond=None)
     np.testing.assert_allclose(rows[:-3] @ matrix, rows[3:], atol=1e-3)
     for pair in range(64):
         angle = 3 * 10_000 ** (-2 * pair / 128)
-        turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+        rotation = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
         np.testing.assert_allclose(
-            rows[:-3, 2 * pair : 2 * pair + 2] @ turn.T, rows[3:, 2 * pair : 2 * pair + 2], atol=1e-4
+            rows[:-3, 2 * pair : 2 * pair + 2] @ rotation.T, rows[3:, 2 * pair : 2 * pair + 2], atol=1e-4
         )
 
 
 @pytest.mark.parametrize("scaled, std", [(True, 1.0), (False, 0.02)])
-def test_the_amplitude_of_sinusoids(scaled, std):
+def test_the_amplitude_of_sinusoids_is_the_embedding_std(scaled, std):
     encoding = make("sinusoidal", scale_embeddings=scaled)
     added = encoding.embed(jnp.zeros((1, 600, 128)), jnp.arange(600)[None])
     assert float(jnp.abs(added).max()) == pytest.approx(std, rel=1e-3)
@@ -94,22 +94,22 @@ def test_rope_scores_depend_on_the_offset_alone(dtype, shift, tolerance):
     at = jnp.array([[0, 1, 5, 40, 200]])
 
     def scores(start):
-        turned = [
+        rotated = [
             encoding.rotate(jnp.broadcast_to(x, (1, 5, 1, 64)).astype(dtype), start + at)[0, :, 0] for x in (q, k)
         ]
-        return np.asarray(turned[0].astype(jnp.float32)) @ np.asarray(turned[1].astype(jnp.float32)).T
+        return np.asarray(rotated[0].astype(jnp.float32)) @ np.asarray(rotated[1].astype(jnp.float32)).T
 
     np.testing.assert_allclose(scores(shift), scores(0), atol=tolerance)
     exact = [
         [np.dot(np.asarray(q, np.float64), oracle.rope(np.asarray(k, np.float64), n - m, 64)) for n in at[0]]
         for m in at[0]
     ]
-    np.testing.assert_allclose(scores(shift), exact, atol=tolerance), "<R(m)q, R(n)k> = q R(n-m) k"
+    np.testing.assert_allclose(scores(shift), exact, atol=tolerance)  # <R(m)q, R(n)k> = q R(n-m) k
 
 
 SCALED = {
-    # Eight dimensions, factor 4, original context 2,048: worked out by hand from the papers' formulas. The pairs of the
-    # plain encoding turn 10^-i radians a token, so 325.9, 32.59, 3.259 and 0.326 times in 2,048 tokens.
+    # Eight dimensions, factor 4, original context 2,048, computed by hand from the papers' formulas. Without scaling,
+    # pair i rotates by 10^-i radians per token. These are 325.9, 32.59, 3.259 and 0.326 rotations in 2,048 tokens.
     "none": [1, 0.1, 0.01, 0.001],
     "linear": [0.25, 0.025, 0.0025, 0.00025],
     "ntk": [1, 10 ** -(1 + math.log10(4) / 3), 10 ** -(2 + 2 * math.log10(4) / 3), 0.00025],
@@ -122,19 +122,19 @@ def test_scaled_rope_has_the_frequencies_of_its_paper(scaling):
     rope = {"rope.scaling": scaling, "rope.factor": 1.0 if scaling == "none" else 4.0, "rope.original_context": 2048}
     encoding = make("rope", d_model=16, **rope)
     np.testing.assert_allclose(encoding.frequencies, SCALED[scaling], rtol=1e-8)
-    turned = np.asarray(encoding.rotate(jnp.ones((1, 1, 1, 8)), jnp.array([[3]])))[0, 0, 0]
+    rotated = np.asarray(encoding.rotate(jnp.ones((1, 1, 1, 8)), jnp.array([[3]])))[0, 0, 0]
     temperature = 0.1 * math.log(4) + 1 if scaling == "yarn" else 1.0
     assert temperature == pytest.approx(1.138629436 if scaling == "yarn" else 1)
     for pair, frequency in enumerate(SCALED[scaling]):
         expected = temperature * np.array([math.cos(3 * frequency) - math.sin(3 * frequency),
                                            math.cos(3 * frequency) + math.sin(3 * frequency)])  # fmt: skip
-        np.testing.assert_allclose(turned[[pair, pair + 4]], expected, atol=1e-5)
+        np.testing.assert_allclose(rotated[[pair, pair + 4]], expected, atol=1e-5)
 
 
 def test_the_betas_of_yarn_choose_the_interpolated_pairs():
     rope = {"rope.scaling": "yarn", "rope.factor": 4.0, "rope.original_context": 2048}
     encoding = make("rope", d_model=16, **rope, **{"rope.beta_slow": 4.0, "rope.beta_fast": 64.0})
-    kept = (32.5949323452 - 4) / 60  # of the pair that turns 32.59 times
+    kept = (32.5949323452 - 4) / 60  # for the pair with 32.59 rotations
     np.testing.assert_allclose(encoding.frequencies, [1, (1 - kept) * 0.025 + kept * 0.1, 0.0025, 0.00025], rtol=1e-9)
 
 
@@ -149,11 +149,11 @@ def test_linear_rope_scaling_interpolates_positions():
 def test_the_temperature_of_yarn_scales_partial_rope_too():
     encoding = make("rope", **{"rope.scaling": "yarn", "rope.factor": 8.0, "rope.fraction": 0.25})
     x_BLHK = jax.random.normal(jax.random.key(0), (1, 1, 2, 64))
-    turned = encoding.rotate(x_BLHK, jnp.zeros((1, 1), int))
-    np.testing.assert_allclose(turned, (0.1 * math.log(8) + 1) * x_BLHK, rtol=1e-6)
+    rotated = encoding.rotate(x_BLHK, jnp.zeros((1, 1), int))
+    np.testing.assert_allclose(rotated, (0.1 * math.log(8) + 1) * x_BLHK, rtol=1e-6)
 
 
-def test_sinusoid_scores_do_not_depend_on_the_offset_alone():
+def test_sinusoid_scores_depend_on_more_than_the_offset():
     rows = waves([0, 5, 100, 105]) + np.asarray(jax.random.normal(jax.random.key(0), (4, 128)))[:1]
     assert abs(rows[0] @ rows[1] - rows[2] @ rows[3]) > 1
 
@@ -162,28 +162,28 @@ def test_rope_rotates_planes_and_keeps_lengths():
     encoding = make("rope", **{"rope.fraction": 0.5, "rope.base": 100.0})
     x_BLHK = jax.random.normal(jax.random.key(0), (2, 7, 2, 64))
     at = jnp.array([[0, 3, 1, 9, 27, 81, 243], [5, 4, 3, 2, 1, 0, 0]])
-    turned = encoding.rotate(x_BLHK, at)
-    np.testing.assert_allclose(jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x_BLHK, axis=-1), rtol=1e-5)
-    np.testing.assert_array_equal(turned[..., 32:], x_BLHK[..., 32:])
-    np.testing.assert_array_equal(turned[0, 0], x_BLHK[0, 0])
+    rotated = encoding.rotate(x_BLHK, at)
+    np.testing.assert_allclose(jnp.linalg.norm(rotated, axis=-1), jnp.linalg.norm(x_BLHK, axis=-1), rtol=1e-5)
+    np.testing.assert_array_equal(rotated[..., 32:], x_BLHK[..., 32:])
+    np.testing.assert_array_equal(rotated[0, 0], x_BLHK[0, 0])
     for b, i, h in ((0, 4, 1), (0, 6, 0), (1, 2, 1)):
         exact = oracle.rope(np.asarray(x_BLHK[b, i, h], np.float64), int(at[b, i]), 32, 100.0)
-        np.testing.assert_allclose(turned[b, i, h], exact, atol=1e-4)
+        np.testing.assert_allclose(rotated[b, i, h], exact, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_encodings_work_on_any_block_of_positions(name):
     encoding = make(name)
-    whole, block = jnp.arange(64)[None], jnp.arange(40, 48)[None]
+    every, block = jnp.arange(64)[None], jnp.arange(40, 48)[None]
     x_BLD = jax.random.normal(jax.random.key(0), (1, 64, 128))
     np.testing.assert_allclose(
-        encoding.embed(x_BLD, whole)[:, 40:48], encoding.embed(x_BLD[:, 40:48], block), atol=1e-6
+        encoding.embed(x_BLD, every)[:, 40:48], encoding.embed(x_BLD[:, 40:48], block), atol=1e-6
     )
     x_BLHK = x_BLD.reshape(1, 64, 2, 64)
     np.testing.assert_allclose(
-        encoding.rotate(x_BLHK, whole)[:, 40:48], encoding.rotate(x_BLHK[:, 40:48], block), atol=1e-5
+        encoding.rotate(x_BLHK, every)[:, 40:48], encoding.rotate(x_BLHK[:, 40:48], block), atol=1e-5
     )
-    bias = encoding.bias(whole, whole)
+    bias = encoding.bias(every, every)
     if name in ("alibi", "t5"):
         assert bias.shape == (1, 2, 64, 64) and bias.dtype == jnp.float32
         np.testing.assert_array_equal(bias[:, :, 40:48, 8:16], encoding.bias(block, jnp.arange(8, 16)[None]))
@@ -200,7 +200,7 @@ def test_none_is_the_base_class_and_does_nothing():
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 6, 8, 12, 16, 20])
-def test_alibi_slopes_are_those_of_the_paper(heads):
+def test_alibi_slopes_equal_the_released_code(heads):
     np.testing.assert_allclose(positions.alibi_slopes(heads), oracle.alibi_slopes(heads))
     if heads == 8:
         np.testing.assert_allclose(positions.alibi_slopes(8), [1 / 2**i for i in range(1, 9)])
@@ -215,11 +215,11 @@ PUBLISHED_SLOPES = {
 
 
 @pytest.mark.parametrize("heads", PUBLISHED_SLOPES)
-def test_alibi_slopes_written_out(heads):
+def test_alibi_slopes_equal_written_out_values(heads):
     np.testing.assert_allclose(positions.alibi_slopes(heads), PUBLISHED_SLOPES[heads], rtol=1e-12)
 
 
-def test_alibi_is_not_scaled_with_the_logits():
+def test_the_attention_scale_does_not_apply_to_alibi():
     overrides = {"model.position": "alibi", "model.d_model": 32, "model.num_heads": 2, "model.num_layers": 1}
     model = MiniGPT(configs.load("configs/default.py", overrides).model, 7, rngs=nnx.Rngs(0))
     model.blocks[0].attention.query.kernel[...] *= 0
@@ -235,11 +235,11 @@ def test_alibi_is_zero_on_the_diagonal_and_linear():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_t5_buckets_are_those_of_the_released_code(causal):
+def test_t5_buckets_equal_the_released_code(causal):
     offsets = np.arange(-300, 301)
     ours = positions.t5_bucket(jnp.array(offsets), causal=causal, num_buckets=32, max_distance=128)
     np.testing.assert_array_equal(ours, [oracle.t5_bucket(int(o), causal) for o in offsets])
-    if causal:  # the table written out: the first distance of each bucket from 16 on
+    if causal:  # the first distance of each bucket from 16 on, written out
         first = [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
         table = [*range(16), *(16 + sum(d >= edge for edge in first) - 1 for d in range(16, 301))]
         np.testing.assert_array_equal(ours[300::-1], table)

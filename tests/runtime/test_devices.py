@@ -1,4 +1,4 @@
-"""Devices that are not there, and what those that are can't do."""
+"""Missing devices, and the dtypes that a device supports."""
 
 import logging
 import os
@@ -23,9 +23,9 @@ V100, A100, H200 = device("gpu", "7.0", "Tesla V100"), device("gpu", "8.0"), dev
 MI250, TPU, CPU = device("gpu", "gfx90a"), SimpleNamespace(platform="tpu"), SimpleNamespace(platform="cpu")
 
 
-def test_who_has_bfloat16(monkeypatch, tmp_path):
+def test_bfloat16_support_is_found_for_each_device(monkeypatch, tmp_path):
     monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "cpuinfo")
-    assert not devices.has_bfloat16(CPU), "of a CPU that says nothing"
+    assert not devices.has_bfloat16(CPU), "a CPU without /proc/cpuinfo"
     for flags, has in (("fpu avx512_bf16 avx512_fp16", True), ("fpu amx_bf16", True), ("fpu avx512f bf16", False)):
         devices.CPU_INFO.write_text(f"model name: a CPU\nflags\t: {flags}\n")
         assert devices.has_bfloat16(CPU) is has
@@ -49,16 +49,16 @@ def test_a_dtype_that_the_gpu_only_emulates_is_refused():
         devices.check_dtype(dtype, here)
 
 
-def test_a_library_without_its_device_is_said(monkeypatch, caplog):
+def test_a_gpu_plugin_without_a_gpu_gives_a_warning(monkeypatch, caplog):
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or None)
     caplog.set_level(logging.WARNING, "mini_gpt")
     jax_platforms = jax.config.jax_platforms
     try:
-        for asked, said in (("cpu", 0), (None, 1)):
+        for asked, warnings in (("cpu", 0), (None, 1)):
             jax.config.update("jax_platforms", asked)
             caplog.clear()
             assert devices.visible() == jax.devices()
-            assert len(caplog.messages) == said
+            assert len(caplog.messages) == warnings
         assert caplog.messages[0].startswith("jax_cuda13_plugin is installed but finds no GPU: using the CPU. ")
         monkeypatch.setattr(jax, "devices", lambda: [H200])
         caplog.clear()

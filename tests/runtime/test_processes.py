@@ -1,4 +1,4 @@
-"""Several processes on one machine: they find each other, or say who is missing, and train as one."""
+"""Several processes on one machine: connection, errors about missing processes, and joint training."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def start_two(command, apart=()):
-    """Starts the two processes of a job; `apart` are the arguments that differ."""
+    """Start the two processes of a job. `apart` holds the additional arguments of each process."""
     job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     calls = [[*command, *job, f"--process_id={number}", *(apart[number] if apart else ())] for number in range(2)]
@@ -44,7 +44,7 @@ def rows(workdir):
 
 
 def assert_close(a, b):
-    """Within rounding: Adam turns the last bits of a gradient near zero into up to a step's length."""
+    """Compare within rounding. Adam can turn the last bits of a gradient near zero into a full step."""
     for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(left, right, atol=2e-5, rtol=1e-3)
 
@@ -52,15 +52,15 @@ def assert_close(a, b):
 @pytest.mark.slow
 def test_two_processes_train_as_one(small, tmp_path):
     one, two = tmp_path / "one", tmp_path / "[two] \\ processes"
-    divided = {"mesh.data": 1, "mesh.fsdp": 2}
+    sharded = {"mesh.data": 1, "mesh.fsdp": 2}
     paths = {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "data.tokenizer": "bpe"}
     paths["data.vocab_size"] = 300
     bpe = {name.replace(".", "__"): value for name, value in paths.items()}
     loop.train(small(train__steps=4, **bpe), one)
-    (tmp_path / "apart").mkdir()  # their corpus and tokenizer are prepared anew
+    (tmp_path / "apart").mkdir()  # an empty cache, so both processes prepare the data
     paths["data.cache_dir"] = str(tmp_path / "apart")
 
-    fields = SMALL | paths | divided
+    fields = SMALL | paths | sharded
     train = ["train.py", "--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
     job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
     commands = [[*train, f"--workdir={two}", "--config.train.steps=4"], [*train, f"--workdir={one}"]]
@@ -75,9 +75,9 @@ def test_two_processes_train_as_one(small, tmp_path):
     said = [process.communicate(timeout=150) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert "Validation loss" in said[0][0] and "continued by the model" in said[0][0]
-    assert "alidation" not in said[1][0] and said[1][1] == "", "the first alone speaks"
+    assert "alidation" not in said[1][0] and said[1][1] == "", "only process 0 writes output"
 
-    # Four steps by two processes are those by one, and so is what they go on to from another's checkpoint.
+    # Two processes train the same steps as one, also when one resumes from the checkpoint of two, or two of one.
     assert [row["step"] for row in rows(two)] == [1, 2, 3, 4]
     assert_close(rows(two), rows(one)[:4])
     assert_close(Run(two).parameters, Run(one, checkpoint="4").parameters)
@@ -94,8 +94,8 @@ def test_two_processes_train_as_one(small, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("told, number", [(1, signal.SIGTERM), (0, signal.SIGINT)])
-def test_a_signal_to_one_process_stops_both_at_one_step(small, tmp_path, told, number):
+@pytest.mark.parametrize("signaled, number", [(1, signal.SIGTERM), (0, signal.SIGINT)])
+def test_a_signal_to_one_process_stops_both_at_one_step(small, tmp_path, signaled, number):
     fields = SMALL | {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "mesh.data": 1}
     fields |= {"mesh.fsdp": 2, "train.steps": 1000, "eval.every": 1000, "checkpoint.every": 4, "model.dropout": 0.2}
     arguments = [f"--config.{name}={value}" for name, value in fields.items()]
@@ -106,19 +106,19 @@ def test_a_signal_to_one_process_stops_both_at_one_step(small, tmp_path, told, n
     while not (metrics.exists() and metrics.read_text().count("\n") >= 8):
         assert time.monotonic() < deadline and all(process.poll() is None for process in both)
         time.sleep(0.02)
-    both[told].send_signal(number)
+    both[signaled].send_signal(number)
     said = [process.communicate(timeout=100) for process in both]
-    assert both[told].returncode == 128 + number and both[1 - told].returncode == 143, said
+    assert both[signaled].returncode == 128 + number and both[1 - signaled].returncode == 143, said
     stopped = int(re.search(r"stopped and saved at step (\d+)", said[0][1])[1])
     assert Run(workdir).step == stopped == len(rows(workdir)) < 1000, said
     fields = {"train__steps": stopped + 4, "eval__every": 1000, "model__dropout": 0.2, "data__path": small().data.path}
     loop.train(small(**fields), tmp_path / "alone", conclude=False)
-    loop.train(small(**fields), workdir, conclude=False)  # one process goes on
+    loop.train(small(**fields), workdir, conclude=False)  # one process resumes
     assert_close(losses_of(workdir), losses_of(tmp_path / "alone"))
 
 
 @pytest.mark.slow
-def test_damage_that_one_process_finds_counts_for_both(small, tmp_path):
+def test_both_processes_reject_damage_that_one_finds(small, tmp_path):
     fields = SMALL | {"data.path": small().data.path, "mesh.data": 1, "mesh.fsdp": 2, "train.steps": 4}
     fields |= {"checkpoint.every": 2, "checkpoint.keep": 2, "model.dropout": 0.2}
     arguments = [f"--config.{name}={value}" for name, value in fields.items()]
@@ -132,8 +132,8 @@ def test_damage_that_one_process_finds_counts_for_both(small, tmp_path):
         return said, [process.returncode for process in both]
 
     assert train()[1] == [0, 0]
-    whole = Run(workdir).parameters, rows(workdir)
-    for part in (workdir / "checkpoints/4/parameters/ocdbt.process_1/d").iterdir():  # which process 1 alone reads
+    before = Run(workdir).parameters, rows(workdir)
+    for part in (workdir / "checkpoints/4/parameters/ocdbt.process_1/d").iterdir():  # only process 1 reads it
         part.write_bytes(part.read_bytes()[: part.stat().st_size // 4])
     (store,) = (tmp_path / "cache1" / "tokens").glob("*/train.tokens")
     store.write_bytes(store.read_bytes()[::-1])
@@ -142,12 +142,12 @@ def test_damage_that_one_process_finds_counts_for_both(small, tmp_path):
     assert "is damaged (found by another process): set aside as" in said[0][1] and "at step 2: resuming" in said[0][1]
     assert (workdir / "damaged/checkpoints-4/parameters").is_dir()
     again = Run(workdir).parameters, rows(workdir)
-    assert again[1] == whole[1]
+    assert again[1] == before[1]
     with workdirs.locked(workdir, new=False):
         said, statuses = train()
-    # The other does not wait for the first, which is refused: it says so, or JAX, which may be faster, ends it.
+    # Process 0 is refused. Process 1 does not wait for it and ends with an error, its own or one of JAX.
     assert statuses[0] == 1 and statuses[1] != 0 and "another run trains in" in said[0][1], said
-    for left, right in zip(*map(jax.tree.leaves, (again[0], whole[0])), strict=True):
+    for left, right in zip(*map(jax.tree.leaves, (again[0], before[0])), strict=True):
         np.testing.assert_array_equal(left, right)
 
 
@@ -156,16 +156,16 @@ def losses_of(workdir):
 
 
 def start_all(jobs, timeout):
-    """Lets the processes of a job meet, as threads, and gives what each of them raises."""
+    """Connect the processes of a job, as threads, and return {index: error message}."""
     raised = {}
 
-    def meet(index, job):
+    def connect(index, job):
         try:
             processes.start(*job, timeout)
         except UserError as error:
             raised[index] = str(error)
 
-    threads = [threading.Thread(target=meet, args=item) for item in enumerate(jobs)]
+    threads = [threading.Thread(target=connect, args=item) for item in enumerate(jobs)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -175,31 +175,31 @@ def start_all(jobs, timeout):
 
 @pytest.fixture
 def joined(monkeypatch):
-    """Gives the arguments that JAX is started with, instead of starting it."""
+    """Record the arguments of jax.distributed.initialize instead of calling it."""
     calls = []
-    monkeypatch.setattr(errors, "waits_for_others", False)  # which a start changes: put back after the test
+    monkeypatch.setattr(errors, "waits_for_others", False)  # processes.start changes it; restored after the test
     monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **_: calls.append(arguments))
     return calls
 
 
-def test_processes_meet_before_jax_is_started(joined):
+def test_processes_connect_before_jax_is_started(joined):
     address = f"localhost:{free_port()}"
     assert start_all([(address, 3, number) for number in (2, 0, 1)], timeout=20) == {}
     assert sorted(joined) == [(address, 3, number, None) for number in range(3)]
 
 
-def test_who_is_missing_is_named_by_all_who_are_there(joined):
+def test_missing_processes_are_named_by_the_others(joined):
     address = f"127.0.0.1:{free_port()}"
     raised = start_all([(address, 4, 0), (address, 4, 2)], timeout=1)
     expected = f"--coordinator={address}: process 1, 3 of 4 did not connect within 1 s; start every process, or"
     waits = "still waits for other processes"
     assert raised[0].startswith(expected) and (raised[1].startswith(expected) or waits in raised[1])
-    nobody = start_all([(address, 4, 2)], timeout=0.5)[0]
-    assert nobody.startswith(f"--coordinator: process 0 at {address} does not answer after 0.5 s (this is process 2 of")
+    absent = start_all([(address, 4, 2)], timeout=0.5)[0]
+    assert absent.startswith(f"--coordinator: process 0 at {address} does not answer after 0.5 s (this is process 2 of")
     assert not joined
 
 
-def test_strangers_and_double_numbers_at_the_port(joined):
+def test_other_clients_are_ignored_and_conflicts_refused(joined):
     port = free_port()
     first = threading.Thread(target=start_all, args=([(f"localhost:{port}", 2, 0)], 20))
     first.start()
@@ -241,13 +241,13 @@ def test_a_port_that_is_taken_is_named(joined):
         (("node1:1", 2, 2), r"--process_id: found 2; must be in 0\.\.1"),
     ],
 )
-def test_flags_that_can_not_be(joined, job, message):
+def test_invalid_flags_are_refused(joined, job, message):
     with pytest.raises(UserError, match=message):
         processes.start(*job, 1)
     assert not joined
 
 
-def test_a_process_alone_starts_nothing(joined, monkeypatch):
+def test_a_single_process_does_not_start_jax_distributed(joined, monkeypatch):
     assert [processes.start(*job) for job in ((None, None, None), (None, 1, None), ("localhost:1", 1, 0))] == [0, 0, 0]
     slurm = {"JOB_ID": "7", "STEP_NODELIST": "localhost", "NTASKS": "1", "PROCID": "0", "LOCALID": "0"}
     for name, value in slurm.items():
@@ -255,7 +255,7 @@ def test_a_process_alone_starts_nothing(joined, monkeypatch):
     assert processes.start(None, None, None) == 0 and not joined
 
 
-def test_slurm_says_who_is_who(joined, monkeypatch):
+def test_slurm_sets_the_coordinator_and_the_process_id(joined, monkeypatch):
     slurm = {"JOB_ID": "7", "STEP_NODELIST": "node[03-04],x", "NTASKS": "16", "PROCID": "9", "LOCALID": "1"}
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
@@ -263,7 +263,7 @@ def test_slurm_says_who_is_who(joined, monkeypatch):
     assert processes.start(None, None, None) == 9
     ((address, *rest),) = joined
     assert re.fullmatch(r"node03:\d+", address) and rest == [16, 9, [1]]
-    assert processes.start(None, 1, None) == 0 and len(joined) == 1, "the flag is stronger"
+    assert processes.start(None, 1, None) == 0 and len(joined) == 1, "the flag overrides Slurm"
 
 
 def test_a_missing_host_ends_the_command_in_one_line(tmp_path):

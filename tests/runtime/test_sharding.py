@@ -1,4 +1,4 @@
-"""The mesh and the rules: the same numbers on every shape, all really divided, and one line where it can't be."""
+"""The mesh and the sharding rules: equal results on every mesh, sizes of shards, and one-line errors."""
 
 import jax
 import numpy as np
@@ -27,16 +27,16 @@ SMALL_MODEL = {
 }
 
 
-def on(small, mesh):
+def config_on(small, mesh):
     return small(**SMALL_MODEL, **dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True)))
 
 
-def like(config):
+def abstract_state(config):
     return states.abstract(config, VOCAB, sharding.make_mesh(*config.mesh.sizes))[1]
 
 
 def first_state(config):
-    return states.create(config, VOCAB, like(config))
+    return states.create(config, VOCAB, abstract_state(config))
 
 
 def train(config, state):
@@ -50,30 +50,30 @@ def train(config, state):
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """Holds what one device gives, once it was asked for: the first state, the last, and the metrics."""
+def one_device():
+    """Return a dict that caches the results of one device: the first state, the last state and the metrics."""
     return {}
 
 
 @pytest.mark.parametrize(
     "mesh", [pytest.param(mesh, id=str(mesh), marks=() if mesh in QUICK else pytest.mark.slow) for mesh in EIGHT]
 )
-def test_eight_devices_equal_one_on_every_mesh(small, mesh, alone):
-    if not alone:
-        config = on(small, (1, 1, 1))
-        alone["first"] = jax.tree.map(np.asarray, first_state(config))
-        alone["last"], alone["history"] = train(config, first_state(config))
-    config = on(small, mesh)
-    if mesh == (2, 2, 2):  # drawn where it lies; on the other meshes put there, which takes no compilation
+def test_eight_devices_equal_one_on_every_mesh(small, mesh, one_device):
+    if not one_device:
+        config = config_on(small, (1, 1, 1))
+        one_device["first"] = jax.tree.map(np.asarray, first_state(config))
+        one_device["last"], one_device["history"] = train(config, first_state(config))
+    config = config_on(small, mesh)
+    if mesh == (2, 2, 2):  # initialized on this mesh; other meshes get a copy, which compiles nothing
         first = first_state(config)
-        assert_close(first, alone["first"], tolerance=0)
+        assert_close(first, one_device["first"], tolerance=0)
     else:
-        first = jax.device_put(alone["first"], jax.tree.map(lambda leaf: leaf.sharding, like(config)))
+        first = jax.device_put(one_device["first"], jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config)))
     many, history = train(config, first)
-    assert_close(many, alone["last"])
-    assert_close(history, alone["history"])
+    assert_close(many, one_device["last"])
+    assert_close(history, one_device["history"])
 
-    # Stated here once more, by hand: how many parts each array has, and that a device holds one of them.
+    # The number of shards of each array, written out by hand. Each device holds one of them.
     _, fsdp, tensor = mesh
     parts = {
         "attention/query/kernel": fsdp * tensor,
@@ -106,21 +106,21 @@ def test_blockwise_attention_and_bfloat16_equal_one_device(small, dtype, toleran
             **SMALL_MODEL | fields, **dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
         )
         histories.append(train(config, first_state(config))[1])
-    for alone, together in zip(*histories, strict=True):
-        assert together == pytest.approx(alone, rel=tolerance)
+    for single, several in zip(*histories, strict=True):
+        assert several == pytest.approx(single, rel=tolerance)
 
 
-def test_a_batch_is_divided_by_rows(small):
+def test_a_batch_is_sharded_by_rows(small):
     for mesh in ((2, 2, 2), (1, 4, 2)):
-        config = on(small, mesh)
+        config = config_on(small, mesh)
         batch = make_batch(config)
         put = sharding.put_batch(batch, sharding.make_mesh(*config.mesh.sizes))
         rows = 8 // (mesh[0] * mesh[1])
         assert {shard.data.shape for shard in put["inputs"].addressable_shards} == {(rows, 8)}
         np.testing.assert_array_equal(put["inputs"], batch["inputs"])
-        whole = sharding.put_whole(batch, sharding.make_mesh(*config.mesh.sizes))
-        assert whole["inputs"].sharding == put["inputs"].sharding
-        np.testing.assert_array_equal(whole["targets"], batch["targets"])
+        from_global = sharding.put_whole(batch, sharding.make_mesh(*config.mesh.sizes))
+        assert from_global["inputs"].sharding == put["inputs"].sharding
+        np.testing.assert_array_equal(from_global["targets"], batch["targets"])
 
 
 @pytest.mark.parametrize(
@@ -128,19 +128,19 @@ def test_a_batch_is_divided_by_rows(small):
     [
         (range(8), (8, 1, 1), {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}),
         (range(8), (2, 2, 2), {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}),
-        ((0, 4, 1, 5, 2, 6, 3, 7), (2, 2, 2), {0: range(8), 1: range(8)}),  # tensor across hosts: the same rows
-        ((0, 1, 4, 5, 2, 3, 6, 7), (4, 1, 2), {0: [0, 1, 4, 5], 1: [2, 3, 6, 7]}),  # as a torus may lie
+        ((0, 4, 1, 5, 2, 6, 3, 7), (2, 2, 2), {0: range(8), 1: range(8)}),  # tensor across hosts: all rows on both
+        ((0, 1, 4, 5, 2, 3, 6, 7), (4, 1, 2), {0: [0, 1, 4, 5], 1: [2, 3, 6, 7]}),  # a possible order on a torus
     ],
     ids=str,
 )
 def test_a_host_reads_the_rows_of_its_own_devices(monkeypatch, order, shape, hosts):
     mesh = Mesh(np.array(jax.devices())[list(order)].reshape(shape), sharding.AXES)
     place = type(sharding.batch_sharding(mesh))
-    everyone = place.addressable_devices_indices_map
+    all_indices = place.addressable_devices_indices_map
     for host, rows in hosts.items():
 
         def own(self, size, host=host):
-            return {device: index for device, index in everyone(self, size).items() if device.id // 4 == host}
+            return {device: index for device, index in all_indices(self, size).items() if device.id // 4 == host}
 
         with monkeypatch.context() as patch:
             patch.setattr(place, "addressable_devices_indices_map", own)
@@ -161,7 +161,7 @@ def test_every_parameter_has_a_rule(small):
 
 
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (16, 1, 1), (-1, 3, 1), (-1, 16, 1), (2, 2, 1)])
-def test_a_mesh_of_another_number_of_devices_is_refused(mesh):
+def test_a_mesh_of_a_wrong_number_of_devices_is_refused(mesh):
     product = " × ".join(map(str, mesh))
     message = f"^mesh: found data × fsdp × tensor = {product}, and this machine has 8 devices; the product must be that"
     with pytest.raises(UserError, match=message):
@@ -178,10 +178,10 @@ def test_a_mesh_of_another_number_of_devices_is_refused(mesh):
         ((1, 2, 4), 6, (3, 2, 1)),
     ],
 )
-def test_a_run_is_read_on_a_mesh_of_all_devices_that_are_here(small, monkeypatch, asked, devices, mesh):
+def test_the_reading_mesh_uses_all_visible_devices(small, monkeypatch, asked, devices, mesh):
     here = jax.devices()[:devices]
     monkeypatch.setattr(jax, "devices", lambda: here)
-    assert tuple(sharding.make_reading_mesh(*on(small, asked).mesh.sizes[1:]).shape.values()) == mesh
+    assert tuple(sharding.make_reading_mesh(*config_on(small, asked).mesh.sizes[1:]).shape.values()) == mesh
 
 
 def test_all_sizes_that_the_mesh_does_not_divide_are_named():
@@ -209,7 +209,7 @@ def test_all_sizes_that_the_mesh_does_not_divide_are_named():
     assert configs.load("configs/default.py", fits).mesh.tensor == 4
 
 
-def test_a_batch_is_put_before_the_one_ahead_of_it_is_used():
+def test_the_next_batch_is_put_before_this_one_is_used():
     mesh = sharding.make_mesh(4, 2, 1)
     asked = []
     batches = ({"inputs": np.full((8, 3), asked.append(step) or step)} for step in range(3))
