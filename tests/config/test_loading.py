@@ -1,4 +1,4 @@
-"""Configs are read strictly, unset fields are filled in, and every field is used."""
+"""Configs: strict reading, defaults of unset fields, one-line errors, and the use of every field."""
 
 import dataclasses
 import itertools

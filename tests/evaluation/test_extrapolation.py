@@ -34,7 +34,7 @@ def measure(small, monkeypatch):
 
 def loss_of_one(model, tokens, start, target):
     """Return the loss (nats) of one target given tokens[start:target], from a separate forward pass."""
-    context = np.zeros((1, 24), int)  # one shape, compiled once; a causal model does not see the padding
+    context = np.zeros((1, 24), int)  # one shape, compiled once; the causal mask hides the padding
     context[0, : target - start] = tokens[start:target]
     logits_BLV = model.logits(jnp.array(context))[:, target - start - 1 : target - start]
     return float(losses.nll(logits_BLV, jnp.array([[tokens[target]]]))[0, 0])

@@ -163,7 +163,7 @@ def test_draws_follow_the_softmax_at_the_temperature():
         ({"prompts": [[1], []]}, "prompt: found no token"),
     ],
 )
-def test_values_out_of_range_are_named(arguments, message):
+def test_values_out_of_range_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         generation.generate(make(), **({"prompts": [[1]], "length": 3} | arguments))
 

@@ -92,6 +92,6 @@ def test_repeated_tokens_are_less_likely():
         ({"repetition_penalty": 0.0}, r"repetition_penalty: found 0\.0; must be above 0, and finite"),
     ],
 )
-def test_values_out_of_range_are_named(fields, message):
+def test_values_out_of_range_are_refused(fields, message):
     with pytest.raises(UserError, match=message):
         Sampling(**fields)

@@ -158,7 +158,7 @@ def test_sinusoid_scores_depend_on_more_than_the_offset():
     assert abs(rows[0] @ rows[1] - rows[2] @ rows[3]) > 1
 
 
-def test_rope_rotates_planes_and_keeps_lengths():
+def test_rope_rotates_pairs_and_keeps_norms():
     encoding = make("rope", **{"rope.fraction": 0.5, "rope.base": 100.0})
     x_BLHK = jax.random.normal(jax.random.key(0), (2, 7, 2, 64))
     at = jnp.array([[0, 3, 1, 9, 27, 81, 243], [5, 4, 3, 2, 1, 0, 0]])

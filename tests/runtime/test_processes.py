@@ -77,7 +77,7 @@ def test_two_processes_train_as_one(small, tmp_path):
     assert "Validation loss" in said[0][0] and "continued by the model" in said[0][0]
     assert "alidation" not in said[1][0] and said[1][1] == "", "only process 0 writes output"
 
-    # Two processes train the same steps as one, also when one resumes from the checkpoint of two, or two of one.
+    # One and two processes give the same numbers, also if either resumes the other's run.
     assert [row["step"] for row in rows(two)] == [1, 2, 3, 4]
     assert_close(rows(two), rows(one)[:4])
     assert_close(Run(two).parameters, Run(one, checkpoint="4").parameters)

@@ -13,7 +13,7 @@ from mini_gpt.training import state as states
 from mini_gpt.training.state import make_train_step
 from tests.training.test_step import VOCAB, assert_close, make_batch
 
-EIGHT = [(2**i, 2**j, 2 ** (3 - i - j)) for i in range(4) for j in range(4 - i)]
+MESHES = [(2**i, 2**j, 2 ** (3 - i - j)) for i in range(4) for j in range(4 - i)]
 QUICK = [(8, 1, 1), (1, 8, 1), (2, 2, 2)]
 SMALL_MODEL = {
     "context_length": 8,
@@ -56,7 +56,7 @@ def one_device():
 
 
 @pytest.mark.parametrize(
-    "mesh", [pytest.param(mesh, id=str(mesh), marks=() if mesh in QUICK else pytest.mark.slow) for mesh in EIGHT]
+    "mesh", [pytest.param(mesh, id=str(mesh), marks=() if mesh in QUICK else pytest.mark.slow) for mesh in MESHES]
 )
 def test_eight_devices_equal_one_on_every_mesh(small, mesh, one_device):
     if not one_device:
@@ -147,7 +147,7 @@ def test_a_host_reads_the_rows_of_its_own_devices(monkeypatch, order, shape, hos
             assert sharding.host_rows(8, mesh) == list(rows)
 
 
-def test_every_parameter_has_a_rule(small):
+def test_every_parameter_has_a_sharding_rule(small):
     for position in ("none", "learned", "sinusoidal", "rope", "alibi", "t5"):
         for extra in (
             {},
