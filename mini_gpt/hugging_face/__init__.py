@@ -1,1 +1,1 @@
-"""Runs to and from the files of Hugging Face Transformers. Imports all rooms before it."""
+"""Export runs to Hugging Face Transformers, and import its models. Imports all packages but commands."""

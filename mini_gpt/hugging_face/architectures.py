@@ -1,4 +1,4 @@
-"""The Transformers architectures that have the blocks of this project: fields of config.json, and names of tensors."""
+"""The supported Transformers architectures: their fields of config.json and their tensor names."""
 
 import operator
 from typing import Any, ClassVar
@@ -8,7 +8,7 @@ from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Tensor
 from mini_gpt.runtime.errors import UserError, shown
 
-# Values that all of them need. Fields that only training reads, such as dropout, are not checked.
+# Values that all architectures need. Fields for training only, such as dropout, are not checked.
 NEEDED = {
     "causal": True,
     "norm_placement": "pre",
@@ -24,13 +24,13 @@ LAYER = ("attention_norm", QKV, "attention/out", "mlp_norm", "mlp/up", "mlp/down
 
 
 class Architecture:
-    """The fields of config.json and the tensors of one architecture. Dicts map Transformers' names to ours.
+    """The fields of config.json and the tensors of one architecture. Dicts map Transformers' names to mini_gpt's.
 
-    context: the field of the context length, and its default. sizes: the fields for SIZES, perhaps without the last.
-    fixed: fields with one supported value. if_missing: the value of a missing one, if it is another. exported: other
-    fields, which are written and not read. activations: the first name of each of ours is written.
-    prefix: of tensor names; missing in files that were saved without the output layer. buffers: a pattern of tensors to
-    skip. layer: the module for each of `parameters`; one module may join several of ours.
+    context: the field of the context length, and its default. sizes: the fields for SIZES; the last may be missing.
+    fixed: fields with one supported value. if_missing: Transformers' default of such a field, if it differs. exported:
+    fields that are written but not read. activations: an export writes the first name that matches.
+    prefix: start of all tensor names; files without an output layer lack it. buffers: pattern of tensors to skip.
+    layer: the module for each entry of `parameters`; one module may join several parameters.
     """
 
     model_type: str  # in config.json
@@ -38,7 +38,7 @@ class Architecture:
     class_name: str
     position: str
     norm = "layernorm"
-    activation_field: str | None = None  # None: there is one activation, which config.json does not name
+    activation_field: str | None = None  # None: config.json has no field for the activation
     activation_by_default = "gelu"
     activations: ClassVar[dict[str, str]] = GELUS
     always_biased = False
@@ -62,7 +62,7 @@ class Architecture:
     interleaved = False  # queries, keys and values are interleaved by head
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        """Return {model field of ours: its supported values}."""
+        """Return the supported values of fields of `ModelConfig`."""
         activations = tuple(dict.fromkeys(self.activations.values()))
         own = {"norm": (self.norm,), "activation": activations, "num_kv_heads": (model.num_heads,)}
         return {name: (value,) for name, value in NEEDED.items()} | own
@@ -78,7 +78,7 @@ class Architecture:
         return {self.context[0]: config.context_length} | values | self.fixed
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        """Return the equivalent config fields of ours. Raises UserError for an unsupported setting."""
+        """Return the equivalent fields of mini_gpt's config. Raises UserError for an unsupported setting."""
         settings.require(self.fixed, self.if_missing)
         sizes = map(settings.whole, self.sizes, self.sizes_by_default)
         given = {f"model.{ours}": size for ours, size in zip(SIZES, sizes, strict=False)}
@@ -108,7 +108,7 @@ class Architecture:
         return listed + ([] if model.tie_embeddings else [Tensor(f"{self.head}.weight", ("unembedding",))])
 
     def _module(self, name: str, paths: list[str], model: ModelConfig) -> list[Tensor]:
-        """Return the weight, and the bias if there is one, of a norm, or of a linear layer that joins ours."""
+        """Return the weight, and the bias if any, of a norm or of a linear layer that joins `paths`."""
         is_norm = paths[0].endswith("norm")
         heads = model.num_heads if self.interleaved and len(paths) > 1 else None
         weights = tuple(f"{path}/{'scale' if is_norm else 'kernel'}" for path in paths)
@@ -119,7 +119,7 @@ class Architecture:
 
 
 class Rotary(Architecture):
-    """An architecture with RoPE. Queries and keys are stored half-split, as ours."""
+    """An architecture with RoPE. Queries and keys are half-split, as in mini_gpt."""
 
     position = "rope"
     activation_field = "hidden_act"
@@ -131,7 +131,7 @@ class Rotary(Architecture):
     fraction_by_default: float
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        # No YaRN: its ramp is linear in the index of a pair in Transformers, but in rotations in the paper and here.
+        # No YaRN: Transformers' ramp is linear in the pair index. The ramp of the paper is linear in rotations.
         return super().supported(model) | {"rope.scaling": ("none", "linear", "ntk")}
 
     def describe(self, config: Config) -> dict[str, Any]:
@@ -142,9 +142,9 @@ class Rotary(Architecture):
         return super().describe(config) | {self.base_field: base, "rope_scaling": scaling}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        """Read rope_scaling and its neighbours, or rope_parameters (Transformers 5)."""
+        """Return also the fields of RoPE, from rope_scaling or from rope_parameters (Transformers 5)."""
         old = settings.section("rope_scaling")
-        found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 chooses
+        found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 does
         kind_field = "rope_type" if "rope_type" in found.values else "type"
         kind = found.get(kind_field, "default")
         if kind not in ("default", "linear"):
@@ -162,7 +162,7 @@ class Rotary(Architecture):
 
 
 class GPT2(Architecture):
-    """GPT-2 (Radford et al. 2019): learned positions. Its matrices are stored [in, out], as ours."""
+    """GPT-2 (Radford et al. 2019): learned positions. Matrices are stored [in, out], as in mini_gpt."""
 
     model_type, title, class_name, position = "gpt2", "GPT-2", "GPT2LMHeadModel", "learned"
     always_biased = tied_by_default = True
@@ -243,7 +243,7 @@ class Llama(Rotary):
         return super().supported(model) | {"num_kv_heads": (model.num_kv_heads,), "rope.fraction": (1.0,)}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        for where in (settings, settings.section("rope_parameters")):  # Transformers' Llama ignores it
+        for where in (settings, settings.section("rope_parameters")):  # Transformers' Llama ignores this field
             where.require({"partial_rotary_factor": 1.0})
         fields, biased = super().fields(settings), settings.boolean("attention_bias", False)
         heads = fields["model.num_heads"]
@@ -254,7 +254,7 @@ class Llama(Rotary):
 
 
 class MPT(Architecture):
-    """MPT (MosaicML 2023), without biases: ALiBi, with the paper's slopes for any number of heads, as ours."""
+    """MPT (MosaicML 2023) without biases: ALiBi with the paper's slopes for any number of heads."""
 
     model_type, title, class_name, position = "mpt", "MPT", "MptForCausalLM", "alibi"
     tied_by_default = True

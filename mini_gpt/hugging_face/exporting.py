@@ -52,11 +52,11 @@ def write_model(
 ) -> None:
     """Write config.json and model.safetensors.
 
-    order: our token id of each exported id; None if they are equal. ids: fields of config.json that are token ids.
+    order: mini_gpt's id of each exported token id; None if they are equal. ids: the token ids in config.json.
     Raises UserError if no architecture can express the model.
     """
     architecture = architectures.choose(config.model)
-    model, arrays = _expressible(config.model, vocab_size, parameters, biased=architecture.always_biased)
+    model, arrays = _equivalent(config.model, vocab_size, parameters, biased=architecture.always_biased)
     if order is not None:
         arrays |= {name: arrays[name][order] for name in ("embedding", "unembedding") if name in arrays}
     described = {
@@ -75,17 +75,17 @@ def write_model(
     tensors = architecture.tensors(model)
     packed = {tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in tensors}
     save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / WEIGHTS).chmod(0o644)  # as the other files; safetensors lets only the owner read it
+    (directory / WEIGHTS).chmod(0o644)  # safetensors makes it readable only by its owner
 
 
-def _expressible(
+def _equivalent(
     model: ModelConfig, vocab_size: int, parameters: Parameters, *, biased: bool
 ) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Return an equal model in fields that the architectures have, and its parameters by path."""
+    """Return an equivalent model that the architectures can express, and its parameters by path."""
     one_by_one = model_parameters.with_layers(parameters, stacked=False)
     listed = jax.tree_util.tree_leaves_with_path(jax.device_get(one_by_one))
     arrays = {model_parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
-    if model.scale_embeddings:  # scale the table itself, which then differs from the table of the logits
+    if model.scale_embeddings:  # a scaled embedding table can't be tied to the logits
         arrays.setdefault("unembedding", arrays["embedding"])
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(model.d_model))
         model = dataclasses.replace(model, scale_embeddings=False, tie_embeddings=False)

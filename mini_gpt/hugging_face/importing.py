@@ -1,4 +1,4 @@
-"""Import a directory that Transformers has written, as a run to evaluate, sample and train on."""
+"""Import a directory of Transformers as a run, to evaluate it, sample from it or train it further."""
 
 import contextlib
 import dataclasses
@@ -31,14 +31,14 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
 
 INDEX = f"{WEIGHTS}.index.json"
-TIED_HEADS = {"lm_head.weight", "embed_out.weight"}  # a tied table may be stored a second time
+TIED_HEADS = {"lm_head.weight", "embed_out.weight"}  # files may store a tied embedding twice
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping[str, str]) -> Config:
-    """Write a run of the model at step 0 and return its config. A failed import leaves no files.
+    """Import a model as a run at step 0, and return the config. A failed import leaves no files.
 
-    Model, context length and tokenizer come from the directory, all else from the config file with the overrides.
+    Model, context length and tokenizer come from `source`. Other fields come from the config file and the overrides.
     Raises UserError if the run exists, a file can't be read, or a setting is not supported.
     """
     if workdir.exists():
@@ -48,17 +48,17 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     vocab_size = described.whole("vocab_size")
     tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"))
     config = _config(architecture.fields(described), tokenizer, config_path, overrides)
-    with contextlib.ExitStack() as opened:  # checked first: the next steps take long for many layers
+    with contextlib.ExitStack() as opened:  # first, since the next steps are slow for many layers
         _open(source, architecture, config.model, opened)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     _, abstract_state = states.abstract(config, vocab_size, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
-    places.remember(config.data)  # the config.json of the run may name them later
+    places.remember(config.data)  # so that the run's config.json may use these paths later
     corpus = corpora.open_corpus(config.data)
-    placed = _placed(arrays, abstract_state.parameters, stacked=config.model.scan_layers)
-    state = states.first(config, placed, abstract_state)
+    parameters = _tree(arrays, abstract_state.parameters, stacked=config.model.scan_layers)
+    state = states.first(config, parameters, abstract_state)
     with files.directory_written_whole(workdir) as draft:
         workdirs.claim(draft, config, corpus, tokenizer)
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
@@ -75,7 +75,7 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
     found = configs.flatten(configs.to_dict(config))
     for name, value in given.items():
         if found[name] != value and name != "context_length":
-            raise UserError(f"{name}: found {shown(found[name])}; the model that is imported has {shown(value)}")
+            raise UserError(f"{name}: found {shown(found[name])}; the imported model has {shown(value)}")
     return config
 
 
@@ -99,10 +99,10 @@ def read_weights(
             if not np.array_equal(found[name][:], found[table][:]):
                 raise UserError(f"{source}: {name}: it differs from {table}, but {CONFIG} ties them")
         for name, tensor in wanted.items():
-            whole = np.asarray(found[name][:]).astype(np.float32)
-            if not np.isfinite(whole).all():
-                raise UserError(f"{source}: {name}: found non-finite values (NaN or infinity); fetch it again")
-            parts = tensor.unpack(whole, [shapes[path] for path in tensor.paths])
+            values = np.asarray(found[name][:]).astype(np.float32)
+            if not np.isfinite(values).all():
+                raise UserError(f"{source}: {name}: found non-finite values (NaN or infinity); download it again")
+            parts = tensor.unpack(values, [shapes[path] for path in tensor.paths])
             arrays |= dict(zip(tensor.paths, parts, strict=True))
     return arrays
 
@@ -110,7 +110,7 @@ def read_weights(
 def _open(
     source: Path, architecture: Architecture, model: ModelConfig, opened: contextlib.ExitStack
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors that the model needs, and those of the files, not read yet.
+    """Return the tensors that the model needs, and unread slices of those in the files.
 
     Raises UserError for a missing or an unexpected tensor.
     """
@@ -151,7 +151,7 @@ def _files(source: Path) -> list[str]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{source / INDEX}: not an index of files ({type(error).__name__}: {error})") from None
     if outside:
-        raise UserError(f"{source / INDEX}: found {shown(outside[0])}; must be a file beside it")
+        raise UserError(f"{source / INDEX}: found {shown(outside[0])}; must be a file in the same directory")
     return listed
 
 
@@ -163,8 +163,8 @@ def _check(where: str, found: Any, wanted: Shape) -> None:
         raise UserError(f"{where}: found {dtype}; must be one of {', '.join(FLOATS)}")
 
 
-def _placed(arrays: dict[str, np.ndarray], like: Parameters, *, stacked: bool) -> Parameters:
-    one_by_one = jax.eval_shape(lambda tree: model_parameters.with_layers(tree, stacked=False), like)
-    named = lambda path, _: jnp.asarray(arrays[model_parameters.path_name(path)])
-    tree = jax.tree_util.tree_map_with_path(named, one_by_one)
-    return model_parameters.convert_layout(tree, like, stacked=stacked)
+def _tree(arrays: dict[str, np.ndarray], shapes: Parameters, *, stacked: bool) -> Parameters:
+    one_by_one = jax.eval_shape(lambda tree: model_parameters.with_layers(tree, stacked=False), shapes)
+    leaf = lambda path, _: jnp.asarray(arrays[model_parameters.path_name(path)])
+    tree = jax.tree_util.tree_map_with_path(leaf, one_by_one)
+    return model_parameters.convert_layout(tree, shapes, stacked=stacked)

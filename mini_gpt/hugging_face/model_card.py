@@ -30,9 +30,9 @@ def text(run: Run, architecture: str) -> str:
     prompt, alphabet = "The ", ""
     if isinstance(run.tokenizer, CharacterTokenizer):
         characters = run.tokenizer.characters
-        alphabet = f" It reads {len(characters)} characters; any other is an error of the tokenizer."
+        alphabet = f" The vocabulary has {len(characters)} characters; any other character is an error."
         prompt = prompt if set(prompt) <= set(characters) else characters[0]
-    rows = "\n".join(f"| {name} | {_in_a_cell(str(value))} |" for name, value in facts.items())
+    rows = "\n".join(f"| {name} | {_table_cell(str(value))} |" for name, value in facts.items())
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -58,8 +58,8 @@ Written by mini_gpt.{alphabet}
 """
 
 
-def _in_a_cell(value: str) -> str:
-    """Return a text, perhaps from the files of a run, that adds no row, heading, link or HTML to the card."""
+def _table_cell(value: str) -> str:
+    """Replace characters that could add a row, heading, link or HTML to the card."""
     return re.sub(r"[^\w\s.,:;/+-]", "?", printable(value).replace("\n", " "))
 
 
@@ -70,7 +70,7 @@ def _measured(run: Run) -> str:
         found = files.read_json(path)
         if found["checkpoint_step"] != run.step or found["overrides"]:
             return ""
-        split = f"{_in_a_cell(found['split'])} split of {_in_a_cell(run.config.data.corpus)}"
+        split = f"{_table_cell(found['split'])} split of {_table_cell(run.config.data.corpus)}"
         size = f"{found['tokens_scored']:,} tokens, in blocks of {found['context_length']:,}"
         result = f"{found['nll']:.4f} nats a token, {found['bits_per_byte']:.4f} bits a byte"
         return f"\nOn the {split} ({size}): {result}.\n"

@@ -1,4 +1,4 @@
-"""Read a config.json of Transformers, field by field."""
+"""Read and check the fields of a Transformers config.json."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ class Settings:
     def __init__(self, path: Path, values: Any, prefix: str = ""):
         self.path, self.values, self.prefix = path, values, prefix
         where = f"{path}: {prefix.rstrip('.')}" if prefix else str(path)
-        require(isinstance(values, dict), where, values, "must be an object of fields")
+        require(isinstance(values, dict), where, values, "must be a JSON object")
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field's value, or the default if it is missing or null."""
@@ -31,7 +31,7 @@ class Settings:
         return default if value is None else value
 
     def section(self, name: str) -> "Settings":
-        """Return a field that is an object; empty if it is missing or null."""
+        """Return a section; it is empty if its field is missing or null."""
         return Settings(self.path, self.get(name, {}), f"{self.prefix}{name}.")
 
     def whole(self, name: str, default: int | None = None) -> int:
@@ -42,10 +42,10 @@ class Settings:
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return a finite number of at least 0."""
+        """Return a finite number >= 0."""
         value = self.get(name, default)
         if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
-            raise self.error(name, "must be a number of at least 0")
+            raise self.error(name, "must be a finite number >= 0")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -55,14 +55,14 @@ class Settings:
         return value
 
     def one_of(self, name: str, known: Mapping[str, str], default: str) -> str:
-        """Return our name for a field's value."""
+        """Return mini_gpt's name for a field's value."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
             raise self.error(name, f"must be {' or '.join(known)} to be imported")
         return known[value]
 
     def require(self, wanted: Mapping[str, Any], if_missing: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Raise UserError for a field with another value. A missing one has the wanted value, or that in if_missing."""
+        """Raise UserError if a field has another value. A missing field has its value in if_missing, else in wanted."""
         for name, value in wanted.items():
             if self.get(name, if_missing.get(name, value)) != value:
                 raise self.error(name, f"must be {json.dumps(value)} to be imported")
@@ -79,13 +79,13 @@ def read(path: Path) -> Settings:
     except FileNotFoundError:
         raise UserError(f"{path}: not found; name a directory that holds a model's config.json") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: no JSON ({error})") from None
+        raise UserError(f"{path}: not valid JSON ({error})") from None
 
 
 def find_file(source: Path, name: str) -> Path:
-    """Return the path of a file in a directory of Transformers. Raise UserError if it is a link out of it.
+    """Return the path of a file of a model. Raise UserError if it is a link out of the model's directory.
 
-    In the cache of the Hub, models--OWNER--NAME/snapshots/REVISION, files are links into models--OWNER--NAME/blobs.
+    In the Hub's cache, links from models--OWNER--NAME/snapshots/REVISION to models--OWNER--NAME/blobs are allowed.
     """
     parent = source.resolve().parent
     return files.file_inside(source, name, also=parent.parent / "blobs" if parent.name == "snapshots" else None)

@@ -1,4 +1,4 @@
-"""Pack parameters of ours into one tensor of a safetensors file, and unpack them."""
+"""Pack parameters into one tensor of a safetensors file, and unpack them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ Shape = tuple[int, ...]
 class Tensor:
     """A tensor's name, and the paths of the parameters that it joins along their last axis.
 
-    transposed: the matrix is stored [out, in], as in torch.nn.Linear; ours are [in, out]. heads: the parts are
-    interleaved by head, as GPT-NeoX stores queries, keys and values; None: one whole part follows the other.
+    transposed: the matrix is stored [out, in], as in torch.nn.Linear; parameters are [in, out]. heads: number of heads
+    by which the parts are interleaved, as queries, keys and values in GPT-NeoX; None: the parts are concatenated.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Tensor:
     heads: int | None = None
 
     def pack(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Join parameters into the tensor; bit for bit."""
+        """Return the tensor that joins the parameters, bit for bit."""
         if self.heads is not None:
             by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in parts]
             joined = np.stack(by_head, axis=-2).reshape(*parts[0].shape[:-1], -1)
@@ -31,7 +31,7 @@ class Tensor:
         return np.ascontiguousarray(joined.T if self.transposed else joined)
 
     def unpack(self, tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
-        """Return the parameters, of the given shapes, that the tensor joins; bit for bit."""
+        """Return the parameters that the tensor joins, in the given shapes, bit for bit."""
         joined = tensor.T if self.transposed else tensor
         if self.heads is not None:
             by_head = joined.reshape(*joined.shape[:-1], self.heads, len(shapes), -1)

@@ -1,4 +1,4 @@
-"""Tokenizers to and from a tokenizer.json, which the tokenizers library reads, within limits."""
+"""Write and read tokenizer.json, the file format of the tokenizers library."""
 
 import json
 from pathlib import Path
@@ -14,21 +14,21 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first one that is not a token yet is used
+SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first name that is not yet a token is used
 NOT_FOUND = "not found; AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes it"
 SPECIAL = ("bos_token", "unk_token", "pad_token")  # kept at import, for a later export
 
 
 def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[str, int | None]:
-    """Write the tokenizer's files; return the fields of config.json that are token ids."""
-    model, end = _in_the_library(tokenizer)
+    """Write the tokenizer's files. Return the token ids of config.json by field."""
+    model, end = _library_tokenizer(tokenizer)
     model.save(str(directory / FILE))
     name = model.id_to_token(end)
     special = {"bos_token": name, "eos_token": name, "pad_token": name} | getattr(tokenizer, "special", {})
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
-        "padding_side": "left",  # so that texts of different lengths can be continued
+        "padding_side": "left",  # for the generation of several texts at once
         "model_max_length": context_length,
         "clean_up_tokenization_spaces": False,
     }
@@ -37,8 +37,8 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[st
     return ids | {"eos_token_id": end}
 
 
-def _in_the_library(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
-    """Return the library's equal tokenizer, and the id of the token that ends a document."""
+def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
+    """Return an equivalent tokenizer of the library, and the id of the token that ends a document."""
     if isinstance(tokenizer, ByteTokenizer):
         model = library.Tokenizer(models.BPE(ours.byte_alphabet(), []))
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -61,14 +61,14 @@ def _in_the_library(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
 def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
     """Read the tokenizer of a model with `vocab_size` ids.
 
-    end: eos_token_id of config.json, the token that ends a document; the first of a list; None: read it from
-    tokenizer_config.json. Raises UserError, naming the file, if its tokens are not made of bytes or characters.
+    end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
+    tokenizer_config.json. Raises UserError if a file is invalid, or a token is neither bytes nor one character.
     """
     path = find_file(directory, FILE)
     try:
         values = files.read_json(path)
         if isinstance(values, dict):
-            values |= {"truncation": None, "padding": None}  # settings of the other program
+            values |= {"truncation": None, "padding": None}  # texts must be encoded in full
         model = ours.parse(values)
         described = json.loads(model.to_str())
     except FileNotFoundError:
@@ -94,10 +94,10 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
         if any(len(c) != 1 for c in characters) or [vocabulary[c] for c in characters] != list(range(vocab_size - 1)):
             raise UserError(f"{path}: model.type: found WordLevel; each token must be one character")
         return CharacterTokenizer("".join(characters))
-    falls_back = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
-    of_bytes = kind == "BPE" and (falls_back or "ByteLevel" in json.dumps(described["decoder"]))
-    require(of_bytes, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
-    plain = json.loads(_in_the_library(ByteTokenizer())[0].to_str())
+    has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
+    is_byte_level = kind == "BPE" and (has_all_bytes or "ByteLevel" in json.dumps(described["decoder"]))
+    require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
+    plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
     same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
     if same and end == vocab_size - 1 == len(vocabulary):
         return ByteTokenizer()
@@ -108,13 +108,13 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
 
 
 def _names(directory: Path) -> dict[str, str]:
-    """Return the special tokens of tokenizer_config.json by their fields' names."""
+    """Return the special tokens of tokenizer_config.json by field."""
     try:
-        said = files.read_json(find_file(directory, CONFIG))
+        config = files.read_json(find_file(directory, CONFIG))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
         raise UserError(f"{directory / CONFIG}: not valid JSON ({error})") from None
-    named = {name: said.get(name) for name in (*SPECIAL, "eos_token")} if isinstance(said, dict) else {}
+    named = {name: config.get(name) for name in (*SPECIAL, "eos_token")} if isinstance(config, dict) else {}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -139,7 +139,7 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
         ),
         ("llama", {"rope_parameters": {"rope_theta": 10**400}}, r"rope_theta: found 1000.*; must be a number of at le"),
         ("llama", {"vocab_size": 2**40, "hidden_size": 2**40}, r"hidden_size: found 1099511627776; must be a whole n"),
-        ("llama", {"rope_parameters": 3}, r"rope_parameters: found 3; must be an object of fields"),
+        ("llama", {"rope_parameters": 3}, r"rope_parameters: found 3; must be a JSON object"),
         (
             "gpt_neox",
             {"use_parallel_residual": True},
@@ -159,7 +159,7 @@ def test_unsupported_settings_are_refused(model_type, changes, message, tmp_path
         read(tmp_path, model_type, **changes)
 
 
-@pytest.mark.parametrize("text, message", [("{", "no JSON"), ("[1]", "must be an object"), (None, "not found")])
+@pytest.mark.parametrize("text, message", [("{", "valid JSON"), ("[1]", "must be a JSON object"), (None, "not found")])
 def test_a_broken_config_json_is_refused(text, message, tmp_path):
     if text is not None:
         (tmp_path / "config.json").write_text(text)

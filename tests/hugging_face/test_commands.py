@@ -130,7 +130,7 @@ def test_errors_are_one_line_and_nothing_is_written(run, out, imports, monkeypat
     (tmp_path / "there").mkdir()
     assert imports(workdir="there") == f"error: --workdir: {tmp_path / 'there'} exists; name a new directory"
     message = imports("--config.model.d_model=64")
-    assert message == "error: model.d_model: found 64; the model that is imported has 32"
+    assert message == "error: model.d_model: found 64; the imported model has 32"
     message = imports("--config.context_length=64")
     assert "context_length: found 64; learned positions end at model.max_positions (32)" in message
     assert "config.json: not found; name a directory that holds" in imports(source=tmp_path)

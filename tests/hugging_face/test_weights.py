@@ -144,8 +144,8 @@ def test_a_truncated_weight_file_is_refused(kept, tmp_path):
     [
         (None, r"model.safetensors: not found; .* never from pickle"),
         ("[]", r"index.json: not an index of files \(TypeError"),
-        ('{"weight_map": {"a": "../a"}}', r"index.json: found '../a'; must be a file beside it"),
-        ('{"weight_map": {"a": ".."}}', r"index.json: found '..'; must be a file beside it"),
+        ('{"weight_map": {"a": "../a"}}', r"index.json: found '../a'; must be a file in the same directory"),
+        ('{"weight_map": {"a": ".."}}', r"index.json: found '..'; must be a file in the same directory"),
         ('{"weight_map": {"a": "a"}}', r"out/a: not found; model.safetensors.index.json names it"),
     ],
 )
