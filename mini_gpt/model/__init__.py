@@ -1,4 +1,4 @@
-"""Tokens in, logits out. Imports runtime and config."""
+"""The model, which computes logits from tokens. Imports runtime and config."""
 
 from mini_gpt.model.gpt import MiniGPT
 

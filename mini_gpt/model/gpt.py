@@ -1,6 +1,6 @@
 """The mini-GPT: embeddings, blocks, logits.
 
-Shape suffixes, one letter an axis, here and everywhere:
+Shape suffixes of names in all modules, one letter per axis:
     B batch    L sequence (queries)    S keys    D model width, d_model    N layers
     H heads    G key-value heads       K width of one head    F feed-forward width    V vocabulary
 """
@@ -25,7 +25,7 @@ from mini_gpt.model.xla_workarounds import recompute_in_backward
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 
-# {model.remat: what a block saves for its gradient}; the rest is recomputed. Products of weights cost the most.
+# {model.remat: what a block saves for its backward pass}; the rest is recomputed. Matrix products cost the most.
 SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
@@ -39,7 +39,7 @@ ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
 
 
 class Inputs(NamedTuple):
-    """A batch of tokens, with positions 0..L-1 and one segment unless given; attention stays inside a segment."""
+    """A batch of tokens, by default with positions 0..L-1 and one segment. Attention stays within a segment."""
 
     tokens_BL: jax.Array
     positions_BL: jax.Array | None = None
@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """One block's values: its attention maps, the residual stream before and after it, its feed-forward units."""
+    """A block's attention maps, the residual stream before and after it, and its feed-forward activations."""
 
     attention: AttentionMaps
     before_BLD: jax.Array
@@ -56,7 +56,7 @@ class Trace(NamedTuple):
 
 
 class Mlp(nnx.Module):
-    """The feed-forward sublayer: two products around an activation, or SwiGLU with three (Shazeer 2020)."""
+    """The feed-forward sublayer: two linear layers with an activation between, or SwiGLU with three (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
         self.config = config
@@ -68,14 +68,14 @@ class Mlp(nnx.Module):
     def units(self, x_BLD: jax.Array) -> jax.Array:
         """Return units_BLF, the output of the activation."""
         activate = ACTIVATIONS[self.config.activation]
-        if self.config.scan_layers:  # a scan saves all that a gradient needs: five arrays for gelu, or only its input
+        if self.config.scan_layers:  # else a scan saves five arrays for gelu, not only its input
             activate = recompute_in_backward(activate)
         gate = [self.gate(x_BLD)] if self.config.activation == "swiglu" else []
         return activate(*gate, self.up(x_BLD))
 
 
 class Block(nnx.Module):
-    """Attention, then the feed-forward, each in its residual branch: pre x + f(norm(x)), post norm(x + f(x))."""
+    """Attention, then the feed-forward, each in a residual branch: x + f(norm(x)) (pre) or norm(x + f(x)) (post)."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
         self.config = config
@@ -85,26 +85,26 @@ class Block(nnx.Module):
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Trace]:
-        """Return (x_BLD, keys and values for a cache, trace)."""
+        """Return (x_BLD, keys and values to cache, trace)."""
         keys = [None] * 3 if options.dropout_key is None else list(jax.random.split(options.dropout_key, 3))
         before_BLD, options = x_BLD, options._replace(dropout_key=keys[0])
-        added_BLD, cache, maps = self.attention(self._enter(x_BLD, self.attention_norm), context, options)
-        x_BLD = self._add(x_BLD, added_BLD, self.attention_norm, keys[1])
-        units_BLF = self.mlp.units(self._enter(x_BLD, self.mlp_norm))
-        x_BLD = self._add(x_BLD, self.mlp.down(units_BLF), self.mlp_norm, keys[2])
+        added_BLD, cache, maps = self.attention(self._branch_input(x_BLD, self.attention_norm), context, options)
+        x_BLD = self._add_branch(x_BLD, added_BLD, self.attention_norm, keys[1])
+        units_BLF = self.mlp.units(self._branch_input(x_BLD, self.mlp_norm))
+        x_BLD = self._add_branch(x_BLD, self.mlp.down(units_BLF), self.mlp_norm, keys[2])
         return x_BLD, cache, Trace(maps, before_BLD, x_BLD, units_BLF)
 
-    def _enter(self, x_BLD, norm) -> jax.Array:
+    def _branch_input(self, x_BLD, norm) -> jax.Array:
         return norm(x_BLD) if self.config.norm_placement == "pre" else x_BLD
 
-    def _add(self, x_BLD, added_BLD, norm, key) -> jax.Array:
+    def _add_branch(self, x_BLD, added_BLD, norm, key) -> jax.Array:
         added_BLD = dropout(added_BLD, self.config.sublayer_dropout, key)
         x_BLD = x_BLD + added_BLD if self.config.residual else added_BLD
         return x_BLD if self.config.norm_placement == "pre" else norm(x_BLD)
 
 
 class MiniGPT(nnx.Module):
-    """A decoder, or with `causal=False` an encoder, over a vocabulary; parameters are float32, products in `dtype`."""
+    """A decoder, or an encoder if not `causal`. Parameters are float32, matrix products are in `dtype`."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
         self.config = config
@@ -113,13 +113,13 @@ class MiniGPT(nnx.Module):
         std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
         init = nnx.initializers.normal(std)
         self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
-        # Layers share encodings of one name: the tree has each parameter once.
+        # Layers with the same encoding share one module, so that the tree has each parameter once.
         names = dict.fromkeys(config.position_pattern)
         self.positions = nnx.Dict(**{name: ENCODINGS[name](config, rngs=rngs) for name in names})
         make_block = lambda rngs: Block(config, self.dtype, rngs=rngs)
         self.blocks: Any
         if config.scan_layers:
-            self.blocks = _stacked(make_block, config.num_layers, rngs)
+            self.blocks = _stack_blocks(make_block, config.num_layers, rngs)
         else:
             self.blocks = nnx.List([make_block(rngs) for _ in range(config.num_layers)])
         if config.norm_placement == "pre":
@@ -146,7 +146,7 @@ class MiniGPT(nnx.Module):
 
     @property
     def output_table(self) -> jax.Array:
-        """The table_VD, float32; its product with the last hidden states gives the logits."""
+        """The unembedding table_VD, float32; the logits are its product with the last hidden states."""
         return (self.embedding if self.config.tie_embeddings else self.unembedding)[...]
 
     def forward(
@@ -158,12 +158,12 @@ class MiniGPT(nnx.Module):
         caches: Sequence[Past | None] | None = None,
         trace: Callable[[Trace], Any] | None = None,
     ) -> tuple[jax.Array, list[KeyValues] | None, list[Any] | None]:
-        """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with an item for each layer.
+        """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with one item per layer.
 
-        dropout_key: None: no dropout. head_mask_NBH: factors of the heads' outputs; the batch axis may be 1. caches:
-        each layer's past, or None; the result has the layers' keys and values, new ones included. trace: a function of
-        each layer's Trace, maps included; the result has its values. Raises UserError if the length exceeds a learned
-        table.
+        dropout_key: no dropout if None. head_mask_NBH: factors for the heads' outputs; its batch axis may be 1. caches:
+        the past of each layer, or None. The returned caches are all keys and values, including the new ones. trace: a
+        function applied to each layer's Trace, which then has maps. The returned traces are its results. Without
+        positions, raises the errors of `check_length`.
         """
         config, (tokens_BL, positions_BL, segments_BL) = self.config, inputs
         if positions_BL is None:
@@ -171,7 +171,7 @@ class MiniGPT(nnx.Module):
             positions_BL = jnp.arange(tokens_BL.shape[1])[None]
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
         pattern = [self.positions[name] for name in config.position_pattern]
-        x_BLD = sharding.gather(self.embedding[...])[tokens_BL]  # float32, as is the residual stream
+        x_BLD = sharding.gather(self.embedding[...])[tokens_BL]  # the residual stream is float32
         if config.scale_embeddings:
             x_BLD = x_BLD * config.d_model**0.5
         x_BLD = pattern[0].embed(x_BLD, positions_BL)
@@ -179,10 +179,10 @@ class MiniGPT(nnx.Module):
 
         mask = Mask(config.causal, config.attention_window, segments_BL)
         contexts = [Context(mask, position, positions_BL, trace is not None) for position in pattern]
-        options = Options(keys, head_mask_NBH)  # of all layers
+        options = Options(keys, head_mask_NBH)  # stacked over layers
         if config.scan_layers and caches is None:
             x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
-        else:  # unrolled with caches too: a scan would copy them for each token
+        else:  # with caches too, because a scan would copy them for each token
             blocks = _unstack(*nnx.split(self.blocks)) if config.scan_layers else self.blocks
             x_BLD, new_caches, traces = self._run_layers(x_BLD, blocks, contexts, options, trace, caches)
         if config.norm_placement == "pre":
@@ -190,7 +190,7 @@ class MiniGPT(nnx.Module):
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
 
     def _run_layers(self, x_BLD, blocks, contexts, options, trace, caches=None) -> tuple[jax.Array, Any, list[Any]]:
-        """Run blocks in turn; return (x_BLD, their keys and values if there are caches, the values of `trace`)."""
+        """Run the blocks in order; return (x_BLD, new caches or None, the results of `trace`)."""
 
         def run(block: Block, context: Context, options: Options, x_BLD: jax.Array) -> tuple:
             x_BLD, cache, traced = block(x_BLD, context, options)
@@ -198,8 +198,8 @@ class MiniGPT(nnx.Module):
 
         new_caches, traces, remat = [], [], self.config.remat
         for number, block in enumerate(blocks):
-            of_layer = _at(options, number)._replace(past=None if caches is None else caches[number])
-            layer: Callable[..., tuple] = functools.partial(run, block, contexts[number % len(contexts)], of_layer)
+            layer_options = _at(options, number)._replace(past=None if caches is None else caches[number])
+            layer: Callable[..., tuple] = functools.partial(run, block, contexts[number % len(contexts)], layer_options)
             if remat != "none":
                 layer = jax.checkpoint(layer, policy=SAVED[remat], prevent_cse=not self.config.scan_layers)
             x_BLD, cache, traced = layer(x_BLD)
@@ -208,7 +208,7 @@ class MiniGPT(nnx.Module):
         return x_BLD, None if caches is None else new_caches, traces
 
     def _scan_layers(self, x_BLD, contexts, options, trace) -> tuple[jax.Array, None, list[Any]]:
-        """Run all layers in a scan; each step runs one period of the pattern of positions."""
+        """Run all layers in a scan; each step runs one period of the pattern of positional encodings."""
         definition, stacked = nnx.split(self.blocks)
         layers, length = self.config.num_layers, len(contexts)
 
@@ -229,8 +229,8 @@ def _at(tree: Any, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
-def _stacked(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rngs) -> Block:
-    """Return one block; its parameters are those of blocks made in turn, stacked along a first axis of layers."""
+def _stack_blocks(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rngs) -> Block:
+    """Return a block with stacked parameters of all layers, the same as those of blocks made one by one."""
     start = rngs.params.count[...]
     block = make_block(rngs)
     counts_N = start + (rngs.params.count[...] - start) * jnp.arange(layers + 1, dtype=start.dtype)
@@ -249,44 +249,44 @@ def _stacked(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rng
 def positions_and_segments(
     config: ModelConfig, tokens_BL: jax.Array, separator_id: int | None = None, keys_B: jax.Array | None = None
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Return a text's (positions_BL, segments_BL), int32; None for the defaults of `Inputs`.
+    """Return (positions_BL, segments_BL) of a text, int32; None stands for a default of `Inputs`.
 
-    separator_id: the separator of documents that attention keeps apart, or None. It is the first token of the document
-    that follows it: that document's first token is predicted from the separator only, and positions restart there.
+    separator_id: the token before each document, or None if attention crosses documents. A separator belongs to the
+    document after it. Positions restart at the separator, and the token after it is predicted from the separator only.
 
-    With `model.random_positions`, each row has random ordered positions without repetition (Ruoss et al. 2023), from
-    its key in keys_B. Without keys they depend on the row's first token and length only, so that a score is the same
-    every time, in every batch, and does not depend on later tokens.
+    With `model.random_positions`, each row has sorted random positions without repetition (Ruoss et al. 2023), drawn
+    with its key in keys_B. Without keys, they depend only on the row's first token and length. A score is then the same
+    in every call and batch, and does not depend on later tokens.
     """
     positions_BL = segments_BL = None
     if separator_id is not None:
-        opens_BL = tokens_BL == separator_id
+        is_separator_BL = tokens_BL == separator_id
         places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
-        first_BL = jax.lax.cummax(jnp.where(opens_BL, places_BL, 0), axis=1)
-        positions_BL, segments_BL = places_BL - first_BL, jnp.cumsum(opens_BL, axis=1, dtype=jnp.int32)
+        first_BL = jax.lax.cummax(jnp.where(is_separator_BL, places_BL, 0), axis=1)
+        positions_BL, segments_BL = places_BL - first_BL, jnp.cumsum(is_separator_BL, axis=1, dtype=jnp.int32)
     count = config.random_positions
     if count is not None:
         if keys_B is None:
             keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens_BL[:, 0])
-        # The indices of the largest of random numbers; choice(replace=False) would sort all numbers.
+        # Take the indices of the largest random numbers, because choice(replace=False) would sort all numbers.
         numbers_BN = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys_B)
         positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
     return positions_BL, segments_BL
 
 
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
-    """Split a model into its definition and its parameters, from which `nnx.merge` makes the model again."""
+    """Split a model into its definition and its parameters; `nnx.merge` reverses this."""
     definition, state = nnx.split(model, nnx.Param)
     return definition, nnx.to_pure_dict(state)
 
 
 def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
-    """Return a model's definition and its parameters' shapes and dtypes; allocates no arrays."""
+    """Return a model's definition and its parameters' shapes and dtypes, without allocating arrays."""
     return split(nnx.eval_shape(lambda: MiniGPT(config, vocab_size, rngs=nnx.Rngs(0))))
 
 
 def check_length(config: ModelConfig, length: int) -> None:
-    """Raise UserError if a length needs more positions than the model has; JAX would clamp them silently."""
+    """Raise UserError if a length needs more positions than the model has; JAX would silently clamp indices."""
     count = config.random_positions
     if count is not None and length > count:
         raise UserError(f"model.random_positions: a length of {length} needs as many positions; found {count}")
@@ -298,7 +298,7 @@ def check_length(config: ModelConfig, length: int) -> None:
 
 
 def compute_dtype(name: str) -> jnp.dtype:
-    """Return the dtype of `model.dtype`; auto is bfloat16 if the first device has it in hardware, else float32."""
+    """Return the dtype of `model.dtype`; auto is bfloat16 if the first device supports it in hardware, else float32."""
     if name == "auto":
         name = "bfloat16" if devices.has_bfloat16(jax.devices()[0]) else "float32"
     return jnp.dtype(name)

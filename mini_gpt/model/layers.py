@@ -1,4 +1,4 @@
-"""Layers that attention and the blocks share: linear, norms, dropout."""
+"""Layers that attention and the blocks use: linear, norms, dropout."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ PRODUCT = "product"  # name of a Linear's output for checkpoint policies
 
 
 class Linear(nnx.Linear):
-    """A linear layer: float32 parameters, products in `dtype`."""
+    """A linear layer with float32 parameters and matrix products in `dtype`."""
 
     def __init__(
         self, config: ModelConfig, d_in: int, d_out: int, dtype: jnp.dtype, *, std: float = INIT_STD, rngs: nnx.Rngs
@@ -23,8 +23,8 @@ class Linear(nnx.Linear):
 
     def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]  # no out_sharding
         x_TD = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        on_cpu = self.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
-        y_TF = cpu_matmul(x_TD, self.kernel[...]) if on_cpu else x_TD @ self.kernel[...].astype(self.dtype)
+        bfloat16_on_cpu = self.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+        y_TF = cpu_matmul(x_TD, self.kernel[...]) if bfloat16_on_cpu else x_TD @ self.kernel[...].astype(self.dtype)
         if self.bias is not None:
             y_TF = y_TF + self.bias[...]  # added in float32, so that the bias's gradient is summed in float32
         y_TF = checkpoint_name(y_TF.astype(self.dtype), PRODUCT)
@@ -32,7 +32,7 @@ class Linear(nnx.Linear):
 
 
 def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Make LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), computed in float32."""
+    """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), computed in float32."""
     if config.norm == "rmsnorm":
         return nnx.RMSNorm(config.d_model, epsilon=1e-5, dtype=jnp.float32, rngs=rngs)
     return nnx.LayerNorm(
@@ -41,7 +41,7 @@ def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMS
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zero entries at `rate` and scale the rest by 1/(1 - rate) (Srivastava et al. 2014); None: no dropout."""
+    """Zero entries with probability `rate`, else scale by 1/(1 - rate) (Srivastava et al. 2014); no-op for key None."""
     if key is None or rate == 0.0:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)

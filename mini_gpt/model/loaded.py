@@ -1,4 +1,4 @@
-"""A model with its parameters, as one object that evaluation, generation, insight and export take."""
+"""A model and its parameters in one object, the input of evaluation, generation, insight and export."""
 
 import dataclasses
 import functools
@@ -21,14 +21,14 @@ from mini_gpt.runtime import sharding
 )
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model with its parameters, ready to run on a batch.
+    """A model and its parameters, ready to run on a batch.
 
-    It is a pytree: a jitted function takes it as one argument. Its leaves are the parameters and the head mask; all
-    other fields are static.
+    It is a pytree, so that a jitted function takes it as one argument. Its leaves are the parameters and the head mask.
+    All other fields are static.
 
     parameters: nested dicts of float32 arrays, sharded over `mesh`. definition: the model without parameters.
-    separator_id: attention stays inside documents that this token begins; None: it does not. batch_tokens: tokens in a
-    batch. head_mask_NBH: factors of the heads' outputs, float32, or None; the batch axis may be 1.
+    separator_id: the first token of each document, if attention stays within documents; else None. batch_tokens: tokens
+    in a batch. head_mask_NBH: float32 factors for the heads' outputs, or None; its batch axis may be 1.
     """
 
     parameters: dict[str, Any]
@@ -41,11 +41,11 @@ class LoadedModel:
 
     @property
     def masked(self) -> bool:
-        """Whether the model is trained to predict masked tokens, not next ones."""
+        """Whether the objective is to predict masked tokens, not next tokens."""
         return self.config.train.objective == "masked"
 
     def merge(self) -> MiniGPT:
-        """Return the module with its parameters in place; under jit too."""
+        """Return the module with its parameters; also works under jit."""
         return nnx.merge(self.definition, self.parameters)
 
     @jax.jit
@@ -54,8 +54,8 @@ class LoadedModel:
     ) -> jax.Array:
         """Return the last hidden states x_BLD, in the model's dtype.
 
-        inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`. text_BL: the text before any token was
-        masked, in which documents are found; the inputs unless given. keys_B: a random key for each row, see
+        inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`. text_BL: the unmasked text, which
+        has the separators of documents; by default inputs_BL. keys_B: a random key for each row, see
         `positions_and_segments`.
         """
         text_BL = inputs_BL if text_BL is None else text_BL
@@ -72,7 +72,7 @@ class LoadedModel:
     def nll(self, inputs_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
         """Return nll_BL, the loss of each target in nats, float32, replicated over the mesh.
 
-        targets_BL: the next tokens, or under the masked objective the text itself.
+        targets_BL: the next tokens; with the masked objective, the unmasked text.
         """
         x_BLD = self.hidden(inputs_BL, targets_BL if self.masked else None)
         nll_BL = token_nll(x_BLD, self.merge().output_table, targets_BL, self.mesh)

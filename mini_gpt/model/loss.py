@@ -1,7 +1,7 @@
-"""Losses in nats: of logits, and of final hidden states in chunks, so that memory never holds all tokens' logits.
+"""Losses in nats from logits, or from final hidden states in chunks, so that memory never holds all logits.
 
-Every mean of losses elsewhere is a sum of these divided by a count. T is the number of tokens in a chunk. On a mesh,
-each device computes the losses of its own rows.
+Mean losses in other modules are sums of these divided by counts. T is the number of tokens in a chunk. On a mesh, each
+device computes the losses of its own rows.
 """
 
 import functools
@@ -23,17 +23,17 @@ def nll(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
 
 
 def logits(x_TD: jax.Array, table_VD: jax.Array) -> jax.Array:
-    """Return x Wᵀ as logits_TV in float32; both operands have one dtype."""
+    """Return x Wᵀ as logits_TV in float32; both operands have the same dtype."""
     return _product(x_TD, table_VD, (1, 1))
 
 
 def token_nll(x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, mesh: Mesh) -> jax.Array:
-    """Return `nll` of the logits x Wᵀ as nll_BL in float32, its rows divided over the mesh."""
+    """Return `nll` of the logits x Wᵀ as nll_BL in float32, sharded by rows."""
 
     def local(x_BLD, table_VD, targets_BL):
         table_VD = table_VD.astype(x_BLD.dtype)
-        score = lambda _, chunk: (None, nll(logits(chunk[0], table_VD), chunk[1]))
-        return _scan(score, None, (x_BLD, targets_BL), len(table_VD))[1].reshape(targets_BL.shape)
+        chunk_nll = lambda _, chunk: (None, nll(logits(chunk[0], table_VD), chunk[1]))
+        return _scan(chunk_nll, None, (x_BLD, targets_BL), len(table_VD))[1].reshape(targets_BL.shape)
 
     rows = sharding.batch_sharding(mesh).spec
     specs = (rows, PartitionSpec(), rows)
@@ -44,12 +44,12 @@ def token_nll(x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, mesh
 def loss_sums(
     x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, weights_BL: jax.Array, smoothing: float, mesh: Mesh
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the weighted sums of the smoothed cross-entropy and of `nll` of the logits x Wᵀ, float32 scalars.
+    """Return the weighted sums of the smoothed cross-entropy and of `nll` for logits x Wᵀ, as float32 scalars.
 
-    smoothing: the cross-entropy is against (1 - smoothing) one-hot + smoothing uniform (Szegedy et al. 2016, 7).
-    x_BLD: its rows are divided over the mesh; products have its dtype, and results in float32. The forward pass
-    computes the gradient of the first sum, with respect to x and the table only, while it has a chunk's logits (Hsu et
-    al. 2024). The second sum has no gradient.
+    smoothing: the target distribution is (1 - smoothing) one-hot + smoothing uniform (Szegedy et al. 2016, 7). x_BLD is
+    sharded by rows. Matrix products have operands in its dtype and float32 results. While the forward pass has a
+    chunk's logits, it also computes the gradient of the first sum with respect to x and the table (Hsu et al. 2024).
+    Other gradients are not computed.
     """
     return _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)[0]
 
@@ -70,8 +70,8 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)
             objective_T = nll_T
             if smoothing:
                 objective_T = (1 - smoothing) * nll_T + smoothing * (lse_T - jnp.mean(logits_TV, axis=-1))
-            wanted_TV = (1 - smoothing) * (classes_V == targets_T[:, None]) + smoothing / len(classes_V)
-            d_logits_TV = (weights_T[:, None] * (exp_TV / sum_T1 - wanted_TV)).astype(x_TD.dtype)
+            target_TV = (1 - smoothing) * (classes_V == targets_T[:, None]) + smoothing / len(classes_V)
+            d_logits_TV = (weights_T[:, None] * (exp_TV / sum_T1 - target_TV)).astype(x_TD.dtype)
             d_table_VD = _product(d_logits_TV, x_TD, (0, 0))
             sums = jnp.sum(objective_T * weights_T), jnp.sum(nll_T * weights_T), d_table_VD
             return jax.tree.map(jnp.add, carry, sums), _product(d_logits_TV, table_VD, (1, 0)).astype(x_TD.dtype)
@@ -101,7 +101,7 @@ def _product(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Arr
 
 
 def _scan(function, carry, arrays_BL, classes: int):
-    """Scan over as few equal chunks of tokens as LIMIT allows; one chunk needs no loop. Padding has zero weights."""
+    """Scan over tokens in as few equal chunks as LIMIT allows; one chunk needs no loop. Padding has weight zero."""
     tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
     size = -(-tokens // -(-4 * tokens * classes // LIMIT))
 

@@ -1,4 +1,4 @@
-"""Parameters as nested dicts: named, checked, counted, and with layers stacked or separate."""
+"""Names, checks and counts of parameters in nested dicts, and conversion between stacked and separate layers."""
 
 import functools
 import math
@@ -18,17 +18,17 @@ def path_name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def check_shapes(written: Parameters, asked: Parameters, source: str) -> None:
-    """Raise UserError if the source's parameters differ from the config's in name or shape; layouts may differ."""
+def check_shapes(found: Parameters, expected: Parameters, source: str) -> None:
+    """Raise UserError if the source's parameters differ from the config's in name or shape; layers may be stacked."""
     one_by_one = functools.partial(jax.eval_shape, functools.partial(with_layers, stacked=False))
     shapes = [
         {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)}
-        for parameters in map(one_by_one, (written, asked))
+        for parameters in map(one_by_one, (found, expected))
     ]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         have, want = (each.get(name, "none") for each in shapes)
         if have != want:
-            raise UserError(f"{source} has the parameter {name} of shape {have}; the config asks for {want}")
+            raise UserError(f"{source} has the parameter {name} of shape {have}; the config needs {want}")
 
 
 def non_finite(parameters: Parameters) -> str | None:
@@ -43,7 +43,7 @@ def non_finite(parameters: Parameters) -> str | None:
 def with_layers(tree: Any, *, stacked: bool) -> Any:
     """Return parameters, or a tree that contains them, with blocks stacked along a first axis or separate.
 
-    Stacked is the layout of `model.scan_layers`. Parameters that have the layout already are returned unchanged.
+    `model.scan_layers` needs stacked blocks. Parameters that already have the layout are returned unchanged.
     """
     has_blocks = lambda node: isinstance(node, dict) and "blocks" in node
 
@@ -61,19 +61,19 @@ def with_layers(tree: Any, *, stacked: bool) -> Any:
     return jax.tree.map(convert, tree, is_leaf=has_blocks)
 
 
-def convert_layout(tree: Any, like: Any, *, stacked: bool) -> Any:
-    """Return the tree with its blocks stacked or separate, sharded as the leaves of `like`."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+def convert_layout(tree: Any, target: Any, *, stacked: bool) -> Any:
+    """Return the tree with its blocks stacked or separate, sharded like the leaves of `target`."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(functools.partial(with_layers, stacked=stacked), out_shardings=shardings)(tree)
 
 
 def count(parameters: Parameters) -> int:
-    """Return the number of parameters."""
+    """Return the total number of entries in all arrays."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))
 
 
 def report(parameters: Parameters) -> str:
-    """Return a table of each module's parameters and the total; one row is for the same module of all blocks."""
+    """Return a table of the parameters of each module and their total; one row sums a module over all blocks."""
     modules: dict[str, dict[str, Parameters]] = {}  # {row's name: {module: {parameter: leaf}}}
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
         module, _, name = path_name(path).rpartition("/")
@@ -84,6 +84,6 @@ def report(parameters: Parameters) -> str:
         shapes = " + ".join(" × ".join(map(str, leaf.shape)) for leaf in next(iter(copies.values())).values())
         number = f"{len(copies)} of " if len(copies) > 1 else ""
         table.append(([row, number, shapes], count(copies)))
-    a, b, c = (max(len(texts[column]) for texts, _ in table) for column in range(3))  # widths
+    a, b, c = (max(len(texts[column]) for texts, _ in table) for column in range(3))  # widths of the columns
     lines = [f"{row:<{a}}  {n:>{b}}{shapes:<{c}}  {size:>15,}  {size / total:6.1%}" for (row, n, shapes), size in table]
     return "\n".join([*lines, f"{'total':<{a + b + c + 2}}  {total:>15,}"])

@@ -1,6 +1,6 @@
-"""Positional encodings: each overrides some of three hooks, which do nothing in the base class.
+"""Positional encodings; each overrides some of the three hooks of the base class, which do nothing.
 
-Hooks take any positions, so that packing, offsets and the KV cache share one path. Angles and biases are in float32.
+Hooks accept any positions, so that packing, offsets and the KV cache use one path. Angles and biases are in float32.
 """
 
 import math
@@ -35,7 +35,7 @@ class Position(nnx.Module):
 
 
 class Learned(Position):
-    """A trained vector for each position (Gehring et al. 2017), with the initial scale of token embeddings."""
+    """A trained vector for each position (Gehring et al. 2017), initialized like token embeddings."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         shape = (config.max_positions, config.d_model)
@@ -46,10 +46,10 @@ class Learned(Position):
 
 
 class Sinusoidal(Position):
-    """Sines and cosines of geometric wavelengths, 2π to nearly 2π·base (Vaswani et al. 2017, 3.5).
+    """Sines and cosines; wavelengths grow geometrically from 2π to nearly 2π·base (Vaswani et al. 2017, 3.5).
 
-    Dimension 2i is sin(p / base^(2i/D)), dimension 2i+1 the cosine. `model.sinusoidal.amplitude` is in standard
-    deviations of the token embeddings' entries: 1 is the relative scale of the paper.
+    Dimension 2i is sin(p / base^(2i/D)), dimension 2i+1 the cosine. `model.sinusoidal.amplitude` is
+    relative to the initial standard deviation of token embeddings; 1 is the scale of the paper.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -66,7 +66,7 @@ class Rope(Position):
     """Queries and keys rotated by position, so that <R(m)q, R(n)k> = qᵀR(n-m)k (Su et al. 2021, 3.2).
 
     The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Checkpoints with interleaved
-    pairs (RoFormer) need a permutation. `model.rope.scaling` changes the frequencies, YaRN the logits' temperature too.
+    pairs (RoFormer) need a permutation. `model.rope.scaling` changes the frequencies; yarn also scales the logits.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -124,12 +124,12 @@ ENCODINGS: dict[str, type[Position]] = {
 
 
 def embedding_std(config: ModelConfig) -> float:
-    """Return the initial standard deviation of a token embedding's entries, scaling included."""
+    """Return the initial standard deviation of a token embedding's entries, after scaling."""
     return 1.0 if config.scale_embeddings else INIT_STD
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Return 2^(-8i/H) for a power of two H; else those of the power below, then every other of the power above."""
+    """Return 2^(-8i/H) if H is a power of two; else the slopes of the power P below H and every other one of 2P."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     above = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1, 2)]
@@ -137,10 +137,10 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 
 
 def t5_bucket(offset: jax.Array, *, causal: bool, num_buckets: int, max_distance: int) -> jax.Array:
-    """Return the bucket (int32) of each offset, key less query (Raffel et al. 2020, their released code).
+    """Return the bucket (int32) of each offset, key minus query position (Raffel et al. 2020, released code).
 
-    Half of the buckets have one distance each, the others grow logarithmically up to `max_distance`. If not causal, one
-    half of all buckets is for keys to the right.
+    Half of the buckets hold one distance each; the others are spaced logarithmically up to `max_distance`. If not
+    causal, half of all buckets are for keys to the right.
     """
     right = jnp.zeros_like(offset)
     if not causal:
@@ -150,7 +150,7 @@ def t5_bucket(offset: jax.Array, *, causal: bool, num_buckets: int, max_distance
     else:
         distance = jnp.maximum(-offset, 0)
     exact = num_buckets // 2
-    # A table in float64: float32 logarithms round differently from device to device, which would move bucket edges.
+    # Use a table from float64, because devices round float32 logarithms differently, which would move bucket edges.
     distances = np.arange(max_distance + 1)
     growth = np.log(np.maximum(distances, 1) / exact) / np.log(max_distance / exact)
     wide = exact + np.floor(growth * (num_buckets - exact) + 1e-9).astype(np.int32)
@@ -159,18 +159,18 @@ def t5_bucket(offset: jax.Array, *, causal: bool, num_buckets: int, max_distance
 
 
 def geometric_frequencies(base: float, width: int) -> np.ndarray:
-    """Return base^(-2i/width), radians per token of pair i, float64."""
+    """Return base^(-2i/width), the radians per token of pair i, in float64."""
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
 
 
 def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
-    """Return each pair's radians per token, float64, for `width` rotated dimensions and s = `factor` times the context.
+    """Return each pair's radians per token, float64. width: rotated dimensions. In these formulas s is `rope.factor`.
 
-    linear: all divided by s (position interpolation, Chen et al. 2023). ntk: the base becomes
-    base · s^(width/(width-2)): the slowest pair is interpolated fully, the fastest not at all (NTK-aware; Peng et al.
-    2023, 3.1). yarn: pairs with more than `beta_fast` turns in the original context are unchanged, pairs with less than
-    `beta_slow` are interpolated; between them the share is linear in the turns (Peng et al. 2023, 3.2, their β and α;
-    their released code is linear in the pair's index instead).
+    linear: all are divided by s (position interpolation, Chen et al. 2023). ntk: the base becomes
+    base · s^(width/(width-2)), so that the slowest pair is divided by s and the fastest is unchanged (NTK-aware; Peng
+    et al. 2023, 3.1). yarn: pairs with more than `beta_fast` turns in the original context are unchanged. Pairs with
+    fewer than `beta_slow` turns are divided by s. Between these bounds, the share of both is linear in the turns (Peng
+    et al. 2023, 3.2, where the bounds are β and α; the released code is linear in the pair's index).
     """
     plain_P, s = geometric_frequencies(rope.base, width), rope.factor
     if rope.scaling == "linear":
@@ -185,7 +185,7 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
 
 
 def yarn_scale(factor: float) -> float:
-    """Return sqrt(1/t) = 0.1 ln s + 1, the factor of queries and of keys (Peng et al. 2023, 3.4)."""
+    """Return sqrt(1/t) = 0.1 ln s + 1, the factor for both queries and keys (Peng et al. 2023, 3.4)."""
     return 0.1 * math.log(factor) + 1
 
 

@@ -1,4 +1,4 @@
-"""Work-arounds for slow programs that XLA compiles on CPUs; docs/performance.md has the measurements."""
+"""Workarounds for slow code that XLA generates on CPUs; docs/performance.md has the measurements."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 def cpu_matmul(x_TD: jax.Array, kernel_DF: jax.Array) -> jax.Array:
     """Return x W as y_TF in float32; operands have x's dtype.
 
-    Every product, also of the gradient, is in a form that is fast on CPUs: the left operand is contracted along its
-    rows, and the result is float32.
+    All products, also those of the gradient, contract the last axis of the left operand and return float32. This form
+    is fast on CPUs.
     """
-    return _rows_product(x_TD, kernel_DF.astype(x_TD.dtype), 0)
+    return _contract_last_axis(x_TD, kernel_DF.astype(x_TD.dtype), 0)
 
 
 def _cpu_matmul_forward(x_TD, kernel_DF):
@@ -23,22 +23,22 @@ def _cpu_matmul_forward(x_TD, kernel_DF):
 def _cpu_matmul_backward(saved, dy_TF):
     x_TD, kernel_DF = _from_bits(saved[0]), saved[1]
     dy_TF = dy_TF.astype(x_TD.dtype)
-    # Hide the transpose in a loop; its trip count depends on data. Otherwise XLA folds it into a slow dot.
+    # A loop whose trip count depends on data keeps XLA from folding the transpose into a slow dot.
     passes = 1 + (x_TD[0, 0] > jnp.inf).astype(jnp.int32)
     x_DT = jax.lax.fori_loop(0, passes, lambda _, x_DT: x_TD.T, jnp.zeros_like(x_TD.T))
-    dx_TD = _rows_product(dy_TF, kernel_DF.astype(dy_TF.dtype), 1).astype(x_TD.dtype)
-    return dx_TD, _rows_product(x_DT, dy_TF, 0)
+    dx_TD = _contract_last_axis(dy_TF, kernel_DF.astype(dy_TF.dtype), 1).astype(x_TD.dtype)
+    return dx_TD, _contract_last_axis(x_DT, dy_TF, 0)
 
 
 cpu_matmul.defvjp(_cpu_matmul_forward, _cpu_matmul_backward)
 
 
-def _rows_product(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
-    return jax.lax.dot_general(a, b, (((1,), (contracted,)), ((), ())), preferred_element_type=jnp.float32)
+def _contract_last_axis(a: jax.Array, b: jax.Array, axis_of_b: int) -> jax.Array:
+    return jax.lax.dot_general(a, b, (((1,), (axis_of_b,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def recompute_in_backward(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Return the function with a backward pass that saves only its inputs, and recomputes the rest."""
+    """Return the function with a backward pass that recomputes everything from the saved inputs."""
     wrapped = jax.custom_vjp(lambda *arrays: function(*arrays))
 
     def forward(*arrays):
@@ -52,7 +52,7 @@ def recompute_in_backward(function: Callable[..., jax.Array]) -> Callable[..., j
 
 
 def _as_bits(x: jax.Array) -> jax.Array:
-    """Return bfloat16 as uint16: on CPUs, XLA converts bfloat16 that a scan saves to float32 and back."""
+    """Return bfloat16 as uint16, because XLA on CPUs converts bfloat16 saved by a scan to float32 and back."""
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
 
 

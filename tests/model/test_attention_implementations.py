@@ -233,9 +233,9 @@ def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, ext
 @pytest.mark.parametrize(
     "setting, platform, message",
     [
-        ("cudnn", "cpu", "needs NVIDIA GPUs; the devices here are CPUs: must be reference, blockwise or auto"),
-        ("cudnn", "rocm", "needs NVIDIA GPUs; the devices here are AMD GPUs: must be reference, blockwise or auto"),
-        ("splash", "cuda", "needs TPUs; the devices here are NVIDIA GPUs: must be reference, blockwise, cudnn or auto"),
+        ("cudnn", "cpu", "needs NVIDIA GPUs; the devices here are CPUs; must be reference, blockwise or auto"),
+        ("cudnn", "rocm", "needs NVIDIA GPUs; the devices here are AMD GPUs; must be reference, blockwise or auto"),
+        ("splash", "cuda", "needs TPUs; the devices here are NVIDIA GPUs; must be reference, blockwise, cudnn or auto"),
     ],
 )
 def test_a_kernel_without_its_device_is_an_error(setting, platform, message, monkeypatch):

@@ -1,7 +1,7 @@
-"""Attention in blocks of queries and keys: memory grows linearly with the length, not with its square.
+"""Attention in blocks of queries and keys; memory is linear, not quadratic, in the sequence length.
 
-Blocks that the mask hides completely are skipped. The softmax is computed online (Milakov and Gimelshein 2018; Rabe and
-Staats 2021). The backward pass recomputes each block's weights from its rows' log-sum-exp (Dao et al. 2022).
+Fully masked blocks are skipped. The softmax is computed online (Milakov and Gimelshein 2018; Rabe and Staats 2021). The
+backward pass recomputes each block's attention weights from the log-sum-exp of its rows (Dao et al. 2022).
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from flax import nnx
 
 from mini_gpt.model.attention.masks import HIDDEN, Context, Heads
 
-BLOCK = 256  # queries or keys in a block; block sizes are measured: docs/performance.md
-UNROLLED = {256: 64, 512: 128}  # {greatest length: block size} of short sequences: no loop over pairs
+BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
+UNROLLED = {256: 64, 512: 128}  # {longest sequence: block size}; the loop over pairs of blocks is unrolled
 
 
 def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
-    """Return out_BLHK, equal to the reference's up to rounding; a positional bias is computed one block at a time."""
+    """Return out_BLHK, equal to `reference.attend` up to rounding; positional biases are computed block by block."""
     (q_BLHK, k_BLGK, v_BLGK), (mask, position, positions_BL, _) = heads, context
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
@@ -27,11 +27,11 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
     pairs = mask.blocks(count, size)
 
     def blocks(x: jax.Array) -> jax.Array:
-        """Return x_N…, axis 1 padded and cut into N blocks."""
+        """Return x_N…: axis 1 is padded and split into N blocks, and N becomes the first axis."""
         x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
         return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
 
-    # A group's queries are the R rows of one matrix, so that each product has two batch axes and two others.
+    # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
     q_NBCGRK = blocks((scale * q_BLHK).reshape(B, L, G, H // G, K))
     q_NBGRK = q_NBCGRK.transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
     k_NBGSK, v_NBGSK = (blocks(x_BLGK).swapaxes(2, 3) for x_BLGK in (k_BLGK, v_BLGK))
@@ -47,10 +47,10 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         return jnp.broadcast_to(bias, (B, H, size, size))
 
     def visible_B1CS(i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
-        places_C = jnp.arange(size)
+        offsets_C = jnp.arange(size)
         segments = (layout["segments"][i], layout["segments"][j]) if "segments" in layout else None
-        visible_BCS = mask.between(i * size + places_C, j * size + places_C, segments)
-        return (visible_BCS & (j * size + places_C < L))[:, None]
+        visible_BCS = mask.between(i * size + offsets_C, j * size + offsets_C, segments)
+        return (visible_BCS & (j * size + offsets_C < L))[:, None]
 
     def masked_logits(q_BGRK, k_BGSK, weights, i, j, layout) -> jax.Array:
         logits_BGRS = jnp.einsum("bgrk,bgsk->bgrs", q_BGRK, k_BGSK, preferred_element_type=jnp.float32)
@@ -83,16 +83,16 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         rows = q_NBGRK.shape[:-1]
         start = jnp.zeros(q_NBGRK.shape, jnp.float32), jnp.full(rows, HIDDEN), jnp.zeros(rows, jnp.float32)
         sum_NBGRK, max_NBGR, total_NBGR = over_pairs(body, start)
-        sees_NBGR = max_NBGR > HIDDEN
-        out_NBGRK = jnp.where(sees_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
-        # Zero for a row without a visible key: then all its weights are exp(HIDDEN - 0) = 0.
-        return out_NBGRK.astype(q_NBGRK.dtype), jnp.where(sees_NBGR, max_NBGR + jnp.log(total_NBGR), 0)
+        any_visible_NBGR = max_NBGR > HIDDEN
+        out_NBGRK = jnp.where(any_visible_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
+        # For a row without a visible key, log-sum-exp 0 makes its weights in the backward pass exp(HIDDEN - 0) = 0.
+        return out_NBGRK.astype(q_NBGRK.dtype), jnp.where(any_visible_NBGR, max_NBGR + jnp.log(total_NBGR), 0)
 
     def backward(saved, dout_NBGRK):
         q_NBGRK, k_NBGSK, v_NBGSK, weights, layout, out_NBGRK, logsumexp_NBGR = saved
         inner_NBGR = jnp.sum(dout_NBGRK.astype(jnp.float32) * out_NBGRK, axis=-1)
 
-        # Transpose the left operands of products once: on CPUs XLA is slow with big transposed operands.
+        # Transpose left operands once, because XLA on CPUs is slow with large transposed operands.
         q_NBGKR, dout_NBGKR = q_NBGRK.swapaxes(-1, -2), dout_NBGRK.swapaxes(-1, -2)
 
         def body(carry, i, j):
@@ -102,8 +102,8 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
             dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j], preferred_element_type=jnp.float32)
             dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
             if jax.tree.leaves(weights):
-                _, pull = jax.vjp(lambda weights: bias_BHCS(weights, i, j, layout), weights)
-                dweights = jax.tree.map(jnp.add, dweights, pull(dlogits_BGRS.reshape(B, H, size, size))[0])
+                _, pullback = jax.vjp(lambda weights: bias_BHCS(weights, i, j, layout), weights)
+                dweights = jax.tree.map(jnp.add, dweights, pullback(dlogits_BGRS.reshape(B, H, size, size))[0])
             return (
                 dq_NBGRK.at[i].add(_product("bgrs,bgsk->bgrk", dlogits_BGRS, k_NBGSK[j])),
                 dk_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", q_NBGKR[i], dlogits_BGRS)),
@@ -129,6 +129,6 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
 
 
 def _product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return a product of operands in the smaller of their dtypes, summed in float32."""
+    """Return the einsum of x and y, cast to the smaller of their dtypes and accumulated in float32."""
     dtype = min(x.dtype, y.dtype, key=lambda dtype: dtype.itemsize)
     return jnp.einsum(subscripts, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Multi-head attention in its five steps: project, split, attend, concatenate, project."""
+"""Multi-head attention in five steps: project, split, attend, concatenate, project."""
 
 import functools
 import math
@@ -18,10 +18,10 @@ IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splas
 
 
 class Options(NamedTuple):
-    """The inputs of one layer beside the hidden states and the context.
+    """The inputs of one layer besides the hidden states and the context.
 
-    dropout_key: None: no dropout. head_mask_BH: factors of the heads' outputs, 0 for a pruned head (Michel et al. 2019,
-    eq. 2). past: a KV cache; then the input is one new token in each row, which attends to the past and itself.
+    dropout_key: no dropout if None. head_mask_BH: factors for the heads' outputs, 0 for a pruned head (Michel et al.
+    2019, eq. 2). past: a KV cache; the input is then one new token per row, which attends to the cache and itself.
     """
 
     dropout_key: jax.Array | None = None
@@ -42,7 +42,7 @@ class MultiHeadAttention(nnx.Module):
         self.out = Linear(config, config.d_model, config.d_model, dtype, std=residual_std(config), rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Any]:
-        """Return (out_BLD, keys and values for a cache, the layer's maps if asked for and there is no past)."""
+        """Return (out_BLD, keys and values to cache, attention maps or None). With a past, the maps are None."""
         config, position, positions_BL = self.config, context.position, context.positions_BL
         dropout_key, head_mask_BH, past = options
         # 1. Project.
@@ -68,15 +68,15 @@ class MultiHeadAttention(nnx.Module):
 
     @property
     def scale(self) -> float:
-        """The factor of the logits."""
+        """The factor by which qkᵀ is multiplied."""
         return 1 / math.sqrt(self.config.head_width) if self.config.scale_attention else 1.0
 
     def _attend(self, heads: Heads, context: Context, dropout_key: jax.Array | None) -> tuple[jax.Array, Any]:
-        asked, rate = self.config.attention, self.config.attention_dropout
+        requested, rate = self.config.attention, self.config.attention_dropout
         dropped = dropout_key is not None and rate > 0
-        name = "reference"  # the only one that has maps
+        name = "reference"  # the only implementation that returns maps
         if not context.with_maps:
-            name = kernels.choose(asked, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
+            name = kernels.choose(requested, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
         if name != "reference":
             return IMPLEMENTATIONS[name](heads, context, self.scale), None
         visible_BLS = context.mask.visible(heads.q_BLHK.shape[1])
@@ -86,10 +86,10 @@ class MultiHeadAttention(nnx.Module):
 
 
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:
-    """Return x_BLHK: each head has consecutive entries of the width."""
+    """Return x_BLHK; each head gets K consecutive entries of axis D."""
     return x_BLD.reshape(*x_BLD.shape[:-1], heads, -1)
 
 
 def residual_std(config: ModelConfig) -> float:
-    """Return the initial scale of layers that add to the residual stream, 2N in all (Radford et al. 2019, 2.3)."""
+    """Return the initial std of the 2N layers that add to the residual stream (Radford et al. 2019, 2.3)."""
     return INIT_STD / math.sqrt(2 * config.num_layers) if config.residual else INIT_STD
