@@ -155,8 +155,8 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("rope.scaling", f"needs more than one pair of dimensions, but {rotated} dimensions are rotated")
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
-            count = f"with {fields} it rotates {rotated} of {self.head_width} per head; this number must be even"
-            self.refuse("d_model", f"rope rotates pairs of dimensions; {count}")
+            count = f"{fields} give {rotated} of {self.head_width} per head"
+            self.refuse("d_model", f"rope rotates pairs of dimensions, so their number must be even; {count}")
 
     @property
     def position_pattern(self) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""Corpora, tokenizers and tasks; batches of tokens made from them. Imports runtime and config."""
+"""Corpora, tokenizers and tasks, and batches of their tokens. Imports runtime and config."""

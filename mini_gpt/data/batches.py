@@ -1,4 +1,4 @@
-"""Batches as a function of seed and step: step n has the same rows after a resume, and on any number of hosts."""
+"""Batches are a function of seed and step: step n has the same rows after a resume and on any number of hosts."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ DTYPES = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}  # of 
 class TrainBatches:
     """The training batches of a text; `self[step]` is the batch of a step, counted from 0.
 
-    An epoch cuts the split into windows of the context length, from a random offset, and visits each once, in random
-    order. weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token. rows: the
-    rows of the global batch on this host; None: all. Raises UserError if the split is too short.
+    An epoch cuts the split into windows of the context length, from a random offset on. It has each window once, in
+    random order. weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token.
+    rows: the rows of the global batch on this host; None: all. Raises UserError if the split is too short.
     """
 
     def __init__(self, tokens: np.ndarray, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
@@ -30,34 +30,34 @@ class TrainBatches:
         self.rows = range(config.train.batch_size) if rows is None else rows
         length, targets = config.context_length, len(tokens) - 1
         if targets < length:
-            right = f"context_length={length} needs at least {length + 1}"
-            raise UserError(f"data.corpus: the train split has {len(tokens)} tokens; {right}")
-        # As many windows as fit after any offset below the context length; what is left over allows larger offsets.
+            remedy = f"context_length={length} needs at least {length + 1}"
+            raise UserError(f"data.corpus: the train split has {len(tokens)} tokens; {remedy}")
+        # This many windows fit after any offset below the context length. Leftover tokens allow larger offsets.
         self.windows = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.windows * length
         self.order = grain.MapDataset.range(self.windows).shuffle(config.seed).repeat()
-        self.tokens = np.asarray(tokens)  # still memory-mapped; indexing a memmap itself is slow
-        self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # drawing is slower than cutting a window
+        self.tokens = np.asarray(tokens)  # still memory-mapped, but indexing is faster than with np.memmap
+        self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # a draw is slower than cutting a window
 
     def __getitem__(self, step: int) -> Batch:
         config = self.config
-        places = [step * config.train.batch_size + row for row in self.rows]
-        starts_B = np.array([self._start(place) for place in places])
+        indices = [step * config.train.batch_size + row for row in self.rows]
+        starts_B = np.array([self._start(index) for index in indices])
         windows_BM = self.tokens[starts_B[:, None] + np.arange(config.context_length + 1)].astype(np.int32)
         if config.train.objective == "next_token":
             return next_token_batch(windows_BM)
-        seeds = [(config.seed, place) for place in places]
+        seeds = [(config.seed, index) for index in indices]
         return _masked_batch(windows_BM[:, :-1], config.train.mask_rate, self.vocab_size, seeds)
 
-    def _start(self, place: int) -> int:
-        return self._offset(place // self.windows) + int(self.order[place]) * self.config.context_length
+    def _start(self, index: int) -> int:
+        return self._offset(index // self.windows) + int(self.order[index]) * self.config.context_length
 
     def _draw_offset(self, epoch: int) -> int:
         return int(np.random.default_rng((self.config.seed, epoch)).integers(self.slack + 1))
 
 
 class TaskBatches:
-    """The training batches of a task, as TrainBatches: one problem a row; only the answer counts in the loss.
+    """The training batches of a task, with one problem per row. Only answers count in the loss. Used as TrainBatches.
 
     Rows are padded with separators. The masked objective masks the whole answer. Raises UserError for a short context.
     """
@@ -71,22 +71,22 @@ class TaskBatches:
 
     def __getitem__(self, step: int) -> Batch:
         config, data = self.config, self.config.data
-        places = [step * config.train.batch_size + row for row in self.rows]
+        indices = [step * config.train.batch_size + row for row in self.rows]
         lengths = {"shortest": tasks.find(data.corpus).shortest, "longest": data.task_length}
-        problems = [tasks.problem(data.corpus, "train", config.seed, place, **lengths) for place in places]
+        problems = [tasks.problem(data.corpus, "train", config.seed, index, **lengths) for index in indices]
         return problem_batch(problems, config, self.tokenizer, config.context_length)
 
 
 def iterate(batches: TrainBatches | TaskBatches, start: int, count: int) -> Iterator[Batch]:
-    """Yield `count` batches from step `start` on, made in advance by a thread."""
+    """Yield `count` batches from step `start` on, prefetched by a thread."""
     dataset = grain.MapDataset.range(start, start + count).map(batches.__getitem__)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
 
 
 def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Iterator[tuple[int, list[Any]]]:
-    """Yield (count, batch): lists of `batch_size` items. The first `count` are new.
+    """Yield (count, batch), where batch is a list of `batch_size` items. count: its items that are not padding.
 
-    Copies of its first item fill the last batch, so that a jitted function sees one shape.
+    The last batch is padded with copies of its first item, so that jitted functions compile for one shape.
     """
     for first in range(0, len(items), batch_size):
         batch = list(items[first : first + batch_size])
@@ -96,7 +96,7 @@ def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Itera
 def masked_blocks(
     tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch), as `in_full_batches`, over the whole blocks of a stream. A block's place sets its masks."""
+    """Yield (count, batch) as `in_full_batches` for all full blocks of a stream. A block's start seeds its mask."""
     length = config.context_length
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
         blocks_BL = np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
@@ -104,25 +104,25 @@ def masked_blocks(
 
 
 def next_token_batch(windows_BM: np.ndarray) -> Batch:
-    """Return the batch of windows of one token more than the context; every target counts."""
+    """Return the batch of windows_BM, with M = L + 1. All weights are 1."""
     targets_BL = windows_BM[:, 1:]
     return {"inputs": windows_BM[:, :-1], "targets": targets_BL, "weights": np.ones(targets_BL.shape, np.float32)}
 
 
 def _masked_batch(tokens_BL: np.ndarray, rate: float, mask_token: int, seeds: list[tuple[int, int]]) -> Batch:
-    """Choose targets: 80% of them are masked, 10% replaced, 10% kept (Devlin et al. 2019, 3.1). seeds: one a row."""
+    """Choose targets, then mask 80%, replace 10% and keep 10% (Devlin et al. 2019, 3.1). seeds: one per row."""
     length = tokens_BL.shape[1]
     rngs = [np.random.default_rng(seed) for seed in seeds]
     chosen_BL = np.stack([rng.random(length) for rng in rngs]) < rate
-    fate_BL = np.stack([rng.random(length) for rng in rngs])
+    uniform_BL = np.stack([rng.random(length) for rng in rngs])
     random_BL = np.stack([rng.integers(mask_token, size=length, dtype=np.int32) for rng in rngs])
-    inputs_BL = np.where(chosen_BL & (fate_BL < 0.8), mask_token, tokens_BL)
-    inputs_BL = np.where(chosen_BL & (fate_BL >= 0.9), random_BL, inputs_BL)
+    inputs_BL = np.where(chosen_BL & (uniform_BL < 0.8), mask_token, tokens_BL)
+    inputs_BL = np.where(chosen_BL & (uniform_BL >= 0.9), random_BL, inputs_BL)
     return {"inputs": inputs_BL, "targets": tokens_BL, "weights": chosen_BL.astype(np.float32)}
 
 
 def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: Tokenizer, length: int) -> Batch:
-    """Return the batch of problems, (question, answer), in rows of `length` inputs; only answers have weight."""
+    """Return the batch of (question, answer) problems, in rows of `length` inputs. Only answers have weight."""
     rows_BM = np.full((len(problems), length + 1), tokenizers.separator(tokenizer), np.int32)
     answer_BM = np.zeros(rows_BM.shape, np.float32)
     for row, (question, answer) in enumerate(problems):
@@ -137,7 +137,7 @@ def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: To
 
 
 def row_length(config: Config, length: int) -> int:
-    """Return how many inputs hold any problem of a length."""
+    """Return the number of inputs that is enough for any problem of a length."""
     return tasks.find(config.data.corpus).size(length) - (config.train.objective == "next_token")
 
 
@@ -146,5 +146,5 @@ def check_fits(config: Config) -> None:
     data = config.data
     tasks.check_length(data.corpus, "data.task_length", data.task_length)
     needed = row_length(config, data.task_length)
-    right = f"{data.corpus} with data.task_length={data.task_length} needs at least {needed}"
-    require(needed <= config.context_length, "context_length", config.context_length, right)
+    remedy = f"{data.corpus} with data.task_length={data.task_length} needs at least {needed}"
+    require(needed <= config.context_length, "context_length", config.context_length, remedy)

@@ -13,18 +13,18 @@ import tensorflow_datasets as tfds
 
 from mini_gpt.runtime.errors import UserError
 
-# encodings/ holds near-identical tables, which would leak across a split by document; tests are not always installed.
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "__pycache__"}
+# encodings/ has near-identical tables, which would leak between splits by document. Tests are not always installed.
+EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "__pycache__"}
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def python_sources(root: Path) -> list[Path]:
     """Return the source files of the standard library, sorted. Raises UserError if there are none."""
-    files = sorted(p for p in root.rglob("*.py") if not LEFT_OUT.intersection(p.relative_to(root).parts))
+    files = sorted(p for p in root.rglob("*.py") if not EXCLUDED.intersection(p.relative_to(root).parts))
     if not files:
-        right = "use a Python with the sources of its library, or data.corpus=text"
-        raise UserError(f"data.corpus: python_stdlib found no .py files in {root}; {right}")
+        remedy = "use a Python that has the sources of its library, or data.corpus=text"
+        raise UserError(f"data.corpus: python_stdlib found no .py files in {root}; {remedy}")
     return files
 
 
@@ -35,9 +35,9 @@ def _decoded(raw: bytes) -> str:
 
 
 class PythonStdlib(tfds.core.GeneratorBasedBuilder):
-    """The source files of the running interpreter's standard library, each a document. It needs no download.
+    """The source files of the running Python's standard library. Each file is a document. Needs no download.
 
-    The name of the TFDS config holds the Python version and a hash of the files.
+    The name of the TFDS config contains the Python version and a hash of the files.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -70,9 +70,9 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
 
 
 class TinyShakespeare(tfds.core.GeneratorBasedBuilder):
-    """Karpathy's tiny Shakespeare, downloaded or read from a file, as one document, to be split as in nanoGPT.
+    """Karpathy's tiny Shakespeare as one document, so that it can be split as in nanoGPT.
 
-    The builder in the TFDS catalogue needs TensorFlow.
+    Downloads it, or reads it from `path`. The builder in the TFDS catalogue needs TensorFlow.
     """
 
     VERSION = tfds.core.Version("1.0.0")

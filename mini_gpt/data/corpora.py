@@ -26,7 +26,7 @@ from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, shown
 
 SPLITS = ("train", "validation", "test")
-FEWEST_DOCUMENTS = 100  # with fewer, the shares of a split by document would be left to chance
+FEWEST_DOCUMENTS = 100  # with fewer, a split by document can be far from its fractions
 NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
 FEATURE_MODULES = {feature.__module__ for feature in vars(tfds.features).values() if isinstance(feature, type)}
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts, by the names of the corpus's own splits (`parts`). The same texts have the same fingerprint."""
+    """The texts of a corpus. parts: {name of its own split: its texts}. Equal texts have equal fingerprints."""
 
     name: str
     fingerprint: str
@@ -49,7 +49,7 @@ class Corpus:
 
 @processes.main_process_first()
 def open_corpus(data: DataConfig) -> Corpus:
-    """Open `data.corpus`; prepare it first if needed. Raises UserError."""
+    """Open `data.corpus`. Prepares it first if needed. Raises UserError if that fails."""
     tfds.disable_progress_bar()
     tfds_dir = files.cache_directory(data.cache_dir) / "tfds"
     options: dict[str, Any] = {"data_dir": tfds_dir, "file_format": "array_record"}
@@ -78,11 +78,11 @@ def split_kind(corpus: Corpus, data: DataConfig) -> str:
 
 
 def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yield (split, text) over the whole corpus, in its order.
+    """Yield (split, text) for all texts of the corpus, in its order.
 
-    Validation and test splits that the corpus has itself are kept; the other texts are divided into `train` and the
-    missing splits, by `data.split_fractions`. documents: a hash of its text assigns a document, so that it keeps its
-    split when others are added. contiguous: the joined text is cut by characters, within a document if necessary.
+    The corpus's own validation and test splits are kept. `data.split_fractions` divides the other texts into train and
+    the missing splits. documents: a hash of its text assigns a document to a split, so it stays there if others
+    are added. contiguous: the joined text is cut at a character, within a document if necessary.
     """
     own = corpus.parts.keys() & {"validation", "test"}
     shares = {s: f for s, f in zip(SPLITS, data.split_fractions, strict=True) if s not in own}
@@ -123,12 +123,12 @@ def _text(pattern: str) -> Corpus:
         folder = pattern.rstrip("/") if os.path.isdir(os.path.expanduser(pattern)) else "books"
         raise UserError(f"data.path: {pattern!r} matches no file; give a glob such as '{folder}/**/*.txt'")
     read = lambda path: _decoded(Path(path).read_bytes(), path)
-    if glob.has_magic(pattern):  # a file that the user named may be a link; a link that a pattern finds may not
+    if glob.has_magic(pattern):  # a path may be a link only if the user gave it without a pattern
         fixed = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).expanduser().parts)
         root = Path(*fixed).resolve()
         for path in paths:
-            if not (leads_to := Path(path).resolve()).is_relative_to(root):
-                raise UserError(f"data.path: {path} is a link to {leads_to}, out of {root}; put the file in its place")
+            if not (target := Path(path).resolve()).is_relative_to(root):
+                raise UserError(f"data.path: {path} is a link to {target}, outside {root}; put the file in its place")
     digest = hashlib.sha256()
     for path in paths:
         text = read(path).encode()
@@ -155,7 +155,7 @@ def _catalogue(name: str, data_dir: str | None) -> Corpus:
 
 @contextlib.contextmanager
 def _errors_of_tfds(action: str, name: str) -> Iterator[None]:
-    """Turn the errors of TFDS, which have many types, into UserErrors."""
+    """Turn errors of TFDS, of any type, into UserErrors."""
     try:
         yield
     except UserError:
@@ -166,44 +166,44 @@ def _errors_of_tfds(action: str, name: str) -> Iterator[None]:
         raise UserError(f"data.corpus: TFDS has no data set {name!r}; {hint}") from None
     except ModuleNotFoundError as error:
         install = f"pip install {error.name}, or prepare it elsewhere with file_format='array_record'"
-        right = f"{install} and name that directory with data.path"
-        raise UserError(f"data.corpus: preparing {name} needs the package {error.name}: {right}") from None
+        remedy = f"{install} and set data.path to that directory"
+        raise UserError(f"data.corpus: preparing {name} needs the package {error.name}: {remedy}") from None
     except Exception as error:
         raise UserError(f"data.corpus: TFDS can't {action} {name!r}: {_first_line(error)}") from error
 
 
-def _own_feature(name: str) -> type:
-    """Return the feature class that a features.json names. TFDS itself would import any module named there."""
+def _tfds_feature_class(name: str) -> type:
+    """Return the class that a features.json names, if it is a TFDS feature. TFDS would import any module."""
     if name.rpartition(".")[0] not in FEATURE_MODULES:
-        raise ValueError(f"features.json names the class {shown(name)}, which is not a feature of TFDS")
-    return _feature_class(name)
+        raise ValueError(f"features.json names the class {shown(name)}, which is not a TFDS feature")
+    return _any_feature_class(name)
 
 
-_feature_class = tfds.features.FeatureConnector.cls_from_name
-tfds.features.FeatureConnector.cls_from_name = staticmethod(_own_feature)
+_any_feature_class = tfds.features.FeatureConnector.cls_from_name
+tfds.features.FeatureConnector.cls_from_name = staticmethod(_tfds_feature_class)
 
 
 def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fingerprint: str | None = None) -> Corpus:
-    """Return the corpus of a TFDS builder. feature: the one that holds the text."""
+    """Return the corpus of a TFDS builder. feature: the name of its text feature."""
     if not builder.is_prepared():
         _require_network(builder, name)
         log.info("preparing %s in %s", name, builder.data_dir)
         try:
-            with _errors_of_tfds("prepare", name), contextlib.redirect_stdout(io.StringIO()):  # hides banners
+            with _errors_of_tfds("prepare", name), contextlib.redirect_stdout(io.StringIO()):  # hide banners
                 builder.download_and_prepare()
         except UserError:
-            if not builder.is_prepared():  # by another process
+            if not builder.is_prepared():  # another process may have prepared it
                 raise
     root = Path(builder.data_dir).resolve()
     for path in (Path(path) for info in builder.info.splits.values() for path in info.filepaths):
         if not path.resolve().is_relative_to(root):  # dataset_info.json could name any file
-            raise UserError(f"data.corpus: {name} names the file {path}, out of {root}; prepare it again")
+            raise UserError(f"data.corpus: {name} names the file {path}, outside {root}; prepare it again")
     try:
         sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}
     except NotImplementedError as error:
         found = f"{name} in {builder.data_dir} has no random access ({_first_line(error)})"
-        right = "prepare it with file_format='array_record', or name another directory with data.path"
-        raise UserError(f"data.corpus: {found}; {right}") from None
+        remedy = "prepare it with file_format='array_record', or set data.path to another directory"
+        raise UserError(f"data.corpus: {found}; {remedy}") from None
     if fingerprint is None:
         shape = [(split, info.num_examples, info.num_bytes) for split, info in sorted(builder.info.splits.items())]
         fingerprint = hashlib.sha256(repr((builder.info.full_name, shape)).encode()).hexdigest()
@@ -224,14 +224,14 @@ def _decoded(raw: bytes, where: str) -> str:
 
 
 def _require_network(builder: tfds.core.DatasetBuilder, name: str) -> None:
-    """Raise UserError if the host's name has no address. TFDS itself would retry for minutes."""
+    """Raise UserError if the download host can't be resolved. TFDS would retry for minutes."""
     for url in () if urllib.request.getproxies() else builder.url_infos or ():
         host = urllib.parse.urlparse(url).hostname
         try:
             socket.getaddrinfo(host, None)
         except OSError:
-            right = "download it elsewhere and give data.path, or use data.corpus=python_stdlib"
-            message = f"data.corpus: {name} must be downloaded from {host}, which can't be reached; {right}"
+            remedy = "download it elsewhere and give data.path, or use data.corpus=python_stdlib"
+            message = f"data.corpus: {name} must be downloaded from {host}, which can't be reached; {remedy}"
             raise UserError(message) from None
 
 

@@ -1,7 +1,7 @@
 """Tasks: problems with one right answer, of any length. They show how a model handles order and distance.
 
-A problem is a text: its question, "=", its answer, and the end of the line. It is a function of the split, seed, index
-and length. A hash of the question assigns it to a split, so no validation or test problem is in the training data.
+The text of a problem is its question, "=", its answer and a newline. It is a function of split, seed, index and range
+of lengths. A hash of the question assigns it to a split, so no validation or test problem is in the training data.
 """
 
 import difflib
@@ -15,9 +15,9 @@ import numpy as np
 from mini_gpt.config.schema import TASK
 from mini_gpt.runtime.errors import UserError
 
-ANSWER, END = "=", "\n"  # the answer starts after the first and ends with the second
-ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "+_?. " + ANSWER + END))  # of all tasks
-VERSION = 2  # a run records it: raise it with any change of the problems
+ANSWER, END = "=", "\n"  # the answer starts after ANSWER and ends with END
+ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "+_?. " + ANSWER + END))  # characters of all tasks
+VERSION = 2  # part of the corpus's fingerprint; increase it if problems change
 
 PASSKEY_TEXT = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back. ")
 
@@ -27,9 +27,9 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of problem. draw: (rng, length) -> (question, answer). size: the most characters of a problem of a length.
+    """A kind of problem. draw: (rng, length) -> (question, answer). size: length -> most characters of a problem.
 
-    unit: of the length. shortest, longest: the lengths that the task has; longest=None: no limit.
+    unit: of the length. shortest, longest: range of allowed lengths; longest=None: no limit.
     """
 
     draw: Callable[[Rng, int], Problem]
@@ -40,7 +40,7 @@ class Task:
 
 
 def _from_letters(answer: Callable[[str], str]) -> Task:
-    """Return the task whose question is random letters, and whose answer has as many."""
+    """Return a task with random letters as its question and an answer of equal length."""
 
     def draw(rng: Rng, length: int) -> Problem:
         letters = "".join(string.ascii_lowercase[i] for i in rng.integers(26, size=length))
@@ -50,29 +50,29 @@ def _from_letters(answer: Callable[[str], str]) -> Task:
 
 
 def _addition(rng: Rng, length: int) -> Problem:
-    """Two numbers of equally many digits; the sum is reversed, so that carries are known in time (Lee et al. 2023)."""
+    """Return an addition of two `length`-digit numbers. The answer has its last digit first (Lee et al. 2023)."""
     a, b = ("".join(map(str, [rng.integers(1, 10), *rng.integers(10, size=length - 1)])) for _ in range(2))
     return f"{a}+{b}", str(int(a) + int(b))[::-1]
 
 
 def _missing_duplicate(rng: Rng, length: int) -> Problem:
-    """A binary word twice, with one bit missing (Ruoss et al. 2023); the length is that of the word."""
+    """Return a binary word of `length` bits, written twice with one bit missing (Ruoss et al. 2023)."""
     twice = 2 * "".join(map(str, rng.integers(2, size=length)))
     gap = int(rng.integers(2 * length))
     return twice[:gap] + "_" + twice[gap + 1 :], twice[gap]
 
 
 def _associative_recall(rng: Rng, length: int) -> Problem:
-    """Pairs of a letter and a digit, all letters different, then one of the letters (Graves et al. 2014, 4.3)."""
+    """Return (letter, digit) pairs with distinct letters, then one of the letters (Graves et al. 2014, 4.3)."""
     keys = [string.ascii_letters[i] for i in rng.permutation(52)[:length]]
     values = rng.integers(10, size=length)
-    asked = int(rng.integers(length))
+    query = int(rng.integers(length))
     pairs = "".join(f"{key}{value}" for key, value in zip(keys, values, strict=True))
-    return f"{pairs}?{keys[asked]}", str(values[asked])
+    return f"{pairs}?{keys[query]}", str(values[query])
 
 
 def _passkey(rng: Rng, length: int) -> Problem:
-    """Five digits at a random place in a text that repeats itself (Mohtashami and Jaggi 2023)."""
+    """Return a repetitive text with five digits at a random place (Mohtashami and Jaggi 2023)."""
     first, place = int(rng.integers(len(PASSKEY_TEXT))), int(rng.integers(length + 1))
     text = [PASSKEY_TEXT[(first + i) % len(PASSKEY_TEXT)] for i in range(length)]
     key = "".join(map(str, rng.integers(10, size=5)))
@@ -92,7 +92,7 @@ TASKS = {
 
 
 def find(corpus: str) -> Task:
-    """Return the task of `task:NAME`. Raises UserError, which suggests the nearest name."""
+    """Return the task of `task:NAME`. Raises UserError if there is none."""
     name = corpus.removeprefix(TASK)
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1)
@@ -102,19 +102,19 @@ def find(corpus: str) -> Task:
 
 
 def check_length(corpus: str, field: str, length: int) -> None:
-    """Raise UserError, naming the field, if the task has no problems of this length."""
+    """Raise UserError that names the field if the task has no problems of this length."""
     task = find(corpus)
     if length < task.shortest or (task.longest is not None and length > task.longest):
         most = f" and at most {task.longest}" if task.longest is not None else ""
-        right = f"{corpus} has problems of at least {task.shortest}{most} ({task.unit})"
-        raise UserError(f"{field}: found {length}; {right}")
+        remedy = f"{corpus} has problems of at least {task.shortest}{most} ({task.unit})"
+        raise UserError(f"{field}: found {length}; {remedy}")
 
 
 def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, longest: int) -> Problem:
-    """Return the (question, answer) of a split, seed and index, of a length in shortest..longest.
+    """Return the (question, answer) of a split, seed and index, with a length in shortest..longest.
 
-    The length is the larger of two uniform draws, because the last places of long answers are the last to be learnt.
-    Problems are drawn until one belongs to the split; raises UserError if none does: short lengths have few questions.
+    The length is the larger of two uniform draws, because the last characters of long answers are learnt last. Draws
+    problems until one belongs to the split. Raises UserError if none does, since short lengths have few questions.
     """
     rng = np.random.default_rng((seed, index, shortest, longest))
     task = find(corpus)
@@ -126,7 +126,7 @@ def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, lo
 
 
 def different(corpus: str, split: str, count: int, *, shortest: int, longest: int) -> list[Problem]:
-    """Return up to `count` problems of a split, each question once; short lengths may have fewer."""
+    """Return up to `count` distinct problems of a split. Short lengths may have fewer."""
     found: dict[str, str] = {}
     for index in range(4 * count):
         question, answer = problem(corpus, split, 0, index, shortest=shortest, longest=longest)
@@ -137,6 +137,6 @@ def different(corpus: str, split: str, count: int, *, shortest: int, longest: in
 
 
 def split_of(question: str) -> str:
-    """Return the split of a question: one in eight is in validation, one in eight in test."""
+    """Return the split of a question: validation for one in eight, test for one in eight, else train."""
     byte = hashlib.blake2b(question.encode(), digest_size=1).digest()[0]
     return "test" if byte < 32 else "validation" if byte < 64 else "train"

@@ -1,4 +1,4 @@
-"""The tokenizer and the tokens of a corpus, in the cache: for each split one memory-mapped file of tokens."""
+"""Cache the tokenizer and the tokens of a corpus. Each split is one memory-mapped file of tokens."""
 
 import contextlib
 import hashlib
@@ -42,18 +42,18 @@ class TokenStore:
         """Return a split, memory-mapped. Raises UserError if it is unknown or empty."""
         require(name in self.meta["splits"], "split", name, f"must be one of {', '.join(self.meta['splits'])}")
         counts = self.meta["splits"][name]
-        right = f"the {name} split is empty; give it a larger fraction, or the corpus more text"
-        require(counts["tokens"] > 0, "data.split_fractions", tuple(self.meta["split_fractions"]), right)
+        remedy = f"the {name} split is empty; increase its fraction, or use a larger corpus"
+        require(counts["tokens"] > 0, "data.split_fractions", tuple(self.meta["split_fractions"]), remedy)
         return TokenSplit(np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=counts["tokens"]))
 
 
 @processes.main_process_first()
 def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
-    """Open the store of a corpus, split and tokenizer; build it first if it is missing or damaged. Raises UserError."""
+    """Open the store of a corpus, split and tokenizer. Builds it if it is missing or damaged. Raises UserError."""
     kind = corpora.split_kind(corpus, data)
     if kind != data.split:
         few = f"fewer than {corpora.FEWEST_DOCUMENTS} documents ({corpus.num_documents})"
-        log.info("%s has %s: data.split=contiguous is used, not documents", corpus.name, few)
+        log.info("%s has %s: data.split=contiguous is used instead of documents", corpus.name, few)
     key = (FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer))
     target = files.cache_directory(data.cache_dir) / "tokens" / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     if target.exists() and (reason := _damage(target)) is not None:
@@ -67,7 +67,7 @@ def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.T
 
 
 def _damage(directory: Path) -> str | None:
-    """Return what differs from the store as it was built, or None. Reads all files."""
+    """Return a description of the first damage, or None for an intact store. Reads all files."""
     try:
         meta = files.read_with_checksum(directory / META, must=True)
         if meta["dtype"] not in DTYPES or tuple(meta["splits"]) != corpora.SPLITS:
@@ -96,17 +96,17 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
     separator = np.array([tokenizers.separator(tokenizer)], dtype)
     counts = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in corpora.SPLITS}
     with contextlib.ExitStack() as stack:
-        parts = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in corpora.SPLITS}
+        outputs = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in corpora.SPLITS}
         for split, text in corpora.split_documents(corpus, data):
             count, tokens = counts[split], tokenizer.encode(text).astype(dtype)
             if count["documents"]:
                 tokens = np.concatenate([separator, tokens])
-            parts[split].write(tokens.data)
+            outputs[split].write(tokens.data)
             count["tokens"] += len(tokens)
             count["documents"] += 1
             count["bytes"] += len(text.encode())
     if not sum(count["tokens"] for count in counts.values()):
-        raise UserError(f"data.corpus: {corpus.name} holds no text; give a corpus with text")
+        raise UserError(f"data.corpus: {corpus.name} holds no text; use a corpus with text")
     for name, count in counts.items():
         count["crc32"] = _crc32(directory / f"{name}.tokens")
     meta = {
@@ -123,7 +123,7 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
 
 @processes.main_process_first()
 def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
-    """Make the tokenizer of a config: BPE from the training split, characters from the whole corpus. It is cached."""
+    """Return the tokenizer of a config. BPE is fitted on the training split, characters on the whole corpus. Cached."""
     if data.is_task:
         return tokenizers.CharacterTokenizer(tasks.ALPHABET)
     if data.tokenizer == "bytes":
@@ -144,7 +144,7 @@ def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
         made = tokenizers.BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
         if tokenizers.vocab_size(made) < data.vocab_size:
             found = tokenizers.vocab_size(made)
-            log.info("BPE found %d tokens in this text, data.vocab_size=%d", found, data.vocab_size)
+            log.info("BPE found only %d tokens in this text; data.vocab_size is %d", found, data.vocab_size)
     else:
         characters = set(itertools.chain.from_iterable(text for _, text in documents))
         made = tokenizers.CharacterTokenizer("".join(sorted(characters)))

@@ -1,4 +1,4 @@
-"""Limits of a tokenizer.json. It is only data, but some settings can use all memory or abort the library."""
+"""Limits on a tokenizer.json. Some settings would make the tokenizers library use all memory or abort."""
 
 import json
 import re
@@ -7,14 +7,14 @@ from typing import Any
 from mini_gpt.runtime.errors import require
 
 MOST_SETTINGS = 2**16  # characters of JSON beside the vocabulary; Llama 3 has 2**12
-MOST_ADDED, LONGEST_ADDED = 2**16, 512  # tokens, and characters of one
-MOST_PARTS = 32  # of a sequence
-MOST_GROWTH = 256  # times that normalization may lengthen a text
-MOST_PIECES = 16  # of a template, and ids of each
+MOST_ADDED, LONGEST_ADDED = 2**16, 512  # added tokens, and characters of each
+MOST_PARTS = 32  # of a normalizer, pre-tokenizer or post-processor
+MOST_GROWTH = 256  # largest factor by which normalization may lengthen a text
+MOST_PIECES = 16  # pieces of a template, and ids of a piece
 LONGEST_PREFIX = 64  # characters put before each text
 LONGEST_EXPRESSION = 2**12  # characters
-# How many characters one character can become. Other parts are refused, among them Precompiled: a damaged character map
-# aborts the library.
+# The largest number of characters that one character can become. All other parts are refused, such as Precompiled,
+# because a damaged character map aborts the library.
 NORMALIZERS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4}
 NORMALIZERS |= dict.fromkeys(("Strip", "StripAccents", "Nmt", "Prepend", "Replace", "BertNormalizer"), 1)
 PRE_TOKENIZERS = {"ByteLevel": 4} | dict.fromkeys(("Split", "Digits", "Punctuation", "Metaspace", "UnicodeScripts"), 1)
@@ -25,8 +25,8 @@ NAMES_OF_PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers",
 
 def check(described: Any) -> None:
     """Raise UserError, naming the field, if a tokenizer.json exceeds the limits."""
-    right = isinstance(described, dict) and isinstance(described.get("model"), dict)
-    require(right, "tokenizer", described, "must be an object of fields, model among them")
+    valid = isinstance(described, dict) and isinstance(described.get("model"), dict)
+    require(valid, "tokenizer", described, "must be an object with the field model")
     for name in ("padding", "truncation"):
         value = described.get(name)
         require(value is None, name, value, "must be null: texts are neither padded nor truncated")
@@ -48,20 +48,20 @@ def check(described: Any) -> None:
 
 def _check_template(part: Any) -> None:
     pieces, special = part.get("single"), part.get("special_tokens")
-    right = isinstance(pieces, list) and len(pieces) <= MOST_PIECES and isinstance(special, dict)
-    require(right, "post_processor.single", pieces, f"must be a list of at most {MOST_PIECES} pieces")
+    valid = isinstance(pieces, list) and len(pieces) <= MOST_PIECES and isinstance(special, dict)
+    require(valid, "post_processor.single", pieces, f"must be a list of at most {MOST_PIECES} pieces")
     for token in (special or {}).values():
         ids = token.get("ids") if isinstance(token, dict) else None
-        right = isinstance(ids, list) and len(ids) <= MOST_PIECES
-        require(right, "post_processor.special_tokens", token, f"must have at most {MOST_PIECES} ids")
+        valid = isinstance(ids, list) and len(ids) <= MOST_PIECES
+        require(valid, "post_processor.special_tokens", token, f"must have at most {MOST_PIECES} ids")
 
 
 def _check_added(tokens: Any) -> None:
     require(isinstance(tokens, list) and len(tokens) <= MOST_ADDED, "added_tokens", tokens, "must be a list of tokens")
     for token in tokens:
         content = token.get("content") if isinstance(token, dict) else None
-        right = isinstance(content, str) and 0 < len(content) <= LONGEST_ADDED
-        require(right, "added_tokens", token, f"each must have a content of 1..{LONGEST_ADDED} characters")
+        valid = isinstance(content, str) and 0 < len(content) <= LONGEST_ADDED
+        require(valid, "added_tokens", token, f"each must have a content of 1..{LONGEST_ADDED} characters")
 
 
 def _parts(node: Any, name: str, known: Any, depth: int = 0) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def _parts(node: Any, name: str, known: Any, depth: int = 0) -> list[dict[str, A
         return []
     require(isinstance(node, dict) and depth < 4, name, node, "must be an object with a type")
     if node.get("type") != "Sequence":
-        require(node.get("type") in known, name, node.get("type"), f"must be of {', '.join(known)}")
+        require(node.get("type") in known, name, node.get("type"), f"must be one of {', '.join(known)}")
         return [node]
     inner = node.get(NAMES_OF_PARTS[name])
     require(isinstance(inner, list), name, inner, "must be a list of parts")
@@ -80,29 +80,29 @@ def _parts(node: Any, name: str, known: Any, depth: int = 0) -> list[dict[str, A
 
 
 def _replacement_growth(part: Any, name: str) -> float:
-    """Return how many times the strings of a part can lengthen a text."""
+    """Return the largest factor by which the strings of a part can lengthen a text."""
     pattern, content = part.get("pattern"), part.get("content", part.get("prepend", ""))
     if isinstance(pattern, dict) and "Regex" in pattern:
         _check_expression(pattern["Regex"], name)
     if part["type"] == "Prepend":
-        right = isinstance(content, str) and len(content) <= LONGEST_PREFIX
-        require(right, name, content, f"prepend must have at most {LONGEST_PREFIX} characters")
+        valid = isinstance(content, str) and len(content) <= LONGEST_PREFIX
+        require(valid, name, content, f"prepend must have at most {LONGEST_PREFIX} characters")
     if part["type"] != "Replace":
         return 1
-    right = isinstance(pattern, dict) and isinstance(content, str)
-    require(right, name, part, "Replace needs a pattern and a content")
+    valid = isinstance(pattern, dict) and isinstance(content, str)
+    require(valid, name, part, "Replace needs a pattern and a content")
     if "Regex" in pattern:
-        return 1 + len(content)  # it may match the empty string between two characters
+        return 1 + len(content)  # the pattern may match the empty string between characters
     text = pattern.get("String")
-    right = isinstance(text, str) and text != ""
-    require(right, name, pattern, "Replace needs a pattern of at least one character")
+    valid = isinstance(text, str) and text != ""
+    require(valid, name, pattern, "Replace needs a pattern of at least one character")
     return max(1, len(content) / len(text))
 
 
 def _check_expression(expression: Any, name: str) -> None:
-    """Refuse nested repetitions, such as (a+)+, which take exponential time."""
-    right = isinstance(expression, str) and len(expression) <= LONGEST_EXPRESSION
-    require(right, name, expression, f"must be an expression of at most {LONGEST_EXPRESSION} characters")
+    """Raise UserError for nested repetitions, such as (a+)+, because they can take exponential time."""
+    valid = isinstance(expression, str) and len(expression) <= LONGEST_EXPRESSION
+    require(valid, name, expression, f"must be a regex of at most {LONGEST_EXPRESSION} characters")
     rest = re.sub(r"\\[pP]\{[^}]*\}|\\.", "x", expression, flags=re.DOTALL)
     rest = re.sub(r"\[[^\]]*\]", "x", rest)
     while group := re.search(r"\(([^()]*)\)", rest):

@@ -18,11 +18,11 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 FILE = "tokenizer.json"
-Library = tokenizers.Tokenizer
+Library = tokenizers.Tokenizer  # the class of the tokenizers library
 
 
 class Tokenizer(Protocol):
-    """token_bytes: [V], the UTF-8 bytes of each token; 0 for the separator."""
+    """token_bytes: [V], number of UTF-8 bytes of each token; 0 for the separator."""
 
     kind: str
     token_bytes: np.ndarray
@@ -49,7 +49,7 @@ class ByteTokenizer:
 
 
 class CharacterTokenizer:
-    """Each character of the corpus, in all splits, is a token; they are ordered by code point."""
+    """Each character of the corpus, in all splits, is a token. Ids are in order of code points."""
 
     kind = "characters"
 
@@ -65,8 +65,8 @@ class CharacterTokenizer:
         ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
         unknown = np.flatnonzero(self._codes[ids] != codes)
         if len(unknown):
-            found = f"found character {text[unknown[0]]!r} at place {unknown[0]}, which its corpus lacks"
-            raise UserError(f"tokenizer: {found}; leave it out, or train with data.tokenizer=bytes")
+            found = f"found character {text[unknown[0]]!r} at position {unknown[0]}, which its corpus lacks"
+            raise UserError(f"tokenizer: {found}; remove it, or train with data.tokenizer=bytes")
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -77,11 +77,11 @@ class CharacterTokenizer:
 
 
 class BpeTokenizer:
-    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), by the tokenizers library.
+    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), of the tokenizers library.
 
-    The other arguments are for the tokenizer of an imported model. separator: its id there, which is swapped with the
-    last id. vocab_size: rows of the table of embeddings, which may be more than there are tokens. special: the roles of
-    other special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them.
+    Imported models need the other arguments. separator: its id in `model`; this class swaps it with the last id.
+    vocab_size: rows of the embedding table; may be above the number of tokens. special: {role: token} of the other
+    special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them.
     """
 
     kind = "bpe"
@@ -95,13 +95,13 @@ class BpeTokenizer:
             raise ValueError(f"special: found {shown(self.special)}; must be names of tokens")
         if type(size) is not int or not max(texts, default=0) < size <= LARGEST:
             raise ValueError(f"found {size} ids; must be above the last token's id, and at most {LARGEST}")
-        self.order = np.arange(size)  # from an id here to the id in the model, and back
+        self.order = np.arange(size)  # maps ids of this class to ids of `model`, and back
         if separator is not None:
             self.order[[separator, -1]] = self.order[[-1, separator]]
         self._token_texts = [texts.get(token, b"") for token in self.order.tolist()]
         self.token_bytes = np.array([len(text) for text in self._token_texts])
         if self.token_bytes[self.encode("a")].sum() > 1:
-            self.token_bytes[-1] = -1  # the model adds a space before each document, which its text does not have
+            self.token_bytes[-1] = -1  # subtract the space that the model adds before each document
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "BpeTokenizer":
@@ -109,7 +109,7 @@ class BpeTokenizer:
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-        size = vocab_size - 1  # the separator is not part of it, so no text is encoded as one
+        size = vocab_size - 1  # without the separator, so that no text is encoded as one
         trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
         model.train_from_iterator(texts, trainer)
         return cls(model)
@@ -140,7 +140,7 @@ def separator(tokenizer: Tokenizer) -> int:
 
 
 def separator_id(data: DataConfig, token_bytes: np.ndarray) -> int | None:
-    """Return the separator with `data.isolate_documents`, where attention is cut at it; else None."""
+    """Return the separator's id if `data.isolate_documents` restricts attention to documents, else None."""
     return len(token_bytes) - 1 if data.isolate_documents else None
 
 
@@ -154,7 +154,7 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def load(directory: Path) -> Tokenizer:
-    """Load a tokenizer from a run or cache directory. Raises UserError, naming the file."""
+    """Load a tokenizer from a run or cache directory. Raises UserError that names the file."""
     path = directory / FILE
     try:
         values = files.read_with_checksum(path)
@@ -176,7 +176,7 @@ def load(directory: Path) -> Tokenizer:
 
 
 def parse(described: Any) -> Library:
-    """Return the library's tokenizer from the content of a tokenizer.json. Raises UserError outside of the limits."""
+    """Build the library's tokenizer from a parsed tokenizer.json. Raises UserError if it exceeds the limits."""
     tokenizer_limits.check(described)
     with no_panic():
         return Library.from_str(json.dumps(described))
@@ -184,7 +184,7 @@ def parse(described: Any) -> Library:
 
 @contextlib.contextmanager
 def no_panic() -> Iterator[None]:
-    """Turn a panic of the tokenizers library, which is not an Exception, into a UserError."""
+    """Turn a panic of the tokenizers library into a UserError. A panic is not an Exception."""
     try:
         yield
     except BaseException as error:
@@ -195,13 +195,13 @@ def no_panic() -> Iterator[None]:
 
 
 def _token_texts(model: Library) -> dict[int, bytes]:
-    """Return the bytes of each token; none for special tokens."""
+    """Return {token id: its bytes}. Special tokens have no bytes."""
     described, alphabet = json.loads(model.to_str()), byte_alphabet()
     is_special = {token["id"]: token["special"] for token in described["added_tokens"]}
     byte_level = "ByteLevel" in json.dumps(described["decoder"])
 
     def text(name: str, token: int) -> bytes:
-        if not byte_level and re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # a byte of a character without a token
+        if not byte_level and re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # byte fallback: the character has no token
             return bytes.fromhex(name[3:5])
         if token in is_special:
             return b"" if is_special[token] else name.encode()
@@ -214,7 +214,7 @@ def _token_texts(model: Library) -> dict[int, bytes]:
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each printable character with which byte-level BPE writes it (Radford et al. 2019)."""
+    """Return {printable character: byte}, the mapping of byte-level BPE (Radford et al. 2019)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -167,7 +167,7 @@ def test_data_sets_with_programs_of_others_are_refused(small, name, tmp_path):
 
 def test_a_data_set_that_names_files_elsewhere_is_refused(small, data_set):
     data_dir, _ = data_set
-    with pytest.raises(UserError, match=r"data\.corpus: .*theirs.* names the file .*, out of "):
+    with pytest.raises(UserError, match=r"data\.corpus: .*theirs.* names the file .*, outside "):
         open_theirs(small, data_dir)
 
 

@@ -54,7 +54,7 @@ BOMBS = {
     "prefix": ({"normalizer": {"type": "Prepend", "prepend": "a" * 10**4}}, r"normalizer: found .*64 characters"),
     "character map": (
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-        r"normalizer: found 'Precompiled'; must be of NFC",
+        r"normalizer: found 'Precompiled'; must be one of NFC",
     ),
     "nested sequences": (
         {"normalizer": sequence("normalizers", [sequence("normalizers", [{"type": "NFC"}] * 30)] * 30)},
