@@ -1,4 +1,4 @@
-"""Run `python eval.py --help` for the flags; see mini_gpt/commands/eval.py."""
+"""Evaluate a run. `python eval.py --help` lists the flags. The code is in mini_gpt/commands/eval.py."""
 
 from mini_gpt.commands.eval import main
 

@@ -1,4 +1,4 @@
-"""Run `python sample.py --help` for the flags; see mini_gpt/commands/sample.py."""
+"""Generate text from a run. `python sample.py --help` lists the flags. The code is in mini_gpt/commands/sample.py."""
 
 from mini_gpt.commands.sample import main
 

@@ -1,4 +1,4 @@
-"""Run `python train.py --help` for the flags; see mini_gpt/commands/train.py."""
+"""Train a model. `python train.py --help` lists the flags. The code is in mini_gpt/commands/train.py."""
 
 from mini_gpt.commands.train import main
 

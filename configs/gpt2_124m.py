@@ -1,9 +1,9 @@
-"""GPT-2 small (Radford et al. 2019): 124M parameters, context 1,024, BPE of the corpus, half a million tokens a step.
+"""GPT-2 small (Radford et al. 2019): 124M parameters, context 1,024, BPE of the corpus, 0.5M tokens per step.
 
     python train.py --config=configs/gpt2_124m.py --config.data.path='openwebtext/**/*.txt'
 
-Meant for one machine of eight 80 GB GPUs; on fewer, raise train.accumulation_steps. Not run here: no GPU was at hand.
-The shape and its parameter count are tested; the recipe is GPT-3's for this size (Brown et al. 2020, table 2.1).
+For one machine with eight 80 GB GPUs. With fewer GPUs, increase train.accumulation_steps. Never trained, for lack of
+GPUs. Tests check the number of parameters. Hyperparameters are those of GPT-3 Small (Brown et al. 2020, table 2.1).
 """
 
 from ml_collections import ConfigDict

@@ -2,9 +2,9 @@
 
     python train.py --config=configs/lm1b.py
 
-TFDS downloads 1.8 GB; its builder needs TensorFlow to prepare it (pip install tensorflow, or prepare it elsewhere as
-array_record and give data.path); training does not. TFDS's own test split is kept, validation is taken from train.
-Sentences are isolated from each other, in evaluation too. Meant for one GPU or TPU host. Not run here: no network.
+TFDS downloads 1.8 GB. Only the preparation needs TensorFlow: install it, or prepare the data elsewhere as array_record
+and set data.path. TFDS's test split is kept, and validation is taken from train. Attention stays inside a sentence, in
+evaluation too. For one host with a GPU or TPU. Never trained, for lack of network access.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""What a sweep over positional encodings trains: nanoGPT's CPU recipe on Shakespeare, 64 characters of context.
+"""Sweeps over positional encodings: nanoGPT's CPU recipe on Shakespeare, with a context of 64 characters.
 
     python -m mini_gpt.sweep --config=configs/positions.py --suite=extrapolation --seeds=3 \\
         --vary model.position=none,learned,sinusoidal,rope,alibi,t5
 
-Add --config.data.path=FILE where there is no network. configs/positions.py:quick is a short one on the running Python's
-standard library, for a first look. Times and results: docs/extrapolation.md.
+Without a network, add --config.data.path=FILE. For a first look, configs/positions.py:quick is a short run on Python's
+standard library. Times and results: docs/extrapolation.md.
 """
 
 from ml_collections import ConfigDict
@@ -22,7 +22,7 @@ def get_config(version: str = "full") -> ConfigDict:
         config.data.corpus = "python_stdlib"
         config.data.tokenizer = "bytes"
         config.data.split = "documents"
-        config.data.split_fractions = (0.985, 0.0075, 0.0075)  # little to validate on, since that is half of the time
+        config.data.split_fractions = (0.985, 0.0075, 0.0075)  # validation is small, because it takes half of the time
         config.train.steps = 250
         config.optimizer.learning_rate = 3e-3
         config.optimizer.warmup_steps = 50

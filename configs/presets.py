@@ -1,11 +1,11 @@
 """Shapes of known models, by name: --config=configs/presets.py:gpt2_small
 
-For a look at the parameters without making any:
+To count the parameters without allocating them:
     python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt3_175b --vocab_size=50257
-Heads × width: 12 × 64 gpt2_small (Radford et al. 2019), 16 × 128 gpt3_xl and 96 × 128 gpt3_175b (Brown et al. 2020;
-their table 2.1 gives the former 24 heads of 128 at a width of 2,048, which is not the product), 32 × 128 llama2_7b and
-64 × 128 llama2_70b (Touvron et al. 2023), 8 × 64 transformer_base (Vaswani et al. 2017, as a decoder). None was trained
-here.
+Heads × head width: gpt2_small 12 × 64 (Radford et al. 2019); gpt3_xl 16 × 128, gpt3_175b 96 × 128 (Brown et al. 2020);
+llama2_7b 32 × 128, llama2_70b 64 × 128 (Touvron et al. 2023); transformer_base 8 × 64 (Vaswani et al. 2017, decoder).
+Table 2.1 of Brown et al. gives gpt3_xl 24 heads of width 128, which contradicts its model width of 2,048. No preset was
+trained in this project.
 """
 
 from ml_collections import ConfigDict

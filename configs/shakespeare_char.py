@@ -1,10 +1,10 @@
 """nanoGPT's character-level Shakespeare recipe for a GPU: 10.6M parameters, dropout 0.2, context 256.
 
     python train.py --config=configs/shakespeare_char.py
-    python train.py --config=configs/shakespeare_char.py --config.data.path=FILE    (where there is no network)
+    python train.py --config=configs/shakespeare_char.py --config.data.path=FILE    (without a network)
 
-nanoGPT's README gives 1.4697 nats a character after about 3 minutes on an A100. Not run here to the end: no GPU was at
-hand, and two CPU cores would need about two hours.
+nanoGPT's README reports 1.4697 nats per character after about 3 minutes on an A100. Never trained to the end, for lack
+of a GPU. Two CPU cores would need about two hours.
 """
 
 from ml_collections import ConfigDict

@@ -1,11 +1,11 @@
-"""The loss of nanoGPT's CPU recipe (configs/shakespeare_char_cpu.py), on the same text, in about a third of its time.
+"""Reach the loss of nanoGPT's CPU recipe (configs/shakespeare_char_cpu.py) in about a third of its time.
 
-python train.py --config=configs/shakespeare_char_fast.py
-python train.py --config=configs/shakespeare_char_fast.py --config.data.path=FILE    (where there is no network)
+    python train.py --config=configs/shakespeare_char_fast.py
+    python train.py --config=configs/shakespeare_char_fast.py --config.data.path=FILE    (without a network)
 
-Two CPU cores (AMD EPYC with AVX-512 and its bfloat16), Python 3.11, nothing compiled before, three seeds: 23.4 to
-23.8 s from start to end, and 1.860, 1.860, 1.875 nats a character on the whole validation split in blocks of 64;
-nanoGPT, 80 to 100 s with its import, and 1.897 (docs/performance.md).
+With three seeds and an empty compilation cache, the whole command takes 23.4 to 23.8 s and scores 1.860, 1.860, 1.875
+nats per character (whole validation split, blocks of 64). nanoGPT takes 80 to 100 s with imports and scores 1.897. Two
+CPU cores (AMD EPYC with AVX-512 and bfloat16), Python 3.11. See docs/performance.md.
 """
 
 from ml_collections import ConfigDict
@@ -28,6 +28,6 @@ def get_config() -> ConfigDict:
     config.optimizer.muon.adam_learning_rate = 5e-3
     config.optimizer.muon.momentum = 0.9
     config.optimizer.muon.newton_schulz_steps = 4
-    config.eval.every = 1000  # at the end alone
+    config.eval.every = 1000  # more than train.steps: evaluate only at the end
     config.eval.sample_tokens = 0
     return config

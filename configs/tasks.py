@@ -1,9 +1,9 @@
-"""Problems with one right answer: --config=configs/tasks.py:copy, or another of mini_gpt/data/tasks.py.
+"""Problems with one right answer. mini_gpt/data/tasks.py lists the names, such as copy in configs/tasks.py:copy.
 
     python train.py --config=configs/tasks.py:copy --workdir=runs/copy
     python eval.py --workdir=runs/copy --suite=tasks
 
-Trained up to data.task_length, evaluated up to twice that. Times and results: docs/extrapolation.md.
+Training has lengths up to data.task_length, evaluation up to twice that. Times and results: docs/extrapolation.md.
 """
 
 from ml_collections import ConfigDict

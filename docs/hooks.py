@@ -1,9 +1,9 @@
-"""Fill the pages that are generated from the code: config fields, what commands print for --help, the Python API.
+"""Generate parts of the pages from the code: config fields, --help texts of commands, and the Python API.
 
-A page asks for a part by a line of its own: `<!-- config reference -->`, `<!-- help: eval.py -->`, or
-`<!-- api: insight without explorer -->` for the modules of a room. The commands run with the Python that has the
-project's dependencies: $MINI_GPT_PYTHON, else .venv/bin/python, else the running one.
-Figures become links to themselves; numbers in tables and short code stay on one line.
+It replaces lines such as `<!-- config reference -->`, `<!-- help: eval.py -->` and
+`<!-- api: insight without explorer -->`, which lists the modules of a package. The commands run with $MINI_GPT_PYTHON,
+else with .venv/bin/python, else with the running Python.
+A figure becomes a link to its file. Numbers in tables and short code get CSS classes, which keep them on one line.
 """
 
 import functools
@@ -26,7 +26,7 @@ log = logging.getLogger("mkdocs.hooks")
 
 
 def on_page_markdown(markdown: str, **_) -> str:
-    """Return the page with its generated parts."""
+    """Replace the marker lines of a page by the generated parts."""
     if CONFIG in markdown:
         markdown = markdown.replace(CONFIG, config_reference())
     commands = HELP.findall(markdown)
@@ -38,7 +38,7 @@ def on_page_markdown(markdown: str, **_) -> str:
 
 
 def on_page_content(html: str, **_) -> str:
-    """Return the HTML with figures that open in full size, and classes for numbers and short code."""
+    """Link each figure to its file, and add classes to numbers and short code."""
     html = FIGURE.sub(lambda match: f'<a class="figure" href="{match[1]}">{match[0]}</a>', html)
     html = SHORT.sub(r'<code class="short">\1</code>', html)
     return NUMBERS.sub(r'<td class="number">\1</td>', html)
@@ -50,9 +50,9 @@ def config_reference() -> str:
     return re.sub(r"\A# .*\n", "", run("-m", "mini_gpt.config", "--markdown"))
 
 
-def modules(room: str, left_out: list[str]) -> str:
-    """Return mkdocstrings' directive for each module of a room, sorted by name."""
-    found = sorted((ROOT / "mini_gpt" / room).rglob("*.py"))
+def modules(package: str, left_out: list[str]) -> str:
+    """Return the mkdocstrings directive for each module of a package, sorted by name."""
+    found = sorted((ROOT / "mini_gpt" / package).rglob("*.py"))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found if not path.stem.startswith("_")]
     return "\n\n".join(f"::: {name}" for name in names if not set(name.split(".")) & set(left_out))
 
@@ -64,7 +64,7 @@ def help_of(command: str) -> str:
 
 
 def run(*arguments: str) -> str:
-    """Return what a Python command prints; a failure is a warning, which ends a strict build."""
+    """Return the stdout of a Python command. A failure is logged as a warning, which fails a strict build."""
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [python(), *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
@@ -76,6 +76,6 @@ def run(*arguments: str) -> str:
 
 
 def python() -> str:
-    """Return the interpreter that has the project's dependencies."""
+    """Return the path of a Python that has the project's dependencies."""
     here = ROOT / ".venv" / "bin" / "python"
     return os.environ.get("MINI_GPT_PYTHON") or (str(here) if here.exists() else sys.executable)
