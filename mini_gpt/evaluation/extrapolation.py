@@ -1,4 +1,4 @@
-"""The loss of the same target tokens at many context lengths, the trained one and longer ones, in explicit windows."""
+"""The loss of the same target tokens at different context lengths, such as multiples of the trained one."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,16 +9,16 @@ from mini_gpt.evaluation import perplexity, progress, scoring
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
 
-LENGTHS = "1x,2x,4x,8x,16x"  # of the trained context
-SLIDING_TARGETS = 16_384  # sliding windows run the model many times for each token, so they score only a sample
+LENGTHS = "1x,2x,4x,8x,16x"  # x: times the trained context length
+SLIDING_TARGETS = 16_384  # at most, because sliding windows compute each token many times
 
 
 @dataclass(frozen=True)
 class Windowing:
     """Windows of one length and stride, and the targets that they score: first_target..last_target of a split.
 
-    Blocks (stride = length) score the whole split. Sliding windows score one sample, the end of the split, the same
-    targets for every length and stride; each has between length - stride + 1 and length tokens of context.
+    Blocks (stride = length) score the whole split. Sliding windows score only the end of the split, the same targets
+    for every length and stride. Each of these targets has length - stride + 1 to length tokens of context.
     """
 
     length: int
@@ -32,29 +32,29 @@ class Windowing:
 
     @property
     def start(self) -> int:
-        """Index of the token at which the first window starts."""
+        """Index of the first token of the first window."""
         return self.first_target - 1 - (self.length - self.stride)
 
     @property
     def cost(self) -> int:
-        """Number of tokens that go through the model."""
+        """Number of tokens that the model processes."""
         return self.length * scoring.num_windows(self.last_target - self.start, self.length, self.stride)
 
 
 def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, ...]:
-    """Parse '64,2x,0.5x': numbers of tokens, or multiples of the trained context. Return sorted unique lengths.
+    """Return the sorted unique lengths in tokens of a text such as '64,2x,0.5x'; x: times the trained context.
 
-    Raises UserError, naming the flag.
+    Raises UserError that names the flag.
     """
     lengths = set()
     for part in text.split(","):
         try:
             length = Fraction(part.removesuffix("x")) * (trained if part.endswith("x") else 1)
         except (ValueError, ZeroDivisionError):
-            length = Fraction(1, 2)  # refused below
+            length = Fraction(1, 2)  # an error below
         if length.denominator != 1:
-            right = f"whole tokens or multiples of the trained context of {trained}, such as 128 or 2x"
-            raise UserError(f"{flag}: found {part!r}; must be {right}")
+            expected = f"whole tokens or multiples of the trained context of {trained}, such as 128 or 2x"
+            raise UserError(f"{flag}: found {part!r}; must be {expected}")
         if length < least:
             raise UserError(f"{flag}: found {part!r}, {length} tokens; must be at least {least}")
         lengths.add(int(length))
@@ -62,13 +62,13 @@ def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, 
 
 
 def check_strides(lengths: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Raise UserError if a stride is longer than a window. Both are sorted."""
+    """Raise UserError if a stride is longer than a window. Both tuples are sorted."""
     if strides[-1] > lengths[0]:
-        raise UserError(f"--strides: found {strides[-1]}, longer than the window of {lengths[0]}; must be at most that")
+        raise UserError(f"--strides: found {strides[-1]}, longer than the window of {lengths[0]}; must not be longer")
 
 
 def plan(num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[int, ...]) -> list[Windowing]:
-    """Return the windowings of a split: for each length its blocks, then its sliding windows.
+    """Return the windowings of a split, for each length the blocks and then the sliding windows.
 
     Raises UserError if a window is longer than the split.
     """
@@ -76,33 +76,33 @@ def plan(num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[i
     if lengths[-1] > last:
         possible = ", ".join(str(length) for length in lengths if length <= last) or "none of those given"
         raise UserError(
-            f"--lengths: found {lengths[-1]}; the {split} split has {num_tokens} tokens and a window needs one more "
+            f"--lengths: found {lengths[-1]}; the {split} split has {num_tokens} tokens, and a window needs one more "
             f"than its length; lengths that can be scored: {possible}"
         )
     longest_context = max((lengths[-1] - stride for stride in strides), default=0)
-    sample = max(longest_context + 1, last - SLIDING_TARGETS + 1)
+    sample_start = max(longest_context + 1, last - SLIDING_TARGETS + 1)
     windowings = []
     for length in lengths:
         windowings.append(Windowing(length, length, 1, last))
-        windowings += [Windowing(length, stride, sample, last) for stride in strides if stride < length]
+        windowings += [Windowing(length, stride, sample_start, last) for stride in strides if stride < length]
     return windowings
 
 
 def extrapolation(
     model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, windowings: list[Windowing]
 ) -> tuple[list[dict], dict[str, list[float]]]:
-    """Score each windowing of a split. Return a row for each, and by length the mean loss at each position of a block.
+    """Return a row for each windowing of a split, and {length: the mean loss at each position of a block}.
 
-    A row has nll in nats a token, or None and a `reason` if the model has no positions for the length or its loss is
-    not finite. `sample_nll` is the mean over the targets of the sliding windows, in blocks too: it compares both
-    protocols. Entry i of a list by position is the mean in nats over the targets with i + 1 tokens of context.
+    `nll` is in nats per token. It is None, and `reason` is given, if the model has no positions for the length or its
+    loss is not finite. `sample_nll` is the mean over the targets of the sliding windows, for blocks too, to compare
+    both protocols. Entry i of the losses by position is the mean in nats over targets with i + 1 tokens of context.
     """
     reasons = {w.length: perplexity.why_undefined(model.config.model, w.length) for w in windowings}
     defined = [w for w in windowings if reasons[w.length] is None]
-    sample = max(w.first_target for w in windowings)  # blocks begin at the first token, the sample later
+    sample_start = max(w.first_target for w in windowings)  # sliding windows have a later first target than blocks
     title = f"{len(defined)} windowings of {len(tokens) - 1:,} targets"
-    if sample > 1:
-        title += f", sliding windows of the last {len(tokens) - sample:,}"
+    if sample_start > 1:
+        title += f", sliding windows of the last {len(tokens) - sample_start:,}"
     rows, by_position = [], {}
     with progress.shown(title, sum(w.cost for w in defined)) as advance:
         nll_fn = perplexity.make_nll_fn(model, advance=advance)
@@ -115,7 +115,7 @@ def extrapolation(
                 reason = None if np.isfinite(nll).all() else perplexity.NOT_FINITE
             if reason is None:
                 score = scoring.score(nll, tokens[w.first_target : w.last_target + 1], token_bytes)
-                sample_nll = float(np.mean(nll[sample - w.first_target :], dtype=np.float64))
+                sample_nll = float(np.mean(nll[sample_start - w.first_target :], dtype=np.float64))
                 if w.protocol == "blocks":
                     by_position[str(w.length)] = _by_position(nll, w.length)
             row = {
@@ -136,6 +136,6 @@ def extrapolation(
 
 
 def _by_position(nll: np.ndarray, length: int) -> list[float]:
-    places = np.arange(len(nll)) % length
-    sums = np.bincount(places, weights=nll, minlength=length)
-    return (sums / np.bincount(places, minlength=length)).tolist()
+    positions = np.arange(len(nll)) % length
+    sums = np.bincount(positions, weights=nll, minlength=length)
+    return (sums / np.bincount(positions, minlength=length)).tolist()

@@ -1,4 +1,4 @@
-"""The loss of a split, in blocks of the context length, as training logs it and eval.py reports it."""
+"""The loss of a split in blocks of the context length, which training logs and eval.py reports."""
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 
-STRETCHES = 16  # a sample of a split has at most so many
-COUNTED_TOKENS = 10_000_000  # at most, to learn how frequent each token is
+MAX_STRETCHES = 16  # in a sample of a split
+MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each token
 NOT_FINITE = "the model's loss is not finite"
 
 
@@ -45,8 +45,8 @@ def score_split(
     token_bytes: [V], UTF-8 bytes of each token. most_tokens: score about this many tokens, the same in every call;
     None: all. advance: called with the number of tokens of each batch. Raises the errors of `check_scorable`.
 
-    Under the masked objective only masked tokens of whole blocks are scored, the same ones in every call. The score has
-    0 bytes, since no text is compressed this way.
+    With the masked objective, only the masked tokens of whole blocks are scored, the same ones in every call. The score
+    then has 0 bytes, because these losses do not compress a text.
     """
     check_scorable(model.config, len(tokens))
     nll_fn = make_nll_fn(model, advance=advance)
@@ -57,15 +57,15 @@ def score_split(
 
 
 def check_scorable(config: Config, num_tokens: int) -> None:
-    """Raise UserError if the split is too short to score a token, or the context longer than a learned table."""
+    """Raise UserError if the split is too short to score a token, or the context exceeds the model's positions."""
     check_length(config.model, config.context_length)
     least = 2 if config.train.objective == "next_token" else config.context_length
     if num_tokens < least:
-        raise UserError(f"data.corpus: the split has {num_tokens} tokens; at least {least} are needed to score one")
+        raise UserError(f"data.corpus: the split has {num_tokens} tokens; must have at least {least}")
 
 
 def why_undefined(config: ModelConfig, length: int) -> str | None:
-    """Return why a model has no loss at a length, or None."""
+    """Return the reason why a model has no loss at a length, or None if it has one."""
     try:
         check_length(config, length)
     except UserError as error:
@@ -74,26 +74,26 @@ def why_undefined(config: ModelConfig, length: int) -> str | None:
 
 
 def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[np.ndarray]:
-    """Return the whole stream, or up to STRETCHES pieces of whole windows and one token, `most_tokens` or so in all.
+    """Return the whole stream, or up to MAX_STRETCHES pieces with about `most_tokens` tokens in all.
 
-    The pieces are at even distances: the start of a split may be a single document.
+    A piece is whole windows and one token. Pieces are evenly spaced, because a split may start with a long document.
     """
     if most_tokens is None or len(tokens) <= most_tokens + 1:
         return [tokens]
-    pieces = max(1, min(STRETCHES, most_tokens // window))
+    pieces = max(1, min(MAX_STRETCHES, most_tokens // window))
     length = max(1, most_tokens // pieces // window) * window
     starts = np.linspace(0, len(tokens) - 1 - length, pieces).astype(int)
     return [tokens[start : start + length + 1] for start in starts]
 
 
 def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return counts_V of the tokens in a stream, or in a sample of about COUNTED_TOKENS of it."""
-    pieces = stretches(tokens, COUNTED_TOKENS, window=1)
+    """Return counts_V of the tokens in a stream, or in a sample of about MAX_COUNTED_TOKENS tokens."""
+    pieces = stretches(tokens, MAX_COUNTED_TOKENS, window=1)
     return np.sum([np.bincount(piece, minlength=vocab_size) for piece in pieces], axis=0)
 
 
 def rows_at_a_time(model: LoadedModel, length: int) -> int:
-    """Return the rows of a batch of about `model.batch_tokens` tokens: a multiple of its shards, at least one each."""
+    """Return the number of rows of a batch of about `model.batch_tokens` tokens, a positive multiple of the shards."""
     shards = sharding.shards(model.mesh)
     return shards * max(1, model.batch_tokens // length // shards)
 

@@ -1,4 +1,4 @@
-"""Progress of a long evaluation, in tokens: a progress bar, or log lines without a terminal."""
+"""Progress of a long evaluation in tokens, as a progress bar on a terminal or else as log lines."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ from mini_gpt.runtime import processes
 SECONDS_BETWEEN_LINES = 30.0
 log = logging.getLogger(__name__)
 
-Advance = Callable[[int], None]  # called with the number of tokens that went through the model
+Advance = Callable[[int], None]  # called with the number of tokens that the model has processed
 silent: Advance = lambda tokens: None  # for evaluations during training
 
 
@@ -26,7 +26,7 @@ def shown(title: str, cost: int) -> Iterator[Advance]:
 
         def advance(tokens: int) -> None:
             nonlocal done, last_line
-            tokens = min(tokens, cost - done)  # the last batch is filled with rows that are not part of the cost
+            tokens = min(tokens, cost - done)  # the last batch may have padding rows, which the cost does not count
             done += tokens
             bar.update(tokens)
             if bar.disable and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:

@@ -1,4 +1,4 @@
-"""The loss of each token of a text, in windows of a given length and stride, and scores made from these losses."""
+"""The loss of each token of a text, in windows of a given length and stride, and sums of these losses."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over the scored tokens; means are computed from them at the end. nll_sum: nats. bytes: UTF-8."""
+    """Sums over the scored tokens; means are computed from them at the end. nll_sum: in nats. bytes: in UTF-8."""
 
     nll_sum: float
     tokens: int
@@ -21,17 +21,17 @@ class Score:
 
     @property
     def nll(self) -> float:
-        """Nats a token."""
+        """Mean loss in nats per token."""
         return self.nll_sum / self.tokens
 
     @property
     def perplexity(self) -> float | None:
-        """exp(nll), or None if a float cannot hold it."""
+        """exp(nll), or None if it overflows a float."""
         return math.exp(self.nll) if self.nll < 700 else None
 
     @property
     def bits_per_byte(self) -> float:
-        """The whole loss in bits, separators included, over the UTF-8 bytes of the scored text."""
+        """Total loss in bits, including separators, divided by the UTF-8 bytes of the scored text."""
         return self.nll_sum / math.log(2) / self.bytes
 
 
@@ -42,8 +42,8 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
     stride = window these are blocks. With a smaller stride every token past the first window has at least
     window - stride + 1 tokens of context.
 
-    nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window: copies of the
-    last token fill the last window, copies of a row the last batch. Raises ValueError unless 1 ≤ stride ≤ window.
+    nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window. Copies of the
+    last token pad the last window; copies of a row pad the last batch. Raises ValueError unless 1 ≤ stride ≤ window.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride: found {stride}; must be in 1..window ({window})")
@@ -62,10 +62,10 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
 
 
 def num_windows(targets: int, window: int, stride: int) -> int:
-    """Return how many windows score this many targets."""
+    """Return the number of windows that score this many targets."""
     return 1 + max(0, math.ceil((targets - window) / stride)) if targets > 0 else 0
 
 
 def score(nll: np.ndarray, targets: np.ndarray, token_bytes: np.ndarray) -> Score:
-    """Sum the losses of the targets, in float64. token_bytes: [V], UTF-8 bytes of each token."""
+    """Return the score of the targets; losses are summed in float64. token_bytes: [V], UTF-8 bytes of each token."""
     return Score(float(np.sum(nll, dtype=np.float64)), len(targets), int(token_bytes[targets].sum()))

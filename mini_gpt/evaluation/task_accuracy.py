@@ -1,7 +1,7 @@
-"""How many problems of a task a model solves, by length; only the answers are scored.
+"""The share of a task's problems that a model solves, by length; only the answers are scored.
 
-Answers are greedy. If every token of the answer is the most likely one after the true tokens before it, greedy decoding
-writes the same answer, so exact match needs no decoding.
+Answers are greedy. Exact match needs no decoding: greedy decoding gives the true answer if and only if each of its
+tokens is the most likely one after the true tokens before it.
 """
 
 import math
@@ -22,16 +22,16 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-PROBLEMS = 512  # of each length, if the task has so many
-FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # of the longest trained length: the default lengths
+PROBLEMS = 512  # at most, of each length
+FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # default lengths, divided by the longest trained length
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Sums over problems and their answers. answers: the predicted tokens of each answer and of its end.
+    """Sums over problems and their answers. answers: the predicted tokens of each answer and its end.
 
-    A problem is solved if its answer and the end of the line after it are right. The end does not count in `tokens`
-    and `right`; its loss counts in `nll_sum`, as in training.
+    The end is the newline after an answer. A problem is solved if its answer and the end are predicted correctly. The
+    end counts in `nll_sum`, as in training, but not in `tokens` and `right`.
     """
 
     problems: int
@@ -51,24 +51,24 @@ class TaskScore:
 
     @property
     def nll(self) -> float:
-        """Nats a token, the ends included."""
+        """Mean loss in nats per token, including the ends."""
         return self.nll_sum / (self.tokens + self.problems)
 
 
 def accuracy(
     model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]], length: int, *, advance: Advance = silent
 ) -> TaskScore:
-    """Score problems, (question, answer), in rows of `length` inputs; `advance` gets each batch's number of tokens."""
+    """Score (question, answer) problems in rows of `length` inputs. advance: called with each batch's token count."""
     solved = tokens = right = 0
     nll_sum, answers = 0.0, []
-    for count, numbers in in_full_batches(range(len(problems)), perplexity.rows_at_a_time(model, length)):
-        batch = batches.problem_batch([problems[number] for number in numbers], model.config, tokenizer, length)
-        numbers_B = np.array(numbers, np.int32)
-        arrays = sharding.put_whole((batch["inputs"], batch["targets"], numbers_B), model.mesh)
+    for count, indices in in_full_batches(range(len(problems)), perplexity.rows_at_a_time(model, length)):
+        batch = batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
+        indices_B = np.array(indices, np.int32)
+        arrays = sharding.put_whole((batch["inputs"], batch["targets"], indices_B), model.mesh)
         nll_BL, predicted_BL = (np.asarray(array)[:count] for array in _predict(model, *arrays))
         scored_BL = batch["weights"][:count] > 0
         right_BL = predicted_BL == batch["targets"][:count]
-        answer_BL = scored_BL & np.pad(scored_BL[:, 1:], ((0, 0), (0, 1)))  # without the last token, the end
+        answer_BL = scored_BL & np.pad(scored_BL[:, 1:], ((0, 0), (0, 1)))  # all but the last, which is the end
         solved += int((right_BL | ~scored_BL).all(axis=1).sum())
         tokens += int(answer_BL.sum())
         right += int((right_BL & answer_BL).sum())
@@ -79,26 +79,26 @@ def accuracy(
 
 
 @jax.jit
-def _predict(model: LoadedModel, inputs_BL, targets_BL, numbers_B) -> tuple[jax.Array, jax.Array]:
-    # Random positions depend on the problem's number: many problems have the same first token.
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
+def _predict(model: LoadedModel, inputs_BL, targets_BL, indices_B) -> tuple[jax.Array, jax.Array]:
+    # Random positions depend on the problem's index, because many problems have the same first token.
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), indices_B)
     logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_B)
     return losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
 
 
 def default_lengths(config: Config) -> tuple[int, ...]:
-    """Return lengths up to twice the longest trained one, as far as the task has them."""
+    """Return lengths up to twice the longest trained one, within the limits of the task."""
     task = tasks.find(config.data.corpus)
     lengths = {round(fraction * config.data.task_length) for fraction in FRACTIONS}
     return tuple(sorted(n for n in lengths if n >= task.shortest and (task.longest is None or n <= task.longest)))
 
 
 def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tuple[int, ...]) -> list[dict]:
-    """Return a row for each length: exact_match, token_accuracy (both 0..1), nll in nats a token, and counts.
+    """Return a row for each length: exact_match, token_accuracy (both 0..1), nll in nats per token, and counts.
 
-    The end of an answer counts in exact_match and nll, not in token_accuracy: if the answer is one letter, predicting
-    the end alone would make half of the tokens right. For each length, up to PROBLEMS different problems of the split
-    are scored, the same for every model and seed. The `reason` of an undefined row is as in `extrapolation`.
+    The end of an answer counts in exact_match and nll, but not in token_accuracy. In a one-letter answer, the end would
+    be half of the tokens. For each length, up to PROBLEMS different problems of the split are scored, the same ones for
+    every model and seed. The `reason` of an undefined row is as in `extrapolation`.
     """
     rows, config = [], model.config
     needed = {length: batches.row_length(config, length) for length in lengths}

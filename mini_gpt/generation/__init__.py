@@ -1,1 +1,1 @@
-"""A model and a prompt in, text out. Imports runtime, config, data and model."""
+"""Generation of text from a model and a prompt. Imports runtime, config, data and model."""

@@ -20,15 +20,15 @@ from mini_gpt.model.gpt import check_length, compute_dtype
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError, require
 
-CHUNK = 16  # tokens of each row that one call of the compiled loop draws
-# Prompts are padded to a power of two and the capacity to a multiple of BLOCK, so that few lengths are compiled.
+CHUNK = 16  # tokens that one call of the compiled loop samples for each row
+# Prompts are padded to a power of two and the capacity to a multiple of BLOCK, so that few shapes are compiled.
 SHORTEST_PROMPT, BLOCK = 16, 64
-ALL = Sampling()
+DEFAULT_SAMPLING = Sampling()
 Prompt = Sequence[int] | np.ndarray  # token ids
 
 
 class _State(NamedTuple):
-    """The last drawn tokens_B, the tokens of each row's text if there is a penalty, each row's random key, a cache."""
+    """tokens_B: the last sampled tokens. seen_BV: the tokens in each row's text; None without a penalty."""
 
     tokens_B: jax.Array
     seen_BV: jax.Array | None
@@ -37,13 +37,13 @@ class _State(NamedTuple):
 
 
 def stream(
-    model: LoadedModel, prompts: Sequence[Prompt], *, length: int, sampling: Sampling = ALL, seed: int = 0
+    model: LoadedModel, prompts: Sequence[Prompt], *, length: int, sampling: Sampling = DEFAULT_SAMPLING, seed: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yield drawn tokens_BN, int32: the first token at once, then up to CHUNK at a time, `length` in all.
+    """Yield sampled tokens_BN, int32: first one token per row, then up to CHUNK at a time, `length` in all.
 
-    Prompts may have any lengths. A row's tokens depend on the seed, its prompt and its index, not on the other rows,
-    except with `model.random_positions`, which depend on the longest row. Raises UserError if a prompt is empty, the
-    model is bidirectional, or prompt and length exceed the model's positions.
+    Prompts may differ in length. A row's tokens depend only on the seed, its prompt and its index. With
+    `model.random_positions`, they also depend on the length of the longest row. Raises UserError if a prompt is empty,
+    the model is bidirectional, or prompt and length exceed the model's positions.
     """
     config, vocab_size = model.config.model, model.merge().vocab_size
     require(config.causal, "model.causal", False, "a bidirectional model can't generate text")
@@ -74,13 +74,13 @@ def stream(
 
 
 def generate(model: LoadedModel, prompts: Sequence[Prompt], **options) -> np.ndarray:
-    """Return all tokens_BN that `stream` yields. Takes its arguments."""
+    """Return all tokens_BN that `stream` yields, in one array. Takes the same arguments."""
     parts = list(stream(model, prompts, **options))
     return np.concatenate([np.zeros((len(prompts), 0), np.int32), *parts], axis=1)
 
 
 def dtype(config: ModelConfig) -> jnp.dtype:
-    """Return the dtype of products: with auto on CPUs float32, since bfloat16 is slower there for single rows."""
+    """Return the dtype of matrix products; auto is float32 on CPUs, where bfloat16 is slower for single rows."""
     in_float32 = config.dtype == "auto" and jax.default_backend() == "cpu"
     return compute_dtype("float32" if in_float32 else config.dtype)
 
@@ -92,7 +92,7 @@ def _float32_definition(config: ModelConfig, vocab_size: int) -> nnx.GraphDef:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _start(model: LoadedModel, sampling: Sampling, capacity: int, tokens_BL, lengths_B, seed) -> _State:
-    """Read the prompts and draw the first token of each."""
+    """Prefill the cache with the prompts and sample the first token of each row."""
     logits_BV, cache = caches.prefill(model, tokens_BL, lengths_B, capacity)
     rows_B = jnp.arange(len(tokens_BL))
     seen_BV = None
@@ -107,25 +107,25 @@ def _start(model: LoadedModel, sampling: Sampling, capacity: int, tokens_BL, len
 
 @functools.partial(jax.jit, static_argnums=1, donate_argnums=2)
 def _continue(model: LoadedModel, sampling: Sampling, state: _State, count: int) -> tuple[_State, jax.Array]:
-    """Draw `count` more tokens of each row, at most CHUNK; return the state and tokens_BN with N = CHUNK."""
+    """Sample `count` ≤ CHUNK more tokens of each row; return the state and tokens_BN with N = CHUNK."""
     vocab_size = model.merge().vocab_size
 
     def chunk_noise() -> jax.Array:
-        """Return the noise of the whole chunk: made token by token, it took a fifth of a small model's time."""
+        """Return the noise of the whole chunk; one token at a time, it took a fifth of a small model's time."""
         places_NB = state.cache.lengths_B + 1 + jnp.arange(CHUNK)[:, None]
         return jax.vmap(lambda places_B: noise(state.keys_B, places_B, vocab_size))(places_NB)
 
     no_noise = lambda: jnp.zeros((CHUNK, len(state.tokens_B), vocab_size))
     noise_NBV = jax.lax.cond(count > 0, chunk_noise, no_noise)
 
-    def one(number, carry):
+    def step(number, carry):
         state, tokens_BN = carry
         logits_BV, cache = caches.decode(model, state.tokens_B, state.cache)
         state = _draw_next(state._replace(cache=cache), logits_BV, noise_NBV[number], sampling)
         return state, tokens_BN.at[:, number].set(state.tokens_B)
 
     tokens_BN = jnp.zeros((len(state.tokens_B), CHUNK), jnp.int32)
-    return jax.lax.fori_loop(0, count, one, (state, tokens_BN))
+    return jax.lax.fori_loop(0, count, step, (state, tokens_BN))
 
 
 def _draw_next(state: _State, logits_BV: jax.Array, noise_BV: jax.Array, sampling: Sampling) -> _State:

@@ -1,4 +1,4 @@
-"""Text from tokens as they are drawn, up to a stop string or the end of the document."""
+"""Streaming of sampled tokens as text, up to a stop string or the end of the document."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to it
 class Writer:
     """One row's text, which grows as tokens are added.
 
-    The text ends before a stop string, or at the separator of documents. The tokens of an incomplete character, and
-    text that may be the beginning of a stop string, are held back.
+    The text ends before a stop string, or at the separator of documents. Tokens of an incomplete character are held
+    back, and so is text that may begin a stop string.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
@@ -24,7 +24,7 @@ class Writer:
         self._held_text = ""
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Return the new text that is final; nothing after the end."""
+        """Add tokens; return the new text that is final, none of it after the end."""
         new = ""
         for token in map(int, tokens):
             if self.ended_by is not None:
@@ -43,7 +43,7 @@ class Writer:
         return new
 
     def finish(self) -> str:
-        """Return the text that was held back."""
+        """Return the text that is still held back."""
         if self.ended_by is not None:
             return ""
         new = self._release(self.tokenizer.decode(self._held_tokens))
@@ -58,12 +58,12 @@ class Writer:
         if found:
             end, self.ended_by = min(found)
         else:
-            end = len(held) - max((_begun(held, stop) for stop in self.stops), default=0)
+            end = len(held) - max((_overlap(held, stop) for stop in self.stops), default=0)
         self._held_text = "" if found else held[end:]
         self.text += held[:end]
         return held[:end]
 
 
-def _begun(text: str, stop: str) -> int:
-    """Return how many of the last characters of a text are the first of a stop string."""
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest proper prefix of `stop` with which `text` ends."""
     return next((count for count in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:count])), 0)

@@ -13,7 +13,7 @@ class Mask(NamedTuple):
     """An attention mask. Query i sees all keys, or keys 0..i if causal, but never keys of another segment.
 
     window: query i sees only keys j with |i - j| < window, where i and j are indices in the sequence, not positions. A
-    causal query sees `window` keys, its own included (Jiang et al. 2023). Others see window - 1 on each side too.
+    causal query sees `window` keys, its own included (Jiang et al. 2023). Others also see the next window - 1.
     """
 
     causal: bool
@@ -48,7 +48,7 @@ def cross_attention(length: int, key_is_token_BS: jax.Array) -> jax.Array:
 
 
 class Heads(NamedTuple):
-    """Queries of H heads, and keys and values of G heads; H/G query heads share one of these (Ainslie et al. 2023)."""
+    """H query heads and G key-value heads; H/G query heads share one key-value head (Ainslie et al. 2023)."""
 
     q_BLHK: jax.Array
     k_BSGK: jax.Array
@@ -56,7 +56,7 @@ class Heads(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The other inputs of self-attention. position: a `model.positions.Position`. with_maps: return attention maps."""
+    """The inputs of self-attention besides heads. position: a `positions.Position`. with_maps: return its maps."""
 
     mask: Mask
     position: Any
