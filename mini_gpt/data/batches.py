@@ -19,7 +19,7 @@ DTYPES = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}  # of 
 class TrainBatches:
     """The training batches of a text; `self[step]` is the batch of a step, counted from 0.
 
-    An epoch cuts the split into windows of the context length, from a random offset on. It has each window once, in
+    An epoch cuts the split into windows of the context length, from a random offset on. It uses each window once, in
     random order. weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token.
     rows: the rows of the global batch on this host; None: all. Raises UserError if the split is too short.
     """
@@ -57,7 +57,7 @@ class TrainBatches:
 
 
 class TaskBatches:
-    """The training batches of a task, with one problem per row. Only answers count in the loss. Used as TrainBatches.
+    """The training batches of a task. Each row is one problem. Only answers count in the loss.
 
     Rows are padded with separators. The masked objective masks the whole answer. Raises UserError for a short context.
     """
