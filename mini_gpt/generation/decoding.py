@@ -28,7 +28,7 @@ Prompt = Sequence[int] | np.ndarray  # token ids
 
 
 class _State(NamedTuple):
-    """tokens_B: the last sampled tokens. seen_BV: the tokens in each row's text; None without a penalty."""
+    """Decoding state. tokens_B: last sampled tokens. seen_BV: the tokens in each row's text; None without a penalty."""
 
     tokens_B: jax.Array
     seen_BV: jax.Array | None

@@ -68,7 +68,7 @@ class Mlp(nnx.Module):
     def units(self, x_BLD: jax.Array) -> jax.Array:
         """Return units_BLF, the output of the activation."""
         activate = ACTIVATIONS[self.config.activation]
-        if self.config.scan_layers:  # else a scan saves five arrays for gelu, not only its input
+        if self.config.scan_layers:  # so that the scan saves only the input of gelu, not five arrays
             activate = recompute_in_backward(activate)
         gate = [self.gate(x_BLD)] if self.config.activation == "swiglu" else []
         return activate(*gate, self.up(x_BLD))
@@ -182,7 +182,7 @@ class MiniGPT(nnx.Module):
         options = Options(keys, head_mask_NBH)  # stacked over layers
         if config.scan_layers and caches is None:
             x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
-        else:  # with caches too, because a scan would copy them for each token
+        else:  # also unrolled with caches, because a scan would copy them for each token
             blocks = _unstack(*nnx.split(self.blocks)) if config.scan_layers else self.blocks
             x_BLD, new_caches, traces = self._run_layers(x_BLD, blocks, contexts, options, trace, caches)
         if config.norm_placement == "pre":

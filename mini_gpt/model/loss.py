@@ -49,7 +49,7 @@ def loss_sums(
     smoothing: the target distribution is (1 - smoothing) one-hot + smoothing uniform (Szegedy et al. 2016, 7). x_BLD is
     sharded by rows. Matrix products have operands in its dtype and float32 results. While the forward pass has a
     chunk's logits, it also computes the gradient of the first sum with respect to x and the table (Hsu et al. 2024).
-    Other gradients are not computed.
+    The second sum and other inputs have no gradient.
     """
     return _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)[0]
 
