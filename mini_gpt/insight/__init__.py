@@ -1,1 +1,1 @@
-"""A model and tokens in, findings and figures out. Imports the rooms up to evaluation."""
+"""A loaded model and tokens in, findings and figures out. Imports runtime, config, data, model and evaluation."""

@@ -1,4 +1,4 @@
-"""Every layer's attention for given tokens: maps, reductions of them, and the statistics that training logs."""
+"""Attention maps of every layer, reductions of these maps, and the statistics that training logs."""
 
 import functools
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from mini_gpt.model.gpt import Inputs, Trace, positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-MOST_ENTRIES = 2**27  # entries of one layer's maps at a time, half a gigabyte
-MAPPED = 64  # tokens whose maps training logs
+MOST_ENTRIES = 2**27  # most entries of one layer's maps in a batch: half a gigabyte
+LOGGED_TOKENS = 64  # first tokens of the maps that training logs
 
 
 def rows_at_a_time(model: LoadedModel, length: int, windows: int) -> int:
-    """Return how many windows go through a model at a time if maps are computed; a multiple of the mesh's shards."""
+    """Return the batch size for which attention maps fit in memory, a multiple of the mesh's shards."""
     shards = sharding.shards(model.mesh)
     fitting = max(1, MOST_ENTRIES // (model.config.model.num_heads * length**2) // shards) * shards
     return min(perplexity.rows_at_a_time(model, length), fitting, -(-windows // shards) * shards)
@@ -28,7 +28,7 @@ def rows_at_a_time(model: LoadedModel, length: int, windows: int) -> int:
 def attention_maps(model: LoadedModel, tokens_BL: np.ndarray) -> list[AttentionMaps]:
     """Return each layer's logits_BHLS before the mask, weights_BHLS (float32) and visible_BLS (bool), in NumPy."""
     layers = each_layer(model, sharding.pad_rows(tokens_BL, model.mesh), _maps)
-    return [AttentionMaps(*(of[: len(tokens_BL)] for of in layer)) for layer in layers]
+    return [AttentionMaps(*(array[: len(tokens_BL)] for array in layer)) for layer in layers]
 
 
 def each_layer(
@@ -39,29 +39,29 @@ def each_layer(
     *,
     text_BL: np.ndarray | None = None,
 ) -> list[Any]:
-    """Return `reduce(trace, *arguments)` of each layer in NumPy; only the results leave the layer.
+    """Return `reduce(trace, *arguments)` of each layer in NumPy, without keeping the traces.
 
-    The batch and the arguments are sharded by rows. reduce: a function of a module; it is traced. text_BL: the text
-    before tokens were masked, from which documents are told apart.
+    The batch and the arguments are sharded by rows. reduce: a module-level function that jit can trace. text_BL: the
+    text before tokens were masked, to find document boundaries; tokens_BL unless given.
     """
     put = sharding.put_whole((tokens_BL, tokens_BL if text_BL is None else text_BL, arguments), model.mesh)
     return jax.device_get(_each_layer(model, *put, reduce=reduce))
 
 
 def attention_statistics(model: LoadedModel, tokens_BL: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
-    """Return curves, and the first row's weights_NHLS among its first MAPPED tokens.
+    """Return {curve: value}, and weights_NHLS of the first row's first LOGGED_TOKENS tokens.
 
-    attention/logit_variance/layer_N: variance of the scaled logits of visible pairs, biases included; at the start of
-    training about 1 or less with the scale 1/sqrt(K), and K times as much without it (Vaswani et al. 2017, footnote 4).
-    attention/entropy/layer_N, and layer_N/head_M for each head: mean entropy of the weights, in nats; near 0 if the
-    softmax is saturated.
+    attention/logit_variance/layer_N: variance of the scaled logits, with biases, over visible pairs. At initialization
+    it is about 1 or less with the scale 1/sqrt(K), and K times that without it (Vaswani et al. 2017, footnote 4).
+    attention/entropy/layer_N, and layer_N/head_M for each head: mean entropy of the weights in nats. It is near 0
+    if the softmax is saturated.
     """
     layers = jax.device_get(_each_layer(model, tokens_BL, tokens_BL, (), reduce=_statistics))
     curves = {}
     for number, (variance, entropy, entropy_H, _) in enumerate(layers):
         curves[f"attention/logit_variance/layer_{number}"] = float(variance)
         curves[f"attention/entropy/layer_{number}"] = float(entropy)
-        curves |= {f"attention/entropy/layer_{number}/head_{head}": float(of) for head, of in enumerate(entropy_H)}
+        curves |= {f"attention/entropy/layer_{number}/head_{head}": float(mean) for head, mean in enumerate(entropy_H)}
     return curves, np.stack([maps_HLS for *_, maps_HLS in layers])
 
 
@@ -84,4 +84,4 @@ def _statistics(trace: Trace) -> tuple[jax.Array, jax.Array, jax.Array, jax.Arra
     visible_BHLS = jnp.broadcast_to(visible_BLS[:, None], logits_BHLS.shape)
     entropy_H = jnp.mean(jnp.sum(jax.scipy.special.entr(weights_BHLS), axis=-1), axis=(0, 2))
     variance = jnp.var(logits_BHLS, where=visible_BHLS)
-    return variance, jnp.mean(entropy_H), entropy_H, weights_BHLS[0, :, :MAPPED, :MAPPED]
+    return variance, jnp.mean(entropy_H), entropy_H, weights_BHLS[0, :, :LOGGED_TOKENS, :LOGGED_TOKENS]

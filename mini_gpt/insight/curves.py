@@ -1,4 +1,4 @@
-"""The style of all figures, and curves of loss by context length or position and of accuracy by problem length."""
+"""The style of all figures, and plots of loss or accuracy against length or position."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator
 
 
 class Curve(NamedTuple):
-    """Points of one line: x, y, and for several seeds the lowest and highest y."""
+    """One line of a plot. low, high: the range of y over several seeds."""
 
     label: str
     x: list[float]
@@ -29,7 +29,7 @@ def new_figure(size: tuple[float, float], rows: int = 1, columns: int = 1, *, ti
 
 
 def finish(axes: Axes, **labels: str) -> None:
-    """Set labels, and add the grid, the frame and the legend that all curves have."""
+    """Set the labels, and apply the style of all plots: grid, frame and legend."""
     axes.set(**labels)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -38,24 +38,24 @@ def finish(axes: Axes, **labels: str) -> None:
 
 
 def label_heads(axes: Axes, layers: int, heads: int, title: str) -> None:
-    """Label a grid of heads, and remove its frame."""
+    """Label the axes of a grid of layers and heads, and remove its frame."""
     axes.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers), title=title)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
 
-def draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
-    """Draw a curve, with the range over seeds as a band."""
+def plot_curve(axes: Axes, curve: Curve, colour: str) -> None:
+    """Plot a curve, with the range over seeds as a band."""
     axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=4, label=curve.label)
     if curve.low is not None and curve.high is not None:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = None) -> None:
-    """Draw curves against length; the x axis is logarithmic for a wide range of lengths."""
+def plot_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = None) -> None:
+    """Plot curves against length, on a logarithmic axis for a wide range. trained: the length in training, marked."""
     lengths = set()
     for number, curve in enumerate(curves):
-        draw_curve(axes, curve, f"C{number}")
+        plot_curve(axes, curve, f"C{number}")
         lengths |= set(curve.x)
     ticks = sorted(lengths)
     logarithmic = bool(ticks) and ticks[-1] > 4 * ticks[0]
@@ -64,44 +64,44 @@ def draw_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = 
     axes.set_xticks(ticks, tick_labels(ticks, logarithmic))
     axes.xaxis.set_minor_locator(NullLocator())
     if trained is not None:
-        _draw_trained(axes, trained)
+        _mark_trained_length(axes, trained)
         axes.annotate("trained", (trained, 0), xycoords=("data", "axes fraction"), xytext=(3, 4),
                       textcoords="offset points", color="grey", fontsize=8)  # fmt: skip
     finish(axes)
 
 
 def tick_labels(ticks: list[float], logarithmic: bool) -> list[str]:
-    """Return a label for each of the sorted ticks, empty if it would touch the one before."""
+    """Return a label for each of the sorted ticks, empty if it would overlap the previous label."""
     places = np.log2(ticks) if logarithmic else np.asarray(ticks)
     labels, last = [], -np.inf
     for tick, place in zip(ticks, places, strict=True):
         label = f"{tick:g}"
-        fits = place - last >= 0.0225 * len(label) * (places[-1] - places[0])  # 0.0225: width of a digit over the axis
+        fits = place - last >= 0.0225 * len(label) * (places[-1] - places[0])  # 0.0225: axis widths per digit
         labels.append(label if fits else "")
         last = place if fits else last
     return labels
 
 
 def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list[float]], *, trained: int) -> Figure:
-    """Return a figure: loss by context length beside loss by position in the window, in nats a token."""
+    """Return a plot of loss by context length beside a plot of loss by position in the window, in nats a token."""
     figure, (left, right) = new_figure((11, 4.3), 1, 2, subplot_kw={"ylabel": "loss (nats a token)"})
-    draw_curves(left, curves, trained=trained)
+    plot_curves(left, curves, trained=trained)
     left.set(xlabel="context length (tokens)", title="The same targets at each context length")
     for length, nll in by_position.items():
         right.plot(*_binned(np.asarray(nll)), label=f"blocks of {length}", linewidth=1.5)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter("{x:g}")
-    _draw_trained(right, trained)
+    _mark_trained_length(right, trained)
     finish(right, xlabel="tokens of context before the target", title="By position in the window")
     return figure
 
 
 def panels_figure(panels: Mapping[str, list[Curve]], *, x: str, y: str, trained: float | None, title="") -> Figure:
-    """Return a figure with one panel for each entry, side by side, with one scale and one legend."""
+    """Return a figure with the entries' panels side by side, with a common y axis and one legend."""
     size = (1.5 + 5 * len(panels), 4.6)
     figure, (all_axes,) = new_figure(size, 1, len(panels), title=title, sharey=True, squeeze=False)
     for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
-        draw_curves(axes, curves, trained=trained)
+        plot_curves(axes, curves, trained=trained)
         axes.set(title=label, xlabel=x)
         axes.legend().remove()
     all_axes[0].set_ylabel(y)
@@ -110,20 +110,20 @@ def panels_figure(panels: Mapping[str, list[Curve]], *, x: str, y: str, trained:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG; the file is replaced in one step."""
+    """Write a PNG atomically."""
     draft = path.with_name(path.name + ".draft")
     figure.savefig(draft, dpi=130, format="png")
     draft.replace(path)
 
 
 def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return means over half octaves; single positions are noisy if there are few blocks."""
+    """Return mean contexts and losses in bins of half an octave, because few blocks make single positions noisy."""
     contexts = np.arange(1, len(nll) + 1)
-    bins = np.ceil(2 * np.log2(contexts)).astype(int)  # closed above, so that the last position has no bin of its own
+    bins = np.ceil(2 * np.log2(contexts)).astype(int)  # with upper edges, so that the last position is not alone
     numbers = np.unique(bins)
     mean = lambda values: np.array([values[bins == n].mean() for n in numbers])
     return mean(contexts), mean(nll)
 
 
-def _draw_trained(axes: Axes, length: float) -> None:
+def _mark_trained_length(axes: Axes, length: float) -> None:
     axes.axvline(length, color="grey", linestyle="--", linewidth=1, zorder=0)

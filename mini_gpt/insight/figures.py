@@ -19,71 +19,71 @@ from mini_gpt.model import positions
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-MOST_TOKENS = 32  # of the text in a figure
+MOST_TOKENS = 32  # of the text in a figure of attention maps
 SIGNED = {"cmap": "RdBu_r", "interpolation": "nearest"}
 
 
-Panel = tuple[str, LoadedModel, Tokenizer, np.ndarray]  # a model's name, the model, its tokenizer, tokens to read
+Panel = tuple[str, LoadedModel, Tokenizer, np.ndarray]  # a model's name, the model, its tokenizer, tokens of a text
 
 
 def maps_figure(panels: Sequence[Panel]) -> Figure:
-    """Draw each model's attention, averaged over the heads: one line per model, one map per layer."""
+    """Return a figure of attention averaged over the heads: one row per model, one map per layer."""
     layers = max(model.config.model.num_layers for _, model, _, _ in panels)
     title = "Attention averaged over the heads: the root of each weight, black 0, white 1"
     size = (2.6 * layers + 1, 3.0 * len(panels))
     figure, grid = new_figure(size, len(panels), layers, title=title, squeeze=False)
-    for line, (name, model, tokenizer, tokens) in zip(grid, panels, strict=True):
+    for row, (name, model, tokenizer, tokens) in zip(grid, panels, strict=True):
         maps = attention.attention_maps(model, tokens[None])
         texts = [tokenizer.decode([token]).replace("\n", "⏎") for token in tokens]
-        for axes in line[len(maps) :]:
+        for axes in row[len(maps) :]:
             axes.set_visible(False)
-        for layer, (axes, (_, weights_BHLS, _)) in enumerate(zip(line, maps, strict=False)):
+        for layer, (axes, (_, weights_BHLS, _)) in enumerate(zip(row, maps, strict=False)):
             labels = texts if layer == 0 else []
             axes.set_xticks(range(len(texts)), texts, fontsize=5.5)
             axes.set_yticks(range(len(labels)), labels, fontsize=5.5)
             axes.tick_params(length=0, pad=1)
             axes.imshow(np.sqrt(weights_BHLS[0].mean(axis=0)), cmap="magma", vmin=0, vmax=1)
             axes.set_title(f"layer {layer}", fontsize=9)
-        line[0].set_ylabel(f"{name}\nposition={model.config.model.position}", fontsize=9)
+        row[0].set_ylabel(f"{name}\nposition={model.config.model.position}", fontsize=9)
     return figure
 
 
 def model_figures(name: str, model: LoadedModel, tokenizer: Tokenizer, tokens: np.ndarray) -> dict[str, Figure]:
-    """Return figures by name: the model's attention maps for the tokens, and its encoding's figures."""
+    """Return {name: figure} of the attention maps for the tokens, and of the model's positional encodings."""
     config = model.config.model
     encodings = set(config.position_pattern)
-    drawn = {"maps": maps_figure([(name, model, tokenizer, tokens)])}
+    by_name = {"maps": maps_figure([(name, model, tokenizer, tokens)])}
     if "sinusoidal" in encodings:
-        drawn["sinusoids"] = sinusoids(config)
+        by_name["sinusoids"] = sinusoids(config)
     if "rope" in encodings:
-        drawn["rope"] = rope(config)
+        by_name["rope"] = rope(config)
     if encodings & {"alibi", "t5"}:
-        drawn["biases"] = biases(config, learned(model, "t5", "bias_table") if "t5" in encodings else None)
+        by_name["biases"] = biases(config, learned(model, "t5", "bias_table") if "t5" in encodings else None)
     table_PD = learned(model, "learned", "embedding") if "learned" in encodings else None
-    drawn["similarity"] = similarity(config, table_PD)
+    by_name["similarity"] = similarity(config, table_PD)
     if encodings & {"learned", "sinusoidal"}:
         if table_PD is None:
             table_PD = initial_table("sinusoidal", config, len(tokens))
         factor = config.d_model**0.5 if config.scale_embeddings else 1
         x_LD = factor * sharding.to_host(model.parameters["embedding"], model.mesh)[tokens]
         title = f"{name}: embeddings and positions, and the terms of their sum's product"
-        drawn["sums"] = sums(x_LD, table_PD[: len(tokens)], [""] * len(tokens), title=title)
-    return drawn
+        by_name["sums"] = sums(x_LD, table_PD[: len(tokens)], [""] * len(tokens), title=title)
+    return by_name
 
 
 def learned(model: LoadedModel, encoding: str, table: str) -> np.ndarray:
-    """Return a table that an encoding has learned, in NumPy."""
+    """Return a learned table of a positional encoding, as a NumPy array."""
     return sharding.to_host(model.parameters["positions"][encoding][table], model.mesh)
 
 
 def initial_table(encoding: str, config: ModelConfig, length: int) -> np.ndarray:
-    """Return table_LD: what an encoding adds to the embeddings at each position before training."""
+    """Return table_LD, the vectors that an encoding adds to the embeddings before training."""
     position = positions.ENCODINGS[encoding](config, rngs=nnx.Rngs(0))
     return np.asarray(position.embed(jnp.zeros((1, length, config.d_model)), jnp.arange(length)[None])[0])
 
 
 def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
-    """Draw the table, some of its dimensions, and the wavelength of every pair (Vaswani et al. 2017, 3.5)."""
+    """Plot the table, four of its dimensions, and the wavelength of every pair (Vaswani et al. 2017, 3.5)."""
     encoding, width = positions.Sinusoidal(config, rngs=nnx.Rngs(0)), config.d_model
     table_LD = initial_table("sinusoidal", config, length) / encoding.amplitude
     title = f"Sinusoidal positions, width {width}, base {encoding.base:,g}"
@@ -115,7 +115,7 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
 
 
 def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: int = 128) -> Figure:
-    """Draw the similarity of two positions against their distance, for each encoding. trained: a learned table_PD."""
+    """Plot the similarity of two positions against their distance, for each encoding. trained: a learned table_PD."""
     figure, (added, inside) = new_figure((2 * 5.6, 4.3), 1, 2, title="How an encoding tells near from far")
     distance = np.arange(length)
     score = lambda frequencies: np.cos(np.outer(distance, frequencies)).mean(axis=1)
@@ -144,12 +144,12 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
 
 
 def rope(config: ModelConfig) -> Figure:
-    """Draw the rotation of two pairs, and scores against offset: for RoPE the same from any position."""
+    """Plot the rotation of two pairs, and scores against offset, which with RoPE do not depend on the position."""
     encoding, width = positions.Rope(config, rngs=nnx.Rngs(0)), config.rotated_width
     title = f"RoPE on heads of {config.head_width} dimensions"
     figure, (fast, slow, score) = new_figure((3 * 4.6, 4.3), 1, 3, title=title)
-    _draw_rotation(fast, encoding, 0)
-    _draw_rotation(slow, encoding, width // 8)
+    _plot_rotation(fast, encoding, 0)
+    _plot_rotation(slow, encoding, width // 8)
     random, offsets = np.random.default_rng(0), np.arange(65)
     (q, k), (q_D, k_D) = (_similar_vectors(random, size) for size in (width, config.d_model))
     waves_LD = initial_table("sinusoidal", config, 500)
@@ -170,8 +170,8 @@ def rope(config: ModelConfig) -> Figure:
     return figure
 
 
-def _draw_rotation(axes: Axes, encoding: positions.Rope, pair: int) -> None:
-    """Draw a unit vector of one pair of dimensions at the first eight positions."""
+def _plot_rotation(axes: Axes, encoding: positions.Rope, pair: int) -> None:
+    """Plot a unit vector of one pair of dimensions at the first eight positions."""
     partner = pair + encoding.width // 2
     unit_BLHK = np.zeros((1, 8, 1, encoding.width), np.float32)
     unit_BLHK[..., pair] = 1
@@ -188,13 +188,13 @@ def _draw_rotation(axes: Axes, encoding: positions.Rope, pair: int) -> None:
 
 
 def _similar_vectors(random: np.random.Generator, width: int) -> np.ndarray:
-    """Return a unit vector and a similar one."""
+    """Return a random unit vector and a similar vector."""
     q, other = (x / np.linalg.norm(x) for x in random.normal(size=(2, width)).astype(np.float32))
     return np.stack([q, q + 0.3 * other])
 
 
 def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int = 160) -> Figure:
-    """Draw ALiBi's biases and T5's buckets against distance; with t5_table[bucket, H], T5's biases."""
+    """Plot ALiBi's biases and T5's buckets against distance, or T5's biases, if t5_table[bucket, H] is given."""
     figure, (alibi, t5) = new_figure((2 * 5.4, 4.3), 1, 2, title="Biases that are added to the attention logits")
     distance = np.arange(length)
     encoding = positions.Alibi(config, rngs=nnx.Rngs(0))
@@ -223,7 +223,7 @@ def t5_buckets(config: ModelConfig, length: int) -> np.ndarray:
 
 
 def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) -> Figure:
-    """Draw embeddings X, positions P and X + P with one scale, and the four terms of (x+p)ᵀ(y+p′) with another."""
+    """Plot embeddings X, positions P and X + P on one colour scale, and the terms of (x+p)ᵀ(y+p′) on another."""
     figure, (top, bottom) = new_figure((4 * 3.6, 2 * 3.1 + 0.4), 2, 4, title=title)
     sum_LD = x_LD + p_LD
     limit = np.abs([x_LD, p_LD, sum_LD]).max()
@@ -248,7 +248,7 @@ def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) ->
 
 
 def _label_words(axes: Axes, words: list[str], *, columns: bool = False) -> None:
-    """Label rows, and columns if asked, with the words if they are few enough to read."""
+    """Label the rows, and with `columns` the columns too. More than 24 words are left out."""
     words = words if len(words) <= 24 else []
     axes.set_yticks(range(len(words)), words, fontsize=8)
     if columns:

@@ -1,9 +1,9 @@
-"""Pictures for TensorBoard during training, made as arrays: a Matplotlib figure takes longer than training steps."""
+"""Images for TensorBoard as arrays, because a Matplotlib figure takes longer than training steps."""
 
 import numpy as np
 from matplotlib import colormaps
 
-GAP, PAPER = 3, 255  # pixels between maps, white
+GAP, PAPER = 3, 255  # pixels between maps, and their colour: white
 SMALLEST, LARGEST = 96, 256  # pixels of one map
 
 COLOURS_X3 = (colormaps["magma"](np.linspace(0, 1, 256))[:, :3] * 255).astype(np.uint8)
@@ -11,7 +11,7 @@ DIVERGING_X3 = (colormaps["RdBu_r"](np.linspace(0, 1, 256))[:, :3] * 255).astype
 
 
 def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
-    """Return RGB pixels, uint8: layers downwards, heads across; the root of each weight, which shows small ones."""
+    """Return RGB pixels, uint8: layers downwards, heads across; square roots make small weights visible."""
     pixels_NHLS3 = _enlarged(COLOURS_X3[_levels(np.sqrt(np.clip(weights_NHLS, 0, 1)))])
     with_gaps = np.pad(pixels_NHLS3, ((0, 0), (0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=PAPER)
     layers, heads, height, width, _ = with_gaps.shape
@@ -32,7 +32,7 @@ def cosines(table_PD: np.ndarray) -> np.ndarray:
 
 
 def _levels(shares: np.ndarray) -> np.ndarray:
-    return np.clip(np.round(np.nan_to_num(shares) * 255), 0, 255).astype(int)  # NaN is drawn as 0
+    return np.clip(np.round(np.nan_to_num(shares) * 255), 0, 255).astype(int)  # NaN gets the colour of 0
 
 
 def _enlarged(pixels: np.ndarray) -> np.ndarray:

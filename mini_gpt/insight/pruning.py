@@ -1,4 +1,4 @@
-"""The importance of heads by gradient, and the loss as heads are removed.
+"""Gradient-based importance of heads, and the loss as heads are removed.
 
 Michel et al. (2019) could remove about 20% of the heads of a translation model and 40% of BERT's. Other models differ.
 """
@@ -19,7 +19,7 @@ from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
-from mini_gpt.insight.curves import Curve, draw_curve, finish, label_heads, new_figure
+from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
 from mini_gpt.model import loss as losses
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -35,7 +35,7 @@ def importance(
 ) -> np.ndarray:
     """Return importance_NH in nats a token, float64: the mean over texts of |∂loss/∂mask| at a mask of ones.
 
-    Michel et al. (2019), eq. 2. texts: at least one (count, batch); the first `count` rows are used, one text each.
+    Michel et al. (2019), eq. 2. texts: at least one (count, batch). The first `count` rows are used; each is one text.
     """
     config = model.config.model
     total_NH, rows = np.zeros((config.num_layers, config.num_heads)), 0
@@ -81,14 +81,14 @@ def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, 
 def problem_batches(
     model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]]
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) of a task's problems, (question, answer)."""
+    """Yield (count, batch) of a task's problems, which are pairs (question, answer)."""
     length = model.config.context_length
-    for count, some in in_full_batches(problems, perplexity.rows_at_a_time(model, length)):
-        yield count, batches.problem_batch(some, model.config, tokenizer, length)
+    for count, part in in_full_batches(problems, perplexity.rows_at_a_time(model, length)):
+        yield count, batches.problem_batch(part, model.config, tokenizer, length)
 
 
 def removal_order(importance_NH: np.ndarray) -> list[tuple[int, int]]:
-    """Return (layer, head) from the least important on.
+    """Return all (layer, head), the least important first.
 
     The importances of a layer are divided by their ℓ2 norm (Michel et al. 2019, 4.1), unless layers have one head.
     """
@@ -103,17 +103,17 @@ def random_order(layers: int, heads: int, seed: int) -> list[tuple[int, int]]:
 
 
 def counts(num_heads: int) -> list[int]:
-    """Return the numbers of removed heads at the points of a curve, from 0 to all."""
+    """Return the numbers of removed heads at which the loss is measured, from 0 to all."""
     return sorted({round(share * num_heads) for share in np.linspace(0, 1, min(MOST_POINTS, num_heads) + 1)})
 
 
 def curves(importance_NH: np.ndarray, loss: Callable[[np.ndarray], float]) -> list[dict[str, Any]]:
-    """Return a row for each order, seed and number of removed heads. loss: from mask_NH to nats a token."""
+    """Return a row for each order, seed and number of removed heads. loss: a function of mask_NH."""
     layers, heads = importance_NH.shape
     orders: dict[int | None, list[tuple[int, int]]] = {None: removal_order(importance_NH)}
     orders |= {seed: random_order(layers, heads, seed) for seed in range(SEEDS)}
 
-    @functools.cache  # no head and all heads are the same in every order
+    @functools.cache  # all orders share the first and the last mask
     def loss_without(removed: frozenset[tuple[int, int]]) -> float:
         mask_NH = np.ones((layers, heads), np.float32)
         for head in removed:
@@ -129,12 +129,12 @@ def curves(importance_NH: np.ndarray, loss: Callable[[np.ndarray], float]) -> li
 
 
 def cost(num_heads: int) -> int:
-    """Return about how many tokens a measurement puts through the model."""
+    """Return about how many tokens the model processes in a measurement."""
     return IMPORTANCE_TOKENS + (2 + (1 + SEEDS) * (len(counts(num_heads)) - 2)) * SCORED_TOKENS
 
 
 def pruning_figure(importance_NH: np.ndarray, rows: list[dict[str, Any]], *, title: str) -> Figure:
-    """Return a figure: importances as a grid, with layers upwards, beside the rows of `curves`."""
+    """Return a figure: a grid of importances, layer 0 at the bottom, beside the curves of `rows`."""
     layers, heads = importance_NH.shape
     size = (7.2 + 0.55 * heads, max(4.3, 1.6 + 0.4 * layers))
     figure, (left, right) = new_figure(size, 1, 2, title=title, width_ratios=(1.4 + 0.55 * heads, 5.5))
@@ -144,10 +144,10 @@ def pruning_figure(importance_NH: np.ndarray, rows: list[dict[str, Any]], *, tit
 
     by_importance = [row for row in rows if row["seed"] is None]
     shares = [100 * row["share"] for row in by_importance]
-    draw_curve(right, Curve("least important first", shares, [row["nll"] for row in by_importance]), "C0")
+    plot_curve(right, Curve("least important first", shares, [row["nll"] for row in by_importance]), "C0")
     random = np.array([row["nll"] for row in rows if row["seed"] is not None]).reshape(-1, len(shares))
     mean, low, high = (list(function(random, axis=0)) for function in (np.mean, np.min, np.max))
-    draw_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "C1")
+    plot_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "C1")
     title = "Loss without them, without retraining"
     finish(right, xlabel="heads removed (%)", ylabel="loss (nats a token)", title=title)
     return figure

@@ -1,1 +1,1 @@
-"""Checks that find what is wrong with a trained model, if anything. `verdict.diagnose` runs all of them."""
+"""Checks for faults of a trained model. `verdict.diagnose` runs all of them."""

@@ -16,29 +16,29 @@ from mini_gpt.insight.diagnosis import probe
 from mini_gpt.insight.diagnosis.probe import Layer
 from mini_gpt.model.loaded import LoadedModel
 
-# Limits. A value past its limit is a finding; so is NaN, and therefore the comparisons are negated.
+# Limits. A value past its limit is a finding. Comparisons are negated, so that NaN is a finding too.
 LARGE = 1e3  # root mean square of the residual stream
-KEPT = 0.1  # cosine of a block's input and output
-SATURATED, EVEN = 0.02, 0.98  # entropy over that of even attention, mean of a layer
-DEAD_HEAD = 0.01  # importance over the mean importance
+KEPT = 0.1  # cosine between a block's input and output
+SATURATED, EVEN = 0.02, 0.98  # a layer's mean attention entropy / entropy of uniform attention
+DEAD_HEAD = 0.01  # importance / mean importance
 DEAD_UNITS = 0.1  # share of a layer's units
-ORDER = 0.05  # effect of another order on a prediction, as a share of the effect of other tokens
-LEAK = 1e-3  # total variation
-FLAT = 0.05  # how far predictions vary, as a share of the unigram entropy
-UNIGRAM = 0.99  # times the unigram model's loss
-FIRST_SHARE = 4.0  # loss of the first positions, over their share of all positions
-RISE = 0.3  # nats that the training loss may end above its lowest
-NOISE = 4.0  # standard errors of a mean of losses; a rise must exceed them too
+ORDER = 0.05  # effect of reordering tokens on a prediction / effect of replacing them
+LEAK = 1e-3  # total variation distance
+FLAT = 0.05  # variation of predictions / unigram entropy
+UNIGRAM = 0.99  # loss / the unigram model's loss
+FIRST_SHARE = 4.0  # the first positions' share of the loss / their share of all positions
+RISE = 0.3  # nats: last training loss - lowest training loss
+NOISE = 4.0  # standard errors of a mean of losses; a rise must exceed these too
 
-STILL = 1e-3  # a unit with this share of the median deviation in its layer, or less, is dead
-FIRST = 1 / 16  # share of a window whose positions have little context
-CHANCE = 1e-3  # effect of other tokens (total variation), below which the order is not checked
+DEAD_DEVIATION = 1e-3  # a dead unit's standard deviation / median of its layer, at most
+FIRST = 1 / 16  # share of a window that counts as its first positions
+MIN_EFFECT = 1e-3  # total variation distance; order is checked only if replacing tokens has this effect
 
 HIGH_RATE = "optimizer.learning_rate far too high"
 
-# The possible causes of each finding, the most likely first. A finding explains those below it.
+# Possible causes of each finding, the most likely first. A finding explains the findings listed after it.
 CAUSES = {
-    "finite": ("a training step with non-finite gradients", HIGH_RATE, "weights from another source"),
+    "finite": ("a training step with non-finite gradients", HIGH_RATE, "imported weights that were non-finite"),
     "causality": ("no causal mask, so that the model reads the token it must predict",),
     "scale of logits": ("model.scale_attention=False",),
     "residual": ("model.residual=False: blocks replace the residual stream instead of adding to it",),
@@ -47,17 +47,17 @@ CAUSES = {
     "order": (
         "model.position=none in a bidirectional model, or in a causal one of a single layer",
         "positions that do not reach the logits",
-        "a model that learned only frequencies: see predictions",
+        "a model that learned only token frequencies: see predictions",
     ),
     "predictions": (
-        f"hardly trained, or {HIGH_RATE} or too low",
+        f"hardly trained, or {HIGH_RATE}, or too low",
         "model.residual=False, or gradients that do not reach all layers",
         "a bidirectional model without positions",
     ),
     "loss": (
         f"{HIGH_RATE}, or hardly trained",
         "model.residual=False",
-        "other data than in training",
+        "data that differ from the training data",
         "targets that are not shifted by one, or a label that leaked in training",
     ),
     "first positions": ("text that repeats itself", "a label that leaks into later positions: see causality"),
@@ -67,7 +67,7 @@ CAUSES = {
         "gradients that do not reach queries and keys",
     ),
     "dead heads": ("heads that the model does not need: see --suite=pruning", HIGH_RATE),
-    "dead units": (f"{HIGH_RATE} with ReLU", "a layer that gets no gradient"),
+    "dead units": (f"{HIGH_RATE} with ReLU", "a layer without gradients"),
     "training": (HIGH_RATE, "too short a warm-up", "a spike of the loss without recovery"),
 }
 
@@ -117,18 +117,18 @@ def most_likely(findings: list[Finding]) -> str | None:
 def stream(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
     """Check for non-finite values, and how the blocks change the residual stream."""
     bad = int(probe.count_non_finite(model.parameters))
-    # The entropy is left out: it is NaN where no query sees two keys.
+    # layer[1:] omits the entropy, which is NaN if no query sees two keys.
     finite = bad == 0 and all(np.isfinite(value).all() for layer in layers for value in layer[1:])
-    non_finite = f"{bad} parameters are non-finite" + ("." if finite else ", or activations are.")
+    non_finite = f"Non-finite parameters: {bad}" + ("." if finite else "; a parameter or an activation is non-finite.")
     largest = max(float(layer.after_B.max()) for layer in layers)
     grown = [float(layer.after_B.mean() / layer.before_B.mean()) for layer in layers]
     scale = (
-        f"The residual stream's root mean square is at most {largest:.3g}; a block changes it by factors of "
+        f"The residual stream's root mean square is at most {largest:.3g}; a block changes it by factors from "
         f"{min(grown):.2f} to {max(grown):.2f}."
     )
     kept = float(np.mean([layer.kept_B.mean() for layer in layers]))
-    cosine = f"The output of a block has a cosine of {kept:.2f} with its input."
-    replaced = not kept >= KEPT and not model.config.model.residual  # with few layers, blocks may outweigh the stream
+    cosine = f"The mean cosine between a block's input and output is {kept:.2f}."
+    replaced = not kept >= KEPT and not model.config.model.residual  # a sound model of few layers may have a low cosine
     return [
         Finding("finite", float(bad), "0 non-finite parameters, and finite activations", not finite, non_finite),
         Finding("activations", largest, f"below {LARGE:g}", not largest < LARGE, scale),
@@ -142,8 +142,8 @@ def attention(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
     root = math.sqrt(config.head_width)
     factor = 1.0 if config.scale_attention else root
     says = (
-        f"Attention logits are {factor:.2f} times those with the scale 1/√d_k, d_k = {config.head_width} (without it "
-        f"{root:.2f}, and more for wider heads); their standard deviation by layer: "
+        f"The attention logits have {factor:.2f} times the scale 1/√d_k, with d_k = {config.head_width}. Without "
+        f"scale, this factor is {root:.2f}, and larger for wider heads. Standard deviation of the logits by layer: "
         f"{listed(float(layer.logits_B.mean()) for layer in layers)}."
     )
     scale = Finding("scale of logits", factor, "1", not config.scale_attention, says)
@@ -152,26 +152,26 @@ def attention(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
         return [scale]  # no query sees two keys, or weights are non-finite
     entropies = [float(entropy_B.mean()) for entropy_B in defined]
     lowest, even = min(entropies), sum(entropy > EVEN for entropy in entropies)
-    by_layer = f"Entropy of the attention by layer, over that of even attention: {listed(entropies)}."
-    evenly = f"{even} of {len(entropies)} layers attend evenly to all visible tokens."
+    by_layer = f"Attention entropy by layer, divided by that of uniform attention: {listed(entropies)}."
+    evenly = f"{even} of {len(entropies)} layers have nearly uniform attention over the visible tokens."
     return [
         Finding("saturated attention", lowest, f"at least {SATURATED}", not lowest >= SATURATED, by_layer),
-        Finding("even attention", lowest, f"not above {EVEN} in all layers", even == len(entropies), evenly),
+        Finding("even attention", lowest, f"at most {EVEN} in at least one layer", even == len(entropies), evenly),
         scale,
     ]
 
 
 def dead(model: LoadedModel, layers: list[Layer], train_tokens: np.ndarray) -> list[Finding]:
-    """Check for heads without effect on the loss, and for feed-forward units that never vary."""
+    """Check for heads without effect on the loss, and for feed-forward units that do not vary with the input."""
     few_tokens = train_tokens[: probe.WINDOWS * model.config.context_length + 1]
     importance_NH = pruning.importance(model, pruning.text_batches(model, few_tokens))
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
     heads = ", ".join(f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD)))
     least = float(relative_NH.min())
-    effect = f"The least important head has {least:.2f} of the mean importance"
-    effect += f"; without effect: {heads}." if heads else "."
+    effect = f"The least important head has {least:.2f} times the mean importance"
+    effect += f"; heads (layer.head) without effect: {heads}." if heads else "."
     units = max(map(_dead_units, layers))
-    still = f"At most {units:.1%} of a layer's feed-forward units do not vary with the input."
+    still = f"Feed-forward units that do not vary with the input: at most {units:.1%} of a layer's units."
     return [
         Finding("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), effect),
         Finding("dead units", units, f"at most {DEAD_UNITS}", not units <= DEAD_UNITS, still),
@@ -182,11 +182,11 @@ def _dead_units(layer: Layer) -> float:
     """Return the share of a layer's units that do not vary."""
     mean_F, square_F = (values_BF.mean(axis=0, dtype=np.float64) for values_BF in (layer.units_BF, layer.squares_BF))
     deviation_F = np.sqrt(np.maximum(square_F - mean_F**2, 0))
-    return float(np.mean(deviation_F <= STILL * np.median(deviation_F)))
+    return float(np.mean(deviation_F <= DEAD_DEVIATION * np.median(deviation_F)))
 
 
 def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
-    """Compare the prediction at one position with those after the other tokens were put in another order."""
+    """Check that the prediction at one position changes if the other tokens are reordered."""
     text_BL, at, separator_id = windows_BM[:, :-1], probe.place(model), model.separator_id
     random = np.random.default_rng(0)
     changed = {name: text_BL.copy() for name in ("swapped", "reversed", "shuffled", "others")}
@@ -196,7 +196,7 @@ def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
         near = movable[movable < at][::-1]
         pair = next(([b, a] for a, b in itertools.pairwise(near) if tokens_L[a] != tokens_L[b]), None)
         if len(movable) < 4 or pair is None:
-            continue  # the row has no other order
+            continue  # no reordering changes this row
         has_order_B[row] = True
         changed["swapped"][row, pair] = tokens_L[pair[::-1]]
         changed["reversed"][row, movable] = tokens_L[movable[::-1]]
@@ -207,24 +207,24 @@ def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
     plain_BV = probe.predictions(model, text_BL[has_order_B], at)
     by_change = {name: probe.predictions(model, text[has_order_B], at) for name, text in changed.items()}
     by_others = _total_variation(plain_BV, by_change.pop("others"))
-    if not by_others >= CHANCE:
-        return []  # nothing changes its predictions, which is another finding
+    if not by_others >= MIN_EFFECT:
+        return []  # the check `predictions` reports a model that ignores its input
     effects = {name: _total_variation(plain_BV, log_BV) / by_others for name, log_BV in by_change.items()}
     targets_B = probe.targets(model, windows_BM)[has_order_B]
     loss, shuffled = (_mean_loss(log_BV, targets_B) for log_BV in (plain_BV, by_change["shuffled"]))
     listed = ", ".join(f"{name} {share:.2f}" for name, share in effects.items())
     says = (
-        f"Another order of the same tokens changes a prediction by these shares of what other tokens do: {listed}. "
-        f"Shuffled, the loss there goes from {loss:.2f} to {shuffled:.2f} nats."
+        f"Effect of reordering tokens on a prediction, divided by the effect of replacing them: {listed}. "
+        f"Shuffling changes the loss of this prediction from {loss:.2f} to {shuffled:.2f} nats."
     )
     effect = effects["shuffled"]
     return [Finding("order", effect, f"at least {ORDER}", not effect >= ORDER, says)]
 
 
 def movable_positions(tokens_L: np.ndarray, at: int, separator_id: int | None) -> np.ndarray:
-    """Return the other positions in the document of position `at`, without its separator and without position 0.
+    """Return the other positions of the document at position `at`, except its separator and position 0.
 
-    Position 0 stays, because random positions are drawn from its token.
+    Position 0 keeps its token, which is the seed of random positions.
     """
     positions_L = np.arange(len(tokens_L))
     movable_L = (positions_L > 0) & (positions_L != at)
@@ -236,7 +236,7 @@ def movable_positions(tokens_L: np.ndarray, at: int, separator_id: int | None) -
 
 
 def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
-    """Change the tokens after a position; the prediction there must stay the same."""
+    """Check that a prediction does not change if later tokens are replaced."""
     text_BL = windows_BM[:, :-1]
     at, changed_BL = text_BL.shape[1] // 2, text_BL.copy()
     later_BX = changed_BL[:, at + 1 :]
@@ -244,12 +244,12 @@ def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
     if (changed_BL == text_BL).all():
         return []
     effect = _total_variation(*(probe.predictions(model, tokens_BL, at) for tokens_BL in (text_BL, changed_BL)))
-    says = f"Other tokens after a position change its prediction by {effect:.2g} (total variation)."
+    says = f"Replacing the tokens after a position changes its prediction by {effect:.2g} (total variation distance)."
     return [Finding("causality", effect, f"below {LEAK}", not effect < LEAK, says)]
 
 
 def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[Finding]:
-    """Check how far predictions vary, the loss, and the loss of the first positions.
+    """Check how much predictions vary with the text, the loss, and the loss of the first positions.
 
     unigram_V: log-probabilities of a unigram model.
     """
@@ -289,18 +289,18 @@ def _first_positions(nll_BL: np.ndarray) -> Finding:
 
 
 def training(history: Sequence[Mapping[str, float]]) -> list[Finding]:
-    """Check whether the training loss ended above its lowest; both are moving averages."""
+    """Check whether the training loss ended above its lowest value; both are moving averages."""
     losses = np.array([row["train/loss"] for row in history if "train/loss" in row])
     if len(losses) < 20:
         return []
     width = max(5, len(losses) // 20)
     smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
     rise, lowest = float(smooth[-1] - smooth.min()), float(smooth.min())
-    noise = NOISE * float(np.std(np.diff(losses))) / math.sqrt(2 * width)  # neighbours differ only by noise
+    noise = NOISE * float(np.std(np.diff(losses))) / math.sqrt(2 * width)  # assume that neighbours differ only by noise
     norms = [row["train/gradient_norm"] for row in history if "train/gradient_norm" in row]
-    limit = f"at most {RISE} nats, or {noise:.2g} where losses are noisier"
+    limit = f"at most {RISE} nats, or {noise:.2g} if noise makes this larger"
     says = (
-        f"In training the loss ended {rise:.2f} nats above its lowest ({lowest:.2f}, means of {width} rows); the "
+        f"The training loss ended {rise:.2f} nats above its lowest value ({lowest:.2f}, means of {width} rows). The "
         f"largest gradient norm was {max(norms):.3g}, the median {np.median(norms):.3g}."
     )
     return [Finding("training", rise, limit, not rise <= max(RISE, noise), says)]
@@ -311,5 +311,5 @@ def _mean_loss(log_BV: np.ndarray, targets_B: np.ndarray) -> float:
 
 
 def _total_variation(a_BV: np.ndarray, b_BV: np.ndarray) -> float:
-    """Return the mean total variation distance of two log-probabilities."""
+    """Return the mean total variation distance of two batches of log-probabilities."""
     return float(np.abs(np.exp(a_BV) - np.exp(b_BV)).sum(axis=-1).mean() / 2)

@@ -1,4 +1,4 @@
-"""Measurements for the checks: predictions for changed texts, losses, and statistics of each layer."""
+"""Measurements for the checks: predictions, losses, and statistics of each layer."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,28 +20,28 @@ WINDOWS = 64
 class Layer(NamedTuple):
     """Statistics of one block, one entry per row of the batch; float32."""
 
-    entropy_B: np.ndarray  # of attention over the log of the visible keys; mean over heads and queries
-    logits_B: np.ndarray  # standard deviation over the visible pairs
-    before_B: np.ndarray  # root mean square of the residual stream
-    after_B: np.ndarray
-    kept_B: np.ndarray  # cosine of a token's stream before and after the block; mean over tokens
+    entropy_B: np.ndarray  # of attention / log(number of visible keys); mean over heads and queries
+    logits_B: np.ndarray  # standard deviation of the attention logits over visible pairs
+    before_B: np.ndarray  # root mean square of the residual stream before the block
+    after_B: np.ndarray  # the same after the block
+    kept_B: np.ndarray  # cosine between the stream before and after the block; mean over tokens
     units_BF: np.ndarray  # mean of each feed-forward unit
     squares_BF: np.ndarray  # mean square of each feed-forward unit
 
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Return up to WINDOWS windows at even distances, at least two; int32."""
+    """Return 2 to WINDOWS evenly spaced windows, int32."""
     starts = np.linspace(0, len(tokens) - length, min(WINDOWS, max(2, len(tokens) // length))).astype(int)
     return np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
 
 
 def vocab_size(model: LoadedModel) -> int:
-    """Return the number of tokens, without the mask token. It is also the mask token's id."""
+    """Return the vocabulary size without the mask token, which is also the mask token's id."""
     return model.parameters["embedding"].shape[0] - model.masked
 
 
 def place(model: LoadedModel) -> int:
-    """Return the position whose prediction is examined: the last, or under the masked objective the middle."""
+    """Return the position of the examined prediction: the last, or under the masked objective the middle."""
     return model.config.context_length // 2 if model.masked else model.config.context_length - 1
 
 
@@ -58,7 +58,7 @@ def predictions(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
 
 
 def nll(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
-    """Return nll_BL in nats of the windows' tokens after the first."""
+    """Return nll_BL in nats of all tokens but the first of each window."""
     compute = lambda part_BM: model.nll(*sharding.put_whole((part_BM[:, :-1], part_BM[:, 1:]), model.mesh))
     return in_parts(model, windows_BM, compute)
 
@@ -71,7 +71,7 @@ def layers(model: LoadedModel, windows_BM: np.ndarray) -> list[Layer]:
 
 
 def in_parts(model: LoadedModel, rows_BL: np.ndarray, compute: Callable[[np.ndarray], Any]) -> Any:
-    """Return `compute(rows_BL)`, a pytree of arrays with a batch axis, for as many rows at a time as fit."""
+    """Return `compute(rows_BL)`, a pytree of arrays with a batch axis, in batches that fit in memory."""
     at_a_time = attention.rows_at_a_time(model, model.config.context_length, WINDOWS)
     parts = []
     for count, part in in_full_batches(rows_BL, at_a_time):

@@ -1,1 +1,1 @@
-"""The offline page that shows a run's attention."""
+"""An HTML page of a model's attention that needs no network."""

@@ -16,16 +16,16 @@ from mini_gpt.model.loaded import LoadedModel
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("vendor/htm-preact-3.1.1.js", "attention.js", "page.js")
-MOST_PAIRS = 36 * 512 * 513 // 2  # that fit in the page: 6 layers of 6 heads, 512 tokens
+MOST_PAIRS = 36 * 512 * 513 // 2  # pairs of tokens that fit in the page: 6 layers of 6 heads, 512 tokens
 LONGEST = 512  # tokens
-MOST_POSITIONS = 256  # rows of a learned table whose cosines are shown
+MOST_POSITIONS = 256  # shown rows of a learned table's cosines, at most
 MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay under 5 MB
-STEPS = (254, 127, 63)  # of quantisation; the first that fits is used
-FLOOR = 16.0  # nats below a row's largest logit; weights below are at most 1.2e-7 of the largest
-HIDDEN = 255  # code of a pair that is not visible
+STEPS = (254, 127, 63)  # of quantisation; the first number that fits in the page is used
+FLOOR = 16.0  # nats below a row's largest logit at which logits are clipped; weights are there 1.2e-7 of the largest
+HIDDEN = 255  # code of a masked pair
 
-# The toy: attention of two heads in four dimensions, small enough to follow by hand. In the first two dimensions "cat"
-# is near "sat", in the last two "sat" is near "down"; "The" is near no other word.
+# The toy example: attention of two heads in four dimensions, small enough to compute by hand. In the first two
+# dimensions "cat" is near "sat". In the last two "sat" is near "down". "The" is near no other word.
 WORDS = ("The", "cat", "sat", "down")
 X_LD = np.array(
     [[0.5, -1.0, 1.0, 0.5], [2.0, 0.5, -0.5, 1.0], [1.5, 1.0, 1.0, -2.0], [-1.0, 1.5, 0.5, -1.5]], np.float32
@@ -42,7 +42,7 @@ PRESETS: dict[
 
 
 def most_tokens(config: Config) -> int:
-    """Return how many tokens a page can show."""
+    """Return the largest number of tokens that a page can show."""
     heads = config.model.num_layers * config.model.num_heads
     return min(LONGEST, config.context_length, int((2 * MOST_PAIRS / heads) ** 0.5))
 
@@ -56,7 +56,7 @@ def explorer(
     subtitle: str,
     labels: list[list[str]] | None = None,
 ) -> str:
-    """Return the HTML page for up to `most_tokens` tokens. labels[layer][head]: what a head attends to."""
+    """Return the HTML page for up to `most_tokens` tokens. labels[layer][head]: the label of a head."""
     config = model.config.model
     maps = attention.attention_maps(model, tokens[None])
     logits_NHLS = np.stack([layer.logits_BHLS[0] for layer in maps])
@@ -84,7 +84,7 @@ def explorer(
 
 
 def _positions(model: LoadedModel) -> dict[str, Any]:
-    """Return the constants of the encodings, and what was learned: a table's cosines, T5's biases by distance."""
+    """Return the encodings' constants, the cosines of a learned table, and T5's biases by distance."""
     config, learned, t5 = model.config.model, None, None
     if "learned" in config.position_pattern:
         table_PD = figures.learned(model, "learned", "embedding")
@@ -107,21 +107,21 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
 def packed(
     logits_NHLS: np.ndarray, weights_NHLS: np.ndarray, visible_LS: np.ndarray, *, causal: bool
 ) -> dict[str, Any]:
-    """Return each row's largest logit, and the root of the others' distance from it, quantised and compressed by zlib.
+    """Return each row's largest logit, and the square roots of its distances to the logits, quantised and compressed.
 
-    error: the largest difference between a weight that the page computes from these and the model's.
+    error: the largest difference between the model's weights and those that the page computes.
     """
     top_NHL1 = np.where(visible_LS, logits_NHLS, -np.inf).max(axis=-1, keepdims=True)
     top_NHL1 = np.where(np.isfinite(top_NHL1), top_NHL1, 0)
-    below = np.sqrt(np.clip(top_NHL1 - logits_NHLS, 0, FLOOR) / FLOOR)
+    roots = np.sqrt(np.clip(top_NHL1 - logits_NHLS, 0, FLOOR) / FLOOR)
     rows, columns = np.tril_indices(len(visible_LS)) if causal else np.indices(visible_LS.shape).reshape(2, -1)
     for steps in STEPS:
-        levels = np.where(visible_LS, np.round(below * steps), HIDDEN).astype(np.uint8)
+        levels = np.where(visible_LS, np.round(roots * steps), HIDDEN).astype(np.uint8)
         text = base64.b64encode(zlib.compress(levels[:, :, rows, columns].tobytes(), 9)).decode()
         if len(text) <= MOST_BYTES:
             break
-    again = np.where(visible_LS, np.exp(-FLOOR * (levels / steps) ** 2), 0)
-    again = again / np.maximum(again.sum(axis=-1, keepdims=True), 1e-30)
+    restored = np.where(visible_LS, np.exp(-FLOOR * (levels / steps) ** 2), 0)
+    restored = restored / np.maximum(restored.sum(axis=-1, keepdims=True), 1e-30)
     return {
         "causal": causal,
         "steps": steps,
@@ -129,12 +129,12 @@ def packed(
         "hidden": HIDDEN,
         "row_max": base64.b64encode(top_NHL1.astype("<f4").tobytes()).decode(),
         "logits": text,
-        "error": float(np.abs(again - weights_NHLS).max()),
+        "error": float(np.abs(restored - weights_NHLS).max()),
     }
 
 
 def build_page(data: dict[str, Any]) -> str:
-    """Return page.html with its scripts, its style and the data inside. The data's text cannot close its element."""
+    """Return page.html with its scripts, style and data inline. `<` is escaped, so that no data closes its element."""
     page = _text("page.html")
     encoded = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     parts = {

@@ -1,1 +1,1 @@
-"""What each attention head attends to: scores, report, figure."""
+"""Scores of each attention head for each kind of key, with a report and a figure."""

@@ -16,14 +16,14 @@ from mini_gpt.insight.heads import python_source
 TOKENS = 65_536  # in all rows together
 RARE = 0.05  # share of the text that the rarest tokens make up
 
-Templates = dict[str, np.ndarray]  # {kind of key: which keys belong to each query, as boolean BLS}
+Templates = dict[str, np.ndarray]  # {kind: mask_BLS, True where a key is of the kind for a query}
 
 
 class Inputs(NamedTuple):
     """Rows of tokens to measure attention on.
 
-    counts_BL: False for queries that do not count, as padding. relations: returns the templates of Python's syntax for
-    the given rows.
+    counts_BL: False for queries to ignore, such as padding. relations: a function from row numbers to the templates of
+    Python's syntax.
     """
 
     tokens_BL: np.ndarray
@@ -32,25 +32,25 @@ class Inputs(NamedTuple):
 
 
 def of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int) -> Inputs:
-    """Return windows at even distances over a split, with the relations of documents that parse as Python."""
+    """Return evenly spaced windows of a split, with the relations of documents that parse as Python."""
     starts = window_starts(tokens, length)
     tokens_BL = np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
     return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), python_relations(tokens, tokenizer, starts, length))
 
 
 def of_problems(inputs_BL: np.ndarray, tokenizer: Tokenizer) -> Inputs:
-    """Return the problems of a task as the model reads them; their padding does not count."""
+    """Return a task's problems as inputs; padding is ignored."""
     return Inputs(inputs_BL, inputs_BL != tokenizers.separator(tokenizer))
 
 
 def window_starts(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Return the starts of windows at even distances, which have about TOKENS tokens in all."""
+    """Return the starts of evenly spaced windows, with up to about TOKENS tokens in all."""
     count = max(1, min(TOKENS // length, len(tokens) // length))
     return np.linspace(0, len(tokens) - length, count).astype(int)
 
 
 def delimiters(tokenizer: Tokenizer) -> np.ndarray:
-    """Return for each token whether it is a separator, or only punctuation and line ends; False for the mask token."""
+    """Return for each token whether it is the separator or only punctuation and line ends. The mask token is False."""
     texts = (tokenizer.decode([token]) for token in range(tokenizers.separator(tokenizer)))
     return np.array([*map(_is_delimiter, texts), True, False])
 
@@ -61,9 +61,9 @@ def _is_delimiter(text: str) -> bool:
 
 
 def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return for each token whether it is among the rarest, which together make up RARE of a text.
+    """Return for each token whether it is one of the rarest, which together make up RARE of a text.
 
-    The last entry is False, for the mask token.
+    The last entry, for the mask token, is False.
     """
     counts_V = perplexity.token_counts(tokens, vocab_size)
     order = np.argsort(counts_V, kind="stable")
@@ -75,8 +75,8 @@ def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 def python_relations(
     tokens: np.ndarray, tokenizer: Tokenizer, starts: np.ndarray, length: int
 ) -> Callable[[Sequence[int]], Templates]:
-    """Return `relations` of the windows that begin at `starts`, for `Inputs`. Windows must not overlap."""
-    pairs: dict[str, dict[int, list[tuple[int, int]]]]  # {kind: {window: (query, key) in it}}
+    """Return the function `Inputs.relations` for the windows at `starts`, which must not overlap."""
+    pairs: dict[str, dict[int, list[tuple[int, int]]]]  # {kind: {window: its (query, key)}}
     pairs = {kind: collections.defaultdict(list) for kind in python_source.KINDS}
     reach = length * int(tokenizer.token_bytes.max())
     for begin, document in _documents(tokens, tokenizers.separator(tokenizer), starts, length):
@@ -89,7 +89,7 @@ def python_relations(
             window = int(np.searchsorted(starts, query, side="right")) - 1
             start = int(starts[window])
             if query >= start + length:
-                continue  # between two windows
+                continue  # the query is between two windows
             for span in relation.keys:
                 first, last = begin + np.searchsorted(ends, (span[0], span[1] - 1), side="right")
                 keys = range(max(first, start), last + 1)
@@ -97,9 +97,9 @@ def python_relations(
 
     def relations(rows: Sequence[int]) -> Templates:
         templates = {kind: np.zeros((len(rows), length, length), bool) for kind in pairs}
-        for kind, (at, window) in itertools.product(pairs, enumerate(rows)):
+        for kind, (row, window) in itertools.product(pairs, enumerate(rows)):
             queries, keys = np.array(pairs[kind].get(window, []), int).reshape(-1, 2).T
-            templates[kind][at, queries, keys] = True
+            templates[kind][row, queries, keys] = True
         return templates
 
     return relations

@@ -16,7 +16,7 @@ OPENING = {")": "(", "]": "[", "}": "{"}
 
 Span = tuple[int, int]  # half-open, in UTF-8 bytes of the text
 Word = tuple[str, Span]  # a name, a keyword or an operator
-Found = Iterator[tuple[str, int, list[Span]]]  # kind, query and sorted spans; only spans before the query count
+Found = Iterator[tuple[str, int, list[Span]]]  # kind, query and sorted spans; spans after the query are ignored
 
 
 class Relation(NamedTuple):
@@ -28,7 +28,7 @@ class Relation(NamedTuple):
 
 
 def relations(text: str, reach: int) -> list[Relation]:
-    """Return the relations of a source file with keys at most `reach` bytes back; none if it does not parse.
+    """Return the relations of a source file with keys at most `reach` bytes back; [] if it does not parse.
 
     matching bracket: from a closing bracket to its opening one. earlier use of a name: from the end of an identifier to
     all its earlier occurrences. definition of a call: from the end of the called name, in `name(...)` or
@@ -40,7 +40,7 @@ def relations(text: str, reach: int) -> list[Relation]:
         tokens = list(tokenize.generate_tokens(io.StringIO(text, newline=None).readline))
     except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
         return []
-    lines = io.StringIO(text, newline=None).readlines()  # with universal newlines, as Python reads them
+    lines = io.StringIO(text, newline=None).readlines()  # with universal newlines, as in Python's tokenizer
     starts = [0, *itertools.accumulate(len(line.encode()) for line in io.StringIO(text, newline="").readlines())]
 
     def words(kind: int) -> Iterator[Word]:
@@ -77,14 +77,14 @@ def _earlier_uses(names: list[Word]) -> Found:
 
 
 def _calls(tree: ast.Module, names: list[Word], starts: list[int]) -> Found:
-    """Find calls of functions and classes, and of a class's own methods. starts: the offset of each line."""
+    """Yield calls of functions and classes, and of a class's own methods. starts: the offset of each line."""
     begins = [span[0] for _, span in names]
-    # Python 3.11 has no tokens inside f-strings, and its parser may report other positions there.
+    # Python 3.11 has no tokens inside f-strings, and its parser may report wrong positions there.
     ends = {span[1]: text for text, span in names}
     nodes = list(ast.walk(tree))
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     methods = {method for node in classes for method in node.body if not isinstance(method, ast.ClassDef)}
-    # Nodes that may call, nodes that define, and a function to the name that a call has.
+    # (nodes with calls, nodes with definitions, a function that returns the called name)
     scopes: list[tuple[Iterable[ast.AST], Iterable[ast.AST], Callable[[ast.expr], str | None]]]
     scopes = [(nodes, [node for node in nodes if node not in methods], _name)]
     scopes += [(_nodes_of_class(node), node.body, _attribute_of_self) for node in classes]

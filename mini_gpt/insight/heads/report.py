@@ -24,15 +24,15 @@ from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 
 INDUCTION_ROWS = 32
-SHORTEST_REPEATED = 4  # tokens of a row for induction; in shorter ones, a token follows itself
+SHORTEST_REPEATED = 4  # tokens of a row for induction; in a shorter row, a token follows itself
 FEWEST_REPEATED = 3  # different tokens, for the same reason
 CLEAR = 0.5  # least strength for a label
 FEWEST = 50  # least number of queries for a label
-EVEN = 0.9  # least entropy over that of even attention for the label "global"
+EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global"
 AROUND = 12  # tokens of text shown before each token of a pair
 NOT_MEASURED = {"score": None, "chance": None, "strength": None, "queries": 0}
-IMPLIED = {"local window": ("previous token", "next token", "self")}  # no label if one of these narrower kinds is clear
-OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of the labels that are no kind
+IMPLIED = {"local window": ("previous token", "next token", "self")}  # no label if a narrower kind is clear
+OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of labels that are not kinds
 
 
 def head_report(
@@ -46,10 +46,10 @@ def head_report(
     """Return a row for each head, layer by layer.
 
     kinds: for each kind of key its score (mean weight on such keys), chance, strength (0 by chance, at most 1) and
-    number of queries. entropy: of the weights, over the log of the number of visible keys. distance: mean, in tokens.
-    label: the strongest kind with a strength of at least CLEAR and at least FEWEST queries; otherwise "global" if
-    attention is even, or "mixed". also: the other kinds that are clear. pair: the largest weight on another token, with
-    its text.
+    number of queries. entropy: of the weights, divided by the log of the number of visible keys. distance: mean, in
+    tokens. A kind is clear if its strength is at least CLEAR and it has at least FEWEST queries. label: the strongest
+    clear kind. Without a clear kind, it is "global" if attention is nearly uniform, otherwise "mixed". also: the other
+    clear kinds. pair: the largest weight on another token, with its text.
 
     Rare tokens are those that are rare in `train_tokens`. Induction is measured on repeated random tokens that are not
     rare, all other kinds on `inputs`. No token is masked, even under the masked objective (Clark et al. 2019).
@@ -83,13 +83,13 @@ def head_report(
 
 
 def cost(inputs: Inputs) -> int:
-    """Return the number of tokens that a report puts through the model."""
+    """Return the number of tokens that the model processes for a report."""
     rows, length = inputs.tokens_BL.shape
     return (rows + INDUCTION_ROWS) * length
 
 
 def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each layer the means over its heads, and the number of heads with each label."""
+    """Return a row for each layer: means over its heads, and the number of heads with each label."""
     summary = []
     for layer in sorted({row["layer"] for row in rows}):
         heads = [row for row in rows if row["layer"] == layer]
@@ -109,7 +109,7 @@ def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> tuple[str, list[str]]:
-    """Return a head's label and the other kinds that are clear, from (strength, queries) by kind."""
+    """Return a head's label and its other clear kinds. strengths: {kind: (strength, queries)}."""
     clear = {
         kind: strength
         for kind, (strength, queries) in strengths.items()
@@ -120,12 +120,12 @@ def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> 
             clear.pop(wide, None)
     if not clear:
         return ("global" if entropy >= EVEN else "mixed"), []
-    ordered = sorted(clear, key=lambda kind: -round(clear[kind], 2))  # of equal kinds, the first listed
+    ordered = sorted(clear, key=lambda kind: -round(clear[kind], 2))  # the first listed wins a tie
     return ordered[0], ordered[1:]
 
 
 class _Layer(NamedTuple):
-    """Measurements of one layer, in NumPy: float64 sums for each of `kinds`, and pairs of each row."""
+    """Measurements of one layer, in NumPy: float64 sums for each of `kinds`, and a strongest pair for each row."""
 
     kinds: tuple[str, ...]
     sums: HeadSums
@@ -139,7 +139,7 @@ def _measure(
     at_a_time: int,
     advance: Advance,
 ) -> list[_Layer]:
-    """Measure each layer on all rows. Rows that fill the last batch do not count."""
+    """Measure each layer on all rows, except the copies that fill the last batch."""
     kinds: tuple[str, ...] = ()
     parts: list[list[tuple[HeadSums, StrongestPairs]]] = []
     for count, rows in in_full_batches(range(len(inputs.tokens_BL)), at_a_time):
@@ -165,13 +165,13 @@ def _row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dic
     kinds = _kinds(layer, head) | (_kinds(induction, head) if induction else {"induction": NOT_MEASURED})
     choosing = max(float(layer.sums.choosing), 1)
     entropy, distance = (float(sum_H[head]) / choosing for sum_H in (layer.sums.entropy_H, layer.sums.distance_H))
-    label, also = label_of({kind: (of["strength"], of["queries"]) for kind, of in kinds.items()}, entropy)
+    label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": distance}
     return row | {"kinds": kinds}
 
 
 def _kinds(layer: _Layer, head: int) -> dict[str, dict[str, Any]]:
-    """Return {kind: its numbers} for one head."""
+    """Return {kind: score, chance, strength and queries} of one head."""
     kinds: dict[str, dict[str, Any]] = dict.fromkeys(layer.kinds, NOT_MEASURED)
     sums = (layer.sums.mass_HT[head], layer.sums.chance_T, layer.sums.queries_T)
     for kind, mass, chance, queries in zip(layer.kinds, *(sum_T.tolist() for sum_T in sums), strict=True):
@@ -186,16 +186,16 @@ def _pair(pairs: StrongestPairs, head: int, tokens_BL: np.ndarray, tokenizer: To
     row = int(pairs.weight_BH[:, head].argmax())
     query, key = divmod(int(pairs.index_BH[row, head]), tokens_BL.shape[1])
     text = tokens_BL[row]
-    shown = lambda place: {
-        "token": tokenizer.decode(text[place : place + 1]),
-        "before": tokenizer.decode(text[max(0, place - AROUND) : place]),
+    shown = lambda position: {
+        "token": tokenizer.decode(text[position : position + 1]),
+        "before": tokenizer.decode(text[max(0, position - AROUND) : position]),
     }
     weight = float(pairs.weight_BH[row, head])
     return {"weight": weight, "distance": query - key, "query": shown(query), "key": shown(key)}
 
 
 def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
-    """Return a figure: a grid of labels, with layers upwards, beside the strengths, with one line per head."""
+    """Return a figure: a grid of labels, layer 0 at the bottom, beside the strengths, one row per head."""
     kinds = [kind for kind, values in rows[0]["kinds"].items() if values["queries"]] or list(rows[0]["kinds"])
     layers, heads = (1 + max(row[axis] for row in rows) for axis in ("layer", "head"))
     height = max(4.2, 1.8 + 0.2 * len(rows), 1.8 + 0.75 * layers)
@@ -203,24 +203,24 @@ def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
     figure, (left, right) = curves.new_figure(size, 1, 2, title=title, width_ratios=ratios)
     curves.label_heads(left, layers, heads, "What each head attends to")
     left.set(xlim=(-0.5, heads - 0.5), ylim=(-0.5, layers - 0.5))
-    _draw_labels(left, rows, kinds)
-    _draw_strengths(right, rows, kinds)
+    _plot_labels(left, rows, kinds)
+    _plot_strengths(right, rows, kinds)
     return figure
 
 
-def _draw_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
+def _plot_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
     colours = {kind: colormaps["Set3"](number % 12) for number, kind in enumerate(kinds)} | OTHER_COLOURS
     rounded = "round,pad=0,rounding_size=0.06"
     for row in rows:
         x, y, label = row["head"], row["layer"], row["label"]
         axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.42), 0.88, 0.84, boxstyle=rounded, color=colours[label]))
         strength = row["kinds"].get(label, {}).get("strength")
-        figure_of = f"{strength:.2f}" if strength is not None else f"entropy {row['entropy']:.2f}"
+        value = f"{strength:.2f}" if strength is not None else f"entropy {row['entropy']:.2f}"
         words = label.replace(" ", "\n") if len(label) > 10 else label
-        axes.text(x, y, f"{words}\n{figure_of}", ha="center", va="center", fontsize=7)
+        axes.text(x, y, f"{words}\n{value}", ha="center", va="center", fontsize=7)
 
 
-def _draw_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
+def _plot_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
     strengths = np.array([[row["kinds"][kind]["strength"] or 0.0 for kind in kinds] for row in rows])
     image = axes.imshow(strengths, vmin=-1, vmax=1, cmap="PuOr_r", aspect="auto")
     axes.set_xticks(range(len(kinds)), kinds, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)

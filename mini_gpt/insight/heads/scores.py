@@ -1,7 +1,7 @@
-"""How much of a head's attention goes to keys of one kind, compared with chance.
+"""Scores of a head's attention to keys of one kind, compared with chance.
 
 The template of a kind marks, for each query, the keys of the kind. The score is the mean weight on these keys. The
-strength is 0 for even attention over the visible keys and 1 for attention only to keys of the kind, at any length.
+strength is 0 for uniform attention to the visible keys and 1 for attention only to keys of the kind, at any length.
 """
 
 from typing import NamedTuple
@@ -12,8 +12,8 @@ import numpy as np
 
 from mini_gpt.model.attention.reference import AttentionMaps
 
-LOCAL = 4  # tokens: the query itself and three before it; if not causal, three on either side
-MANY = 16  # visible keys that a query of a strongest pair must have
+LOCAL = 4  # tokens: the query and three before it; without a causal mask, also three after it
+MANY = 16  # visible keys of a strongest pair's query, at least
 
 Numbers = float | np.ndarray
 
@@ -22,9 +22,9 @@ class HeadSums(NamedTuple):
     """Sums over the queries of one layer; float32.
 
     mass_HT: weight on the keys of each kind (T). chance_T: share of the visible keys that are of the kind. queries_T:
-    queries that see keys of the kind and others; only these count for the kind. entropy_H: over the log of the number
-    of visible keys. distance_H: in tokens. choosing: queries that see at least two keys; only these count for entropy
-    and distance.
+    number of queries that see keys of the kind and other keys; mass and chance are sums over these. entropy_H: entropy
+    / log(number of visible keys). distance_H: in tokens. choosing: number of queries that see at least two keys.
+    Entropy and distance are sums over these.
     """
 
     mass_HT: jax.Array
@@ -36,23 +36,23 @@ class HeadSums(NamedTuple):
 
 
 class StrongestPairs(NamedTuple):
-    """The largest weight on another token of each row and head, and its index L·query + key."""
+    """The largest weight on another token, for each row and head, and its index L·query + key."""
 
     weight_BH: jax.Array
     index_BH: jax.Array
 
 
 def measure(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
-    """Return the sums over the queries that count, and the strongest pairs.
+    """Return sums over the queries with True in counts_BL, and the strongest pairs.
 
-    A query of a strongest pair sees MANY keys, or as many as there are.
+    The query of a strongest pair sees at least MANY keys, or the most that any query sees, if that is less.
     """
     weights_BHLS, visible_BLS = maps.weights_BHLS, maps.visible_BLS & counts_BL[..., None]
     visible_BL = visible_BLS.sum(-1)
     of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
     of_kind_BTL = of_kind_BTLS.sum(-1)
-    asked_BTL = (of_kind_BTL > 0) & (of_kind_BTL < visible_BL[:, None])
-    counted_BTLS = (of_kind_BTLS & asked_BTL[..., None]).astype(jnp.float32)
+    eligible_BTL = (of_kind_BTL > 0) & (of_kind_BTL < visible_BL[:, None])
+    counted_BTLS = (of_kind_BTLS & eligible_BTL[..., None]).astype(jnp.float32)
     choosing_BL = visible_BL > 1
     entropy_BHL = jax.scipy.special.entr(weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
     positions_L = jnp.arange(visible_BLS.shape[-1])
@@ -60,8 +60,8 @@ def measure(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Array
     distance_BHL = (weights_BHLS * distance_LS).sum(-1)
     sums = HeadSums(
         jnp.einsum("bhls,btls->ht", weights_BHLS, counted_BTLS),
-        jnp.where(asked_BTL, of_kind_BTL / jnp.maximum(visible_BL, 1)[:, None], 0).sum((0, 2)),
-        asked_BTL.sum((0, 2)),
+        jnp.where(eligible_BTL, of_kind_BTL / jnp.maximum(visible_BL, 1)[:, None], 0).sum((0, 2)),
+        eligible_BTL.sum((0, 2)),
         jnp.where(choosing_BL[:, None], entropy_BHL, 0).sum((0, 2)),
         jnp.where(choosing_BL[:, None], distance_BHL, 0).sum((0, 2)),
         choosing_BL.sum(),
@@ -73,16 +73,16 @@ def measure(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Array
 
 
 def strength(mass: Numbers, chance: Numbers, queries: Numbers) -> Numbers:
-    """Return (mass - chance) / (queries - chance): 0 by chance, at most 1, below 0 for keys that are avoided."""
+    """Return (mass - chance) / (queries - chance): 0 by chance, at most 1, negative for avoided keys."""
     return (mass - chance) / np.maximum(queries - chance, 1e-9)
 
 
 def templates(
     tokens_BL: np.ndarray, opens_BL: np.ndarray, is_delimiter_V: np.ndarray, is_rare_V: np.ndarray, *, causal: bool
 ) -> dict[str, np.ndarray]:
-    """Return the template of each kind, as boolean BLS. opens_BL: the first token of each segment.
+    """Return the template of each kind, as boolean BLS. opens_BL: True at the first token of each segment.
 
-    Kinds that depend on tokens leave out the query's own position.
+    Kinds that depend on tokens exclude the query's own position.
     """
     length = tokens_BL.shape[1]
     ahead_LS = np.arange(length) - np.arange(length)[:, None]
@@ -101,9 +101,9 @@ def templates(
 
 
 def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens_BL, each row a random sequence of different tokens, repeated; and period_B, the sequences' lengths.
+    """Return tokens_BL, in each row a random sequence of different tokens, repeated; and period_B, its lengths.
 
-    Periods differ, so that a head that looks back by a fixed distance does not pass for an induction head.
+    Periods differ, so that a head with a fixed offset is not mistaken for an induction head.
     """
     most, random = min(length // 2, len(tokens)), np.random.default_rng(seed)
     period_B = random.integers(max(2, most // 2), most + 1, size=rows)
@@ -112,7 +112,7 @@ def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tu
 
 
 def induction_template(length: int, period_B: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the keys after earlier copies of the query (Olsson et al. 2022), as boolean BLS, for all but the first."""
+    """Return mask_BLS of the keys after earlier copies of the query, after the first period (Olsson et al. 2022)."""
     positions_L, period_B11 = np.arange(length), period_B[:, None, None]
     behind_LS = positions_L[:, None] - positions_L
     follows_BLS = ((behind_LS + 1) % period_B11 == 0) & (behind_LS >= 0) & (positions_L > 0)
