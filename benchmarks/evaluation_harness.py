@@ -1,10 +1,10 @@
-"""Score one text with a run here, with Transformers, and with EleutherAI's harness: the three losses must agree.
+"""Score one text with mini_gpt, Transformers and EleutherAI's harness. The three losses must agree.
 
 python -m benchmarks.evaluation_harness --workdir=runs/tiny --output=DIR [--device=cpu]
 
 DIR is a new directory for the exported model and the harness's task. The text is the longest document of the validation
-split, cut to whole blocks of the context length, after a separator, so that all its tokens are scored. Needs
-requirements-hugging-face.txt, and lm_eval for the third number.
+split, cut to whole blocks of the context length. A separator precedes it, so that its first token is scored too. Needs
+requirements-hugging-face.txt, and lm_eval for the third loss.
 """
 
 import argparse
@@ -50,28 +50,28 @@ def main() -> None:
     document = longest[longest != separator]
     document = document[: len(document) // length * length]
     if not len(document):
-        raise SystemExit(f"no document of the validation split has {length} tokens, a whole block")
+        raise SystemExit(f"no document of the validation split has a block of {length} tokens")
     text = run.tokenizer.decode(document)
     stream, size = np.append(separator, document), len(text.encode())
 
     flags.output.mkdir(parents=True)
     model_directory = flags.output / "model"
     print(f"exported as {exporting.export(run, model_directory)}; {len(document):,} tokens, {size:,} bytes")
-    say = lambda who, nats: print(
-        f"{who:<16} {nats / len(document):.6f} nats a token, {nats / math.log(2) / size:.6f} bits a byte"
+    show = lambda name, nats: print(
+        f"{name:<16} {nats / len(document):.6f} nats a token, {nats / math.log(2) / size:.6f} bits a byte"
     )
     nll_fn = perplexity.make_nll_fn(run.model)
-    say("mini_gpt", scoring.score_tokens(nll_fn, stream, window=length, stride=length, batch_size=8).sum(dtype=float))
-    say("Transformers", by_transformers(model_directory, stream, text, length, flags.device))
+    show("mini_gpt", scoring.score_tokens(nll_fn, stream, window=length, stride=length, batch_size=8).sum(dtype=float))
+    show("Transformers", by_transformers(model_directory, stream, text, length, flags.device))
     if importlib.util.find_spec("lm_eval"):
-        say("harness", by_harness(model_directory, text, flags.output, flags.device) * math.log(2) * size)
+        show("harness", by_harness(model_directory, text, flags.output, flags.device) * math.log(2) * size)
 
 
 def by_transformers(directory: Path, stream: np.ndarray, text: str, length: int, device: str) -> float:
-    """Return the loss of the text in nats, scored in blocks of `length` tokens."""
+    """Return the summed loss of the text in nats, scored in blocks of `length` tokens."""
     ids = transformers.AutoTokenizer.from_pretrained(directory)(text)["input_ids"]
     if ids != stream[1:].tolist():
-        raise SystemExit("the exported tokenizer gives other ids for this text; the losses cannot be compared")
+        raise SystemExit("the exported tokenizer encodes this text differently; the losses cannot be compared")
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).to(device).eval()
     nats = 0.0
     for begin in range(0, len(stream) - 1, length):
@@ -83,7 +83,7 @@ def by_transformers(directory: Path, stream: np.ndarray, text: str, length: int,
 
 
 def by_harness(directory: Path, text: str, output: Path, device: str) -> float:
-    """Return the bits a byte of the text, by lm_eval's rolling log-likelihood in windows of the context length."""
+    """Return the text's bits per byte, from lm_eval's rolling log-likelihood in windows of the context length."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 

@@ -1,4 +1,4 @@
-"""The baseline of docs/performance.md: time nanoGPT's model and training loop, rewritten for today's PyTorch.
+"""Time nanoGPT's model and training loop, rewritten for current PyTorch, as the baseline of docs/performance.md.
 
     pip install torch numpy      (in an environment of its own)
     python benchmarks/nanogpt_step.py TEXT_FILE [--layers=4 --width=128 --heads=4 --context=64 --batch=12 --steps=200]
@@ -39,7 +39,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, vocabulary: int, context: int, width: int, heads: int, layers: int):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width, bias=False), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
@@ -49,7 +49,7 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=std)
 
     def forward(self, inputs, targets):
-        x = self.tokens(inputs) + self.places(torch.arange(inputs.shape[1]))
+        x = self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1]))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
@@ -104,7 +104,7 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         loss.item()
         seconds.append(time.perf_counter() - start)
-    whole = time.perf_counter() - begun
+    total_seconds = time.perf_counter() - begun
     low, median, high = np.quantile(1000 * np.array(seconds[20:]), [0.25, 0.5, 0.75])
     result = {"milliseconds_per_step": {"median": median, "quartiles": [low, high]}, "dtype": o.dtype}
     if o.train:
@@ -114,7 +114,7 @@ def main() -> None:
             targets = torch.from_numpy(validation[1 : blocks * o.context + 1].astype(np.int64)).view(-1, o.context)
             losses = [model(x, y).item() for x, y in zip(inputs.split(64), targets.split(64), strict=True)]
             counts = [len(x) for x in inputs.split(64)]
-        result |= {"seconds": whole, "validation_loss_in_blocks": float(np.average(losses, weights=counts))}
+        result |= {"seconds": total_seconds, "validation_loss_in_blocks": float(np.average(losses, weights=counts))}
     result |= {"parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__}
     print(json.dumps(result))
 

@@ -1,9 +1,9 @@
-"""Measure how fast a model writes text here and with Transformers, in turns, with the same random weights.
+"""Compare the speed of generation in mini_gpt and in Transformers, in alternating runs with the same random weights.
 
 python -m benchmarks.transformers_baseline --config=configs/tiny.py [--tokens=240] [--config.model.dtype=float32 ...]
 
-Prints one JSON line; `ratio` is our tokens per second over those of Transformers. Transformers runs `generate` without
-compilation, with one thread or PyTorch's own number of threads, whichever is faster. Needs
+Prints one JSON line; `ratio` is mini_gpt's tokens per second / Transformers'. Transformers runs `generate` without
+compilation, with one thread or PyTorch's default number of threads, if that is faster. Needs
 requirements-hugging-face.txt.
 """
 
@@ -31,7 +31,7 @@ from mini_gpt.runtime.errors import UserError
 
 
 class _Times(transformers.generation.streamers.BaseStreamer):
-    """Record when `generate` passes on the prompt and each token."""
+    """Record the time at which `generate` emits the prompt and each token."""
 
     def __init__(self):
         self.seconds: list[float] = []
@@ -43,23 +43,23 @@ class _Times(transformers.generation.streamers.BaseStreamer):
 
 
 def write_text(model: Any, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
-    """Write one text with `generate`; return the seconds to its first token and the tokens per second after it."""
+    """Generate one text; return the seconds to its first token, and the tokens per second after that."""
     prompt_BL, times = torch.from_numpy(np.asarray(prompt, np.int64)).to(model.device)[None], _Times()
     options = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k, "pad_token_id": 0}
     options |= {"max_new_tokens": tokens, "min_new_tokens": tokens, "streamer": times}
     begin = time.perf_counter()
     with torch.inference_mode():
         model.generate(prompt_BL, attention_mask=torch.ones_like(prompt_BL), **options)
-    _, first, *_, last = times.seconds  # the prompt is passed on before the tokens
+    _, first, *_, last = times.seconds  # the first time is that of the prompt
     return first - begin, (tokens - 1) / (last - first)
 
 
 def exported(model: LoadedModel, dtype: str) -> Any:
-    """Return the model in Transformers. Raise UserError if it has no such architecture, or PyTorch another device."""
+    """Return the model in Transformers. Raise UserError if no architecture fits, or PyTorch uses another device."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if (device == "cpu") != (jax.default_backend() == "cpu"):
         raise UserError(
-            f"PyTorch would run on {device} and JAX on {jax.default_backend()}; install both for one device"
+            f"PyTorch would run on {device} and JAX on {jax.default_backend()}; install both for the same device"
         )
     with tempfile.TemporaryDirectory() as directory:
         exporting.write_model(model.config, model.merge().vocab_size, model.parameters, Path(directory))
@@ -68,7 +68,7 @@ def exported(model: LoadedModel, dtype: str) -> Any:
 
 
 def set_fastest_threads(model: Any) -> None:
-    """Set the number of PyTorch's threads to its own choice or to one, whichever writes faster."""
+    """Set PyTorch's number of threads to its default or to one, whichever is faster."""
     prompt, speeds = np.zeros(8, np.int64), {}
     for threads in (torch.get_num_threads(), 1):
         torch.set_num_threads(threads)
@@ -77,7 +77,7 @@ def set_fastest_threads(model: Any) -> None:
 
 
 def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
-    """Write texts of random weights in turns, and return the JSON object."""
+    """Generate texts in alternating runs, and return the JSON object."""
     config = configs.load(config_path, overrides)
     check_length(config.model, prompt_tokens + tokens)
     model, dtype = bench.random_model(config), decoding.dtype(config.model).name
@@ -120,7 +120,7 @@ def main() -> None:
     parser = command_line.parser(__doc__)
     parser.add_argument("--config", metavar="FILE", required=True, help="a file such as configs/tiny.py")
     parser.add_argument("--prompt_tokens", type=int, default=16, help="length of the prompt")
-    parser.add_argument("--tokens", type=int, default=240, help="tokens to write")
+    parser.add_argument("--tokens", type=int, default=240, help="tokens to generate")
     flags, rest = parser.parse_known_args()
     for name, least in (("prompt_tokens", 1), ("tokens", 2)):
         if getattr(flags, name) < least:

@@ -1,4 +1,4 @@
-"""Draw docs/inside/head_count.png: the same width in more and more heads. Trains six models; nine minutes.
+"""Plot docs/inside/head_count.png: the loss for more and more heads of one width. Trains six models in nine minutes.
 
 python -m docs.figures.head_count
 """
@@ -12,7 +12,7 @@ HEAD_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def draw() -> Figure:
-    figure, axes = training.axes_of("The same 128 dimensions in more and more heads, 400 steps, one seed")
+    figure, axes = training.new_plot("The same 128 dimensions in more and more heads, 400 steps, one seed")
     losses = [
         training.train({"model.num_heads": heads, "train.steps": 400, "eval.every": 400})[-1]["validation/loss"]
         for heads in HEAD_COUNTS

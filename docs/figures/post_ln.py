@@ -1,8 +1,8 @@
-"""Draw docs/inside/post_ln.png: pre-LN and post-LN with and without warm-up (Xiong et al. 2020). Trains for 4 minutes.
+"""Plot docs/inside/post_ln.png: pre-LN and post-LN with and without warm-up (Xiong et al. 2020). Trains for 4 minutes.
 
 python -m docs.figures.post_ln
 
-Narrower models do not need the warm-up: all weights are drawn with a deviation of 0.02, as in GPT-2.
+Narrower models do not need the warm-up, because weights have an initial standard deviation of 0.02, as in GPT-2.
 """
 
 from matplotlib.figure import Figure

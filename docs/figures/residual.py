@@ -1,4 +1,4 @@
-"""Draw docs/inside/residual.png: models with and without residual connections (He et al. 2016). Trains for 3 minutes.
+"""Plot docs/inside/residual.png: models with and without residual connections (He et al. 2016). Trains for 3 minutes.
 
 python -m docs.figures.residual
 """

@@ -1,4 +1,4 @@
-"""Draw docs/shakespeare.png: the validation losses of runs of configs/shakespeare_char_cpu.py, by encoding.
+"""Plot docs/shakespeare.png: validation losses of configs/shakespeare_char_cpu.py by positional encoding.
 
 for seed in 0 1 2; do for position in learned rope; do
   python train.py --config=configs/shakespeare_char_cpu.py --config.model.position=$position --config.seed=$seed
@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-NANOGPT = 1.898  # nats a character: its checkpoint of the same recipe, on the whole validation split in blocks of 64
+NANOGPT = 1.898  # nats a character; nanoGPT with the same recipe, on the whole validation split in blocks of 64
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Draw docs/inside/sums.png: embeddings, sinusoidal positions, and the terms of their sum's product, for a sentence.
+"""Plot docs/inside/sums.png for a sentence: embeddings, positions, and the terms of the products of their sums.
 
 python -m docs.figures.sums
 """
@@ -15,9 +15,9 @@ WORDS = ["the", "cat", "and", "the", "dog", "saw", "the", "cat"]
 
 def draw() -> Figure:
     fields = {"model.position": "sinusoidal", "model.d_model": 32, "model.scale_embeddings": True}
-    config, different = loading.load("configs/tiny.py", fields).model, sorted(set(WORDS))
-    embeddings = np.random.default_rng(0).normal(size=(len(different), 32))  # of variance 1, as the sinusoids
-    x_LD = embeddings[[different.index(word) for word in WORDS]]
+    config, vocabulary = loading.load("configs/tiny.py", fields).model, sorted(set(WORDS))
+    embeddings = np.random.default_rng(0).normal(size=(len(vocabulary), 32))  # variance 1, like the sinusoids
+    x_LD = embeddings[[vocabulary.index(word) for word in WORDS]]
     p_LD = figures.initial_table("sinusoidal", config, len(WORDS))
     return figures.sums(x_LD, p_LD, WORDS, title="Embeddings and positions, and the terms of their sum's product")
 

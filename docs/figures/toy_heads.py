@@ -1,4 +1,4 @@
-"""Draw docs/inside/toy_heads.png: one head of four dimensions beside two heads of two, with the same matrices.
+"""Plot docs/inside/toy_heads.png: one head of four dimensions beside two heads of two, with the same matrices.
 
 python -m docs.figures.toy_heads
 """
@@ -18,15 +18,15 @@ from mini_gpt.model.attention.reference import attend
 def maps(
     preset: str, *, heads: int = 2, temperature: float = 1.0, order: tuple[int, ...] = (0, 1, 2, 3)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits_HLS and weights_HLS, float32, of the words in a given order; every word sees every other.
+    """Return logits_HLS and weights_HLS, float32, of the words in a given order, without a mask.
 
     temperature: a divisor of the logits.
     """
     x_LD = X_LD[list(order)]
     q_BLHK, k_BLHK = ((x_LD @ w).reshape(1, 4, heads, -1) for w in PRESETS[preset])
     scale = 1 / math.sqrt(q_BLHK.shape[-1]) / temperature
-    seen = Mask(causal=False).visible(4)
-    _, found = attend(Heads(*map(jnp.asarray, (q_BLHK, k_BLHK, k_BLHK))), seen, scale=scale)
+    visible_BLS = Mask(causal=False).visible(4)
+    _, found = attend(Heads(*map(jnp.asarray, (q_BLHK, k_BLHK, k_BLHK))), visible_BLS, scale=scale)
     return np.asarray(found.logits_BHLS[0]), np.asarray(found.weights_BHLS[0])
 
 

@@ -1,4 +1,4 @@
-"""What the figures of trained models share: the runs, their training curves, and where the PNG is written."""
+"""Code that figures of trained models share: training runs, training curves, and the path of the PNG."""
 
 import json
 import tempfile
@@ -16,7 +16,7 @@ from mini_gpt.training import loop
 
 
 def train(fields: dict) -> list[dict]:
-    """Train configs/tiny.py with other fields, and return the rows of its metrics.jsonl."""
+    """Train configs/tiny.py with changed fields, and return the rows of its metrics.jsonl."""
     config = loading.load("configs/tiny.py", {"eval.sample_tokens": 0, "checkpoint.every": 10**6} | fields)
     with tempfile.TemporaryDirectory() as directory:
         loop.train(config, Path(directory) / "run", conclude=False)
@@ -24,8 +24,8 @@ def train(fields: dict) -> list[dict]:
 
 
 def training_curves(common: dict, variants: dict[str, dict], *, title: str) -> Figure:
-    """Draw the training losses of variants that come in pairs; the second line of each pair is dotted."""
-    figure, axes = axes_of(title)
+    """Plot the training losses of pairs of variants; the second line of each pair is dotted."""
+    figure, axes = new_plot(title)
     for number, (name, fields) in enumerate(variants.items()):
         rows = train(common | {"train.log_every": 5, "eval.every": common["train.steps"]} | fields)
         steps, losses = zip(*((row["step"], row["train/loss"]) for row in rows if "train/loss" in row), strict=True)
@@ -35,15 +35,15 @@ def training_curves(common: dict, variants: dict[str, dict], *, title: str) -> F
     return figure
 
 
-def axes_of(title: str) -> tuple[Figure, Axes]:
-    """Return a figure with one plot."""
+def new_plot(title: str) -> tuple[Figure, Axes]:
+    """Return a figure and its axes."""
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     return figure, figure.subplots(subplot_kw={"title": title})
 
 
 def save(name: str, draw: Callable[[], Figure]) -> None:
     """Write the figure to docs/inside, or to the directory of --out."""
-    parser = command_line.parser(f"Draw {name}.png.")
+    parser = command_line.parser(f"Plot {name}.png.")
     parser.add_argument("--out", type=command_line.directory, default=Path("docs/inside"), help="directory for the PNG")
     flags = parser.parse_args()
     command_line.set_up()
