@@ -1,4 +1,4 @@
-"""A run is read in either layout of its layers, and training resumes in the other."""
+"""A converted run has the same parameters in the other layout of layers, and resumes in it."""
 
 import json
 
@@ -12,7 +12,7 @@ from mini_gpt.training import loop
 from mini_gpt.training import state as states
 from mini_gpt.training.run import InitialWeights, Run
 from tests.commands.test_command_line import type_in
-from tests.training.interruption import PowerCut, cut_after
+from tests.training.interruption import Interrupted, interrupt_after
 
 COMMAND = "mini_gpt.commands.convert_layers"
 FIELDS = {"model__num_layers": 2, "optimizer__name": "muon", "eval__every": 2, "checkpoint__every": 2}
@@ -33,10 +33,10 @@ def test_training_resumes_in_the_other_layout(small, tmp_path, monkeypatch):
     equal(written, Run(looped, overrides={"model.scan_layers": "False"}).model.parameters)
     for directory, scan in ((plain, True), (looped, False)):
         config = small(model__scan_layers=scan, mesh__data=1, mesh__fsdp=4, **FIELDS)
-        like = states.abstract(config, 257, sharding.make_mesh(*config.mesh.sizes))[1].parameters
-        taken = InitialWeights(directory, config).parameters(config, like)
+        abstract = states.abstract(config, 257, sharding.make_mesh(*config.mesh.sizes))[1].parameters
+        taken = InitialWeights(directory, config).parameters(config, abstract)
         equal(taken, stacked if scan else written)
-        assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, like)
+        assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
     resumed = [
         loop.train(small(train__steps=6, model__scan_layers=scan, **FIELDS), directory, conclude=False)
@@ -49,8 +49,8 @@ def test_training_resumes_in_the_other_layout(small, tmp_path, monkeypatch):
 
 
 def test_a_run_without_a_checkpoint_is_refused(small, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        cut_after(patch, 1)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        interrupt_after(patch, 1)
         loop.train(small(**FIELDS), tmp_path / "begun", conclude=False)
-    said = type_in(monkeypatch, COMMAND, f"--workdir={tmp_path / 'begun'}", f"--to={tmp_path / 'to'}")
-    assert "has no checkpoint" in said and not (tmp_path / "to").exists()
+    error = type_in(monkeypatch, COMMAND, f"--workdir={tmp_path / 'begun'}", f"--to={tmp_path / 'to'}")
+    assert "has no checkpoint" in error and not (tmp_path / "to").exists()

@@ -1,4 +1,4 @@
-"""Runs that break off, and what a run that went on must equal."""
+"""Interrupt a training run, and compare two states bit for bit."""
 
 import itertools
 
@@ -8,17 +8,17 @@ import numpy as np
 from mini_gpt.training import loop
 
 
-class PowerCut(Exception):
+class Interrupted(Exception):
     pass
 
 
-def cut_after(monkeypatch, steps):
-    """Lets the next run prepare so many batches, and no more."""
+def interrupt_after(monkeypatch, steps):
+    """Make the next run raise Interrupted after `steps` steps."""
     iterate = loop.batches.iterate
 
     def cut(train_batches, start, count):
-        yield from itertools.islice(iterate(train_batches, start, count), steps + 1)  # one more, which is put ahead
-        raise PowerCut
+        yield from itertools.islice(iterate(train_batches, start, count), steps + 1)  # one more batch is prefetched
+        raise Interrupted
 
     monkeypatch.setattr(loop.batches, "iterate", cut)
 

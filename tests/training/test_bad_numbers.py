@@ -1,4 +1,4 @@
-"""Losses and gradients that are no numbers: nothing changes by them, and the run stops, skips or goes back."""
+"""Non-finite losses and gradients never change the state: the run stops, skips the step or rewinds."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.monitor import Spikes
-from tests.training.interruption import PowerCut, assert_same_bits, cut_after
+from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 from tests.training.test_stopping import signal_in_step
 
 FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__dropout": 0.2}
@@ -23,7 +23,7 @@ FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__d
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Gives a function that makes the numbers of some batches bad, counted from 0 as the data has them."""
+    """Return a function that makes the weights of the batches with some indices infinite."""
     original = batches.TrainBatches.__getitem__
 
     def make(*places):
@@ -39,7 +39,7 @@ def poison(monkeypatch):
 
 
 def trained_on(config, places):
-    """Takes the step by hand, on the batches of those places in turn; None is a step that changes nothing."""
+    """Return the state after one step on the batch of each place, in turn. None: a skipped step."""
     corpus = corpora.open_corpus(config.data)
     run = assembly.assemble(
         config, sharding.make_mesh(*config.mesh.sizes), corpus, token_store.fit_tokenizer(corpus, config.data)
@@ -53,12 +53,12 @@ def trained_on(config, places):
     return state
 
 
-def logged(workdir):
+def logged_steps(workdir):
     return [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-class Late:
-    """A metric that is not there yet when the step after it is started."""
+class LateMetric:
+    """A metric that is not ready when the next step starts."""
 
     def __init__(self, value):
         self.value = value
@@ -74,8 +74,8 @@ class Late:
 
 
 @pytest.fixture(params=["at once", pytest.param("a step later", marks=pytest.mark.slow)])
-def told(request, monkeypatch):
-    """Has the loop learn of a step's numbers at once, or while the step after it is under way."""
+def metrics_delay(request, monkeypatch):
+    """Make the metrics of a step ready at once, or only after the next step has started."""
     if request.param == "at once":
         return
     make = assembly.Assembly.compiled_step
@@ -85,7 +85,7 @@ def told(request, monkeypatch):
 
         def late(state, batch):
             state, metrics = step(state, batch)
-            return state, {name: Late(value) for name, value in metrics.items()}
+            return state, {name: LateMetric(value) for name, value in metrics.items()}
 
         return late
 
@@ -94,7 +94,7 @@ def told(request, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_stopping_names_the_step_and_keeps_the_state_before_it(small, tmp_path, poison, told, accumulation, capsys):
+def test_a_stop_saves_the_step_before_and_can_resume(small, tmp_path, poison, metrics_delay, accumulation, capsys):
     config = small(train__accumulation_steps=accumulation, **FIELDS)
     before = trained_on(config, range(5))
     poison(5)
@@ -107,20 +107,20 @@ def test_stopping_names_the_step_and_keeps_the_state_before_it(small, tmp_path, 
     )
     rate = config.optimizer.learning_rate * math.sqrt(config.optimizer.warmup_steps / 6)
     assert float(found[2]) == pytest.approx(rate, rel=1e-3)
-    assert logged(tmp_path) == [1, 2, 3, 4, 5]
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), before)
+    assert logged_steps(tmp_path) == [1, 2, 3, 4, 5]
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), before)
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert checkpoints.steps() == [4, 5]
-    assert_same_bits(checkpoints.restore(5, like), before)
-    with pytest.raises(UserError, match="step 6: found loss"):  # the same command comes to the same step
+    assert_same_bits(checkpoints.restore(5, abstract), before)
+    with pytest.raises(UserError, match="step 6: found loss"):  # the same command stops at the same step
         loop.train(config, tmp_path, conclude=False)
     skipping = small(train__accumulation_steps=accumulation, train__nonfinite="skip", **FIELDS)
     assert_same_bits(loop.train(skipping, tmp_path, conclude=False), trained_on(config, [0, 1, 2, 3, 4, None, 6, 7]))
-    assert logged(tmp_path) == list(range(1, 9))
+    assert logged_steps(tmp_path) == list(range(1, 9))
 
 
 @pytest.mark.slow
-def test_bad_numbers_before_the_first_checkpoint(small, tmp_path, poison):
+def test_a_non_finite_first_step_stops_or_rewinds(small, tmp_path, poison):
     poison(0)
     with pytest.raises(UserError, match=r"step 1: found loss .*; no step is saved yet; resume with"):
         loop.train(small(**FIELDS), tmp_path, conclude=False)
@@ -128,7 +128,7 @@ def test_bad_numbers_before_the_first_checkpoint(small, tmp_path, poison):
     assert_same_bits(loop.train(config, tmp_path, conclude=False), trained_on(config, range(1, 9)))
 
 
-def test_skipping_changes_nothing_but_the_count_up_to_a_limit(small, tmp_path, poison, told, caplog):
+def test_skipped_steps_change_only_the_count_up_to_a_limit(small, tmp_path, poison, metrics_delay, caplog):
     config = small(train__nonfinite="skip", train__nonfinite_limit=2, **FIELDS)
     expected = trained_on(config, [0, None, 2, 3, 4, None, 6, 7])
     poison(1, 5)
@@ -146,19 +146,19 @@ def test_skipping_changes_nothing_but_the_count_up_to_a_limit(small, tmp_path, p
         loop.train(config, tmp_path / "three", conclude=False)
 
 
-def test_going_back_moves_the_data_on_and_is_resumed_exactly(small, tmp_path, poison, told, monkeypatch):
+def test_a_rewind_skips_data_and_resumes_exactly(small, tmp_path, poison, metrics_delay, monkeypatch):
     config = small(train__nonfinite="rewind", **FIELDS | {"train__steps": 14})
-    # Steps 1 to 6 take batches 0 to 5, the last of them bad; from 4 on then those from 6 on, of which 9, in step 8, is.
+    # Batch 5 is bad (step 6): rewind to step 4, go on with batch 6. Batch 9 is bad (step 8): rewind, go on with 10.
     expected = trained_on(config, [0, 1, 2, 3, *range(10, 20)])
     poison(5, 9)
-    assert_same_bits(loop.train(config, tmp_path / "whole", conclude=False), expected)
+    assert_same_bits(loop.train(config, tmp_path / "uninterrupted", conclude=False), expected)
     for steps in (7, 9):
-        with monkeypatch.context() as patch, pytest.raises(PowerCut):
-            cut_after(patch, steps)
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            interrupt_after(patch, steps)
             loop.train(config, tmp_path / "cut", conclude=False)
     assert_same_bits(loop.train(config, tmp_path / "cut", conclude=False), expected)
-    for name in ("whole", "cut"):
-        assert logged(tmp_path / name) == list(range(1, 15))
+    for name in ("uninterrupted", "cut"):
+        assert logged_steps(tmp_path / name) == list(range(1, 15))
         record = Checkpoints(tmp_path / name / "checkpoints", read_only=True).record(14)
         assert (record.data_offset, record.bad_steps) == (6, 2)
 
@@ -175,7 +175,7 @@ def test_stopping_after_a_resume_keeps_the_best_checkpoint(small, tmp_path, pois
 
 
 @pytest.mark.slow
-def test_a_run_from_other_weights_goes_back_to_them(small, tmp_path, poison):
+def test_a_rewind_restores_the_initial_weights(small, tmp_path, poison):
     loop.train(small(**FIELDS), tmp_path / "origin", conclude=False)
     config = small(train__nonfinite="rewind", **FIELDS)
     plain = loop.train(config, tmp_path / "plain", init_from=tmp_path / "origin", conclude=False)
@@ -190,19 +190,19 @@ def test_a_run_from_other_weights_goes_back_to_them(small, tmp_path, poison):
 
 
 @pytest.mark.slow
-def test_a_stop_does_not_change_where_a_run_goes_back_to(small, tmp_path, poison, monkeypatch):
+def test_a_stop_does_not_change_the_checkpoint_of_a_rewind(small, tmp_path, poison, monkeypatch):
     config = small(train__nonfinite="rewind", **FIELDS | {"checkpoint__keep": 1})
     poison(6)
-    whole = loop.train(config, tmp_path / "whole", conclude=False)
+    uninterrupted = loop.train(config, tmp_path / "uninterrupted", conclude=False)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         signal_in_step(patch, signal.SIGTERM, 5)
         loop.train(config, tmp_path / "stopped", conclude=False)
     assert Checkpoints(tmp_path / "stopped" / "checkpoints", read_only=True).steps() == [4, 5]
-    assert_same_bits(loop.train(config, tmp_path / "stopped", conclude=False), whole)
-    assert logged(tmp_path / "stopped") == logged(tmp_path / "whole") == list(range(1, 9))
+    assert_same_bits(loop.train(config, tmp_path / "stopped", conclude=False), uninterrupted)
+    assert logged_steps(tmp_path / "stopped") == logged_steps(tmp_path / "uninterrupted") == list(range(1, 9))
 
 
-def test_going_back_ends_at_its_limit(small, tmp_path, poison):
+def test_rewinds_end_at_their_limit(small, tmp_path, poison):
     poison(*range(5, 100))
     config = small(train__nonfinite="rewind", train__nonfinite_limit=3, **FIELDS)
     with pytest.raises(UserError, match=r"step 5: .*; step 4 is saved; train\.nonfinite_limit allows 3 such steps"):
@@ -210,8 +210,8 @@ def test_going_back_ends_at_its_limit(small, tmp_path, poison):
 
 
 def test_spikes_are_found_and_noise_is_not():
-    spikes, draw = Spikes(), np.random.default_rng(0)
-    assert all(spikes.found(x) is None for x in 4 + np.exp(-np.arange(1000) / 50) + 0.05 * draw.normal(size=1000))
-    said = spikes.found(5.0)
-    assert re.fullmatch(r"loss 5\.0000 is a spike: the median of the last 10 logged losses is (3\.9|4\.0)\d+", said)
+    spikes, rng = Spikes(), np.random.default_rng(0)
+    assert all(spikes.found(x) is None for x in 4 + np.exp(-np.arange(1000) / 50) + 0.05 * rng.normal(size=1000))
+    message = spikes.found(5.0)
+    assert re.fullmatch(r"loss 5\.0000 is a spike: the median of the last 10 logged losses is (3\.9|4\.0)\d+", message)
     assert spikes.found(3.9) is None

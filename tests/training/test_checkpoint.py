@@ -1,4 +1,4 @@
-"""Checkpoints are what was written, or are found damaged; those of every format are read."""
+"""A checkpoint is restored bit for bit or found damaged; format 2 is still read."""
 
 import contextlib
 import json
@@ -24,38 +24,38 @@ from mini_gpt.training.run import Run
 from tests.training.interruption import assert_same_bits
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of readers that gave up
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of failed Orbax reads
 
 
 @pytest.fixture
 def written(small, tmp_path):
-    """Gives (directory of checkpoints 4 and 8, the state's shapes, {step: state})."""
+    """Return (directory of checkpoints 4 and 8, abstract state, {step: state})."""
     config = small(train__steps=8, train__log_every=8, eval__sample_tokens=0)
     loop.train(config, tmp_path / "run", conclude=False)
     corpus = corpora.open_corpus(config.data)
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    like = assembly.assemble(config, mesh, corpus, token_store.fit_tokenizer(corpus, config.data)).abstract_state
+    abstract = assembly.assemble(config, mesh, corpus, token_store.fit_tokenizer(corpus, config.data)).abstract_state
     directory = tmp_path / "run" / "checkpoints"
     with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
-        return directory, like, {step: checkpoints.restore(step, like) for step in (4, 8)}
+        return directory, abstract, {step: checkpoints.restore(step, abstract) for step in (4, 8)}
 
 
-def restore_last(directory, like):
+def restore_last(directory, abstract):
     with contextlib.closing(Checkpoints(directory)) as checkpoints:
-        return checkpoints.restore_last(like)
+        return checkpoints.restore_last(abstract)
 
 
-def flip(path: Path, draw: random.Random) -> None:
+def flip(path: Path, rng: random.Random) -> None:
     content = bytearray(path.read_bytes())
-    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
 
 
-def truncate(path: Path, draw: random.Random) -> None:
-    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
+def truncate(path: Path, rng: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
 
 
-def remove(path: Path, draw: random.Random) -> None:
+def remove(path: Path, rng: random.Random) -> None:
     path.unlink()
 
 
@@ -63,17 +63,17 @@ def remove(path: Path, draw: random.Random) -> None:
     "damage", [flip, *(pytest.param(other, marks=pytest.mark.slow) for other in (truncate, remove))]
 )
 def test_a_damaged_file_never_changes_the_restored_state(written, tmp_path, damage, caplog):
-    """Each file of the last checkpoint in turn: its state comes back bit for bit, or it is set aside whole."""
-    directory, like, states = written
-    draw, aside = random.Random(0), []
+    """For each damaged file, the last checkpoint is restored bit for bit, or moved to damaged/ as a whole."""
+    directory, abstract, states = written
+    rng, aside = random.Random(0), []
     paths = [path.relative_to(directory) for path in (directory / "8").rglob("*") if path.is_file()]
     assert len(paths) > 15
     for number, path in enumerate(sorted(p for p in paths if (directory / p).stat().st_size)):
         copy = tmp_path / str(number) / "checkpoints"
         shutil.copytree(directory, copy)
-        damage(copy / path, draw)
+        damage(copy / path, rng)
         caplog.clear()
-        step, state, _ = restore_last(copy, like)
+        step, state, _ = restore_last(copy, abstract)
         assert_same_bits(state, states[step])
         moved = copy.parent / "damaged" / "checkpoints-8"
         assert (step == 4) == moved.exists() == (not (copy / "8").exists())
@@ -86,11 +86,11 @@ def test_a_damaged_file_never_changes_the_restored_state(written, tmp_path, dama
 
 
 def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
-    directory, like, _ = written
+    directory, abstract, _ = written
     for step in (8, 4):
         (directory / str(step) / "format" / "metadata").write_text("{")
     with pytest.raises(UserError, match=r"checkpoints/8: damaged \(.*and so is every checkpoint before it; restore"):
-        restore_last(directory, like)
+        restore_last(directory, abstract)
     assert (directory / "8").exists() and (directory / "4").exists()
     with pytest.raises(UserError, match=r"checkpoints/8: damaged .*; --checkpoint=4 is there too"):
         Run(directory.parent)
@@ -98,26 +98,26 @@ def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
 
 def test_a_run_resumes_exactly_after_a_damaged_checkpoint(small, tmp_path):
     config = small(train__steps=12)
-    whole = loop.train(config, tmp_path / "whole", conclude=False)
+    uninterrupted = loop.train(config, tmp_path / "uninterrupted", conclude=False)
     loop.train(small(train__steps=8), tmp_path / "run", conclude=False)
     data = next((tmp_path / "run" / "checkpoints" / "8" / "parameters" / "d").iterdir())
     flip(data, random.Random(1))
-    assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), whole)
+    assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), uninterrupted)
     assert (tmp_path / "run" / "damaged" / "checkpoints-8").exists()
-    rows = [(tmp_path / name / "metrics.jsonl").read_text().count("\n") for name in ("whole", "run")]
+    rows = [(tmp_path / name / "metrics.jsonl").read_text().count("\n") for name in ("uninterrupted", "run")]
     assert rows == [12, 12]
 
 
 def test_a_damaged_checkpoint_before_the_last_is_set_aside(written):
-    directory, like, states = written
+    directory, abstract, states = written
     (directory / "4" / "format" / "metadata").write_text("{")
-    step, state, _ = restore_last(directory, like)
+    step, state, _ = restore_last(directory, abstract)
     assert step == 8 and (directory.parent / "damaged" / "checkpoints-4").exists()
     assert_same_bits(state, states[8])
 
 
-def test_a_swapped_array_is_found_even_where_orbax_finds_nothing(written, monkeypatch):
-    directory, like, _ = written
+def test_the_checksum_finds_swapped_rows_of_an_array(written, monkeypatch):
+    directory, abstract, _ = written
 
     def exchanged(self, part, *args, **kwargs):
         restored = original(self, part, *args, **kwargs)
@@ -132,11 +132,11 @@ def test_a_swapped_array_is_found_even_where_orbax_finds_nothing(written, monkey
         contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints,
         pytest.raises(Damaged, match=r"parameters/blocks/0/mlp/up/kernel has another checksum"),
     ):
-        checkpoints.restore(8, like)
+        checkpoints.restore(8, abstract)
 
 
 def independent_sums(array: np.ndarray) -> str:
-    """Computes the checksum as its docstring says, one entry at a time."""
+    """Return the checksum by its definition, one entry at a time."""
     words = array.reshape(-1).view(f"uint{8 * array.dtype.itemsize}").tolist()
     sums = []
     for seed in (0x9E3779B9, 0x7F4A7C15):

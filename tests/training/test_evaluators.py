@@ -1,18 +1,18 @@
-"""Runs on tasks: evaluation and resuming."""
+"""Runs on tasks are evaluated and resumed exactly."""
 
 import json
 
 import pytest
 
 from mini_gpt.training import loop
-from tests.training.interruption import PowerCut, assert_same_bits, cut_after
+from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 6, "context_length": 14}
 
 
 @pytest.mark.slow
 def test_a_task_is_learnt_and_evaluated(small, tmp_path, capsys):
-    # Copy two letters in a context of six tokens: small enough to be learnt in a test.
+    # Two letters to copy, six tokens of context: small enough to learn in a test.
     fields = TASK | {
         "data__task_length": 2,
         "context_length": 6,
@@ -20,20 +20,20 @@ def test_a_task_is_learnt_and_evaluated(small, tmp_path, capsys):
         "optimizer__learning_rate": 1e-2,
     }
     config = small(train__steps=150, eval__every=75, eval__tokens=600, train__log_every=50, **fields)
-    loop.train(config, tmp_path / "whole")
-    said = capsys.readouterr().out
-    logged = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    loop.train(config, tmp_path / "uninterrupted")
+    output = capsys.readouterr().out
+    logged = [json.loads(line) for line in (tmp_path / "uninterrupted" / "metrics.jsonl").read_text().splitlines()]
     assert logged[0]["train/loss"] > 4 and logged[-1]["validation/exact_match"] > 0.9
     assert logged[-1]["validation/token_accuracy"] >= logged[-1]["validation/exact_match"]
-    assert f" validation problems solved ({logged[-1]['validation/exact_match']:.1%})" in said
-    assert said.count("    right") + said.count("    wrong, must be") == 5 and "--suite=tasks" in said
+    assert f" validation problems solved ({logged[-1]['validation/exact_match']:.1%})" in output
+    assert output.count("    right") + output.count("    wrong, must be") == 5 and "--suite=tasks" in output
 
 
 @pytest.mark.slow
 def test_a_task_is_resumed_with_the_same_bits(small, tmp_path, monkeypatch, capsys):
-    whole = loop.train(small(**TASK), tmp_path / "whole", conclude=False)
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        cut_after(patch, 6)
+    uninterrupted = loop.train(small(**TASK), tmp_path / "uninterrupted", conclude=False)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        interrupt_after(patch, 6)
         loop.train(small(**TASK), tmp_path / "cut")
-    assert_same_bits(whole, loop.train(small(**TASK), tmp_path / "cut", conclude=False))
+    assert_same_bits(uninterrupted, loop.train(small(**TASK), tmp_path / "cut", conclude=False))
     assert capsys.readouterr().out == ""

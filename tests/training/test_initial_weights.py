@@ -1,4 +1,4 @@
-"""Runs that start from another one's weights."""
+"""Runs that start from the weights of another run (--init_from)."""
 
 import json
 
@@ -9,11 +9,11 @@ import pytest
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.training.interruption import PowerCut, assert_same_bits, cut_after
+from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 
 
 @pytest.mark.slow
-def test_a_new_run_starts_from_another_ones_weights(small, tmp_path, monkeypatch, caplog):
+def test_a_run_starts_from_the_weights_of_another(small, tmp_path, monkeypatch, caplog):
     source = loop.train(small(model__position="rope"), tmp_path / "source")
     longer = {"context_length": 64, "model__rope__scaling": "linear", "model__rope__factor": 2.0, "seed": 5}
     config = small(model__position="rope", optimizer__learning_rate=1e-12, optimizer__weight_decay=0.0, **longer)
@@ -23,14 +23,14 @@ def test_a_new_run_starts_from_another_ones_weights(small, tmp_path, monkeypatch
         np.testing.assert_allclose(left, right, atol=1e-9)
     assert int(tuned.step) == 8 and "source, step 8" in caplog.text and "context_length 32 → 64" in caplog.text
     assert json.loads((tmp_path / "tuned" / "init_from.json").read_text())["checkpoint_step"] == 8
-    # The same command goes on; another origin, or none, is another run.
+    # The same command resumes the run; another --init_from, or none, is refused.
     fast = small(model__position="rope", checkpoint__every=2, **longer)
-    whole = loop.train(fast, tmp_path / "whole", init_from=tmp_path / "source")
-    for steps in (1, 5):  # before there is a checkpoint, and after
-        with monkeypatch.context() as patch, pytest.raises(PowerCut):
-            cut_after(patch, steps)
+    uninterrupted = loop.train(fast, tmp_path / "uninterrupted", init_from=tmp_path / "source")
+    for steps in (1, 5):  # before and after the first checkpoint
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            interrupt_after(patch, steps)
             loop.train(fast, tmp_path / "cut", init_from=tmp_path / "source")
-    assert_same_bits(whole, loop.train(fast, tmp_path / "cut", init_from=tmp_path / "source"))
+    assert_same_bits(uninterrupted, loop.train(fast, tmp_path / "cut", init_from=tmp_path / "source"))
     with pytest.raises(
         UserError, match=r"--init_from: found None; the run in .*cut was started from .*source; give the"
     ):
@@ -63,7 +63,7 @@ def test_weights_of_another_shape_are_refused(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_reads_text_by_the_tokenizer_of_its_origin(small, tmp_path, corpus_files):
+def test_a_run_keeps_the_tokenizer_of_its_first_weights(small, tmp_path, corpus_files):
     loop.train(small(data__tokenizer="characters"), tmp_path / "source")
     (tmp_path / "few").mkdir()
     for number in range(120):

@@ -1,4 +1,4 @@
-"""Whole runs: stopped and started again, refused, watched, and scored."""
+"""Whole runs: how they resume, when they are refused, what they log, which checkpoints they keep."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop, monitor
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.run import Run
-from tests.training.interruption import PowerCut, assert_same_bits, cut_after
+from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 
 HARD = {"model__dropout": 0.2, "train__accumulation_steps": 2, "train__batch_size": 8, "data__isolate_documents": True}
 
@@ -36,26 +36,26 @@ def without_rates(row):
 @pytest.mark.parametrize("mesh", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_with_the_same_bits(small, tmp_path, monkeypatch, mesh):
     config = small(train__steps=9, checkpoint__every=2, eval__every=3, train__log_every=4, mesh__data=mesh, **HARD)
-    whole = loop.train(config, tmp_path / "whole")
+    uninterrupted = loop.train(config, tmp_path / "uninterrupted")
     for steps in (3, 1, 4):  # cut in step 4, then in step 4 again, then in step 7
-        with monkeypatch.context() as patch, pytest.raises(PowerCut):
-            cut_after(patch, steps)
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            interrupt_after(patch, steps)
             loop.train(config, tmp_path / "cut")
     resumed = loop.train(config, tmp_path / "cut")
-    assert_same_bits(whole, resumed)
-    expected = list(map(without_rates, rows(tmp_path / "whole")))
+    assert_same_bits(uninterrupted, resumed)
+    expected = list(map(without_rates, rows(tmp_path / "uninterrupted")))
     assert list(map(without_rates, rows(tmp_path / "cut"))) == expected
-    assert [row["step"] for row in expected] == [1, 2, 3, 4, 6, 8, 9], "those that are due, each once"
+    assert [row["step"] for row in expected] == [1, 2, 3, 4, 6, 8, 9], "each due step is logged once"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before, after", [((1, 1, 1), (2, 2, 2)), ((2, 2, 2), (1, 1, 1))])
-def test_a_run_goes_on_on_another_number_of_devices(small, tmp_path, monkeypatch, before, after):
+def test_a_run_resumes_on_another_number_of_devices(small, tmp_path, monkeypatch, before, after):
     axes = ("mesh__data", "mesh__fsdp", "mesh__tensor")
     here, there = ({**HARD, **dict(zip(axes, mesh, strict=True))} for mesh in (before, after))
-    loop.train(small(**here), tmp_path / "whole", conclude=False)
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        cut_after(patch, 6)
+    loop.train(small(**here), tmp_path / "uninterrupted", conclude=False)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        interrupt_after(patch, 6)
         loop.train(small(**here), tmp_path / "moved", conclude=False)
     seen, original = [], sharding.put_batch
     monkeypatch.setattr(sharding, "put_batch", lambda batch, mesh: seen.append(batch) or original(batch, mesh))
@@ -63,7 +63,7 @@ def test_a_run_goes_on_on_another_number_of_devices(small, tmp_path, monkeypatch
     kernel = moved.parameters["blocks"][0]["mlp"]["up"]["kernel"]
     assert kernel.sharding.shard_shape(kernel.shape) == (32 // after[1], 128 // after[2])
     np.testing.assert_array_equal(seen[0]["inputs"], batch_of(small(**there), 4)["inputs"])
-    losses = [[row["train/loss"] for row in rows(tmp_path / name)] for name in ("whole", "moved")]
+    losses = [[row["train/loss"] for row in rows(tmp_path / name)] for name in ("uninterrupted", "moved")]
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
@@ -76,10 +76,10 @@ def batch_of(config, place):
 
 
 @pytest.mark.slow
-def test_more_steps_go_on_where_the_schedule_has_no_end(small, tmp_path):
+def test_more_steps_need_a_schedule_without_an_end(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path / "run")
     longer = loop.train(small(train__steps=8), tmp_path / "run")
-    assert_same_bits(longer.parameters, loop.train(small(train__steps=8), tmp_path / "whole").parameters)
+    assert_same_bits(longer.parameters, loop.train(small(train__steps=8), tmp_path / "uninterrupted").parameters)
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, 9))
     cosine = {"optimizer__schedule": "cosine"}
     loop.train(small(train__steps=6, **cosine), tmp_path / "cosine")
@@ -87,7 +87,7 @@ def test_more_steps_go_on_where_the_schedule_has_no_end(small, tmp_path):
         loop.train(small(train__steps=8, **cosine), tmp_path / "cosine")
 
 
-def test_what_is_watched(small, tmp_path):
+def test_all_metrics_and_images_are_logged(small, tmp_path):
     loop.train(small(model__num_layers=2, model__position="learned"), tmp_path)
     logged = rows(tmp_path)
     assert set(logged[0]) == {"step"} | {
@@ -111,8 +111,8 @@ def test_what_is_watched(small, tmp_path):
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_the_logged_speed_is_that_of_the_device(small, tmp_path, monkeypatch, ahead):
-    """On a made-up clock: a step takes a second, compilation and evaluation a minute, starting a step no time."""
+def test_logged_speed_excludes_compilation_and_evaluation(small, tmp_path, monkeypatch, ahead):
+    """Fake clock: a step takes 1 s, compilation and evaluation 60 s. The host is `ahead` steps ahead of the device."""
     now, done = 0.0, [0.0]
 
     class Promise(dict):
@@ -162,11 +162,11 @@ def test_the_logged_speed_is_that_of_the_device(small, tmp_path, monkeypatch, ah
 
 
 def test_a_run_resumed_within_a_second_shows_each_step_once(small, tmp_path, monkeypatch):
-    clock = SimpleNamespace(time=lambda: 1e9)  # in whole seconds the name of TensorBoard's file
+    clock = SimpleNamespace(time=lambda: 1e9)  # the name of an event file has the time in seconds
     monkeypatch.setattr(event_file_writer, "time", clock)
     config = small(checkpoint__every=4)
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        cut_after(patch, 6)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        interrupt_after(patch, 6)
         loop.train(config, tmp_path)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5, 6]
     loop.train(config, tmp_path)
@@ -176,7 +176,7 @@ def test_a_run_resumed_within_a_second_shows_each_step_once(small, tmp_path, mon
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
 
 
-def test_what_is_no_row_is_dropped_and_nothing_else(small, tmp_path):
+def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path, conclude=False)
     path = tmp_path / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -204,7 +204,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(small, tmp_path, monkeypatch
     assert Run(tmp_path, checkpoint="best").step == 2
 
 
-def test_a_better_evaluation_is_saved_between_two_checkpoints(small, tmp_path, monkeypatch):
+def test_a_better_loss_is_saved_between_checkpoints(small, tmp_path, monkeypatch):
     losses = iter([5.0, 2.0, 3.0])
     monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
     loop.train(small(train__steps=6, eval__every=2, checkpoint__every=6, checkpoint__keep=1), tmp_path)
@@ -213,7 +213,7 @@ def test_a_better_evaluation_is_saved_between_two_checkpoints(small, tmp_path, m
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_no_number_is_never_the_best(small, tmp_path, monkeypatch):
+def test_a_nan_loss_is_never_the_best(small, tmp_path, monkeypatch):
     losses = iter([float("nan"), 2.0, 3.0, float("nan"), 4.0, float("nan")])
     monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
     config = {"eval__every": 1, "checkpoint__every": 1, "checkpoint__keep": 1}
@@ -222,13 +222,13 @@ def test_a_loss_that_is_no_number_is_never_the_best(small, tmp_path, monkeypatch
         assert Checkpoints(tmp_path / "checkpoints", read_only=True).resolve("best") == 2
 
 
-def test_fewer_steps_than_are_done_are_refused(small, tmp_path):
+def test_fewer_steps_than_already_trained_are_refused(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path)
     with pytest.raises(UserError, match=r"train\.steps: found 2, but the run in .* is already at step 4"):
         loop.train(small(train__steps=2), tmp_path)
 
 
-def test_a_checkpoint_of_another_format_is_refused_by_name(small, tmp_path, monkeypatch):
+def test_a_checkpoint_of_another_format_is_refused(small, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("mini_gpt.training.checkpoint.FORMAT", 3)
         loop.train(small(train__steps=2), tmp_path, conclude=False)
@@ -259,7 +259,7 @@ def test_a_workdir_of_another_run_is_refused_and_left_alone(small, tmp_path, cha
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
-def test_a_run_resumes_with_free_fields_but_not_with_other_text(small, tmp_path, corpus_files):
+def test_resume_allows_free_fields_but_no_other_text(small, tmp_path, corpus_files):
     loop.train(small(train__steps=2), tmp_path / "run")
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -272,7 +272,7 @@ def test_a_run_resumes_with_free_fields_but_not_with_other_text(small, tmp_path,
         loop.train(small(train__steps=4, **free), tmp_path / "run")
 
 
-def test_nothing_is_written_where_the_run_can_not_start(small, tmp_path):
+def test_a_run_that_cannot_start_writes_nothing(small, tmp_path):
     no_validation = {"data__split_fractions": (0.99, 0.0, 0.01)}
     short_validation = {"context_length": 9_000, "train__objective": "masked", "model__causal": False}
     for bad in ({"context_length": 100_000}, no_validation, short_validation, {"mesh__data": 3}):
@@ -289,7 +289,7 @@ def test_nothing_is_written_where_the_run_can_not_start(small, tmp_path):
         ({"mesh__data": -1, "mesh__fsdp": 4}, 6, r"train\.batch_size: found 6; must be divisible by 8: 8 devices"),
     ],
 )
-def test_a_batch_that_the_devices_do_not_divide_is_refused(small, tmp_path, mesh, batch, message):
+def test_an_indivisible_batch_size_is_refused(small, tmp_path, mesh, batch, message):
     with pytest.raises(UserError, match=message):
         loop.train(small(train__batch_size=batch, **mesh), tmp_path / "run")
 
@@ -308,7 +308,7 @@ def test_every_encoding_learns(small, tmp_path, position):
     )
     loop.train(config, tmp_path)
     logged = rows(tmp_path)
-    # Words of a vocabulary of twelve, drawn at random: about log2(12) bits a word, a nat a byte is well within reach.
+    # The text is random words from twelve: a model that learns the words needs at most about 1 nat per byte.
     assert logged[0]["train/loss"] > 5 and logged[-1]["validation/loss"] < 1.7
 
 
@@ -324,23 +324,23 @@ def test_masked_prediction_is_scored_on_masked_tokens_only(small, tmp_path, caps
     assert f"({score.tokens:,} masked tokens, the whole split" in capsys.readouterr().out
 
 
-def test_the_summary_has_the_whole_split_and_the_next_commands(small, tmp_path, capsys):
+def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsys):
     loop.train(small(), tmp_path)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     run = Run(tmp_path)
     tokens = run.store.split("validation").tokens
     forward = jax.jit(nnx.merge(run.definition, run.parameters))
     total, length = 0.0, run.config.context_length
-    for start in range(0, len(tokens) - 1, length):  # block by block, with nothing of the scorer's
+    for start in range(0, len(tokens) - 1, length):  # block by block, independent of the scorer
         block = np.asarray(tokens[start : start + length + 1], np.int64)
-        padded = np.pad(block[:-1], (0, length + 1 - len(block)))  # what is to the right can't matter
+        padded = np.pad(block[:-1], (0, length + 1 - len(block)))  # the model is causal: right padding has no effect
         logits = np.asarray(forward(padded[None])[0], np.float64)[: len(block) - 1]
         total += (np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(block) - 1), block[1:]]).sum()
     size = sum(token != 256 for token in tokens[1:])
     nll, bits = total / (len(tokens) - 1), total / np.log(2) / size
-    assert f"Validation loss {nll:.4f} nats a token, {bits:.3f} bits a byte ({len(tokens) - 1:,} tokens" in said
+    assert f"Validation loss {nll:.4f} nats a token, {bits:.3f} bits a byte ({len(tokens) - 1:,} tokens" in output
     for command in ("tensorboard --logdir=", "python eval.py --workdir=", "python sample.py --workdir="):
-        assert f"{command}{tmp_path}" in said
+        assert f"{command}{tmp_path}" in output
 
 
 def test_config_json_is_the_resolved_config(small, tmp_path):
@@ -352,7 +352,7 @@ def test_config_json_is_the_resolved_config(small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("written, read", [((2, 2, 2), 1), pytest.param((4, 1, 1), 8, marks=pytest.mark.slow)])
-def test_a_run_is_read_on_other_devices_than_it_was_written_on(small, tmp_path, monkeypatch, written, read):
+def test_a_run_loads_on_another_number_of_devices(small, tmp_path, monkeypatch, written, read):
     data, fsdp, tensor = written
     config = small(mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
     state = loop.train(config, tmp_path)
@@ -381,23 +381,23 @@ def test_without_residuals_a_deep_model_does_not_train(small, tmp_path):
     for residual in (True, False):
         loop.train(small(model__residual=residual, **deep), tmp_path / str(residual), conclude=False)
     losses = {residual: rows(tmp_path / residual)[-1]["validation/loss"] for residual in ("True", "False")}
-    # A model that knows only the frequencies of bytes scores their entropy, 2.66 nats; with context it goes below 1.7.
+    # The entropy of single bytes is 2.66 nats; only a model that uses context gets below 1.7.
     assert losses["True"] < 1.7 and losses["False"] > 2.5
 
 
 @pytest.mark.slow
 def test_random_positions_are_resumed_exactly(small, tmp_path, monkeypatch):
     (tmp_path / "text").mkdir()
-    for number in range(120):  # rows alike: positions drawn from the text, as for scoring, would be alike too
+    for number in range(120):  # equal rows: positions seeded by the text, as in scoring, would be equal
         (tmp_path / "text" / f"{number}.txt").write_text("a" * (400 + number))
     fields = HARD | {"data__path": f"{tmp_path}/text/*.txt"}
     config = small(
         train__steps=6, checkpoint__every=2, model__position="learned", model__random_positions=400, **fields
     )
-    whole = loop.train(config, tmp_path / "whole")
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        cut_after(patch, 5)
+    uninterrupted = loop.train(config, tmp_path / "uninterrupted")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        interrupt_after(patch, 5)
         loop.train(config, tmp_path / "cut")
-    assert_same_bits(whole, loop.train(config, tmp_path / "cut"))
-    table = whole.optimizer_state[1][0].mu["positions"]["learned"]["embedding"]
-    assert (np.abs(np.asarray(table)).max(1) > 0).sum() > 350, "each row of each step has its own 32"
+    assert_same_bits(uninterrupted, loop.train(config, tmp_path / "cut"))
+    table = uninterrupted.optimizer_state[1][0].mu["positions"]["learned"]["embedding"]
+    assert (np.abs(np.asarray(table)).max(1) > 0).sum() > 350, "each row of each step has its own 32 positions"

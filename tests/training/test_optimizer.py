@@ -1,4 +1,4 @@
-"""The schedules against their formulas; what decays; the optimizers by hand."""
+"""Schedules equal their formulas, only matrices decay, and optimizers equal NumPy versions."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_schedules_equal_their_formulas(schedule):
     assert max(expected) == PEAK and rates(schedule)[0] > 0
 
 
-def test_the_papers_schedule_peaks_at_seven_ten_thousandths():
+def test_the_papers_schedule_peaks_at_0_0007():
     """Vaswani et al., eq. 3, with d=512 and 4,000 steps of warm-up: d^-0.5 min(t^-0.5, t w^-1.5)."""
     peak = 512**-0.5 * 4000**-0.5
     assert peak == pytest.approx(7.0e-4, rel=2e-3)
@@ -59,7 +59,7 @@ def test_without_warm_up_the_first_step_is_at_the_peak(schedule):
 
 @pytest.mark.parametrize("schedule", FORMULAS)
 @pytest.mark.parametrize("warmup", [STEPS, STEPS + 1, 3 * STEPS])
-def test_a_run_shorter_than_its_warm_up_ends_in_it(schedule, warmup):
+def test_a_short_run_ends_during_warm_up(schedule, warmup):
     expected = [PEAK * t / warmup for t in range(1, STEPS + 1)]
     np.testing.assert_allclose(rates(schedule, warmup_steps=warmup), expected, rtol=2e-5)
 
@@ -99,14 +99,14 @@ class AdamWByHand:
 
 
 class MuonByHand(AdamWByHand):
-    """Jordan et al. 2024, with the bias corrections of NAdam and the scale of Liu et al. 2025; one matrix, float64."""
+    """Muon for one matrix (Jordan et al. 2024), with NAdam's bias corrections and the scale of Liu et al. 2025."""
 
     def step(self, t, gradient):
         beta = self.o.muon.momentum
         self.m = beta * self.m + (1 - beta) * gradient
         x = beta * self.m / (1 - beta ** (t + 1)) + (1 - beta) * gradient / (1 - beta**t)
         x = x / np.linalg.norm(x)
-        for _ in range(self.o.muon.newton_schulz_steps):  # a polynomial of the singular values, on either side alike
+        for _ in range(self.o.muon.newton_schulz_steps):  # applies the polynomial to the singular values
             u, s, vh = np.linalg.svd(x, full_matrices=False)
             x = (u * (3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5)) @ vh
         self.theta = self.theta - self.rate * (0.2 * max(x.shape) ** 0.5 * x + self.decay * self.theta)
@@ -135,17 +135,17 @@ def test_muon_orthogonalises_only_the_hidden_matrices():
     config = configs.load(
         "configs/default.py", {f"optimizer.{name}": value for name, value in fields.items()} | {"train.steps": 9}
     )
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     shapes = {
         "embedding": (5, 4),
         "positions": {"t5": {"bias_table": (4, 2)}, "learned": {"embedding": (4, 4)}},
         "unembedding": (5, 4),
         "blocks": {
             "0": {"mlp": {"up": {"kernel": (3, 6), "bias": (6,)}}, "mlp_norm": {"scale": (3,)}},
-            "attention": {"query": {"kernel": (2, 6, 4), "bias": (2, 4)}},  # of two layers
+            "attention": {"query": {"kernel": (2, 6, 4), "bias": (2, 4)}},  # two stacked layers
         },
     }
-    random = lambda: jax.tree.map(lambda shape: draw.normal(size=shape), shapes, is_leaf=lambda x: isinstance(x, tuple))
+    random = lambda: jax.tree.map(lambda shape: rng.normal(size=shape), shapes, is_leaf=lambda x: isinstance(x, tuple))
     parameters = jax.tree.map(lambda x: jnp.array(x, jnp.float32), random())
     hidden = jax.tree.leaves(is_hidden_matrix(parameters))
     assert hidden == [False, True, False, False, True, False, False, False, False]
@@ -173,15 +173,15 @@ def test_muon_orthogonalises_only_the_hidden_matrices():
 
 
 @pytest.mark.slow
-def test_an_orthogonalised_update_is_as_large_as_adamws():
-    """Liu et al. 2025, 2.2: 0.2 to 0.4 is the root mean square of AdamW's updates, whatever the shape."""
+def test_muon_updates_have_the_scale_of_adamw():
+    """The RMS of AdamW's updates is 0.2 to 0.4 for any shape (Liu et al. 2025, 2.2)."""
     config = configs.load(
         "configs/default.py", {"optimizer.name": "muon", "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
     )
-    optimizer, draw = make_optimizer(config), np.random.default_rng(0)
+    optimizer, rng = make_optimizer(config), np.random.default_rng(0)
     for shape in ((32, 32), (16, 64), (64, 16)):
         matrix = {"blocks": {0: {"attention": {"kernel": jnp.zeros(shape)}}}}
-        gradient = jax.tree.map(lambda _: jnp.array(draw.normal(size=shape), jnp.float32), matrix)  # noqa: B023
+        gradient = jax.tree.map(lambda _: jnp.array(rng.normal(size=shape), jnp.float32), matrix)  # noqa: B023
         updates, _ = optimizer.update(gradient, optimizer.init(matrix), matrix)
         update = np.asarray(updates["blocks"][0]["attention"]["kernel"]) / 1e-3
         assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.2)

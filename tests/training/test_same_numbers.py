@@ -1,4 +1,4 @@
-"""The numbers of a small run, recorded before the package was divided into rooms."""
+"""A small run still has the losses that were recorded before a refactoring."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The compiled step: the same numbers however the batch is cut and wherever it lies."""
+"""The compiled step gives the same numbers with gradient accumulation and on any mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,19 @@ VOCAB = 40
 
 
 def make_batch(config, step=0):
-    draw = np.random.default_rng(step)
+    rng = np.random.default_rng(step)
     shape = (config.train.batch_size, config.context_length)
-    weights = (draw.random(shape) < 0.5).astype(np.float32)
-    weights[:3] = 0  # rows that count nothing must not count as a part of a mean
-    ids = lambda: draw.integers(VOCAB, size=shape, dtype=np.int32)
+    weights = (rng.random(shape) < 0.5).astype(np.float32)
+    weights[:3] = 0  # a row of zero weights must not change the mean
+    ids = lambda: rng.integers(VOCAB, size=shape, dtype=np.int32)
     return {"inputs": ids(), "targets": ids(), "weights": weights}
 
 
 def run(config, steps=3):
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, like = states.abstract(config, VOCAB, mesh)
-    state = states.create(config, VOCAB, like)
-    train_step, history = make_train_step(definition, config, like), []
+    definition, abstract = states.abstract(config, VOCAB, mesh)
+    state = states.create(config, VOCAB, abstract)
+    train_step, history = make_train_step(definition, config, abstract), []
     for step in range(steps):
         state, metrics = train_step(state, sharding.put_batch(make_batch(config, step), mesh))
         history.append({name: float(value) for name, value in metrics.items()})
@@ -43,40 +43,40 @@ def assert_close(a, b, tolerance=2e-5):
 
 @pytest.mark.parametrize("parts", [2, 4])
 def test_accumulation_changes_nothing_but_rounding(small, parts):
-    whole, history, _ = run(small(train__label_smoothing=0.1))
-    cut, cut_history, _ = run(small(train__accumulation_steps=parts, train__label_smoothing=0.1))
-    assert_close(whole.parameters, cut.parameters)
-    assert_close(history, cut_history)
+    single, history, _ = run(small(train__label_smoothing=0.1))
+    accumulated, accumulated_history, _ = run(small(train__accumulation_steps=parts, train__label_smoothing=0.1))
+    assert_close(single.parameters, accumulated.parameters)
+    assert_close(history, accumulated_history)
 
 
 @pytest.mark.slow
-def test_accumulation_over_devices(small):
-    whole, _, _ = run(small())
-    cut, _, _ = run(small(mesh__data=4, train__accumulation_steps=2))
-    assert_close(whole.parameters, cut.parameters)
+def test_accumulation_equals_one_batch_on_four_devices(small):
+    single, _, _ = run(small())
+    accumulated, _, _ = run(small(mesh__data=4, train__accumulation_steps=2))
+    assert_close(single.parameters, accumulated.parameters)
 
 
 @pytest.mark.parametrize("objective", ["next_token", pytest.param("masked", marks=pytest.mark.slow)])
-def test_documents_are_split_by_the_text_before_masking(small, objective):
-    """The loss of a batch with a separator in it is that of its documents alone."""
+def test_documents_are_split_at_unmasked_separators(small, objective):
+    """The loss of a batch with separators equals that of its documents, each run alone."""
     config = small(train__objective=objective, model__causal=objective == "next_token", model__position="alibi")
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, like = states.abstract(config, VOCAB, mesh)
+    definition, abstract = states.abstract(config, VOCAB, mesh)
     batch = make_batch(config)
     text = "inputs" if objective == "next_token" else "targets"
     batch[text][:, [5, 20]] = VOCAB - 1
     batch[text] = np.where(np.isin(np.arange(32), [5, 20]), batch[text], batch[text] % (VOCAB - 1))
-    state = states.create(config, VOCAB, like)
+    state = states.create(config, VOCAB, abstract)
     model, total = jax.jit(nnx.merge(definition, state.parameters)), 0.0
     for cut in (slice(0, 5), slice(5, 20), slice(20, 32)):
         nll = losses.nll(model(jnp.array(batch["inputs"][:, cut])), jnp.array(batch["targets"][:, cut]))
         total += float((nll * batch["weights"][:, cut]).sum())
-    train_step = make_train_step(definition, config, like, separator_id=VOCAB - 1)
+    train_step = make_train_step(definition, config, abstract, separator_id=VOCAB - 1)
     _, metrics = train_step(state, sharding.put_batch(batch, mesh))
     assert float(metrics["loss"]) == pytest.approx(total / batch["weights"].sum(), rel=1e-5)
 
 
-def test_a_second_step_does_not_compile_again(small):
+def test_later_steps_do_not_recompile(small):
     _, _, train_step = run(small(), steps=4)
     assert train_step._cache_size() == 1
 
@@ -84,17 +84,17 @@ def test_a_second_step_does_not_compile_again(small):
 def test_the_old_state_is_donated(small):
     config = small()
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, like = states.abstract(config, VOCAB, mesh)
-    state = states.create(config, VOCAB, like)
-    make_train_step(definition, config, like)(state, sharding.put_batch(make_batch(config), mesh))
+    definition, abstract = states.abstract(config, VOCAB, mesh)
+    state = states.create(config, VOCAB, abstract)
+    make_train_step(definition, config, abstract)(state, sharding.put_batch(make_batch(config), mesh))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.parameters))
 
 
-def test_the_loss_is_unsmoothed_and_the_objective_is_not(small):
+def test_label_smoothing_changes_only_the_objective(small):
     config = small(train__label_smoothing=0.3)
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, like = states.abstract(config, VOCAB, mesh)
-    state, batch = states.create(config, VOCAB, like), make_batch(config)
+    definition, abstract = states.abstract(config, VOCAB, mesh)
+    state, batch = states.create(config, VOCAB, abstract), make_batch(config)
     logits = nnx.merge(definition, state.parameters)(jnp.array(batch["inputs"]))
     means = []
     for per_token in (
@@ -102,28 +102,28 @@ def test_the_loss_is_unsmoothed_and_the_objective_is_not(small):
         optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(batch["targets"], VOCAB), 0.3)),
     ):
         means.append(float((per_token * batch["weights"]).sum() / batch["weights"].sum()))
-    _, metrics = make_train_step(definition, config, like)(state, sharding.put_batch(batch, mesh))
+    _, metrics = make_train_step(definition, config, abstract)(state, sharding.put_batch(batch, mesh))
     assert [float(metrics["loss"]), float(metrics["objective"])] == pytest.approx(means, rel=1e-5)
 
 
-def test_dropout_differs_between_steps_and_repeats_for_one_step(small):
+def test_dropout_depends_on_the_step_only(small):
     config = small(model__dropout=0.5, optimizer__learning_rate=1e-30)
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, like = states.abstract(config, VOCAB, mesh)
-    train_step, seen = make_train_step(definition, config, like), []
+    definition, abstract = states.abstract(config, VOCAB, mesh)
+    train_step, seen = make_train_step(definition, config, abstract), []
     for start in (0, 0, 1):
-        state = states.create(config, VOCAB, like)._replace(step=jnp.int32(start))
+        state = states.create(config, VOCAB, abstract)._replace(step=jnp.int32(start))
         seen.append(float(train_step(state, sharding.put_batch(make_batch(config), mesh))[1]["loss"]))
     assert seen[0] == seen[1] != seen[2]
 
 
-def test_a_new_state_is_drawn_from_the_seed(small):
+def test_the_seed_determines_a_new_state(small):
     states_of = []
     for seed in (0, 0, 1):
         config = small(seed=seed)
         mesh = sharding.make_mesh(*config.mesh.sizes)
-        _, like = states.abstract(config, VOCAB, mesh)
-        states_of.append(states.create(config, VOCAB, like).parameters["embedding"])
+        _, abstract = states.abstract(config, VOCAB, mesh)
+        states_of.append(states.create(config, VOCAB, abstract).parameters["embedding"])
     np.testing.assert_array_equal(states_of[0], states_of[1])
     assert (states_of[0] != states_of[2]).any()
 
@@ -156,9 +156,9 @@ def test_rematerialisation_saves_memory_and_keeps_gradients(small, dtype, tolera
     for remat in ("none", "dots", "block"):
         config = small(model__remat=remat, **fields)
         mesh = sharding.make_mesh(*config.mesh.sizes)
-        definition, like = states.abstract(config, VOCAB, mesh)
-        state, batch = states.create(config, VOCAB, like), sharding.put_batch(make_batch(config), mesh)
-        step = make_train_step(definition, config, like).lower(state, batch).compile()
+        definition, abstract = states.abstract(config, VOCAB, mesh)
+        state, batch = states.create(config, VOCAB, abstract), sharding.put_batch(make_batch(config), mesh)
+        step = make_train_step(definition, config, abstract).lower(state, batch).compile()
         moments.append(jax.tree.leaves(step(state, batch)[0].optimizer_state[1][0].mu))
         memory.append(step.memory_analysis().temp_size_in_bytes)
     for other in moments[1:]:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT save at the step under way; the same command then ends with the bits of a run left alone."""
+"""SIGTERM and SIGINT save the current step; the resumed run ends with the bits of an uninterrupted run."""
 
 import errno
 import multiprocessing
@@ -16,7 +16,7 @@ from tests.training.test_loop import HARD, rows, without_rates
 
 
 def signal_in_step(monkeypatch, number, step_number):
-    """Sends this process a signal while a step is under way."""
+    """Send this process the signal `number` just before training step `step_number` of the run starts."""
     make = assembly.Assembly.compiled_step
 
     def compiled_step(run):
@@ -38,7 +38,7 @@ def signal_in_step(monkeypatch, number, step_number):
 )
 def test_a_signal_saves_the_step_and_sets_the_exit_status(small, tmp_path, monkeypatch, number, status, capfd, caplog):
     config = small(train__steps=9, train__log_every=4, checkpoint__every=4, eval__every=9, **HARD)
-    whole = loop.train(config, tmp_path / "whole", conclude=False)
+    uninterrupted = loop.train(config, tmp_path / "uninterrupted", conclude=False)
     caplog.set_level("INFO", "mini_gpt")
     handler = signal.getsignal(number)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as left:
@@ -48,13 +48,13 @@ def test_a_signal_saves_the_step_and_sets_the_exit_status(small, tmp_path, monke
     assert "stopping: saving after this step; send the signal again to exit at once" in capfd.readouterr().err
     assert "stopped and saved at step 6; the same command resumes the run" in caplog.text
     assert Checkpoints(tmp_path / "run" / "checkpoints", read_only=True).steps() == [4, 6]
-    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 4]  # no row that the other run has not
-    assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), whole)
-    one, other = ([without_rates(row) for row in rows(tmp_path / name)] for name in ("whole", "run"))
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 4]  # step 6 is saved, but not logged
+    assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), uninterrupted)
+    one, other = ([without_rates(row) for row in rows(tmp_path / name)] for name in ("uninterrupted", "run"))
     assert one == other
 
 
-def heed_and_wait(reading, ready):
+def exit_with_the_signal(reading, ready):
     with stopping.listening() as request:
         ready.set()
         reading.wait(30)
@@ -62,10 +62,10 @@ def heed_and_wait(reading, ready):
 
 
 @pytest.mark.slow
-def test_a_second_signal_leaves_at_once():
+def test_a_second_signal_exits_at_once():
     context = multiprocessing.get_context("spawn")
     never, ready = context.Event(), context.Event()
-    process = context.Process(target=heed_and_wait, args=(never, ready))
+    process = context.Process(target=exit_with_the_signal, args=(never, ready))
     process.start()
     assert ready.wait(60)
     os.kill(process.pid, signal.SIGTERM)
@@ -76,7 +76,7 @@ def test_a_second_signal_leaves_at_once():
     assert process.exitcode == 143
 
 
-def hold(workdir, held, release):
+def hold_the_lock(workdir, held, release):
     with workdirs.locked(workdir, new=True):
         held.set()
         release.wait(60)
@@ -85,7 +85,7 @@ def hold(workdir, held, release):
 def test_a_second_run_is_refused_until_the_first_has_ended(small, tmp_path):
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()
-    process = context.Process(target=hold, args=(tmp_path, held, release))
+    process = context.Process(target=hold_the_lock, args=(tmp_path, held, release))
     process.start()
     assert held.wait(60)
     with pytest.raises(UserError, match=r"--workdir: another run trains in \S+; wait for it, or name a new one"):
