@@ -1,5 +1,5 @@
-"""Kills training processes at random moments, starts them again by the same command, and compares what they end with to
-a run that nobody killed: python -m tests.faults.kills --kills=200 --seed=0"""
+"""Kill training processes at random moments, resume them with the same command, and compare the final state with that
+of an uninterrupted run: python -m tests.faults.kills --kills=200 --seed=0"""
 
 import argparse
 import collections
@@ -33,7 +33,7 @@ for noisy in ("absl", "tensorboard"):
     logging.getLogger(noisy).setLevel(logging.ERROR)
 
 REPOSITORY = Path(__file__).parents[2]
-PHASES = {"data": 0.01, "step": 0.02, "save": 0.15, "evaluation": 0.1}  # and how long after its start to kill, at most
+PHASES = {"data": 0.01, "step": 0.02, "save": 0.15, "evaluation": 0.1}  # longest delay of a kill in a phase, in seconds
 FIELDS = {
     "context_length": 32,
     "model.num_layers": 2,
@@ -59,23 +59,23 @@ FIELDS = {
 
 @dataclass
 class Tally:
-    """What was done to a run."""
+    """Counts of the kills and starts of a run."""
 
     kills: int = 0
     starts: int = 0
-    phases: collections.Counter = field(default_factory=collections.Counter)  # in which a process was when killed
-    restored: list[int] = field(default_factory=list)  # steps that starts after a kill went on from; 0 if from none
+    phases: collections.Counter = field(default_factory=collections.Counter)  # that were running at a kill
+    restored: list[int] = field(default_factory=list)  # the restored step of each later start; 0: no checkpoint
 
 
 class Trainer:
-    """Starts training processes of one run under `root`."""
+    """Starts the training processes of one run. All files are under `root`."""
 
     def __init__(self, root: Path, name: str, *, cache: str | None = None, processes: int = 1):
         self.root = root
-        self.processes = processes  # of each start; process 0 sends the marks
+        self.processes = processes  # per start; process 0 writes the marks
         self.workdir = root / name
         self.cache = root / (cache or f"{name}-cache")
-        self.before: list[str] = []  # a command, and its arguments, that is to start the other
+        self.before: list[str] = []  # a command that runs the training command, such as setpriv
         texts = root / "texts"
         if not texts.exists():
             texts.mkdir(parents=True)
@@ -87,7 +87,7 @@ class Trainer:
         self.command = ["--config=configs/default.py", f"--workdir={self.workdir}", *flags]
 
     def start(self, *more: str) -> tuple[subprocess.Popen, int]:
-        """Gives a process, and the pipe that its marks come from."""
+        """Return a started process, and the pipe from which its marks are read."""
         reading, writing = os.pipe()
         environment = os.environ | {
             "MARKS": str(writing),
@@ -103,7 +103,7 @@ class Trainer:
             call = ["sh", "-c", f"{' '.join(others)} exec {shlex.join([*call, '0'])}"]
         process = subprocess.Popen(
             call,
-            start_new_session=True,  # so that they are killed together
+            start_new_session=True,  # one process group: all are killed together
             cwd=REPOSITORY,
             env=environment,
             pass_fds=[writing],
@@ -116,7 +116,7 @@ class Trainer:
 
 
 class Marks:
-    """Reads what a process says of its phases, as it says it."""
+    """Reads the marks of a process (see marked.py): the phases that it enters and leaves, and the restored step."""
 
     def __init__(self, pipe: int):
         self.pipe = pipe
@@ -126,7 +126,7 @@ class Marks:
         self.restored: int | None = None
 
     def read(self, seconds: float | None) -> bool:
-        """Takes in what has come, waiting so long for it at most; False where the process has gone."""
+        """Read new marks; wait at most `seconds` (None: no limit). Return False if the process has ended."""
         ready, _, _ = select.select([self.pipe], [], [], seconds)
         if not ready:
             return True
@@ -145,34 +145,34 @@ class Marks:
 
 
 def run_to_the_end(trainer: Trainer, status: int = 0) -> str:
-    """Gives what the process said; it must end with that status."""
+    """Return the output of a process. Raise AssertionError if it ends with another exit status."""
     process, pipe = trainer.start()
     os.set_blocking(pipe, True)
     marks = Marks(pipe)
     while marks.read(None):
         pass
-    said = process.communicate()[0]
+    output = process.communicate()[0]
     os.close(pipe)
     if process.returncode != status:
-        raise AssertionError(f"exit status {process.returncode}\n{said}")
-    return said
+        raise AssertionError(f"exit status {process.returncode}\n{output}")
+    return output
 
 
-def kill_at_random(trainer: Trainer, draw: random.Random, tally: Tally, phase: str) -> bool:
-    """Starts the run and kills it some time into a phase; False where it came to its end before."""
+def kill_at_random(trainer: Trainer, rng: random.Random, tally: Tally, phase: str) -> bool:
+    """Start the run and kill it at a random moment of a phase. Return False if it completed before the kill."""
     process, pipe = trainer.start()
-    marks, nth = Marks(pipe), draw.randint(1, 12 if phase == "step" else 3 if phase == "save" else 1)
+    marks, nth = Marks(pipe), rng.randint(1, 12 if phase == "step" else 3 if phase == "save" else 1)
     alive = True
     while alive and marks.entered[phase] < nth:
         alive = marks.read(None)
     if alive:
-        until = time.monotonic() + draw.uniform(0, PHASES[phase])
+        until = time.monotonic() + rng.uniform(0, PHASES[phase])
         while alive and (left := until - time.monotonic()) > 0:
             alive = marks.read(left)
     ended = process.poll() is not None or not alive
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    said = process.communicate()[0]
+    output = process.communicate()[0]
     while marks.read(0) and select.select([pipe], [], [], 0)[0]:
         pass
     os.close(pipe)
@@ -181,31 +181,31 @@ def kill_at_random(trainer: Trainer, draw: random.Random, tally: Tally, phase: s
         tally.restored.append(marks.restored or 0)
     if ended:
         if process.returncode not in (0, -signal.SIGKILL):
-            raise AssertionError(f"exit status {process.returncode}\n{said}")
+            raise AssertionError(f"exit status {process.returncode}\n{output}")
         return process.returncode != 0
     tally.kills += 1
     tally.phases.update(name for name, times in marks.open.items() if times > 0)
     return True
 
 
-def torture(trainer: Trainer, kills: int, draw: random.Random) -> Tally:
-    """Kills a run so many times, then lets it end; one that ends before is begun anew."""
+def kill_repeatedly(trainer: Trainer, kills: int, rng: random.Random) -> Tally:
+    """Kill a run `kills` times, then let it complete. A run that completes earlier is restarted from step 0."""
     tally = Tally()
     for phase in itertools.cycle(PHASES):
         if tally.kills == kills:
             break
         if phase == "data":
-            shutil.rmtree(trainer.cache, ignore_errors=True)  # what is derived may go at any time
-        if not kill_at_random(trainer, draw, tally, phase):
+            shutil.rmtree(trainer.cache, ignore_errors=True)  # the token cache may be deleted at any time
+        if not kill_at_random(trainer, rng, tally, phase):
             shutil.rmtree(trainer.workdir)
     run_to_the_end(trainer)
     return tally
 
 
-def compare(twin: Path, other: Path) -> None:
-    """Raises AssertionError where two runs differ in state, best checkpoint, rows or curves."""
+def compare(reference: Path, other: Path) -> None:
+    """Raise AssertionError if two runs differ in last or best checkpoint, metrics rows or curves."""
     states = []
-    for workdir in (twin, other):
+    for workdir in (reference, other):
         last, best = Run(workdir), Run(workdir, checkpoint="best")
         kept = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
         sums = {step: kept._body(step)["checksums"] for step in (last.step, best.step)}
@@ -215,8 +215,8 @@ def compare(twin: Path, other: Path) -> None:
     assert states[0][4] == states[1][4]
     for left, right in zip(*(map(np.asarray, leaves(state[2:4])) for state in states), strict=True):
         np.testing.assert_array_equal(left, right)
-    assert rows(twin) == rows(other)
-    assert curves(twin) == curves(other)
+    assert rows(reference) == rows(other)
+    assert curves(reference) == curves(other)
 
 
 def leaves(tree) -> list:
@@ -242,9 +242,9 @@ def curves(workdir: Path) -> dict[str, list]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--kills", type=int, default=200, help="20 or more: fewer need not hit every phase")
+    parser.add_argument("--kills", type=int, default=200, help="use 20 or more: fewer kills may miss a phase")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
-    parser.add_argument("--processes", type=int, default=1, help="of each start, killed together")
+    parser.add_argument("--processes", type=int, default=1, help="processes per start; all are killed together")
     flags = parser.parse_args()
     again = f"--kills={flags.kills} --seed={flags.seed} --processes={flags.processes}"
     print(f"seed {flags.seed}: python -m tests.faults.kills {again}", flush=True)
@@ -253,13 +253,13 @@ def main() -> None:
 
 
 def check(root: Path, kills: int, seed: int, processes: int = 1) -> Tally:
-    """Tortures a run and compares it with one left alone; every phase must be hit, half of the starts restore."""
-    twin, tortured = (Trainer(root, name, processes=processes) for name in ("twin", "tortured"))
-    run_to_the_end(twin)
-    tally = torture(tortured, kills, random.Random(seed))
+    """Kill a run, compare it with an uninterrupted one; all phases must be hit, half of the starts must restore."""
+    reference, killed = (Trainer(root, name, processes=processes) for name in ("reference", "killed"))
+    run_to_the_end(reference)
+    tally = kill_repeatedly(killed, kills, random.Random(seed))
     above = sum(step > 0 for step in tally.restored)
     print(f"seed {seed}: {tally.kills} kills, {dict(tally.phases)}; {above} of {len(tally.restored)} starts restored")
-    compare(twin.workdir, tortured.workdir)
+    compare(reference.workdir, killed.workdir)
     assert set(tally.phases) == set(PHASES), tally.phases
     assert above >= len(tally.restored) / 2, tally.restored
     return tally

@@ -1,4 +1,4 @@
-"""What tests of files from strangers share: a limit of time."""
+"""A time limit for tests of untrusted files."""
 
 import contextlib
 import signal
@@ -6,10 +6,10 @@ import signal
 
 @contextlib.contextmanager
 def seconds(count):
-    """Fails where a block takes longer, as one that waits for a FIFO would."""
+    """Raise TimeoutError if the block takes longer, e.g. because it waits for a FIFO."""
 
     def late(*_):
-        raise TimeoutError(f"still at work after {count} seconds")
+        raise TimeoutError(f"not finished after {count} seconds")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(count)

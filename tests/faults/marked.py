@@ -1,5 +1,5 @@
-"""Runs train.py and writes a line whenever it enters or leaves a phase in which it may be killed: data, step, save,
-evaluation; and one that tells which step it goes on from. MARKS is the number of an open pipe."""
+"""Run train.py and write marks to a pipe (its file descriptor is in the environment variable MARKS): "enter PHASE" and
+"leave PHASE" for the phases data, step, save and evaluation, and "from STEP" for the restored step."""
 
 import functools
 import os
@@ -41,8 +41,8 @@ def marking(phase: str, owner, name: str, *, enters: bool = True, leaves: bool =
 def tell_restored() -> None:
     restore_last = checkpoint.Checkpoints.restore_last
 
-    def telling(self, like):
-        found = restore_last(self, like)
+    def telling(self, abstract_state):
+        found = restore_last(self, abstract_state)
         mark(f"from {found[0] if found else 0}")
         return found
 
@@ -79,7 +79,7 @@ def keep_all_programs() -> None:
 
 if __name__ == "__main__":
     marking("data", token_store, "_build")
-    marking("save", loop.Checkpoints, "save", leaves=False)  # the rest is written in the background
+    marking("save", loop.Checkpoints, "save", leaves=False)  # Orbax writes the rest in the background
     marking("save", CheckpointManager, "_finalize", enters=False)
     marking("evaluation", evaluators.TextEvaluator, "scalars")
     tell_restored()

@@ -1,4 +1,4 @@
-"""Full and read-only disks and missing permissions, on a small file system of their own."""
+"""A full disk, a read-only disk or a missing permission ends a run in one error line; the run can resume later."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from tests.faults.kills import Marks, Trainer
 
 @pytest.fixture
 def disk(tmp_path):
-    """Mounts 48 MB of memory as a disk; gives its path."""
+    """Mount a tmpfs of 48 MB; yield its path."""
     path = tmp_path / "disk"
     path.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(path)], capture_output=True)
@@ -25,7 +25,7 @@ def disk(tmp_path):
 
 
 def fill(path, leave):
-    """Fills the disk up to so many bytes."""
+    """Fill the disk until only `leave` bytes are free."""
     with (path / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 16))
@@ -34,69 +34,69 @@ def fill(path, leave):
 
 
 def start_and_fill(trainer, disk, phase, times, leave):
-    """Fills the disk once a run has come so often into a phase; gives its exit status and what it said."""
+    """Fill the disk when a run enters a phase for the `times`th time; return its exit status and output."""
     process, pipe = trainer.start()
     marks = Marks(pipe)
     while marks.entered[phase] < times:
         assert marks.read(None), process.communicate()[0]
     fill(disk, leave)
-    said = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=120)[0]
     os.close(pipe)
-    return process.returncode, said
+    return process.returncode, output
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_while_a_run_trains(tmp_path, disk):
-    twin, starved = Trainer(tmp_path, "twin"), Trainer(tmp_path, "disk/starved", cache="starved-cache")
-    kills.run_to_the_end(twin)
+def test_a_run_resumes_after_the_disk_was_full(tmp_path, disk):
+    reference, starved = Trainer(tmp_path, "reference"), Trainer(tmp_path, "disk/starved", cache="starved-cache")
+    kills.run_to_the_end(reference)
     lost = 0
-    for leave in (0, 20_000, 60_000):  # nothing fits; rows do, not a checkpoint; part of one does
-        status, said = start_and_fill(starved, disk, "save", 3, leave)  # the first is whole when the third begins
-        assert status == 1 and "Traceback" not in said, said
-        last = said.strip().splitlines()[-1]
+    for leave in (0, 20_000, 60_000):  # room for: nothing; rows of metrics; part of a checkpoint
+        status, output = start_and_fill(starved, disk, "save", 3, leave)  # the first save is complete by then
+        assert status == 1 and "Traceback" not in output, output
+        last = output.strip().splitlines()[-1]
         assert last.startswith(f"error: {starved.workdir}") and "can't be written (No space left on device)" in last
         (disk / "filler").unlink()
         step = Run(starved.workdir).step
-        assert step > lost, said
+        assert step > lost, output
         lost = step
     kills.run_to_the_end(starved)
-    kills.compare(twin.workdir, starved.workdir)
+    kills.compare(reference.workdir, starved.workdir)
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_before_a_run_or_its_data(tmp_path, disk):
+def test_a_full_token_cache_ends_in_one_line(tmp_path, disk):
     trainer = Trainer(tmp_path, "run", cache="disk/cache")
     fill(disk, 4096)
-    said = kills.run_to_the_end(trainer, status=1)
-    last = said.strip().splitlines()[-1]
-    assert last.startswith(f"error: {disk}/cache") and "No space left on device" in last and "Traceback" not in said
+    output = kills.run_to_the_end(trainer, status=1)
+    last = output.strip().splitlines()[-1]
+    assert last.startswith(f"error: {disk}/cache") and "No space left on device" in last and "Traceback" not in output
     assert not list(disk.rglob("*.draft"))
     (disk / "filler").unlink()
     kills.run_to_the_end(trainer)
 
 
 @pytest.mark.slow
-def test_a_read_only_disk(tmp_path, disk):
+def test_a_read_only_disk_ends_in_one_line(tmp_path, disk):
     trainer = Trainer(tmp_path, "disk/run", cache="cache")
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    said = kills.run_to_the_end(trainer, status=1)
-    assert said.strip().splitlines()[-1].startswith(f"error: {disk}/run")
-    assert "Read-only file system" in said and "Traceback" not in said
+    output = kills.run_to_the_end(trainer, status=1)
+    assert output.strip().splitlines()[-1].startswith(f"error: {disk}/run")
+    assert "Read-only file system" in output and "Traceback" not in output
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
     kills.run_to_the_end(trainer)
 
 
 @pytest.mark.slow
-def test_a_missing_permission(tmp_path):
+def test_a_missing_permission_ends_in_one_line(tmp_path):
     trainer = Trainer(tmp_path, "run", cache="cache")
-    if os.getuid() == 0:  # who may write everywhere, but for this
+    if os.getuid() == 0:  # root may write everywhere unless setpriv removes that right
         if shutil.which("setpriv") is None:
-            pytest.skip("root may write everywhere, and there is no setpriv to take that away")
+            pytest.skip("root may write everywhere, and setpriv is not installed")
         trainer.before = ["setpriv", "--bounding-set=-dac_override"]
     trainer.workdir.mkdir(mode=0o555)
-    said = kills.run_to_the_end(trainer, status=1)
+    text = kills.run_to_the_end(trainer, status=1)
     assert (
-        said.strip().splitlines()[-1] == f"error: {trainer.workdir}/lock: Permission denied" and "Traceback" not in said
+        text.strip().splitlines()[-1] == f"error: {trainer.workdir}/lock: Permission denied" and "Traceback" not in text
     )
     trainer.workdir.chmod(0o755)
     kills.run_to_the_end(trainer)

@@ -1,4 +1,4 @@
-"""Whatever stands in a config, a corpus, a tokenizer or a run from elsewhere: one clear line, nothing else."""
+"""Invalid configs, corpora, tokenizers and runs end in one-line errors, and nothing is written."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ ODD = st.one_of(
 
 
 class Accepted(Exception):
-    """A config that is none of the invalid ones."""
+    """The config is valid: training would start."""
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_invalid_configs_end_in_one_line_that_names_the_field(tmp_path, monkeypa
 
 
 def mutated(content: bytes):
-    """Gives bytes near to some that are right: parts changed, taken out, doubled; or any at all."""
+    """Return a strategy for bytes: `content` with parts inserted, deleted or repeated, or arbitrary bytes."""
     place = st.integers(0, len(content))
     return st.one_of(
         st.binary(max_size=300),
@@ -86,7 +86,7 @@ def mutated(content: bytes):
     )
 
 
-def test_fuzzed_configs_of_runs(small, tmp_path):
+def test_fuzzed_configs_load_or_are_refused(small, tmp_path):
     right = configs.to_dict(small())
     content, path = json.dumps(right, indent=2).encode(), tmp_path / "config.json"
 
@@ -115,10 +115,10 @@ def changed(values, name, value):
 
 
 @pytest.mark.parametrize("kind", ["characters", "bpe"])
-def test_fuzzed_tokenizers(small, tmp_path, kind):
+def test_fuzzed_tokenizers_load_or_are_refused(small, tmp_path, kind):
     config = small(data__tokenizer=kind, data__vocab_size=300)
     tokenizer = token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)
-    content = json.dumps(tokenizer.to_dict(), ensure_ascii=False).encode()  # without a seal, as from elsewhere
+    content = json.dumps(tokenizer.to_dict(), ensure_ascii=False).encode()  # has no checksum
 
     @settings(FUZZ, max_examples=400)
     @given(mutated(content))
@@ -129,7 +129,7 @@ def test_fuzzed_tokenizers(small, tmp_path, kind):
         except UserError as error:
             assert str(tmp_path / tokenizers.FILE) in str(error) and "\n" not in str(error)
             return
-        with contextlib.suppress(UserError):  # a character that it has not
+        with contextlib.suppress(UserError):  # a character that the tokenizer lacks
             tokens = read.encode("the cat größer\n")
             assert ((tokens >= 0) & (tokens < tokenizers.vocab_size(read))).all()
             assert isinstance(read.decode(tokens), str)
@@ -137,7 +137,7 @@ def test_fuzzed_tokenizers(small, tmp_path, kind):
     check()
 
 
-def test_fuzzed_corpora(small, tmp_path):
+def test_fuzzed_corpora_load_or_are_refused(small, tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
     config = small(data__path=f"{folder}/*", data__cache_dir=str(tmp_path / "cache"))
@@ -191,7 +191,7 @@ def test_a_run_with_links_out_of_its_directory_is_refused(small, trained, tmp_pa
     assert (outside / "precious").read_text() == "precious"
 
 
-def test_links_inside_a_run_and_a_run_that_is_a_link_are_fine(trained, tmp_path):
+def test_links_inside_a_run_and_to_a_run_are_allowed(trained, tmp_path):
     (trained / "last").symlink_to(trained / "checkpoints" / "4")
     (tmp_path / "link").symlink_to(trained)
     suites.evaluate(Run(tmp_path / "link"), "perplexity", SuiteOptions())
@@ -207,7 +207,7 @@ def test_a_corpus_with_a_link_out_of_its_folder_is_refused(small, tmp_path):
     assert corpora.open_corpus(small(data__path=f"{tmp_path}/texts/a.txt").data).num_documents == 1
 
 
-def test_a_checkpoint_of_few_bytes_can_not_ask_for_all_memory(trained, monkeypatch):
+def test_a_config_too_large_for_its_checkpoint_is_refused(trained, monkeypatch):
     config = json.loads((trained / "config.json").read_text())
     del config["sha256"]
     config["model"] |= {"d_model": 2**15, "d_ff": 2**17}
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_few_bytes_can_not_ask_for_all_memory(trained, monkeypat
         Run(trained)
 
 
-def test_the_cache_that_a_run_names_is_used_only_if_typed(trained, tmp_path, monkeypatch):
+def test_a_cache_that_only_a_run_names_is_not_written(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
     assert Run(trained).config.data.cache_dir == str(tmp_path / "cache")
     config = json.loads((trained / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Real training processes, killed at random and told to stop, against a twin that was left alone."""
+"""Real training processes end like an uninterrupted run after random kills and after signals."""
 
 import random
 import signal
@@ -16,17 +16,17 @@ def test_twenty_kills_change_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_to_a_real_process(tmp_path):
-    twin, told = Trainer(tmp_path, "twin"), Trainer(tmp_path, "told")
-    kills.run_to_the_end(twin)
+def test_a_process_saves_and_resumes_after_a_signal(tmp_path):
+    reference, signalled = Trainer(tmp_path, "reference"), Trainer(tmp_path, "signalled")
+    kills.run_to_the_end(reference)
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-        process, pipe = told.start()
+        process, pipe = signalled.start()
         marks = Marks(pipe)
         while marks.entered["step"] < 7:
             assert marks.read(None)
         process.send_signal(number)
-        said = process.communicate(timeout=60)[0]
-        assert process.returncode == status, said
-        assert "the same command resumes the run" in said and "Traceback" not in said
-    kills.run_to_the_end(told)
-    kills.compare(twin.workdir, told.workdir)
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == status, output
+        assert "the same command resumes the run" in output and "Traceback" not in output
+    kills.run_to_the_end(signalled)
+    kills.compare(reference.workdir, signalled.workdir)

@@ -1,4 +1,4 @@
-"""A run directory, a corpus or a model from a stranger is data: one test for each way in of docs/threat_model.md."""
+"""Untrusted run directories and corpora can do no harm: the tests for the rows of docs/threat_model.md."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def run(home, config, tmp_path):
 
 
 def change(run, **fields):
-    """Write other data fields into a run's config.json, as its author could."""
+    """Change data fields in the config.json of a run, as an attacker could."""
     path = run / "config.json"
     values = json.loads(path.read_text())
     del values["sha256"]
@@ -79,7 +79,7 @@ def test_a_place_that_only_a_run_names_is_not_read(run, fields, name, monkeypatc
     assert opened == []
 
 
-def test_a_place_that_was_typed_once_is_known_after(run, corpus_files):
+def test_a_place_typed_once_is_remembered(run, corpus_files):
     change(run, path=corpus_files + "*")
     with pytest.raises(UserError, match="type it once"):
         _ = Run(run).corpus
@@ -88,7 +88,7 @@ def test_a_place_that_was_typed_once_is_known_after(run, corpus_files):
     assert configs.load(run / "config.json").data.path == corpus_files + "*"
 
 
-def test_a_run_of_ones_own_needs_nothing_typed(run, config):
+def test_a_run_of_the_same_user_needs_no_override(run, config):
     assert Run(run).corpus.num_documents == 150
     assert Run(run).config.data.cache_dir == configs.load(run / "config.json").data.cache_dir == config.data.cache_dir
 
@@ -102,7 +102,7 @@ def test_another_text_at_a_known_place_is_refused(run, tmp_path, corpus_files):
         _ = Run(run).corpus
 
 
-def test_programs_of_a_cache_that_a_run_names_are_not_run(run, tmp_path, monkeypatch):
+def test_a_cache_that_only_a_run_names_is_not_read(run, tmp_path, monkeypatch):
     theirs = tmp_path / "theirs"
     (theirs / "compiled").mkdir(parents=True)
     (theirs / "tokens").mkdir()
@@ -131,7 +131,7 @@ def test_parameters_are_counted_without_a_corpus(run, monkeypatch, capsys):
 
 @pytest.fixture
 def data_set(tmp_path):
-    """Write a TFDS data set that names files elsewhere; return the directory of data sets, and its own."""
+    """Write a TFDS data set that names files outside of it; return (directory of data sets, its own)."""
     directory = tmp_path / "tfds" / "theirs" / "1.0.0"
     directory.mkdir(parents=True)
     corpora.tfds.features.FeaturesDict({"text": corpora.tfds.features.Text()}).save_config(directory)
@@ -160,7 +160,7 @@ def test_a_features_file_imports_no_module(small, data_set, style, tmp_path, mon
 
 
 @pytest.mark.parametrize("name", ["kaggle:ds", "huggingface:ds", "lm1b/x/data_dir=1", "../lm1b", "", "lm1b\n"])
-def test_data_sets_with_programs_of_others_are_refused(small, name, tmp_path):
+def test_tfds_namespaces_and_arguments_are_refused(small, name, tmp_path):
     with pytest.raises(UserError, match=r"^data\.corpus: found 'tfds:.*must be tfds:NAME"):
         open_theirs(small, tmp_path, f"tfds:{name}")
 
@@ -224,14 +224,14 @@ def test_only_regular_files_are_opened(tmp_path):
                 files.open_to_append(tmp_path / name)
 
 
-def test_a_config_of_any_size_is_not_read_into_memory(run):
+def test_a_huge_config_is_refused_unread(run):
     with (run / "config.json").open("r+b") as file:
         file.truncate(2**40)
     with pytest.raises(UserError, match=r"config\.json: found 1,099,511,627,776 bytes; must be at most"):
         Run(run)
 
 
-def test_links_that_lead_in_a_circle_are_refused(run):
+def test_links_that_form_a_cycle_are_refused(run):
     (run / "eval").mkdir(exist_ok=True)
     (run / "eval" / "again").symlink_to(run)
     with pytest.raises(UserError, match=r"eval/again: found a link to "):
@@ -239,7 +239,7 @@ def test_links_that_lead_in_a_circle_are_refused(run):
 
 
 @pytest.mark.parametrize("record", [{"workdir": 5, "checkpoint_step": 4}, {"workdir": "a"}, [], {"workdir": {}}])
-def test_records_of_an_origin_with_other_values_are_named(run, config, record):
+def test_invalid_records_of_initial_weights_are_refused(run, config, record):
     (run / "init_from.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"init_from\.json: not a record of initial weights"):
         workdirs.described_origin(run)
@@ -251,7 +251,7 @@ def test_records_of_an_origin_with_other_values_are_named(run, config, record):
 @pytest.mark.parametrize(
     "fields", [{"validation_loss": "x"}, {"data_offset": -1}, {"bad_steps": 1e9}, {"data_offset": 2**40}]
 )
-def test_records_of_a_checkpoint_with_other_values_are_damage(run, fields):
+def test_invalid_records_of_a_checkpoint_are_damage(run, fields):
     path = run / "checkpoints" / "4" / "format" / "metadata"
     body = files.read_with_checksum(path) | fields
     path.write_text(json.dumps(body))
@@ -261,21 +261,21 @@ def test_records_of_a_checkpoint_with_other_values_are_damage(run, fields):
         assert checkpoints.resolve("best") == 4
 
 
-def test_checksums_that_are_no_table_are_damage(run):
+def test_checksums_of_a_wrong_type_are_damage(run):
     path = run / "checkpoints" / "4" / "format" / "metadata"
     path.write_text(json.dumps(files.read_with_checksum(path) | {"checksums": 5}))
     with pytest.raises(UserError, match="has another checksum than when it was written"):
         Run(run)
 
 
-def test_rows_of_metrics_with_other_values_are_left_out(tmp_path):
+def test_invalid_rows_of_metrics_are_left_out(tmp_path):
     rows = ['{"step": 1, "train/loss": 2.5}', "[1]", '{"step": 1%s}' % ("0" * 400), '{"step": "1"}', "\x00" * 5000]
     rows += ['{"step": 2, "train/loss": "2", "train/x": [], "train/y": NaN}', "[" * 10**5]
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
     assert monitor.read(tmp_path / "metrics.jsonl") == [{"step": 1, "train/loss": 2.5}, {"step": 2}]
 
 
-def test_a_token_store_with_other_fields_is_built_again(config, run, tmp_path):
+def test_a_token_store_with_invalid_fields_is_rebuilt(config, run, tmp_path):
     data = configs.override(config, {"data.cache_dir": str(tmp_path / "cache")}).data
     tokenizer = tokenizers.load(run / "tokenizer")
     corpus = corpora.open_corpus(data)
@@ -288,7 +288,7 @@ def test_a_token_store_with_other_fields_is_built_again(config, run, tmp_path):
         assert (again["dtype"], again["splits"]) == (right["dtype"], right["splits"])
 
 
-# What is shown
+# Output
 
 
 def test_control_characters_in_errors_are_escaped(capsys):
@@ -301,7 +301,7 @@ def test_control_characters_in_errors_are_escaped(capsys):
 
 
 @pytest.mark.parametrize("on_screen", [True, False])
-def test_text_of_a_model_can_not_command_a_terminal(run, monkeypatch, capsys, on_screen):
+def test_control_characters_are_escaped_on_a_terminal(run, monkeypatch, capsys, on_screen):
     monkeypatch.setattr("sys.stdout.isatty", lambda: on_screen, raising=False)
     prompt = "\x1b[2J"
     assert type_in(monkeypatch, "sample.py", f"--workdir={run}", f"--prompt={prompt}", "--length=1") is None
@@ -313,17 +313,17 @@ def test_text_of_a_model_can_not_command_a_terminal(run, monkeypatch, capsys, on
 
 @pytest.fixture
 def poisoned(run, config):
-    """Write a checkpoint with a NaN and right checksums; return its run."""
-    like = Run(run)
-    bad = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(np.nan), like.parameters)
-    _, abstract = states.abstract(config, states.vocab_size(config, like.tokenizer), like.mesh)
+    """Save a checkpoint with NaNs and valid checksums; return its run directory."""
+    source = Run(run)
+    bad = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(np.nan), source.parameters)
+    _, abstract = states.abstract(config, states.vocab_size(config, source.tokenizer), source.mesh)
     state = states.first(config, bad, abstract)
     with contextlib.closing(Checkpoints(run / "checkpoints", keep=2)) as checkpoints:
         checkpoints.save(5, state, Record())
     return run
 
 
-def test_weights_that_are_not_finite_are_not_loaded_in_silence(poisoned, config, tmp_path, caplog):
+def test_non_finite_weights_are_logged_or_refused(poisoned, config, tmp_path, caplog):
     Run(poisoned)
     assert "step 5: found non-finite values (NaN or infinity) in " in caplog.text
     with pytest.raises(UserError, match=r"--init_from: .*, step 5: found non-finite values \(NaN or infinity\) in "):

@@ -1,4 +1,4 @@
-"""A directory of Transformers from a stranger is data: regular files inside of it, finite numbers, names escaped."""
+"""An untrusted Transformers model must have regular files and finite weights; its names are escaped in errors."""
 
 import os
 
@@ -16,7 +16,7 @@ from tests.hugging_face.models import written
 
 @pytest.fixture
 def model(tmp_path):
-    """Write the files of a GPT-2 as Transformers does; return their directory."""
+    """Write a GPT-2 model as Transformers does; return its directory."""
     written("learned", tmp_path / "model")
     return tmp_path / "model"
 
@@ -76,7 +76,7 @@ def test_names_of_tensors_are_escaped(model):
     assert r"a\x1b[2J" in str(raised.value) and "\x1b" not in str(raised.value)
 
 
-def test_weights_of_a_model_that_are_not_finite_are_refused(model):
+def test_importing_non_finite_weights_is_refused(model):
     tensors = load_file(model / "model.safetensors")
     tensors["transformer.wte.weight"][0, 0] = np.inf
     save_file(tensors, model / "model.safetensors")
@@ -84,5 +84,5 @@ def test_weights_of_a_model_that_are_not_finite_are_refused(model):
         weights(model)
 
 
-def test_the_card_of_a_model_shows_texts_of_a_run_as_one_line():
+def test_a_model_card_has_no_markup_of_a_run():
     assert model_card._in_a_cell("tiny |\n# <b>x</b> `rm` [a](b)\x1b") == "tiny ? ? ?b?x?/b? ?rm? ?a??b??x1b"

@@ -1,4 +1,4 @@
-"""A tokenizer from a stranger neither uses all memory, nor waits for ever, nor aborts the program."""
+"""An untrusted tokenizer cannot use up the memory, run forever or abort the program."""
 
 import json
 
@@ -84,22 +84,22 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_runs_tokenizer_that_asks_for_too_much_is_refused(bomb, tmp_path):
+def test_a_runs_tokenizer_over_a_limit_is_refused(bomb, tmp_path):
     changes, message = BOMBS[bomb]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": described(**changes)}))
     with seconds(10), pytest.raises(UserError, match=rf"tokenizer\.json: {message}"):
         tokenizers.load(tmp_path)
 
 
-def test_a_panic_of_the_library_is_one_line(tmp_path):
-    changes = {"pre_tokenizer": split_by("a*a*a*a*a*a*a*a*a*$")}  # no nested group, and too many ways all the same
+def test_a_panic_of_the_library_ends_in_one_line(tmp_path):
+    changes = {"pre_tokenizer": split_by("a*a*a*a*a*a*a*a*a*$")}  # no nested repetition, but too much backtracking
     (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": described(**changes)}))
     with seconds(60), pytest.raises(UserError, match=r"the library failed \(Onig: Regex search error") as raised:
         tokenizers.load(tmp_path).encode("a" * 60 + "b")
     assert "\n" not in str(raised.value)
 
 
-# GPT-2, cl100k, o200k, Qwen 2, DeepSeek, and digits in threes from the right
+# GPT-2, cl100k, o200k, Qwen 2, DeepSeek, and digits in groups of three from the right
 EXPRESSIONS = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)",
@@ -118,13 +118,13 @@ def test_expressions_of_published_tokenizers_are_read(expression, tmp_path):
 
 
 @pytest.mark.parametrize("characters", ["", "ba", "aa", ["a", "b"], 5])
-def test_characters_in_no_order_are_refused(characters, tmp_path):
+def test_characters_must_be_sorted_and_unique(characters, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "characters", "characters": characters}))
     with pytest.raises(UserError, match=r"not a tokenizer \(ValueError: characters: must be unique"):
         tokenizers.load(tmp_path)
 
 
-def test_a_tokenizer_of_another_kind_than_its_model_is_refused(tmp_path):
+def test_a_bpe_tokenizer_with_invalid_values_is_refused(tmp_path):
     model = library.Tokenizer(library.models.WordLevel({"a": 0}, unk_token="a"))
     for changes in ({"special": {"a": 5}}, {"vocab_size": True}, {"vocab_size": 1e9}):
         values = {"kind": "bpe", "bpe": json.loads(model.to_str()), "separator": 0, "vocab_size": 2} | changes
@@ -134,11 +134,11 @@ def test_a_tokenizer_of_another_kind_than_its_model_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_models_tokenizer_that_asks_for_too_much_is_refused(bomb, tmp_path):
+def test_a_models_tokenizer_over_a_limit_is_refused(bomb, tmp_path):
     changes, message = BOMBS[bomb]
     (tmp_path / "tokenizer.json").write_text(json.dumps(described(**changes)))
     with seconds(10):
-        if bomb in ("padding", "truncation"):  # of use where texts are read in batches: left out
+        if bomb in ("padding", "truncation"):  # these two only matter for batches of texts: ignored
             assert tokenizer_files.read(tmp_path, 400, 5).encode("the cat").size < 10
             return
         with pytest.raises(UserError, match=rf"tokenizer\.json: {message}"):
