@@ -1,4 +1,4 @@
-"""The benchmark measures the training step, and its numbers match their docstrings."""
+"""The benchmark measures the real training step, and its numbers match their definitions."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.training.interruption import assert_same_bits
 
 
 @pytest.mark.slow
-def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
+def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "LOADED_TOKENS", 10_000)
     monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
     config = small(train__steps=9)
@@ -43,10 +43,10 @@ def test_the_measured_steps_are_those_that_train(small, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_flops_are_those_of_palm(tied):
+def test_flops_per_token_follow_palm(tied):
     config = configs.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
     parameters = gpt.abstract(config.model, 50_257)[1]
-    products = 12 * 12 * 768**2 + 50_257 * 768  # matrices of products
+    products = 12 * 12 * 768**2 + 50_257 * 768  # parameters in matrix products
     rest = 12 * 13 * 768 + 2 * 768  # biases and norms: 13 vectors a layer, and the final norm
     attention = 12 * 12 * 768 * 1024  # 12 · layers · width · context
     assert bench.flops_per_token(config, parameters) == 6 * (products + rest) + attention
@@ -74,7 +74,7 @@ def test_the_peak_of_an_unknown_device_is_measured(kind, monkeypatch):
     assert 0 < peak < 1e15 and source == "measured: float32 product of 256 × 256 matrices, the best of 5"
 
 
-def test_a_comparison_takes_turns(small, monkeypatch):
+def test_a_comparison_alternates_between_its_configs(small, monkeypatch):
     turns = []
 
     class Fake:
@@ -106,7 +106,7 @@ def test_spread_is_median_and_quartiles():
     assert np.isclose(bench.spread([1, 2])["median"], 1.5)
 
 
-def test_writing_is_measured_after_compilation(small, monkeypatch):
+def test_generation_is_measured_after_compilation(small, monkeypatch):
     config, written = small(model__position="rope"), []
 
     def stream(*model, length, real=bench.generation.stream, **options):
@@ -124,7 +124,7 @@ def test_writing_is_measured_after_compilation(small, monkeypatch):
 
 
 def test_loader_speed_leaves_out_the_first_batches(monkeypatch):
-    """With a fake clock, each batch takes one second; batches made in advance are left out."""
+    """Fake clock: each batch takes one second. Batches that are prefetched are not counted."""
     made = []
     monkeypatch.setattr(bench.time, "perf_counter", lambda: float(len(made)))
     prepared = (made.append(step) or {"inputs": np.zeros((3, 10))} for step in range(100))

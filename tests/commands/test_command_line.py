@@ -1,4 +1,4 @@
-"""The commands as typed: the files and the text that they write, and errors in one line."""
+"""The commands: the files and text that they write, and their one-line errors."""
 
 import argparse
 import importlib
@@ -47,7 +47,7 @@ def trained(small, tmp_path):
 def test_train_eval_and_sample(monkeypatch, flags, tmp_path, capsys):
     workdir = tmp_path / "run"
     assert type_in(monkeypatch, "train.py", *flags, f"--workdir={workdir}", "--config.train.steps", "4") is None
-    said = re.search(
+    shown = re.search(
         r"Validation loss ([\d.]+) nats a token, ([\d.]+) bits a byte \(([\d,]+) tokens", capsys.readouterr().out
     )
     assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}") is None
@@ -61,7 +61,7 @@ def test_train_eval_and_sample(monkeypatch, flags, tmp_path, capsys):
     assert result["bits_per_byte"] == pytest.approx(
         result["nll"] * result["tokens_scored"] / math.log(2) / result["bytes_scored"]
     )
-    assert said.groups() == (f"{result['nll']:.4f}", f"{result['bits_per_byte']:.3f}", f"{result['tokens_scored']:,}")
+    assert shown.groups() == (f"{result['nll']:.4f}", f"{result['bits_per_byte']:.3f}", f"{result['tokens_scored']:,}")
     assert str(workdir / "eval" / "perplexity.json") in capsys.readouterr().out
     for _ in range(2):
         assert type_in(monkeypatch, "sample.py", f"--workdir={workdir}", "--prompt=the cat", "--length=20") is None
@@ -69,7 +69,7 @@ def test_train_eval_and_sample(monkeypatch, flags, tmp_path, capsys):
     assert first == second
 
 
-def test_other_splits_and_overrides_have_files_of_their_own(monkeypatch, trained, capsys):
+def test_splits_and_overrides_have_files_of_their_own(monkeypatch, trained, capsys):
     assert type_in(monkeypatch, "eval.py", f"--workdir={trained}") is None
     plain = (trained / "eval" / "perplexity.json").read_text()
     override = "--override=context_length=16"
@@ -196,12 +196,12 @@ def test_a_changed_text_is_refused(monkeypatch, trained, corpus_files, tmp_path)
     )
     del config["sha256"]
     (trained / "config.json").write_text(json.dumps(config))
-    assert "data.path: found" in type_in(monkeypatch, "eval.py", f"--workdir={trained}"), "nobody has typed it"
+    assert "data.path: found" in type_in(monkeypatch, "eval.py", f"--workdir={trained}"), "not given as a flag"
     assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", f"--override=data.path={tmp_path}/other/*") is None
     assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
 
 
-def test_a_process_ends_with_one_line_and_status_1():
+def test_an_error_is_one_line_with_exit_status_1():
     command = [sys.executable, "train.py", "--config=configs/tiny.py", "--config.model.d_model=130"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
@@ -245,7 +245,7 @@ def test_sample_refuses_invalid_text_and_writes_to_any_terminal(trained):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_the_parameter_report_is_a_command():
+def test_count_parameters_prints_the_total():
     command = [sys.executable, "-m", "mini_gpt.commands.count_parameters", "--config=configs/tiny.py"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert re.search(r"total +826,240", done.stdout)

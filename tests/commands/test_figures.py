@@ -1,4 +1,4 @@
-"""Figures of encodings and of runs are written by name."""
+"""The commands write the figures that exist for an encoding or a run."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_runs_with_other_layers_and_tokenizers_are_compared(small, tmp_path):
     axes = figures.maps([tmp_path / "one", tmp_path / "two"]).axes
     assert [a.get_visible() for a in axes] == [True, True, True, False]
     labels = ["".join(label.get_text() for label in axes[line].get_xticklabels()) for line in (0, 2)]
-    as_bytes = "".join("�" * len(c.encode()) if c in "öß" else c for c in labels[1])  # a token is a byte in the first
+    as_bytes = "".join("�" * len(c.encode()) if c in "öß" else c for c in labels[1])  # "one" has byte tokens
     assert labels[0] == as_bytes and len(labels[0]) == 32
     assert np.asarray(axes[0].get_images()[0].get_array()).shape == (32, 32)
 

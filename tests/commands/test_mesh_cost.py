@@ -1,4 +1,4 @@
-"""The cost of a mesh, compared with arrays that JAX shards, with a compiled program, and with sums by hand."""
+"""The cost of a mesh equals that of arrays that JAX shards, of a compiled program, and of sums by hand."""
 
 import dataclasses
 import math
@@ -34,8 +34,8 @@ def on(small, mesh):
 @pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), MeshConfig(1, 8, 1)], ids=str)
 def test_memory_is_that_of_the_shards_of_a_device(small, mesh):
     config = on(small, mesh)
-    _, like = states.abstract(config, 320, sharding.make_mesh(*config.mesh.sizes))
-    state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), like)
+    _, abstract = states.abstract(config, 320, sharding.make_mesh(*config.mesh.sizes))
+    state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), abstract)
     device = jax.devices()[5]
 
     def held(tree):
@@ -52,14 +52,14 @@ def test_costs_equal_sums_by_hand():
     fields = {"context_length": 8, "model.num_layers": 1, "model.d_model": 4, "model.num_heads": 2, "model.d_ff": 8}
     fields |= {"model.use_bias": False, "model.norm": "rmsnorm", "data.tokenizer": "bpe", "data.vocab_size": 300}
     config = configs.load("configs/default.py", fields)
-    like = mesh_cost.abstract_state(config)
+    abstract = mesh_cost.abstract_state(config)
     # Four kernels of 4 × 4, two of 4 × 8, an embedding of 300 × 4; three scales of 4; two int32 of the optimizer.
     kernels, embedding, scales = 4 * (4 * 16 + 2 * 32), 4 * 1200, 4 * 12
-    alone = mesh_cost.cost(config, like, MeshConfig(1, 1, 1))
+    alone = mesh_cost.cost(config, abstract, MeshConfig(1, 1, 1))
     assert alone["parameters"] == alone["gradients"] == kernels + embedding + scales
     assert alone["AdamW"] == pytest.approx(2 * alone["parameters"], abs=8)
     assert alone["sent: gradients"] == alone["sent: parameters"] == alone["sent: activations"] == 0
-    # A token, in halves of float32: six of the width at the norms; q, k, v, attended; four hidden; the final norm.
+    # Per token, in units of 2 bytes: 6 widths at norms; q, k, v, attention output; 4 hidden widths; 3 at the last norm.
     assert alone["activations"] == 8 * 2 * (6 * 4 + 4 * 4 + 4 * 8 + 3 * 4)
     assert alone["maps"] == 2 * 8 * 8 * (4 + 4 + 2)
     after = configs.override(config, {"model.norm_placement": "post"})
@@ -67,17 +67,17 @@ def test_costs_equal_sums_by_hand():
         mesh_cost.cost(after, mesh_cost.abstract_state(after), MeshConfig(1, 1, 1))["activations"]
         == alone["activations"] - 8 * 2 * 3 * 4
     )
-    four = mesh_cost.cost(config, like, MeshConfig(4, 1, 1))
+    four = mesh_cost.cost(config, abstract, MeshConfig(4, 1, 1))
     assert four["parameters"] == alone["parameters"] and four["sent: gradients"] == 2 * 3 / 4 * alone["parameters"]
-    four = mesh_cost.cost(config, like, MeshConfig(1, 4, 1))
+    four = mesh_cost.cost(config, abstract, MeshConfig(1, 4, 1))
     assert four["parameters"] == (kernels + embedding) // 4 + scales
     assert four["sent: parameters"] == 3 * 3 / 4 * (kernels + embedding)
     assert four["sent: gradients"] == 2 * 3 / 4 * scales
-    two = mesh_cost.cost(config, like, MeshConfig(1, 1, 2))
+    two = mesh_cost.cost(config, abstract, MeshConfig(1, 1, 2))
     assert two["parameters"] == kernels // 2 + embedding + scales
     assert two["sent: gradients"] == two["sent: parameters"] == 0
     assert two["sent: activations"] == 4 * (2 * 1 / 2) * (8 * 4 * 2) and two["maps"] == alone["maps"] / 2
-    mixed = mesh_cost.cost(config, like, MeshConfig(3, 2, 2))
+    mixed = mesh_cost.cost(config, abstract, MeshConfig(3, 2, 2))
     assert mixed["parameters"] == kernels // 4 + embedding // 2 + scales
     assert mixed["sent: gradients"] == pytest.approx(2 * 2 / 3 * (kernels / 4 + embedding / 2) + 2 * 5 / 6 * scales)
 
@@ -91,15 +91,15 @@ def test_only_meshes_that_divide_the_model_are_listed(small):
 
 
 def test_the_compiled_step_sends_about_the_calculated_bytes(small):
-    """Without `sharding.gather`, XLA also shards activations by their width, and sends several times as much."""
+    """Without `sharding.gather`, XLA also shards activations by their width and sends several times as many bytes."""
     mesh = MeshConfig(1, 8, 1)
     config = dataclasses.replace(on(small, mesh), context_length=128)
     place = sharding.make_mesh(*config.mesh.sizes)
-    definition, like = states.abstract(config, 320, place)
+    definition, abstract = states.abstract(config, 320, place)
     shape, rows = (config.train.batch_size, config.context_length), sharding.batch_sharding(place)
     kinds = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
     batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=rows) for name, kind in kinds.items()}
-    program = make_train_step(definition, config, like).lower(like, batch).compile().as_text()
+    program = make_train_step(definition, config, abstract).lower(abstract, batch).compile().as_text()
     sent = {"all-gather": 7 / 8, "all-reduce": 2 * 7 / 8, "reduce-scatter": 7, "all-to-all": 7 / 8, "permute": 1}
     total = 0.0
     for found, kind in re.findall(
@@ -108,7 +108,7 @@ def test_the_compiled_step_sends_about_the_calculated_bytes(small):
         sizes = re.findall(r"(\w+)\[([\d,]*)\]", found)
         total += sent[kind] * sum(ITEM[name] * math.prod(map(int, filter(None, s.split(",")))) for name, s in sizes)
     cost = mesh_cost.cost(config, mesh_cost.abstract_state(config), mesh)
-    # Parameters are gathered once, not twice; on CPUs a reduce-scatter is an all-reduce, of twice the bytes.
+    # XLA gathers parameters once, not twice. On CPUs, an all-reduce with twice the bytes replaces a reduce-scatter.
     assert 0.9 < total / (cost["sent: parameters"] + cost["sent: gradients"]) < 1.4
 
 
@@ -116,10 +116,10 @@ def test_the_tables_of_the_presets_are_up_to_date():
     assert {path.stem for path in (REPOSITORY / "docs" / "sharding").glob("*.md")} == set(presets.SHAPES)
     for name in presets.SHAPES:
         written = (REPOSITORY / "docs" / "sharding" / f"{name}.md").read_text()
-        config = configs.load(f"configs/presets.py:{name}", {"model.num_layers": 2})  # all layers are one row
+        config = configs.load(f"configs/presets.py:{name}", {"model.num_layers": 2})  # one row for all layers
         assert mesh_cost.parameter_table(mesh_cost.abstract_state(config)) in written, f"{name}: make sharding-tables"
-    whole = mesh_cost.report("configs/presets.py:gpt2_small")
-    assert (REPOSITORY / "docs" / "sharding" / "gpt2_small.md").read_text() == whole + "\n", "make sharding-tables"
+    report = mesh_cost.report("configs/presets.py:gpt2_small")
+    assert (REPOSITORY / "docs" / "sharding" / "gpt2_small.md").read_text() == report + "\n", "make sharding-tables"
 
 
 def test_the_tables_of_the_guide_are_up_to_date():
@@ -135,7 +135,7 @@ def test_the_tables_of_the_guide_are_up_to_date():
     [
         # 50,257 + 2,048 rows of 2,048; 24 layers of 12 D² + 13 D (biases and norms); a last norm.
         ("gpt3_xl", (50_257 + 2_048) * 2_048 + 24 * (12 * 2_048**2 + 13 * 2_048) + 2 * 2_048),
-        ("llama2_7b", 6_738_415_616),  # of the released weights
+        ("llama2_7b", 6_738_415_616),  # the count of the released weights
     ],
 )
 def test_parameter_counts_of_the_larger_presets(name, count):

@@ -1,4 +1,4 @@
-"""sample.py as typed: streamed text, JSON, and errors in one line."""
+"""sample.py: streamed text, JSON, and one-line errors."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from tests.commands.test_command_line import type_in
 
 @pytest.fixture(scope="module")
 def workdirs(tmp_path_factory, corpus_files):
-    """Return directories of briefly trained runs, by their position."""
+    """Return a function to the directory of a briefly trained run with a given `model.position`."""
     made = {}
 
     def make(small, position):
@@ -35,7 +35,7 @@ def sample(monkeypatch, small, workdirs):
     return typed
 
 
-def test_the_text_is_what_generation_draws(sample, small, workdirs, capsys):
+def test_the_text_equals_that_of_generate(sample, small, workdirs, capsys):
     assert sample("--prompt=the cat", "--length=20", "--temperature=0.7", "--top_k=9", "--seed=3") is None
     run = Run(workdirs(small, "rope"))
     sampling = Sampling(temperature=0.7, top_k=9)
@@ -57,15 +57,15 @@ def test_json_has_an_object_for_each_text(sample, capsys):
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines, "the seed reproduces"
 
 
-def test_prompts_from_a_file_and_lines_and_several_texts(sample, capsys, tmp_path, monkeypatch):
+def test_prompts_come_from_a_flag_a_file_or_stdin(sample, capsys, tmp_path, monkeypatch):
     (tmp_path / "prompt.txt").write_text("größe")
     assert sample(f"--prompt_file={tmp_path}/prompt.txt", "--length=3") is None
     assert capsys.readouterr().out.startswith("größe")
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
     assert sample("--interactive", "--length=3") is None
-    said = capsys.readouterr()
-    assert said.out.startswith("one") and "\ntwo" in said.out
-    assert said.err == "error: prompt: found no token; give at least one\n", "and the dialogue goes on"
+    captured = capsys.readouterr()
+    assert captured.out.startswith("one") and "\ntwo" in captured.out
+    assert captured.err == "error: prompt: found no token; give at least one\n", "and the next prompt is read"
     assert sample("--prompt=a", "--length=3", "--samples=3") is None
     assert re.findall(r"^--- (\d) of 3\na", capsys.readouterr().out, re.MULTILINE) == ["1", "2", "3"]
 
@@ -82,9 +82,9 @@ def test_invalid_text_and_ctrl_c_do_not_end_a_dialogue(sample, capsys, monkeypat
 
     monkeypatch.setattr(generation, "stream", stopped_once)
     assert sample("--interactive", "--length=3") is None
-    said = capsys.readouterr()
-    assert "surrogates not allowed" in said.err and "Traceback" not in said.err
-    assert "one" not in said.out and said.out.startswith("two") and len(asked) == 2
+    captured = capsys.readouterr()
+    assert "surrogates not allowed" in captured.err and "Traceback" not in captured.err
+    assert "one" not in captured.out and captured.out.startswith("two") and len(asked) == 2
 
 
 def test_the_default_length_fills_the_trained_context(sample, capsys, caplog, tmp_path):

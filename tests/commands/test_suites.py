@@ -1,4 +1,4 @@
-"""The suites as eval.py runs them: the files that they write, and the numbers in them."""
+"""The suites of eval.py: the files that they write, and the numbers in them."""
 
 import csv
 import json
@@ -79,9 +79,9 @@ def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained,
     by_position = curves["extrapolation/by_position/blocks_of_32"]
     np.testing.assert_allclose([by_position[i + 1] for i in range(32)], result["by_position"]["32"], rtol=1e-6)
     assert events.Tags()["images"] == ["extrapolation"]
-    said = capsys.readouterr().out
-    assert len(re.findall(r"^ *\d+ +(?:blocks|sliding) ", said, re.M)) == 8
-    assert said.count("undefined: model.max_positions: the learned table has 32 positions") == 1
+    output = capsys.readouterr().out
+    assert len(re.findall(r"^ *\d+ +(?:blocks|sliding) ", output, re.M)) == 8
+    assert output.count("undefined: model.max_positions: the learned table has 32 positions") == 1
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_progress_is_logged_without_a_terminal(trained, monkeypatch, caplog):
     result = json.loads((workdir / "eval" / "extrapolation.json").read_text())
     assert sample == result["rows"][1]["tokens_scored"]
     done = [int(n.replace(",", "")) for n in re.findall(rf"([\d,]+) of {cost:,} tokens done", caplog.text)]
-    assert len(done) > 5 and done == sorted(done) and done[-1] == cost, "never more than all, filling aside"
+    assert len(done) > 5 and done == sorted(done) and done[-1] == cost, "tokens of padding rows are not counted"
 
 
 def test_batch_tokens_do_not_depend_on_the_context_length(trained):

@@ -1,4 +1,4 @@
-"""Sweeps: which runs they train, skip and survive, and their tables recomputed from the results."""
+"""Sweeps train only missing runs, continue after failures, and write correct tables."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY, SMALL
 
 
 def type_in(monkeypatch, *arguments):
-    monkeypatch.setattr(sweep.jax, "clear_caches", lambda: None)  # the models are small, and alike
+    monkeypatch.setattr(sweep.jax, "clear_caches", lambda: None)  # small equal models share their compiled programs
     return test_commands.type_in(monkeypatch, "mini_gpt.sweep", *arguments)
 
 
@@ -37,7 +37,7 @@ def flags(corpus_files, tmp_path):
 
 @pytest.fixture
 def trainings(monkeypatch, caplog):
-    """Return the list of the trained runs, in order."""
+    """Return a list that collects the names of the trained runs, in order."""
     caplog.set_level("INFO", "mini_gpt")
     train, names = loop.train, []
 
@@ -57,8 +57,8 @@ def test_a_sweep_trains_only_missing_runs_and_survives_failures(
     monkeypatch, flags, trainings, tmp_path, capsys, caplog
 ):
     vary = "--vary=model.position=learned,rope,roap"
-    said = type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION)
-    assert said == "error: 2 of 6 combinations failed; the same command tries them again"
+    error = type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION)
+    assert error == "error: 2 of 6 combinations failed; the same command tries them again"
     assert caplog.text.count("model.position=roap,seed=3: model.position: found 'roap'") == 1
     expected = [f"model.position={name},seed={seed}" for seed in (3, 4) for name in ("learned", "rope")]
     assert trainings == expected
@@ -93,7 +93,7 @@ def test_a_sweep_trains_only_missing_runs_and_survives_failures(
     assert re.search(rf"\*\*nll\*\*, blocks\n\n.*\n.*\n\| learned .* undefined \|\n\| rope \| 2 \| {shown} \|", text)
     assert (folder / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
 
-    # The same again trains nothing, one more seed trains that one, and other lengths only score again.
+    # The same command trains nothing; one more seed trains only that seed; other lengths are only evaluated.
     vary = "--vary=model.position=learned,rope"
     trainings.clear()
     assert type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION) is None

@@ -1,4 +1,4 @@
-"""Models with random parameters, and the architectures that they become."""
+"""Models with random parameters, and the model_type of the config.json to which each is exported."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import exporting
 from mini_gpt.model import gpt, parameters
 
-# By the architecture that each becomes; norms and biases of a new model would be ones and zeros.
+# Name: (model_type of the exported config.json, model fields).
 EXPRESSIBLE = {
     "learned": ("gpt2", {"position": "learned"}),
     "learned, relu, untied": ("gpt2", {"position": "learned", "activation": "relu", "tie_embeddings": False}),
@@ -47,22 +47,22 @@ VOCAB = 29
 
 
 def make(name, vocab_size=VOCAB, **overrides):
-    """Return a config and random parameters. A new model has ones in its norms and zeros in its biases."""
+    """Return a config and random parameters. Norms and biases are random too, so that errors in them show."""
     small = {"context_length": 16, "model.num_layers": 2, "model.d_model": 32, "model.dtype": "float32"}
     fields = {f"model.{field}": value for field, value in EXPRESSIBLE[name][1].items()}
     config = configs.load("configs/default.py", small | fields | overrides)
-    draw = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
 
     def drawn(path, leaf):
         around = 1.0 if "scale" in parameters.path_name(path) else 0.0
-        return draw.normal(around, 0.3, leaf.shape).astype(np.float32)
+        return rng.normal(around, 0.3, leaf.shape).astype(np.float32)
 
     shapes = gpt.abstract(config.model, vocab_size)[1]
     return config, jax.tree_util.tree_map_with_path(drawn, shapes)
 
 
 def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
-    """Write such a model; return its config and parameters."""
+    """Export a model with random parameters to `directory`; return its config and parameters."""
     config, drawn = make(name, vocab_size)
     directory.mkdir(parents=True)
     exporting.write_model(config, vocab_size, drawn, directory, ids={"bos_token_id": end, "eos_token_id": end})

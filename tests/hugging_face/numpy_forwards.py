@@ -1,22 +1,22 @@
 """Float64 NumPy forward passes of four Hugging Face causal LM architectures, to be used as test oracles.
 
-`logits` takes a parsed config.json and the tensors of model.safetensors, and serves the model types gpt2, llama,
-gpt_neox and mpt. It is written from the architectures' definitions, in no part from the code under test, and is
-float64 throughout (Transformers takes some angles, norms and softmaxes in float32 whatever the model's dtype).
-What a config asks for and this file does not know raises ValueError, so that the oracle is not silently wrong.
+`logits` takes a parsed config.json and the tensors of model.safetensors. It supports the model types gpt2, llama,
+gpt_neox and mpt. It is written from the architectures' definitions and shares no code with the code under test. All
+arithmetic is in float64. (Transformers computes some angles, norms and softmaxes in float32 for every dtype.)
+Settings that it does not support raise ValueError, so that the oracle is never silently wrong.
 
 Shape suffixes: B batch, L and M query and key position, D model, H heads, G key/value heads, K head width,
-F hidden width of the MLP, R half the rotated width, V vocabulary; X stands for any width.
+F hidden width of the MLP, R half the rotated width, V vocabulary, X any width.
 """
 
 import math
 
 import numpy as np
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])  # NumPy has none
+_erf = np.vectorize(math.erf, otypes=[np.float64])  # NumPy has no erf
 _ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: 0.5 * x * (1 + np.tanh(0.5 * x)),  # x * sigmoid(x), by tanh because exp(-x) may overflow
+    "silu": lambda x: 0.5 * x * (1 + np.tanh(0.5 * x)),  # x * sigmoid(x), written with tanh: exp(-x) may overflow
     "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
     "gelu_new": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }
@@ -24,13 +24,13 @@ _ACTIVATIONS["gelu_pytorch_tanh"] = _ACTIVATIONS["gelu_new"]
 
 
 def logits(config: dict, tensors: dict[str, np.ndarray], tokens_BL: np.ndarray) -> np.ndarray:
-    """logits_BLV, in float64, of the causal LM that `config` and `tensors` describe."""
+    """Return logits_BLV, in float64. Raise ValueError if a setting is not supported."""
     forwards = {"gpt2": _gpt2, "llama": _llama, "gpt_neox": _gpt_neox, "mpt": _mpt}
     _require(config.get("model_type") in forwards, f"model_type {config.get('model_type')!r}")
     _require(config.get("quantization_config") is None, "quantization_config")
-    # NumPy would take negative ids from the end.
+    # NumPy would read a negative id as an index from the end.
     _require(np.min(tokens_BL) >= 0 and np.max(tokens_BL) < config["vocab_size"], "a token outside the vocabulary")
-    # Some GPT-2 files were saved from the model without its head, so without this prefix. (MPT's has it too.)
+    # GPT-2 and MPT files have this prefix, except those that were saved without the LM head.
     tensors = {name.removeprefix("transformer."): np.asarray(x, np.float64) for name, x in tensors.items()}
     return forwards[config["model_type"]](config, tensors, np.asarray(tokens_BL))
 
@@ -60,7 +60,7 @@ def _layer_norm(t, name, x_BLD, eps, bias=True):
 
 
 def _head(t, x_BLD, tied, embedding, head):
-    # Transformers does not tie, whatever the config says, if the file's head differs from the embedding.
+    # If the file's head differs from the embedding, Transformers does not tie them, even if the config does.
     _require(not tied or np.array_equal(t.get(head, t[embedding]), t[embedding]), "a tied head that differs")
     return x_BLD @ t[embedding if tied else head].T
 
@@ -81,7 +81,7 @@ def _attention(q_BHLK, k_BGMK, v_BGMK, scale, bias_HLM=0.0):
 
 
 def _rope_angles(config, L, K, theta, fraction):
-    # Transformers 5 writes rope_parameters; 4.x rope_scaling (null for none) beside flat keys, given as defaults here.
+    # Transformers 5: rope_parameters. 4.x: rope_scaling (or null), and flat keys (here `theta` and `fraction`).
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     _require(kind in ("default", "linear"), f"rope type {kind!r}")
@@ -93,7 +93,7 @@ def _rope_angles(config, L, K, theta, fraction):
 
 def _rotate(x_BHLK, angles_LR):
     cos_LR, sin_LR, R = np.cos(angles_LR), np.sin(angles_LR), angles_LR.shape[1]
-    # The pairs are (i, i + R), not (2i, 2i + 1); columns from 2R on pass unrotated.
+    # Pairs are (i, i + R), not (2i, 2i + 1). Columns from 2R on are not rotated.
     a_BHLR, b_BHLR, rest_BHLX = x_BHLK[..., :R], x_BHLK[..., R : 2 * R], x_BHLK[..., 2 * R :]
     return np.concatenate([a_BHLR * cos_LR - b_BHLR * sin_LR, b_BHLR * cos_LR + a_BHLR * sin_LR, rest_BHLX], axis=-1)
 
@@ -156,10 +156,10 @@ def _gpt_neox(config, t, tokens_BL):
         layer = f"gpt_neox.layers.{i}."
         y_BLD = _layer_norm(t, layer + "input_layernorm", x_BLD, eps)
         qkv_BHLX = _heads(_linear(t, layer + "attention.query_key_value", y_BLD, bias), H)
-        q_BHLK, k_BHLK, v_BHLK = np.split(qkv_BHLX, 3, axis=-1)  # each head's q, k and v lie together
+        q_BHLK, k_BHLK, v_BHLK = np.split(qkv_BHLX, 3, axis=-1)  # q, k and v are adjacent for each head
         a_BLD = _attention(_rotate(q_BHLK, angles_LR), _rotate(k_BHLK, angles_LR), v_BHLK, K**-0.5)
         a_BLD = x_BLD + _linear(t, layer + "attention.dense", a_BLD, bias)
-        # With the parallel residual the MLP reads what the attention read, else what the attention left.
+        # The MLP reads the input of the attention (parallel residual), or else its output.
         f_BLD = x_BLD if config.get("use_parallel_residual", True) else a_BLD
         f_BLD = _layer_norm(t, layer + "post_attention_layernorm", f_BLD, eps)
         x_BLD = a_BLD + _linear(t, layer + "mlp.dense_4h_to_h", act(_linear(t, layer + "mlp.dense_h_to_4h", f_BLD)))
@@ -181,12 +181,12 @@ def _mpt(config, t, tokens_BL):
         "qk_ln": False,
         "prefix_lm": False,
         "attn_uses_sequence_id": False,
-    }  # no learned_pos_emb: ALiBi replaces it, whatever that key says
+    }  # learned_pos_emb is ignored: ALiBi replaces it
     for key, value in known.items():
         _require({**config, **attn}.get(key, value) == value, f"{key} other than {value}")
     H, L, eps = config["n_heads"], tokens_BL.shape[1], config["layer_norm_epsilon"]
     _require(config["max_seq_len"] >= L, "more tokens than max_seq_len")
-    bias_HLM = _alibi(H, L, attn.get("alibi_bias_max", 8))  # as defined; Transformers takes 8 whatever it is told
+    bias_HLM = _alibi(H, L, attn.get("alibi_bias_max", 8))  # by its definition; Transformers always uses 8
     x_BLD = t["wte.weight"][tokens_BL]
     for i in range(config["n_layers"]):
         y_BLD = _layer_norm(t, f"blocks.{i}.norm_1", x_BLD, eps, bias=False)

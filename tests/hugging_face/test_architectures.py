@@ -1,4 +1,4 @@
-"""Each config.json gives its config, in old and new versions; unsupported settings are refused."""
+"""A config.json of Transformers 4 or 5 gives the right config; unsupported settings are refused."""
 
 import json
 
@@ -8,7 +8,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import architectures, settings
 from mini_gpt.runtime.errors import UserError
 
-# As save_pretrained of Transformers 5 writes them, without fields that do not describe the model.
+# As written by save_pretrained of Transformers 5, without the fields that do not describe the model.
 NEW = {
     "gpt2": {
         "activation_function": "gelu_new",
@@ -75,7 +75,7 @@ def read(directory, model_type, **changes):
     return configs.load("configs/default.py", fields)
 
 
-def test_each_architecture_is_read(tmp_path):
+def test_each_architecture_gives_its_config(tmp_path):
     gpt2, llama, neox, mpt = (read(tmp_path, name) for name in NEW)
     assert all(each.context_length == 16 and each.model.num_layers == 3 for each in (gpt2, llama, neox, mpt))
     assert [each.model.position for each in (gpt2, llama, neox, mpt)] == ["learned", "rope", "rope", "alibi"]
@@ -109,7 +109,7 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
     for scaling in ({"type": "linear", "factor": 1.0}, {"rope_type": "default"}):
         assert read(tmp_path, "llama", rope_parameters=..., rope_theta=5000, rope_scaling=scaling) == plain
     both = read(tmp_path, "llama", rope_scaling={"rope_type": "linear", "factor": 4.0}, rope_theta=700)
-    assert (both.model.rope.factor, both.model.rope.base) == (4.0, 700), "as Transformers 5, which takes rope_scaling"
+    assert (both.model.rope.factor, both.model.rope.base) == (4.0, 700), "rope_scaling wins, as in Transformers 5"
     assert read(tmp_path, "llama", hidden_act="swish") == read(tmp_path, "llama")
     assert read(tmp_path, "gpt_neox", hidden_act="gelu_fast").model.activation == "gelu"
 
@@ -210,7 +210,7 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ),
     ],
 )
-def test_models_that_no_architecture_expresses_are_refused(fields, message):
+def test_models_without_an_architecture_are_refused(fields, message):
     fields = {f"model.{name}": value for name, value in fields.items()}
     objective = {"train.objective": "masked"} if fields.get("model.causal") is False else {}
     config = configs.load("configs/default.py", fields | objective)

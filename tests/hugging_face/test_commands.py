@@ -1,4 +1,4 @@
-"""python -m mini_gpt.hugging_face as a person types it."""
+"""Export and import on the command line: python -m mini_gpt.hugging_face."""
 
 import json
 
@@ -28,7 +28,7 @@ def directories(tmp_path_factory):
 
 @pytest.fixture
 def run(directories, small):
-    """Return the directory of a run that has trained a little."""
+    """Return the directory of a briefly trained run."""
     if not (directories / "run").exists():
         loop.train(small(model__position="learned", data__tokenizer="bpe", data__vocab_size=300), directories / "run")
     return directories / "run"
@@ -36,7 +36,7 @@ def run(directories, small):
 
 @pytest.fixture
 def out(directories, run, monkeypatch):
-    """Return the directory with the exported run."""
+    """Return the directory of the exported run."""
     if not (directories / "out").exists():
         assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
         assert type_in(monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={directories / 'out'}") is None
@@ -45,7 +45,7 @@ def out(directories, run, monkeypatch):
 
 @pytest.fixture
 def imports(out, monkeypatch, corpus_files, tmp_path):
-    """Return a function that imports the exported run, with further flags."""
+    """Return a function that imports the exported run; it takes further flags."""
     plain = {name: value for name, value in SMALL.items() if not name.startswith("model.") or name == "model.dtype"}
     plain |= {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
     flags = [f"--config.{name}={value}" for name, value in plain.items() if name != "context_length"]
@@ -79,7 +79,7 @@ def test_an_exported_run_is_imported_again(run, out, imports, monkeypatch, tmp_p
     assert before.trained.model == after.trained.model
 
 
-def test_an_imported_run_trains_on_in_place_or_as_a_new_run(run, imports, monkeypatch, tmp_path):
+def test_an_imported_run_trains_in_place_or_as_a_new_run(run, imports, monkeypatch, tmp_path):
     assert imports("--config.optimizer.learning_rate=1e-9") is None
     start = leaves(Run(run))
     config = f"--config={tmp_path / 'again' / 'config.json'}"

@@ -18,7 +18,7 @@ BPE = BpeTokenizer.train([TEXT], 300)
 
 
 def foreign(**changes):
-    """Return a tokenizer as Llama's: SentencePiece's BPE, with bytes as a fallback and a space before each text."""
+    """Return a tokenizer like Llama's: SentencePiece BPE with byte fallback and a space before each text."""
     model = library.Tokenizer(library.models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     space = "\N{LOWER ONE EIGHTH BLOCK}"
     normalizers = [library.normalizers.Prepend(space), library.normalizers.Replace(" ", space)]
@@ -48,7 +48,7 @@ def foreign(**changes):
     [(ByteTokenizer(), HARD), (BPE, HARD), (CharacterTokenizer("".join(sorted(set(TEXT)))), TEXT)],
     ids=["bytes", "bpe", "characters"],
 )
-def test_ids_are_the_same_in_the_library_and_read_back(tokenizer, text, tmp_path):
+def test_ids_equal_those_of_the_library_and_are_read_back(tokenizer, text, tmp_path):
     ids = tokenizer_files.write(tokenizer, tmp_path, 32)
     end = ids["eos_token_id"]
     assert ids == {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
@@ -62,7 +62,7 @@ def test_ids_are_the_same_in_the_library_and_read_back(tokenizer, text, tmp_path
     assert theirs.encode("<|endoftext|>").ids == [end]
     again = tokenizer_files.read(tmp_path, tokenizers.vocab_size(tokenizer), end)
     assert type(again) is type(tokenizer)
-    assert again.encode(text).tolist() == tokenizer.encode(text).tolist(), "a name of the separator is text"
+    assert again.encode(text).tolist() == tokenizer.encode(text).tolist(), "the separator's name is plain text"
     np.testing.assert_array_equal(again.token_bytes, tokenizer.token_bytes)
     assert again.decode(again.encode(text)) == text
     tokenizers.save(again, tmp_path / "saved")
@@ -74,31 +74,31 @@ def test_an_imported_separator_is_swapped_with_the_last_id(tmp_path):
     model.save(str(tmp_path / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "unk_token": "<unk>", "other": 3}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
-    rows = model.get_vocab_size() + 5  # as tables are filled up
-    assert tokenizer_files.read(tmp_path, rows, None).separator == 2, "which tokenizer_config.json names"
+    rows = model.get_vocab_size() + 5  # embedding tables are often padded
+    assert tokenizer_files.read(tmp_path, rows, None).separator == 2, "the eos_token of tokenizer_config.json"
     read = tokenizer_files.read(tmp_path, rows, [2, 1])
     assert tokenizers.vocab_size(read) == rows and tokenizers.separator(read) == rows - 1
     model.encode_special_tokens = True
     theirs = model.encode(HARD).ids
-    assert theirs[0] == 1, "the tokenizer puts its own first token there"
+    assert theirs[0] == 1, "the library adds <s> as the first token"
     swapped = [{2: rows - 1, rows - 1: 2}.get(token, token) for token in theirs]
     assert read.encode(HARD).tolist() == swapped
     assert read.order[read.encode(HARD)].tolist() == theirs
-    assert read.decode(read.encode(HARD)) == " " + HARD, "with the space that the tokenizer puts before a text"
-    assert read.decode([2, rows - 1, rows - 2]) == "", "rows without a token, and the separator, write nothing"
+    assert read.decode(read.encode(HARD)) == " " + HARD, "with the space that the tokenizer adds before a text"
+    assert read.decode([2, rows - 1, rows - 2]) == "", "the separator and rows without a token decode to nothing"
     stream = np.concatenate([read.encode("the cat"), [rows - 1], read.encode("größer"), [rows - 1]])
-    assert read.token_bytes[stream].sum() == len("the catgrößer".encode()), "that space is none of the text's bytes"
+    assert read.token_bytes[stream].sum() == len("the catgrößer".encode()), "the added space is not counted as a byte"
     tokenizers.save(read, tmp_path / "saved")
     loaded = tokenizers.load(tmp_path / "saved")
     assert loaded.encode(HARD).tolist() == swapped
     ids = tokenizer_files.write(loaded, tmp_path / "saved", 32)
     assert ids == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
-    said = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
-    assert (said["bos_token"], said["unk_token"], said["eos_token"]) == ("<s>", "<unk>", "</s>")
+    written = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert (written["bos_token"], written["unk_token"], written["eos_token"]) == ("<s>", "<unk>", "</s>")
     assert library.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).encode(HARD).ids[0] == 1
 
 
-def test_spaces_that_are_tokens_of_their_own_are_text(tmp_path):
+def test_added_tokens_of_spaces_are_ordinary_text(tmp_path):
     model = library.Tokenizer.from_str(BPE.model.to_str())
     model.add_special_tokens(["<|endoftext|>"])
     model.add_tokens([library.AddedToken("    ", normalized=True)])
@@ -141,7 +141,7 @@ def test_other_tokenizers_are_refused(content, vocab_size, end, message, tmp_pat
 @pytest.mark.parametrize(
     "changes", [{"vocab_size": 2**40}, {"vocab_size": 10}, {"separator": 10**6}, {"separator": "x"}]
 )
-def test_a_runs_tokenizer_that_was_tampered_with_is_refused(changes, tmp_path):
+def test_a_runs_tokenizer_with_invalid_sizes_is_refused(changes, tmp_path):
     foreign().save(str(tmp_path / "tokenizer.json"))
     read = tokenizer_files.read(tmp_path, 400, 2)
     (tmp_path / "saved").mkdir()

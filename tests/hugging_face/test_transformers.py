@@ -1,4 +1,4 @@
-"""Transformers loads exported models, and its models are imported: `make test-hugging-face`."""
+"""Exported and imported models compute the same as Transformers (`make test-hugging-face`)."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def theirs(model):
 
 
 def loaded(directory, **options):
-    """Load a model; no tensor may be missing, left over or of another shape."""
+    """Load a model. Raise AssertionError if a tensor is missing, unexpected or of another shape."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     model, about = load(directory, output_loading_info=True, **options)
     assert not any(about.values()), about
@@ -103,7 +103,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture(params=["bytes", "bpe", "characters"])
 def run(request, small, shared):
-    """Return a run that has learnt a little, and the directory of its export."""
+    """Return (briefly trained run, directory of its export) for each tokenizer."""
     directory = shared / request.param
     if not directory.exists():
         fields = {"data__tokenizer": request.param, "data__vocab_size": 300, "train__steps": 60}

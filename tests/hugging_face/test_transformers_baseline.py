@@ -1,4 +1,4 @@
-"""The comparison with Transformers generates with the same weights, in turns."""
+"""The comparison with Transformers alternates between the two models."""
 
 import json
 
@@ -11,7 +11,7 @@ from benchmarks import transformers_baseline
 from mini_gpt.commands import bench
 
 
-def test_both_models_generate_in_turns(small, monkeypatch):
+def test_the_two_models_alternate(small, monkeypatch):
     config = small(model__position="learned", model__max_positions=32)
     turns = []
 

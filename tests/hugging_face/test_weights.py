@@ -1,4 +1,4 @@
-"""Exported tensors hold the same model, and so do imported ones."""
+"""Exported weights compute the same logits and are imported unchanged; invalid weight files are refused."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
     expected_BLV = np.stack([oracle.forward(config.model, exact, tokens) for tokens in TOKENS_BL])
     found_BLV = numpy_forwards.logits(described, tensors, TOKENS_BL)
     assert np.abs(expected_BLV).max() > 3
-    # The table that is scaled by sqrt(d_model) is rounded to float32 anew.
+    # Scaling the table by sqrt(d_model) rounds it to float32 again.
     tolerance = 1e-4 if config.model.scale_embeddings else 1e-9
     np.testing.assert_allclose(found_BLV, expected_BLV, rtol=tolerance, atol=tolerance)
 
@@ -52,13 +52,13 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
     original = by_path(drawn)
     if not config.model.scale_embeddings:
         assert all(np.array_equal(arrays[path], leaf) for path, leaf in original.items())
-        assert all(not arrays[path].any() for path in arrays.keys() - original.keys()), "biases that it has not"
+        assert all(not arrays[path].any() for path in arrays.keys() - original.keys()), "added biases are 0"
     differing = {name for name, _ in configs.differences(config, again).items() if name.startswith("model.")}
     assert differing <= {"model.dtype", "model.scan_layers"} | TURNED_INTO.get(name, set())
 
 
 TURNED_INTO = {
-    "learned, no bias, long": {"model.use_bias"},  # of zeros
+    "learned, no bias, long": {"model.use_bias"},  # biases of 0 are added
     "learned, scaled": {"model.scale_embeddings", "model.tie_embeddings"},
     "rope, linear": {"model.rope.original_context"},
     "rope, ntk": {"model.rope.base", "model.rope.scaling", "model.rope.factor", "model.rope.original_context"}
@@ -71,10 +71,10 @@ def rewrite(directory, change):
     save_file(tensors, directory / "model.safetensors")
 
 
-def test_parts_bfloat16_bare_names_and_old_buffers_are_read(tmp_path):
+def test_split_bfloat16_and_older_weight_files_are_read(tmp_path):
     out = tmp_path / "out"
     written("learned", out)
-    _, whole = read(out)
+    _, original = read(out)
     tensors = {name: jnp.asarray(tensor) for name, tensor in load_file(out / "model.safetensors").items()}
     (out / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -86,7 +86,7 @@ def test_parts_bfloat16_bare_names_and_old_buffers_are_read(tmp_path):
     index = {"weight_map": {name: file for file, inside in parts.items() for name in inside}}
     (out / "model.safetensors.index.json").write_text(json.dumps(index))
     _, arrays = read(out)
-    for path, leaf in whole.items():
+    for path, leaf in original.items():
         assert arrays[path].dtype == np.float32
         np.testing.assert_array_equal(arrays[path], np.asarray(jnp.asarray(leaf).astype(jnp.bfloat16), np.float32))
 
@@ -133,8 +133,8 @@ def test_wrong_tensors_are_refused(change, message, tmp_path):
 def test_a_truncated_weight_file_is_refused(kept, tmp_path):
     written("learned", tmp_path / "out")
     file = tmp_path / "out" / "model.safetensors"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    content = file.read_bytes()
+    file.write_bytes(content[: int(kept * len(content)) if isinstance(kept, float) else kept])
     with pytest.raises(UserError, match=r"model.safetensors: not a complete safetensors file \(.*\); download it"):
         read(tmp_path / "out")
 

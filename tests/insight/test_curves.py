@@ -1,4 +1,4 @@
-"""Figures against length are readable."""
+"""Tick labels of plots against length do not overlap."""
 
 from mini_gpt.insight.curves import tick_labels
 

@@ -1,4 +1,4 @@
-"""The checks name the cause in models that were broken on purpose, and find nothing in healthy ones."""
+"""The checks name the cause in models that are broken on purpose, and find nothing in healthy ones."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
 
-LIBRARY = os.path.dirname(os.__file__)  # real text, which every Python has
+LIBRARY = os.path.dirname(os.__file__)  # real text that comes with every Python
 REAL = {
     "data__path": f"{LIBRARY}/[i-t]*.py",
     "data__split_fractions": (0.8, 0.1, 0.1),
@@ -42,7 +42,7 @@ BIDIRECTIONAL = {"model__causal": False, "train__objective": "masked"}
 
 @pytest.fixture
 def initial(small):
-    """Return a function to a model before training, with larger weights for uneven attention, and windows of text."""
+    """Return a function that makes (untrained model, windows, training tokens). Large weights: uneven attention."""
 
     def make(**overrides):
         config = small(model__num_layers=2, **overrides)
@@ -67,9 +67,9 @@ def test_a_causal_model_without_positions_uses_order(initial):
     model, windows_BM, _ = initial(model__position="none")
     (order,), (causality,) = checks.order(model, windows_BM), checks.causality(model, windows_BM)
     assert order.value > 0.2 and causality.value == 0.0
-    # The same by hand: the last token stays, and all others but the first are shuffled.
-    inputs_BL, draw = windows_BM[:, :-1], np.random.default_rng(5)
-    shuffled_BL = np.stack([[row[0], *draw.permutation(row[1:-1]), row[-1]] for row in inputs_BL])
+    # The same by hand: all tokens except the first and the last are shuffled.
+    inputs_BL, rng = windows_BM[:, :-1], np.random.default_rng(5)
+    shuffled_BL = np.stack([[row[0], *rng.permutation(row[1:-1]), row[-1]] for row in inputs_BL])
     others_BL = inputs_BL.copy()
     others_BL[:, 1:-1] = np.roll(inputs_BL, 1, axis=0)[:, 1:-1]
     plain_BV, *moved = (
@@ -106,18 +106,18 @@ def test_unscaled_logits_grow_with_the_root_of_the_width(initial, heads):
 
 def test_isolated_documents_are_shuffled_one_by_one(initial):
     model, windows_BM, _ = initial(model__position="none", data__isolate_documents=True, **BIDIRECTIONAL)
-    windows_BM[:, [5, 27]] = 256  # the middle sees positions 6 to 26, which the separator at 5 opens
+    windows_BM[:, [5, 27]] = 256  # position 16 attends to 6..26 only: a separator starts a document
     (order,) = checks.order(model, windows_BM)
     assert order.found and order.value < 1e-4
     assert checks.movable_positions(windows_BM[0, :-1], 16, 256).tolist() == [*range(6, 16), *range(17, 27)]
     alike_BM = np.full((4, 33), 7)
-    assert checks.order(model, alike_BM) == [], "no other order to compare with"
+    assert checks.order(model, alike_BM) == [], "equal tokens: shuffling changes nothing"
 
 
-def test_documents_are_told_apart_by_the_unmasked_text(initial):
+def test_documents_are_split_at_masked_separators(initial):
     model, windows_BM, _ = initial(model__position="none", data__isolate_documents=True, **BIDIRECTIONAL)
     windows_BM[windows_BM == 256] = 7
-    windows_BM[:, 16] = 256  # the separator is masked in the inputs; no earlier position sees a later one
+    windows_BM[:, 16] = 256  # the separator is masked in the inputs; it still starts a document
     other_BM = windows_BM.copy()
     other_BM[:, 17:32] = windows_BM[:, 17:32][:, ::-1]
     entropies = [probe.layers(model, windows)[0].entropy_B for windows in (windows_BM, other_BM)]
@@ -144,7 +144,7 @@ def test_broken_losses_heads_units_and_values_are_found(initial):
     assert not any(finding.found for finding in checks.stream(model, sound))
 
     broken = jax.tree.map(np.array, model.parameters)
-    broken["blocks"][1]["mlp"]["up"]["bias"][:16] = -1e3  # an eighth of 128 units is always 0
+    broken["blocks"][1]["mlp"]["up"]["bias"][:16] = -1e3  # 16 of 128 units are always 0
     broken["blocks"][0]["attention"]["out"]["kernel"][8:16] = 0  # the second of four heads
     assert [f.found for f in checks.dead(model, sound, train_tokens)] == [False, False]
     model = dataclasses.replace(model, parameters=broken)
@@ -153,7 +153,7 @@ def test_broken_losses_heads_units_and_values_are_found(initial):
     assert heads.value == 0 and "without effect: 0.1." in heads.says
     for factor, found in ((5, False), (1e-4, True)):
         scaled = dataclasses.replace(model, parameters=jax.tree.map(np.copy, broken))
-        scaled.parameters["embedding"] *= factor  # tied: with the small factor, all logits are nearly 0
+        scaled.parameters["embedding"] *= factor  # tied embeddings: the small factor makes all logits nearly 0
         predictions = checks.predictions(scaled, windows_BM, np.log(counts / counts.sum()))[0]
         assert predictions.check == "predictions" and predictions.found is found, predictions
     broken["embedding"][3, 5] = np.nan

@@ -1,4 +1,4 @@
-"""The figures of the docs are drawn from the trainings that they name."""
+"""The figures of the docs show the losses of the runs that their labels name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The page shows what the model computes, parses no text as markup, and its controls work without a network."""
+"""The explorer page shows the model's numbers, parses no text as markup and works without a network."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ def data_of(page: str) -> dict:
 
 
 def page_of(run: Run) -> dict:
-    """Return the data of a page for the start of the validation text."""
+    """Return the data of a page that shows the start of the validation split."""
     tokens = np.asarray(run.store.split("validation").tokens[: explorer.most_tokens(run.config)], np.int32)
     return data_of(explorer.explorer(run.model, run.tokenizer, tokens, title="", subtitle=""))
 
@@ -46,7 +46,7 @@ def evaluated(run: Run, **options) -> dict:
 
 
 def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits and weights [heads, L, S] as the page computes them, one pair at a time."""
+    """Return the logits and weights [heads, L, S] that the page computes, one pair at a time."""
     levels = iter(zlib.decompress(base64.b64decode(packed["logits"])))
     tops = iter(np.frombuffer(base64.b64decode(packed["row_max"]), "<f4").tolist())
     logits = np.full((heads, length, length), -np.inf)
@@ -237,9 +237,9 @@ def test_controls_change_the_page(opened):
     cell = canvas.size["width"] / 32
     ActionChains(browser).move_to_element_with_offset(canvas, int(4.5 * cell - half), int(20.5 * cell - half)).perform()
     until(lambda: find("pointed").text.startswith("query 20"))
-    said = find("pointed").text
+    shown = find("pointed").text
     query, key, logit, weight = re.fullmatch(
-        r"query (\d+) .*\nkey +(\d+) .*\nlogit (\S+) +weight (\S+)", said, re.DOTALL
+        r"query (\d+) .*\nkey +(\d+) .*\nlogit (\S+) +weight (\S+)", shown, re.DOTALL
     ).groups()
     tokens_BL = np.asarray(run.store.split("validation").tokens[:32], np.int32)[None].repeat(8, axis=0)
     maps = attention_maps(run.model, tokens_BL)[1]
@@ -273,7 +273,7 @@ def test_the_position_page_follows_its_sliders(opened):
         "const c = document.querySelector('circle'); return [c.cx, c.cy, c.r].map((v) => v.baseVal.value)"
     )
     tip = lambda pair, place: [float(find(f"turn-{pair}-{place}").get_attribute(end)) for end in ("x2", "y2")]
-    for pair, place in [(0, 3), (0, 7)]:  # heads of eight dimensions: pair 0 turns by a radian a token
+    for pair, place in [(0, 3), (0, 7)]:  # pair 0 rotates by one radian per token
         turned = [circle[0] + circle[2] * np.cos(place), circle[1] - circle[2] * np.sin(place)]
         np.testing.assert_allclose(tip(pair, place), turned, atol=1e-3)
     far = tip(3, 7)
@@ -307,8 +307,8 @@ def test_the_toy_page_computes_the_same_as_the_library(opened):
             np.testing.assert_allclose(toy_shown(browser, "toy-logit"), logits, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
     find("reset").click()
-    find("word-3").click()  # down moves before sat
-    find("word-1").click()  # cat before The
+    find("word-3").click()  # "down" moves before "sat"
+    find("word-1").click()  # "cat" moves before "The"
     _, weights = toy_heads.maps(list(explorer.PRESETS)[-1], order=(1, 0, 3, 2))
     np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
     assert browser.get_log("browser") == []

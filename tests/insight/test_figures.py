@@ -1,4 +1,4 @@
-"""Figures of positional encodings show what the encodings compute."""
+"""Plots of positional encodings show the values that the encodings compute."""
 
 import math
 

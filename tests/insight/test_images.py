@@ -1,4 +1,4 @@
-"""Pixels show the values that they are drawn from."""
+"""The pixels of an image encode the values of its array."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def test_similarity_is_the_cosine_of_positions():
     shown = pixels[::step, ::step]
     levels = [[255, 255, 128, 0], [255, 255, 128, 0], [128, 128, 255, 128], [0, 0, 128, 255]]
     assert (shown == images.DIVERGING_X3[np.array(levels)]).all()
-    assert images.similarity(np.ones((1000, 2))).shape == (250, 250, 3), "of a long table every fourth position"
+    assert images.similarity(np.ones((1000, 2))).shape == (250, 250, 3), "a long table shows every fourth position"
     assert (images.similarity(np.zeros((2, 2))) == images.DIVERGING_X3[128]).all()
 
 

@@ -1,4 +1,4 @@
-"""Masking a head equals setting its output weights to 0; its importance is the slope of the loss."""
+"""Masking a head equals zeroing its output weights; its importance is the slope of the loss over its mask."""
 
 import dataclasses
 import json
@@ -105,7 +105,7 @@ def test_the_suite_measures_a_curve_for_each_order(run, capsys):
     for row in result["rows"]:
         curves.setdefault((row["order"], row["seed"]), []).append(row["nll"])
     assert len(curves) == 1 + pruning.SEEDS and {len(curve) for curve in curves.values()} == {5}
-    assert len({(curve[0], curve[-1]) for curve in curves.values()}) == 1, "none and all are the same in any order"
+    assert len({(curve[0], curve[-1]) for curve in curves.values()}) == 1, "the order of none or all has no effect"
     assert curves["importance", None][0] == loss_of(trained, most_tokens=pruning.SCORED_TOKENS)
     first = result["removal_order"][0]
     pruned = without(trained.model.parameters, *first, 2)
@@ -132,6 +132,6 @@ def test_pruning_a_task_measures_the_loss_of_the_answers(run, monkeypatch):
         for count in (5, 8)
     )
     assert five[0][0] == 5 and (five[0][1]["inputs"][:5] == eight[0][1]["inputs"][:5]).all()
-    filled, others, whole = (pruning.importance(trained.model, rows) for rows in (five, [(5, eight[0][1])], eight))
-    np.testing.assert_allclose(filled, others, rtol=1e-5)
-    assert np.abs(filled - whole).max() > 1e-2 * whole.max()
+    padded, others, full = (pruning.importance(trained.model, rows) for rows in (five, [(5, eight[0][1])], eight))
+    np.testing.assert_allclose(padded, others, rtol=1e-5)
+    assert np.abs(padded - full).max() > 1e-2 * full.max()

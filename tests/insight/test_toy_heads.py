@@ -1,4 +1,4 @@
-"""The toy's numbers are those of the attention that trains."""
+"""The toy heads of the docs compute the attention of the library."""
 
 import math
 

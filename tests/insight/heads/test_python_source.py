@@ -1,4 +1,4 @@
-"""Brackets, names and calls are found as Python's own tokenizer and parser read them."""
+"""Relations in Python source (matching brackets, uses of a name, definitions of a call) are found."""
 
 import pytest
 
@@ -24,7 +24,7 @@ open("x")
 
 
 def found(text, kind, reach=10_000):
-    """Return (line, its text up to the query's last byte, texts of the keys) of each relation."""
+    """Return (line, text of the line up to the query, texts of the keys) for each relation."""
     data = text.encode()
     listed = []
     for relation in relations(text, reach):

@@ -1,4 +1,4 @@
-"""A report finds the heads of a model with weights set by hand, and the relations of Python source in tokens."""
+"""The report labels heads whose weights are set by hand, and finds the relations of Python source in tokens."""
 
 import csv
 import dataclasses
@@ -22,8 +22,8 @@ from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.evaluation.models import random_model
 
-V, L = 9, 16  # eight letters and the separator; a one-hot for each position
-D = V + L + V + 1  # of the stream: the token, its position, the token before; one more, to be divisible by 5
+V, L = 9, 16  # vocabulary: eight letters and the separator; context length
+D = V + L + V + 1  # dimensions: one-hot token, position, previous token; one unused, to be divisible by 5
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,8 @@ def few_tokens(monkeypatch):
 def by_hand(small):
     """Return a model with an induction head.
 
-    Head 3 of layer 0 copies the token before into other dimensions. Head 1 of layer 1 attends to the position whose
-    token before is the query's token.
+    Head 3 of layer 0 copies the previous token into other dimensions. Head 1 of layer 1 attends to the positions after
+    earlier copies of the query's token.
     """
     config = small(
         context_length=L,
@@ -59,7 +59,7 @@ def by_hand(small):
     parameters["positions"]["learned"]["embedding"][:, place] = np.eye(L)
 
     def head(layer, number, query, key, value, out):
-        """Set the matrices of one head, given as (dimensions of the stream, matrix)."""
+        """Set the matrices of one head; each is (dimensions of the residual stream, matrix)."""
         attention = parameters["blocks"][layer]["attention"]
         width = slice(number * D, (number + 1) * D)
         for name, matrix in (("query", query), ("key", key), ("value", value)):
@@ -87,7 +87,7 @@ def test_a_handmade_induction_head_is_found(by_hand):
     assert set(labels.values()) == {"global"}
     found = {(row["layer"], row["head"]): row["kinds"] for row in rows}
     assert found[0, 3]["previous token"]["strength"] == pytest.approx(1, abs=0.01)
-    # Position 0 has no token before it and attends to itself, so it gets a share where its token returns.
+    # In layer 0, position 0 attends to itself. So in layer 1, it gets a share of the weight where its token repeats.
     _, period_B = head_scores.repeated_tokens(np.arange(V - 1), L, head_report.INDUCTION_ROWS, seed=0)
     queries = [(place, period) for period in period_B for place in range(period, L)]
     score = np.mean([1 if place % period else 1 - 1 / (place // period + 1) for place, period in queries])
@@ -123,11 +123,11 @@ def test_relations_of_python_source_are_found_in_tokens(small, tmp_path, kind):
         ]
         assert pairs, name
         for query, key in pairs[:200]:
-            asks, meant = run.tokenizer.decode([query]), run.tokenizer.decode([key])
+            query_text, key_text = run.tokenizer.decode([query]), run.tokenizer.decode([key])
             if name == "matching bracket":
-                assert any(c in asks for c in ")]") and any(c in meant for c in "(["), (asks, meant)
+                assert any(c in query_text for c in ")]") and any(c in key_text for c in "(["), (query_text, key_text)
             elif name == "definition of a call" and kind == "characters":
-                assert asks == "e" and meant in "größe"
+                assert query_text == "e" and key_text in "größe"
 
 
 def test_the_suite_writes_a_figure_a_table_and_all_results(small, tmp_path, capsys):
@@ -141,7 +141,7 @@ def test_the_suite_writes_a_figure_a_table_and_all_results(small, tmp_path, caps
     assert [(int(row["layer"]), int(row["head"])) for row in rows] == [(n, h) for n in range(2) for h in range(4)]
     assert (workdir / "eval" / "heads.png").read_bytes().startswith(b"\x89PNG")
     assert list((workdir / "tensorboard" / "heads").glob("events*"))
-    # The strongest pair is the largest weight in the model's maps.
+    # The strongest pair has the largest attention weight.
     run = Run(workdir)
     tokens = run.store.split("validation").tokens
     starts = head_inputs.window_starts(tokens, 32)
@@ -178,7 +178,7 @@ def test_the_shortest_contexts_have_no_induction_score(small, tmp_path, length):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_measured_is_refused_in_one_line(small, tmp_path):
+def test_short_splits_and_non_finite_models_are_refused(small, tmp_path):
     workdir = tmp_path / "run"
     loop.train(small(train__steps=1, model__position="rope"), workdir, conclude=False)
     for suite in ("heads", "pruning", "diagnose"):
@@ -188,7 +188,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(small, tmp_path):
     run.model.parameters["embedding"] = run.model.parameters["embedding"].at[ord("t")].set(np.nan)
     unread = Run(workdir)
     embedding = unread.model.parameters["embedding"]
-    unread.model.parameters["embedding"] = embedding.at[5].set(np.nan)  # in no text, but in the softmax
+    unread.model.parameters["embedding"] = embedding.at[5].set(np.nan)  # a token that is in no text, but in the softmax
     for suite, broken in (("heads", run), ("pruning", run), ("pruning", unread)):
         with pytest.raises(UserError, match="the model of step 1 gives non-finite numbers; see --suite=diagnose"):
             suites.evaluate(broken, suite, SuiteOptions())

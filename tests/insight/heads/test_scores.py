@@ -1,4 +1,4 @@
-"""Scores are right on synthetic maps at any length, and equal sums over single pairs."""
+"""Scores label synthetic attention maps correctly at any length, and equal sums over single pairs."""
 
 import math
 
@@ -19,7 +19,7 @@ def normalised(weights_LS):
 
 
 def shifted(length, by):
-    """Return maps with all weight on the token `by` positions before, or on the first."""
+    """Return [L, L] weights with all weight on the key `by` positions before the query, or on the first key."""
     weights_LS = np.zeros((length, length))
     weights_LS[np.arange(length), np.maximum(np.arange(length) - by, 0)] = 1
     return weights_LS
@@ -40,7 +40,7 @@ def heads_of(length):
 
 
 def measured(weights_HLS, tokens_L, templates):
-    """Return (strength, queries) by kind for each head, the entropies, the sums and the strongest pairs."""
+    """Return {kind: (strength, queries)} for each head, the entropies [H], and (sums, strongest pairs)."""
     length = len(tokens_L)
     maps = AttentionMaps(weights_HLS[None] * 0, np.float32(weights_HLS[None]), causal(length)[None])
     templates_BTLS = np.stack(list(templates.values()), axis=1)
@@ -65,7 +65,7 @@ def test_synthetic_heads_get_their_label_at_any_length(length):
             assert of[name][0] == pytest.approx(1, abs=0.02), (name, of)
         assert label_of(of, entropy)[0] == name.removesuffix(" too"), (name, of)
     even = strengths[list(heads).index("global")]
-    assert all(abs(strength) < 1e-5 for strength, _ in even.values()), "even attention is chance for every kind"
+    assert all(abs(strength) < 1e-5 for strength, _ in even.values()), "uniform attention is at chance level"
     assert entropy_H[list(heads).index("global")] == pytest.approx(1, abs=1e-5)
     # A threshold on a row's standard deviation would fail: it is below 0.15 for any head with 44 keys or more.
     one_hot = shifted(length, 1)[-1]
@@ -73,8 +73,8 @@ def test_synthetic_heads_get_their_label_at_any_length(length):
 
 
 def test_sums_equal_those_over_single_pairs():
-    draw, length = np.random.default_rng(2), 12
-    weights_HLS = np.stack([normalised(draw.random((length, length)) * causal(length)) for _ in range(3)])
+    rng, length = np.random.default_rng(2), 12
+    weights_HLS = np.stack([normalised(rng.random((length, length)) * causal(length)) for _ in range(3)])
     tokens_L, delimiter_V, rare_V = np.array([2, 1, 3, 2, 0, 4, 0, 3, 1, 2, 2, 0]), np.arange(5) == 1, np.arange(5) >= 3
     opens_L = np.isin(np.arange(length), [0, 5])
     templates = head_scores.templates(tokens_L[None], opens_L[None], delimiter_V, rare_V, causal=True)
@@ -90,12 +90,12 @@ def test_sums_equal_those_over_single_pairs():
     assert list(templates) == list(is_kind)
     _, entropy_H, (sums, strongest) = measured(weights_HLS, tokens_L, templates)
     for place, of_kind in enumerate(is_kind.values()):
-        asked = {i: [j for j in range(i + 1) if of_kind(i, j)] for i in range(length)}
-        asked = {i: keys for i, keys in asked.items() if 0 < len(keys) < i + 1}
-        assert sums.queries_T[place] == len(asked) > 0
-        assert sums.chance_T[place] == pytest.approx(sum(len(keys) / (i + 1) for i, keys in asked.items()))
+        keys_of = {i: [j for j in range(i + 1) if of_kind(i, j)] for i in range(length)}
+        keys_of = {i: keys for i, keys in keys_of.items() if 0 < len(keys) < i + 1}
+        assert sums.queries_T[place] == len(keys_of) > 0
+        assert sums.chance_T[place] == pytest.approx(sum(len(keys) / (i + 1) for i, keys in keys_of.items()))
         for head in range(3):
-            mass = sum(weights_HLS[head, i, j] for i, keys in asked.items() for j in keys)
+            mass = sum(weights_HLS[head, i, j] for i, keys in keys_of.items() for j in keys)
             assert sums.mass_HT[head, place] == pytest.approx(mass, rel=1e-5)
     for head, weights_LS in enumerate(weights_HLS):
         rows = range(1, length)
@@ -103,7 +103,7 @@ def test_sums_equal_those_over_single_pairs():
         assert entropy_H[head] == pytest.approx(np.mean(entropies), rel=1e-5)
         distances = [sum(weights_LS[i, j] * (i - j) for j in range(i + 1)) for i in rows]
         assert sums.distance_H[head] == pytest.approx(sum(distances), rel=1e-5)
-        pairs = {(i, j): weights_LS[i, j] for i in range(11, length) for j in range(i)}  # as many keys as there are
+        pairs = {(i, j): weights_LS[i, j] for i in range(11, length) for j in range(i)}  # queries with all 12 keys
         i, j = max(pairs, key=pairs.get)
         assert strongest.weight_BH[0, head] == pytest.approx(pairs[i, j])
         assert divmod(int(strongest.index_BH[0, head]), length) == (i, j)
@@ -118,9 +118,9 @@ def test_padding_does_not_count():
     templates = head_scores.templates(tokens_BL, opens_BL, none_V, none_V, causal=True)
     stacked = np.stack(list(templates.values()), axis=1)
     counts_BL = np.array([[True] * length, [True] * 5 + [False] * 3])
-    whole, half, both = (head_scores.measure(maps, stacked, counts_BL[rows])[0] for rows in ([0, 0], [1, 1], [0, 1]))
+    full, half, both = (head_scores.measure(maps, stacked, counts_BL[rows])[0] for rows in ([0, 0], [1, 1], [0, 1]))
     for name in ("mass_HT", "chance_T", "queries_T", "entropy_H", "distance_H", "choosing"):
-        alone = np.asarray(getattr(whole, name)) + np.asarray(getattr(half, name))
+        alone = np.asarray(getattr(full, name)) + np.asarray(getattr(half, name))
         np.testing.assert_allclose(np.asarray(getattr(both, name)), alone / 2, rtol=1e-6)
     assert both.choosing == 7 + 4 and half.queries_T[0] == 2 * 4
 
