@@ -30,7 +30,7 @@ FIRST_SHARE = 4.0  # the first positions' share of the loss / their share of all
 RISE = 0.3  # nats: last training loss - lowest training loss
 NOISE = 4.0  # standard errors of a mean of losses; a rise must exceed these too
 
-DEAD_DEVIATION = 1e-3  # a dead unit's standard deviation / median of its layer, at most
+DEAD_DEVIATION = 1e-3  # largest standard deviation of a dead unit / median of its layer
 FIRST = 1 / 16  # share of a window that counts as its first positions
 MIN_EFFECT = 1e-3  # total variation distance; order is checked only if replacing tokens has this effect
 

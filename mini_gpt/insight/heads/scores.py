@@ -13,7 +13,7 @@ import numpy as np
 from mini_gpt.model.attention.reference import AttentionMaps
 
 LOCAL = 4  # tokens: the query and three before it; without a causal mask, also three after it
-MANY = 16  # visible keys of a strongest pair's query, at least
+MANY = 16  # least number of visible keys for the query of a strongest pair
 
 Numbers = float | np.ndarray
 
@@ -101,7 +101,7 @@ def templates(
 
 
 def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens_BL, in each row a random sequence of different tokens, repeated; and period_B, its lengths.
+    """Return tokens_BL, a repeated sequence of different random tokens in each row, and period_B, its lengths.
 
     Periods differ, so that a head with a fixed offset is not mistaken for an induction head.
     """
