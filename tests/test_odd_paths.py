@@ -152,7 +152,7 @@ def test_an_unmerged_checkpoint_is_rejected(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("orbax.checkpoint._src.serialization.ocdbt_utils.merge_ocdbt_per_process_files", skipped)
         checkpoints.save(2, state, Record())
-        message = r"checkpoints: the new checkpoint is not whole \(2 of 2 arrays are missing, such as blocks\.0\.bias\)"
+        message = r"checkpoints: the new checkpoint is incomplete \(2 of 2 arrays missing, such as blocks\.0\.bias\)"
         with pytest.raises(UserError, match=message):
             checkpoints.wait()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()] == ["1"]

@@ -1,1 +1,1 @@
-"""This machine and its processes: errors, files, devices, processes, sharding. Imports no other room."""
+"""Errors, files, devices, processes and sharding. Imports no other package of mini_gpt."""

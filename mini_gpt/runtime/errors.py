@@ -7,32 +7,32 @@ from collections.abc import Callable
 from typing import Any
 
 LONGEST_SHOWN = 200  # characters
-waits_for_others = False  # set in jobs of several processes, which would wait for each other when they exit
+waits_for_others = False  # True in a job of several processes: a normal exit would wait for the other processes
 
 
 class UserError(Exception):
     """An error that the user can fix. The message names the field or file, what was found, and what to do."""
 
 
-def require(condition: bool, field: str, found: Any, right: str) -> None:
-    """Raise UserError, "FIELD: found FOUND; RIGHT", unless the condition holds."""
+def require(condition: bool, field: str, found: Any, remedy: str) -> None:
+    """Raise UserError, "FIELD: found FOUND; REMEDY", unless the condition holds."""
     if not condition:
-        raise UserError(f"{field}: found {shown(found)}; {right}")
+        raise UserError(f"{field}: found {shown(found)}; {remedy}")
 
 
 def shown(found: Any) -> str:
-    """Return a value as messages show it: in one line, cut if it is long."""
+    """Return the repr of a value for a message, cut after LONGEST_SHOWN characters."""
     text = repr(found)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def printable(text: str) -> str:
-    """Escape control characters, except newlines: a terminal would obey them."""
+    """Escape control characters, which a terminal would interpret; keep newlines."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command; errors that the user can fix become one line on stderr and exit status 1."""
+    """Run a command; print an error that the user can fix as one line on stderr, and exit with status 1."""
     try:
         _run(main)
     except BaseException as stop:

@@ -1,4 +1,4 @@
-"""Files: the cache directory, atomic writes, checksums, names, and safe reading of files from elsewhere."""
+"""Files: the cache directory, atomic writes, checksums, file names, and safe reading of untrusted files."""
 
 import contextlib
 import errno
@@ -25,13 +25,13 @@ CANT_WRITE = [
 ]
 DRAFT = ".draft"  # suffix of files that are being written
 CHECKSUM = "sha256"  # the key of a JSON object's own checksum
-LONGEST_NAME = 240  # characters; file systems take 255 bytes, and programs that write files append suffixes
-SHORTENED = 100  # characters of a name that is longer, or not plain
-MOST_BYTES = 2**27  # of a JSON file; the tokenizer of the largest vocabularies has 2**25
+LONGEST_NAME = 240  # characters; file systems allow 255 bytes, and writers append suffixes
+SHORTENED = 100  # characters that are kept of a name that is too long or not plain
+MOST_BYTES = 2**27  # of a JSON file; tokenizers with the largest vocabularies have 2**25
 
 
 def cache_directory(cache_dir: str | None) -> Path:
-    """Return `data.cache_dir`; if it is None, mini_gpt under $XDG_CACHE_HOME or ~/.cache."""
+    """Return `data.cache_dir`, or if it is None, $XDG_CACHE_HOME/mini_gpt or ~/.cache/mini_gpt."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_gpt"
@@ -39,17 +39,17 @@ def cache_directory(cache_dir: str | None) -> Path:
 
 @contextlib.contextmanager
 def directory_written_whole(target: Path) -> Iterator[Path]:
-    """Yield a new directory, which is renamed to `target` if the block succeeds, and deleted if it fails.
+    """Yield a draft directory; rename it to `target` if the block succeeds, and delete it if the block fails.
 
-    If another process has made `target` meanwhile, its result is kept: both were made from the same inputs.
+    If another process has made `target` meanwhile, that one is kept: both were made from the same inputs.
     """
-    # Drafts have the name of this host, since locks may not be visible on other hosts of a shared file system.
-    name = target.name.encode()[:SHORTENED].decode(errors="ignore")  # leaves room for the rest
+    # The prefix contains the host, so that a host deletes only its own drafts: it may not see locks of other hosts.
+    name = target.name.encode()[:SHORTENED].decode(errors="ignore")  # leaves space for the host and the suffix
     prefix = f"{name}.{socket.gethostname().replace('/', '_')[:64]}."
     with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.glob(f"{glob.escape(prefix)}*{DRAFT}"):
-            _delete_unlocked(left)
+        for old_draft in target.parent.glob(f"{glob.escape(prefix)}*{DRAFT}"):
+            _delete_unlocked(old_draft)
         with _locked_draft(target.parent, prefix) as draft:
             yield draft
             draft.chmod(0o755)
@@ -61,7 +61,7 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
 
 
 def _delete_unlocked(draft: Path) -> None:
-    """Delete a draft if no process has locked it: the process that made it was killed."""
+    """Delete a draft that no process has locked: the process that made it was killed."""
     with contextlib.suppress(OSError):
         handle = os.open(draft, os.O_RDONLY)
         try:
@@ -73,7 +73,7 @@ def _delete_unlocked(draft: Path) -> None:
 
 @contextlib.contextmanager
 def _locked_draft(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new directory, locked while this process writes in it, and delete what is left of it."""
+    """Yield a new locked directory; delete it after the block, if it still exists."""
     while True:
         draft = Path(tempfile.mkdtemp(prefix=prefix, suffix=DRAFT, dir=parent))
         with contextlib.suppress(FileNotFoundError):  # another process may delete it before it is locked
@@ -91,9 +91,9 @@ def _locked_draft(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def plain_name(text: str) -> str:
-    """Return `text` as a file name of ASCII letters, digits and ``._=,-`` only; a plain short text is unchanged.
+    """Return `text` as a file name of ASCII letters, digits and ``._=,-`` only; a short text of these is unchanged.
 
-    Any other text is mapped and shortened, with a digest at its end, so that different texts have different names.
+    Other texts are changed and cut, and end with a digest, so that different texts have different names.
     """
     plain = re.sub(r"[^A-Za-z0-9._=,-]+", "_", text)
     if plain == text and len(text) <= LONGEST_NAME:
@@ -103,7 +103,7 @@ def plain_name(text: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step; readers see the old content or the new one."""
+    """Write a file atomically: readers see the old content or the new content."""
     draft = path.with_name(path.name + DRAFT)
     with clear_write_errors(path):
         try:
@@ -119,17 +119,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def with_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with its own checksum added."""
+    """Return a JSON object with its checksum added."""
     return dict(body) | {CHECKSUM: _digest(body)}
 
 
 def write_json(path: Path, body: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one step, with a checksum added."""
+    """Write a JSON file atomically, with a checksum added."""
     write_text(path, json.dumps(with_checksum(body), indent=2) + "\n")
 
 
 def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
-    """Return a file's JSON object without its checksum. Raises ValueError if that is wrong or, with `must`, missing."""
+    """Read a JSON object and remove its checksum. Raises ValueError if that is wrong or, with `must`, missing."""
     try:
         body = read_json(path)
     except RecursionError:
@@ -138,7 +138,7 @@ def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
         raise ValueError(f"found {str(body)[:40]!r}; must be an object of fields")
     found = body.pop(CHECKSUM, None)
     if found != _digest(body) and (found is not None or must):
-        raise ValueError(f"its {CHECKSUM} does not match: it is damaged, or was edited; if edited, delete that line")
+        raise ValueError(f"its {CHECKSUM} does not match: it is damaged, or was edited; if edited, delete the checksum")
     return body
 
 
@@ -147,15 +147,15 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:
-    """Open a regular file to read it. A FIFO would block, and a device would never end.
+    """Open a regular file for reading. Opening a FIFO would block, and reading a device may never end.
 
-    Raises UserError for anything else, and for a file of more than `most` bytes; FileNotFoundError if it is missing.
+    Raises UserError if the file is not regular or has more than `most` bytes, FileNotFoundError if it is missing.
     """
     return os.fdopen(_open_regular(path, os.O_RDONLY, most), "rb")
 
 
 def open_to_append(path: Path) -> TextIO:
-    """Open a regular file to write at its end, or create it. Raises UserError for anything else, and for links."""
+    """Open a regular file for appending, or create it. Raises UserError if the file is a link or not regular."""
     handle = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     return os.fdopen(handle, "a", encoding="utf-8")
 
@@ -185,16 +185,16 @@ def _irregular(path: Path, mode: int) -> UserError:
 def read_json(path: Path) -> Any:
     """Return the content of a regular JSON file.
 
-    Raises UserError as `open_regular`, ValueError for invalid JSON or UTF-8, RecursionError if it is nested too deeply.
+    Raises UserError like `open_regular`, ValueError for invalid JSON or UTF-8, RecursionError for too deep nesting.
     """
     with open_regular(path, most=MOST_BYTES) as file:
         return json.loads(file.read(MOST_BYTES).decode())
 
 
 def check_contents(directory: Path) -> None:
-    """Raise UserError unless a directory has only regular files, directories, and links to paths inside it.
+    """Raise UserError if a directory has anything but regular files, directories, and links to paths inside it.
 
-    Through a link that leads out of it, any file of the user could be read or written.
+    A link to a path outside could make mini_gpt read or write any file of the user.
     """
     root = directory.resolve()
     for parent, directories, names in os.walk(root):
@@ -203,29 +203,29 @@ def check_contents(directory: Path) -> None:
             if stat.S_ISLNK(mode):
                 target = path.resolve()
                 if not target.is_relative_to(root) or path.is_relative_to(target):  # a link to a parent is a loop
-                    raise UserError(f"{path}: found a link to {target}; replace it by a copy of its target")
+                    raise UserError(f"{path}: found a link to {target}; replace it with a copy of its target")
             elif not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 raise _irregular(path, mode)
 
 
 def file_inside(directory: Path, name: str, *, also: Path | None = None) -> Path:
-    """Return the path of a file in a directory. Raises UserError for a link that leads out of it and out of `also`."""
+    """Return the path of a file in a directory. Raises UserError for a link to a path outside it and `also`."""
     path = directory / name
     target = path.resolve()
     if not any(target.is_relative_to(root.resolve()) for root in (directory, also) if root is not None):
-        raise UserError(f"{path}: found a link to {target}; replace it by a copy of its target")
+        raise UserError(f"{path}: found a link to {target}; replace it with a copy of its target")
     return path
 
 
 def unused(path: Path) -> Path:
-    """Return the path, or if it exists, the path with the first free number."""
+    """Return `path`, or if it exists, `path` with the first free number appended."""
     numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(free for free in itertools.chain([path], numbered) if not free.exists())
 
 
 @contextlib.contextmanager
 def clear_write_errors(path: Path) -> Iterator[None]:
-    """Turn the errors that a full or read-only disk or a missing permission causes in any library into a UserError."""
+    """Turn any library's error from a full or read-only disk, or a missing permission, into a UserError."""
     try:
         yield
     except Exception as error:
@@ -238,7 +238,7 @@ def clear_write_errors(path: Path) -> Iterator[None]:
 
 
 def cant_write(error: BaseException | None) -> str | None:
-    """Return why an error, or one that caused it, can't write, such as "Permission denied"; None for other errors."""
+    """Return the reason of a write error, such as "Permission denied", or of its cause; None for other errors."""
     while error is not None:
         for reason in CANT_WRITE:
             if reason.lower() in str(error).lower():

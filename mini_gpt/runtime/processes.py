@@ -1,4 +1,4 @@
-"""Several processes of one job: how they connect, barriers, and which process writes files."""
+"""The processes of one job: how they connect, barriers, and which process writes files."""
 
 import contextlib
 import itertools
@@ -15,7 +15,7 @@ from mini_gpt.runtime.errors import UserError
 
 START_TIMEOUT = 300  # seconds
 LONGEST_PREPARATION = 24 * 3600  # seconds that other processes wait while process 0 prepares a corpus
-CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of the clusters that number the processes themselves
+CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of the clusters that number processes
 GO, ERROR = "go", "error: "
 _turns = itertools.count()
 
@@ -34,9 +34,9 @@ def start(
 ) -> int:
     """Connect this process to the others of its job, if there are any, and return its number.
 
-    Without flags, SLURM, Open MPI or the TPU pod is asked; without any of them the process runs alone. Call it before
-    anything that uses a device. Raises UserError if the others do not connect within `timeout` seconds; JAX itself
-    would abort without naming the missing processes.
+    Without flags, the job is that of SLURM, Open MPI or the TPU pod; if there is none, the process runs alone. Call it
+    before anything that uses a device. Raises UserError if the others do not connect within `timeout` seconds (JAX
+    would abort without naming the missing processes).
     """
     if jax.distributed.is_initialized():
         return jax.process_index()
@@ -65,24 +65,24 @@ def start(
 
 
 def are_several() -> bool:
-    """Whether this job has more than one process."""
+    """Return whether this job has more than one process."""
     return jax.distributed.is_initialized()
 
 
 def is_main_process() -> bool:
-    """Whether this process is process 0, which writes files and logs."""
+    """Return whether this process is process 0, which writes files and logs."""
     return not are_several() or jax.process_index() == 0
 
 
-def barrier(what: str) -> None:
+def barrier(name: str) -> None:
     """Wait until all processes reach this barrier. Raises UserError if another process has ended."""
     if not are_several():
         return
     from orbax.checkpoint import multihost  # slow to import
 
-    # A barrier of the coordinator: a barrier of the devices would time out while a long corpus is prepared.
+    # The coordinator's barrier: a barrier of the devices would time out while process 0 prepares a large corpus.
     try:
-        multihost.get_barrier_sync_fn()(key=f"mini_gpt {what}", timeout_ms=LONGEST_PREPARATION * 1000)
+        multihost.get_barrier_sync_fn()(key=f"mini_gpt {name}", timeout_ms=LONGEST_PREPARATION * 1000)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0].split(" [type.")[0]
         raise UserError(f"another process of this job has failed; see its own error message ({reason})") from None
@@ -90,9 +90,9 @@ def barrier(what: str) -> None:
 
 @contextlib.contextmanager
 def main_process_first() -> Iterator[None]:
-    """Let process 0 run the block first, then the others, which find its results in a shared cache.
+    """Run the block in process 0 first, then in the others, which find its results in a shared cache.
 
-    Also a decorator. All processes must call it; if process 0 fails, the others run the block after it and fail too.
+    Can be used as a decorator. All processes must call it. If process 0 fails, the others still run the block.
     """
     turn = f"turn {next(_turns)}"
     if not is_main_process():
@@ -105,7 +105,7 @@ def main_process_first() -> Iterator[None]:
 
 
 def _detected(timeout: float) -> Job | None:
-    from jax._src.clusters import ClusterEnv  # initialize() reads it too, but aborts if a process is missing
+    from jax._src.clusters import ClusterEnv  # JAX's initialize() uses it, but aborts if a process is missing
 
     for cluster in ClusterEnv._cluster_types:
         if cluster.name in CLUSTERS and cluster.is_env_present() and cluster.get_process_count() > 1:
@@ -133,7 +133,7 @@ def _checked(job: Job) -> tuple[str, int]:
 
 
 def _await_others(job: Job, port: int, timeout: float) -> None:
-    """In process 0: wait for all other processes, on the port that JAX will use, then answer them."""
+    """Wait, in process 0, until all other processes have connected to the port that JAX will use, then answer them."""
     deadline = time.monotonic() + timeout
     callers: dict[int, socket.socket] = {}
     dual = socket.has_dualstack_ipv6()
@@ -164,10 +164,10 @@ def _await_others(job: Job, port: int, timeout: float) -> None:
                     f"{timeout:g} s; start every process, or give --num_processes=1 to run alone"
                 )
             caller.settimeout(5)
-            with contextlib.suppress(OSError, ValueError):  # a connection from any other program
+            with contextlib.suppress(OSError, ValueError):  # a connection from another program
                 number, count = map(int, _line(caller).split())
                 if count != job.num_processes:
-                    refuse(f"--num_processes: process {number} found {count}, process 0 {job.num_processes}", caller)
+                    refuse(f"--num_processes: process {number} has {count}, process 0 has {job.num_processes}", caller)
                 if number in callers:
                     refuse(f"--process_id: found {number} twice; each process needs its own", caller)
                 callers[number] = caller
@@ -176,11 +176,11 @@ def _await_others(job: Job, port: int, timeout: float) -> None:
 
 
 def _report_to_first(job: Job, host: str, port: int, timeout: float) -> None:
-    """In any other process: connect to process 0 until it answers."""
+    """Connect to process 0, repeatedly until it answers."""
     deadline, problem = time.monotonic() + timeout, "does not answer"
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection((host, port), timeout=left) as server:
+            with socket.create_connection((host, port), timeout=remaining) as server:
                 server.sendall(f"{job.process_id} {job.num_processes}\n".encode())
                 answer = _line(server)
             if answer == GO:

@@ -17,9 +17,9 @@ from mini_gpt.runtime.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
 Batch = Mapping[str, jax.Array | np.ndarray]
-_traced_over: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
+_traced_mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 
-# (pattern in a parameter's path, sharding of its axes). The first match counts; no match is an error.
+# (pattern in a parameter's path, sharding of its axes). The first match applies; no match is an error.
 RULES = (
     (r"(query|key|value|up|gate)/kernel$", PartitionSpec("fsdp", "tensor")),
     (r"(query|key|value|up|gate)/bias$", PartitionSpec("tensor")),
@@ -27,29 +27,29 @@ RULES = (
     (r"(out|down)/bias$", PartitionSpec()),
     (r"norm/(scale|bias)$", PartitionSpec()),
     (r"(^|/)(un)?embedding$", PartitionSpec(None, "fsdp")),
-    (r"(^|/)positions/", PartitionSpec()),  # the parameters of an encoding, except a table named embedding
+    (r"(^|/)positions/", PartitionSpec()),  # parameters of a position encoding other than its embedding table
     (r"ns_coeffs$", PartitionSpec()),  # in Muon's state
 )
 
 
 def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
-    """Make the data × fsdp × tensor mesh over the devices of this job; data=-1 takes all devices that are left.
+    """Return the data × fsdp × tensor mesh over the devices of this job; data=-1 takes all devices that are left.
 
     Raises UserError if the product is not the number of devices.
     """
-    here = devices.visible()
-    rows = len(here) // (fsdp * tensor) if data == -1 else data
-    if rows * fsdp * tensor != len(here):
-        hint = "; CUDA_VISIBLE_DEVICES=0,1 limits a run to two GPUs" if devices.platform(here[0]) == "cuda" else ""
+    found = devices.visible()
+    data_size = len(found) // (fsdp * tensor) if data == -1 else data
+    if data_size * fsdp * tensor != len(found):
+        hint = "; CUDA_VISIBLE_DEVICES=0,1 limits a run to two GPUs" if devices.platform(found[0]) == "cuda" else ""
         raise UserError(
-            f"mesh: found data × fsdp × tensor = {data} × {fsdp} × {tensor}, and this machine has {len(here)} devices; "
-            f"the product must be that number (data=-1 takes all that are left){hint}"
+            f"mesh: found data × fsdp × tensor = {data} × {fsdp} × {tensor}, and this machine has {len(found)} "
+            f"devices; the product must be that number (data=-1 takes all that are left){hint}"
         )
-    return jax.make_mesh((rows, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3, devices=here)
+    return jax.make_mesh((data_size, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3, devices=found)
 
 
 def make_reading_mesh(fsdp: int, tensor: int) -> Mesh:
-    """Make a mesh for reading a run on the devices that are here; fsdp and tensor shrink until they divide them."""
+    """Return a mesh for reading a run on any number of devices; fsdp and tensor are reduced to divisors of it."""
     count = len(devices.visible())
     fsdp = math.gcd(fsdp, count)
     tensor = math.gcd(tensor, count // fsdp)
@@ -63,42 +63,42 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[None]:
-    """Tell `gather` which mesh a function is traced for; also a decorator."""
-    token = _traced_over.set(mesh)
+    """Set the mesh that `gather` uses while a function is traced. Can be used as a decorator."""
+    token = _traced_mesh.set(mesh)
     try:
         yield
     finally:
-        _traced_over.reset(token)
+        _traced_mesh.reset(token)
 
 
 def gather(table_VD: jax.Array) -> jax.Array:
-    """Replicate a table of embeddings over the mesh, if it is sharded.
+    """Replicate an embedding table over the mesh, if it is sharded.
 
-    Otherwise XLA would shard the width of the activations like that of the table, and communicate activations, which
+    Otherwise XLA would shard the activations along their width, as the table is, and communicate activations, which
     are larger than parameters.
     """
-    mesh = _traced_over.get()
+    mesh = _traced_mesh.get()
     return table_VD if mesh is None or mesh.shape["fsdp"] == 1 else replicate(table_VD, mesh)
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
-    """Put this host's rows on its devices; the result is the global batch. A single CPU takes NumPy arrays faster."""
+    """Put this host's rows on its devices and return the global batch. A single CPU reads NumPy arrays faster."""
     if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu":
         return batch
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
 
 
 def prefetch_to_device(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[Batch]:
-    """Yield each batch after put_batch; the next batch is copied to the devices while a step runs."""
+    """Yield batches on the devices; copy the next batch to the devices while a step runs."""
     on_devices = (put_batch(batch, mesh) for batch in batches)
     for batch, _ in itertools.pairwise(itertools.chain(on_devices, [{}])):
         yield batch
 
 
 def put_whole(tree: Any, mesh: Mesh) -> Any:
-    """Put a global batch that every host holds; each device takes its rows."""
-    place = batch_sharding(mesh)
-    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda index: x[index]), tree)
+    """Shard the rows of a global batch, which every host has, over the devices."""
+    by_rows = batch_sharding(mesh)
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, by_rows, lambda index: x[index]), tree)
 
 
 def mesh_of(tree: Any) -> Mesh:
@@ -107,7 +107,7 @@ def mesh_of(tree: Any) -> Mesh:
 
 
 def pad_rows(batch: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """Repeat the last row until the rows of a batch divide evenly over the mesh."""
+    """Pad a batch with copies of its last row until the rows divide evenly over the mesh."""
     missing = -len(batch) % shards(mesh)
     return np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)]) if missing else batch
 
@@ -123,21 +123,21 @@ def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
-    """Constrain arrays, inside a jitted function, to be whole on every device."""
+    """Replicate arrays over the mesh, inside a jitted function."""
     return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def host_rows(batch_size: int, mesh: Mesh) -> list[int]:
-    """Return the rows of the global batch that this host's devices hold, in order.
+    """Return the indices of the global batch's rows that this host's devices have, in order.
 
-    Hosts whose devices differ only along `tensor` have the same rows; on a torus the rows need not be consecutive.
+    Hosts that differ only along `tensor` have the same rows. On a TPU torus the rows need not be consecutive.
     """
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     return sorted({row for index in indices if index is not None for row in range(batch_size)[index[0]]})
 
 
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:
-    """Return a sharding for each leaf of a state, by RULES; scalars are replicated. Raises KeyError without a rule."""
+    """Return the sharding of each leaf, by RULES; scalars are replicated. Raises KeyError if no rule matches."""
 
     def sharding(path: tuple, leaf: Any) -> NamedSharding:
         spec = PartitionSpec() if leaf.ndim == 0 else rule(jax.tree_util.keystr(path, simple=True, separator="/"))
@@ -148,8 +148,8 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
 
 
 def rule(path: str) -> PartitionSpec:
-    """Return the first rule that matches a parameter's path. Raises KeyError if none does."""
-    for ending, spec in RULES:
-        if re.search(ending, path):
+    """Return the sharding of the first rule that matches a parameter's path. Raises KeyError if none does."""
+    for pattern, spec in RULES:
+        if re.search(pattern, path):
             return spec
     raise KeyError(f"sharding.RULES: no rule matches the parameter {path}")

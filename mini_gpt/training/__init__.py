@@ -1,1 +1,1 @@
-"""A config in, a run directory out. Imports all rooms before it."""
+"""Training: a config in, a run directory out. Imports the packages from runtime to insight."""

@@ -29,39 +29,39 @@ class Assembly(NamedTuple):
     abstract_state: TrainState
     train_batches: batches.TrainBatches | batches.TaskBatches
     evaluator: Evaluator
-    separator_id: int | None  # as LoadedModel has it
+    separator_id: int | None  # as in LoadedModel
 
     def first_state(self, parameters: Parameters | None = None) -> TrainState:
-        """Return the state at step 0: with these parameters, whose memory it takes over, or with random ones."""
+        """Return the state at step 0, with random parameters or with these, which are donated to it."""
         if parameters is not None:
             return states.first(self.config, parameters, self.abstract_state)
         return states.create(self.config, self.vocab_size, self.abstract_state)
 
     def loaded(self, parameters: Parameters) -> LoadedModel:
-        """Return the model with these parameters, to be evaluated."""
+        """Return the model with these parameters, for evaluation."""
         fields = (self.definition, self.config, self.mesh, self.separator_id, self.config.batch_tokens)
         return LoadedModel(parameters, *fields)
 
     def compiled_step(self) -> jax.stages.Compiled:
-        """Compile the training step. It needs no state, which can be drawn or read at the same time."""
+        """Return the compiled training step. No state is needed: it can be initialized or read at the same time."""
         train_step = make_train_step(self.definition, self.config, self.abstract_state, separator_id=self.separator_id)
-        shape, place = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
-        batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=place) for name, dtype in batches.DTYPES.items()}
+        shape, by_rows = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
+        batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows) for name, dtype in batches.DTYPES.items()}
         return train_step.lower(self.abstract_state, batch).compile()
 
 
 def make_mesh(config: Config) -> Mesh:
-    """Return the mesh of a training run. Raises UserError if its devices do not suit the batch or `model.dtype`."""
+    """Return the mesh of a training run. Raises UserError if the devices do not fit the batch or `model.dtype`."""
     mesh = sharding.make_mesh(*config.mesh.sizes)
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
-    # Again: `mesh.data=-1` has its number of devices only here.
+    # Checked again, since the number of devices for `mesh.data=-1` is known only now.
     if problem := batch_problem(config.train, mesh.shape["data"], mesh.shape["fsdp"]):
         raise UserError(problem)
     return mesh
 
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:
-    """Make the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
+    """Return the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
     vocab_size = states.vocab_size(config, tokenizer)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)

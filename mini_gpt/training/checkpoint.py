@@ -1,7 +1,7 @@
-"""Checkpoints, by Orbax: written in the background, complete or not at all; the last few are kept, and the best.
+"""Checkpoints. Orbax writes them atomically in the background. The last few and the best are kept.
 
-Each checkpoint has a record beside the state: format, validation loss, offset of the data, checksums of all arrays. A
-checkpoint that does not agree with its record is damaged: training sets it aside and restores the one before.
+Each checkpoint has a record: format, validation loss, offset of the data, and checksums of all arrays. A checkpoint
+that does not match its record is damaged. Training moves it to another directory and restores the one before.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from mini_gpt.training.orbax_files import VerifyingHandler, plain_path
 from mini_gpt.training.state import TrainState
 
 FORMAT = 2
-PARTS = ("parameters", "training")  # in directories of their own: the parameters can be read alone
-DAMAGED = "damaged"  # the directory for damaged checkpoints, beside that of checkpoints
-MOST_COMPRESSED = 100  # times; weights are nearly random, and compress by less than a tenth
-# Errors while reading that do not show damage, and numbers of such OSErrors.
+PARTS = ("parameters", "training")  # in separate directories, so that the parameters can be read alone
+DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
+MOST_COMPRESSED = 100  # array bytes per file byte; weights are nearly random, and compress by less than a tenth
+# Errors while reading that do not mean damage, and the errno of such OSErrors.
 NOT_DAMAGE = (UserError, PermissionError, MemoryError)
 NOT_DAMAGE_NUMBERS = (errno.EMFILE, errno.ENFILE, errno.ESTALE)
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The record beside a state.
+    """The record of a checkpoint.
 
     validation_loss: in nats a token, None if it was not measured. data_offset: batches that were skipped. bad_steps:
     non-finite steps so far. scheduled: False for a checkpoint that was saved only because the run was stopped.
@@ -52,7 +52,7 @@ class Record:
     scheduled: bool = True
 
     @property
-    def rank(self) -> float:
+    def loss_or_infinity(self) -> float:
         """The validation loss; infinity if it is missing or not finite."""
         loss = self.validation_loss
         return loss if loss is not None and math.isfinite(loss) else math.inf
@@ -101,12 +101,12 @@ class Checkpoints:
         self.manager = ocp.CheckpointManager(self.path, options=options, handler_registry=handlers)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Tell Orbax to keep the last few, the best, and the last scheduled one: a run may be rewound to it."""
+        """Return which checkpoints Orbax keeps: the last few, the best, and the last scheduled one, for rewinding."""
         del context
         records = {checkpoint.step: self._record_or_empty(checkpoint.step) for checkpoint in checkpoints}
         steps = list(records)
         scheduled = [step for step in steps if records[step].scheduled]
-        scored = [step for step in steps if records[step].rank < math.inf]
+        scored = [step for step in steps if records[step].loss_or_infinity < math.inf]
         kept = {*steps[-self.keep :], *scheduled[-1:], *([self._best(scored)] if scored else [])}
         return [step in kept for step in steps]
 
@@ -114,9 +114,9 @@ class Checkpoints:
         return sorted(self.manager.all_steps())
 
     def save(self, step: int, state: TrainState, record: Record) -> None:
-        """Start to write a checkpoint; it counts once all of its arrays are found in its files.
+        """Start to write a checkpoint. It is complete after all of its arrays are found in its files.
 
-        Raises UserError if this one, or the one before it, is not whole, and OSError if it can't be written.
+        Raises UserError if this checkpoint or the previous one is incomplete, and OSError if it can't be written.
         """
         body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
         items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
@@ -125,7 +125,7 @@ class Checkpoints:
         self.manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def restore(self, step: int, abstract_state: TrainState) -> TrainState:
-        """Read a state. abstract_state: ShapeDtypeStructs with shardings.
+        """Return the state of a checkpoint. abstract_state: ShapeDtypeStructs with shardings.
 
         Raises Damaged, or UserError for an unknown format.
         """
@@ -135,19 +135,19 @@ class Checkpoints:
         return TrainState(training["step"], restored["parameters"], training["optimizer_state"], halted)
 
     def restore_parameters(self, step: int, abstract_parameters: Parameters) -> Parameters:
-        """Read the parameters alone. Raises UserError if they are damaged."""
+        """Return only the parameters. Raises UserError if they are damaged."""
         try:
             return self._restore(step, {"parameters": abstract_parameters})["parameters"]
         except Damaged as reason:
             others = ", ".join(str(other) for other in self.steps() if other != step)
-            advice = f"--checkpoint={others} is there too" if others else "there is no other one"
+            advice = f"other steps for --checkpoint: {others}" if others else "there is no other checkpoint"
             raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
 
-    def restore_last(self, like: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
-        """Read the last whole checkpoint, or the last whole scheduled one; set all damaged ones aside.
+    def restore_last(self, abstract: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
+        """Return the last undamaged checkpoint, or the last undamaged scheduled one; move all damaged ones away.
 
-        like: ShapeDtypeStructs with shardings. Returns (step, state, record), or None if there is no checkpoint. Raises
-        UserError, and moves nothing, if no checkpoint is whole.
+        abstract: ShapeDtypeStructs with shardings. Returns (step, state, record), or None if there is none. Raises
+        UserError, and moves nothing, if all are damaged.
         """
         damaged: dict[int, Damaged] = {}
         found = None
@@ -155,15 +155,15 @@ class Checkpoints:
             try:
                 record = _in_all_processes(functools.partial(self.record, step))
                 if found is None and (record.scheduled or not scheduled):
-                    found = step, self.restore(step, like), record
+                    found = step, self.restore(step, abstract), record
             except Damaged as reason:
                 damaged[step] = reason
         if damaged and not found:
             step, damage = next(iter(damaged.items()))
             problem = f"{self.directory / str(step)}: damaged ({damage}), and so is every checkpoint before it"
-            raise UserError(f"{problem}; restore one from a backup, or delete {self.directory} to start anew")
+            raise UserError(f"{problem}; restore one from a backup, or delete {self.directory} to start from step 0")
         for step, damage in damaged.items():
-            self._set_aside(step, damage)
+            self._move_damaged(step, damage)
         return found
 
     def delete_after(self, step: int) -> None:
@@ -186,20 +186,20 @@ class Checkpoints:
 
     def best_loss(self) -> float:
         """Return the lowest validation loss of the checkpoints; infinity if there is none."""
-        return min((self._record_or_empty(step).rank for step in self.steps()), default=math.inf)
+        return min((self._record_or_empty(step).loss_or_infinity for step in self.steps()), default=math.inf)
 
-    def resolve(self, which: str) -> int:
-        """Return the step of 'last', 'best' or a number. Raises UserError if there is no such checkpoint."""
+    def resolve(self, choice: str) -> int:
+        """Return the step that 'last', 'best' or a number denotes. Raises UserError if there is no such checkpoint."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: no checkpoint; train first")
-        if which == "last":
+        if choice == "last":
             return steps[-1]
-        if which == "best":
+        if choice == "best":
             return self._best(steps)
-        if which.isdecimal() and int(which) in steps:
-            return int(which)
-        raise UserError(f"--checkpoint: found {which!r}; must be last, best or one of {', '.join(map(str, steps))}")
+        if choice.isdecimal() and int(choice) in steps:
+            return int(choice)
+        raise UserError(f"--checkpoint: found {choice!r}; must be last, best or one of {', '.join(map(str, steps))}")
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. Raises the errors of `save`."""
@@ -211,7 +211,7 @@ class Checkpoints:
             self.manager.close()
 
     def _best(self, steps: Sequence[int]) -> int:
-        return min(reversed(steps), key=lambda step: self._record_or_empty(step).rank)
+        return min(reversed(steps), key=lambda step: self._record_or_empty(step).loss_or_infinity)
 
     def _record_or_empty(self, step: int) -> Record:
         """Return the record of a checkpoint, or an empty record if it is damaged."""
@@ -239,39 +239,39 @@ class Checkpoints:
 
     @_unreadable_is_damaged()
     def _read_parts(self, step: int, abstract: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the checksums in the record, and the parts."""
+        """Return the checksums in the record, and the restored parts."""
         body, directory = self._body(step), self.path / str(step)
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
         held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
         if declared > MOST_COMPRESSED * held:
             raise Damaged(f"its files have {held:,} bytes, and its arrays {declared:,}")
-        # Not by the manager: it would make all processes wait for one that fails to read.
+        # Not with the manager, which would make all processes wait for a process that fails to read.
         restore = ocp.StandardCheckpointHandler().restore
         parts = {name: restore(directory / name, args=ocp.args.StandardRestore(abstract[name])) for name in abstract}
         return body.get("checksums"), parts
 
-    def _set_aside(self, step: int, reason: Damaged) -> None:
-        aside = self.directory.parent / DAMAGED / f"{self.directory.name}-{step}"
+    def _move_damaged(self, step: int, reason: Damaged) -> None:
+        target = self.directory.parent / DAMAGED / f"{self.directory.name}-{step}"
         if processes.is_main_process():
-            aside = files.unused(aside)
-            log.warning(f"{self.directory / str(step)} is damaged ({reason}): set aside as {aside}")
-            aside.parent.mkdir(exist_ok=True)
-            (self.directory / str(step)).rename(aside)
-        processes.barrier(f"set {step} aside")
+            target = files.unused(target)
+            log.warning(f"{self.directory / str(step)} is damaged ({reason}): moved to {target}")
+            target.parent.mkdir(exist_ok=True)
+            (self.directory / str(step)).rename(target)
+        processes.barrier(f"moved {step}")
         self.records.pop(step, None)
         self.manager.reload()
 
 
-def _in_all_processes(reading: Callable[[], Any]) -> Any:
-    """Return `reading()` of this process. Raises Damaged in all processes if it does in one.
+def _in_all_processes(read: Callable[[], Any]) -> Any:
+    """Return `read()`. If it raises Damaged in one process, raise Damaged in all processes.
 
-    Raises UserError if another process can't read at all, which does not show damage.
+    Raises UserError if another process can't read for another reason, which does not mean damage.
     """
     if not processes.are_several():
-        return reading()
+        return read()
     result, reason = None, None
     try:
-        result = reading()
+        result = read()
     except Exception as error:
         reason = error
     verdict = 0 if reason is None else 1 if isinstance(reason, Damaged) else 2
@@ -293,27 +293,27 @@ def _parts(state: TrainState) -> dict[str, Any]:
 def checksums(tree: Any) -> dict[str, str]:
     """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
 
-    Two sums modulo 2**32 over each array: the bits of each entry times an odd number, drawn from the entry's index. The
-    sums are exact in any order. One changed entry changes both; exchanged entries do, except in one of 2**32 cases.
+    Both halves are sums modulo 2**32 over the array: the bits of each entry times an odd hash of its index. They are
+    exact in any order. A changed entry changes both sums; exchanged entries do, except in one of 2**32 cases.
     """
-    # One array at a time: many small programs at once on several devices of a CPU wait for each other's threads.
+    # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
     sums = {path_name(path): np.asarray(_sums(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     return {name: "".join(f"{int(part):08x}" for part in both) for name, both in sums.items()}
 
 
 @jax.jit
 def _sums(x: jax.Array) -> jax.Array:
-    """Return both sums, uint32; compiled once for each shape."""
+    """Return both sums, uint32. Compiled once for each shape."""
     bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
-    place = jnp.zeros(x.shape, jnp.uint32)
+    index = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):  # not flattened: a sharded array stays sharded
-        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-    first, second = (_mixed(place ^ jnp.uint32(seed)) | 1 for seed in (0x9E3779B9, 0x7F4A7C15))
+        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    first, second = (_hash(index ^ jnp.uint32(seed)) | 1 for seed in (0x9E3779B9, 0x7F4A7C15))
     return jnp.stack([jnp.sum(bits * odd, dtype=jnp.uint32) for odd in (first, second)])
 
 
-def _mixed(x: jax.Array) -> jax.Array:
-    """Return well mixed bits of uint32 numbers (the finaliser of MurmurHash3, Appleby 2016)."""
+def _hash(x: jax.Array) -> jax.Array:
+    """Return a hash of each uint32 number (the finaliser of MurmurHash3, Appleby 2016)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""What training evaluates: the loss on held-out text or problems, attention on a fixed row, and samples."""
+"""Evaluation during training: the loss on validation text or problems, attention on a fixed row, and samples."""
 
 import os
 import shlex
@@ -21,17 +21,17 @@ from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-PROMPT_TOKENS = 32  # of the validation text, which a sample continues
+PROMPT_TOKENS = 32  # of the validation text; a sample continues them
 SAMPLE_PROBLEMS = 5
 SUMMARY_TOKENS = 200  # of the sample in the summary
 SAMPLING = Sampling(temperature=0.8, top_k=40)
 
 
 class Evaluator(ABC):
-    """Evaluates a model, while it trains and at the end, on data that it is not trained on.
+    """Evaluates a model on validation data, during training and at its end.
 
-    probe_BL: one row of tokens, of the context length. prompt: a text to try the model with. writes: whether there is a
-    sample. suite_flag: the flag that eval.py needs to score this run.
+    probe_BL: one row of tokens, of the context length. prompt: a prompt for sample.py. has_sample: whether the model
+    can write a sample. suite_flag: the flag that eval.py needs to score this run.
     """
 
     suite_flag = ""
@@ -42,7 +42,7 @@ class Evaluator(ABC):
     def __init__(self, config: Config, tokenizer: Tokenizer):
         self.config = config
         self.tokenizer = tokenizer
-        self.writes = config.eval.sample_tokens > 0
+        self.has_sample = config.eval.sample_tokens > 0
 
     @abstractmethod
     def scalars(self, model: LoadedModel) -> dict[str, float]:
@@ -50,14 +50,14 @@ class Evaluator(ABC):
 
     @abstractmethod
     def sample(self, model: LoadedModel, length: int) -> str:
-        """Return a sample to read: a text with up to `length` generated tokens, or answers to a few problems."""
+        """Return a text with up to `length` generated tokens, or the answers to a few problems."""
 
     @abstractmethod
     def conclusion(self, model: LoadedModel) -> str:
-        """Return one line that sums up a finished run."""
+        """Return the result of a finished run in one line."""
 
     def attention_metrics(self, model: LoadedModel) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        """Return statistics of attention on the probe, and images by name, as RGB pixels in uint8.
+        """Return statistics of the attention on the probe, and images by name, as RGB pixels in uint8.
 
         The images show the attention maps at the start of the probe, and the similarity of learned positions.
         """
@@ -70,7 +70,7 @@ class Evaluator(ABC):
 
     def print_summary(self, workdir: Path, model: LoadedModel) -> None:
         """Score the whole validation split, and print the result, a sample and the next commands."""
-        # Outside of an activated environment the commands need the path of its programs.
+        # Without an activated virtual environment, the commands need the path of its programs.
         activated = os.environ.get("VIRTUAL_ENV")
         programs = "" if activated else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
         directory = shlex.quote(str(workdir))
@@ -78,7 +78,7 @@ class Evaluator(ABC):
         if self.config.model.causal:
             commands.append(f"python sample.py --workdir={directory} --prompt={shlex.quote(self.prompt)}")
         lines = ["", self.conclusion(model)]
-        if self.writes:
+        if self.has_sample:
             sample = self.sample(model, SUMMARY_TOKENS)
             lines += ["", self.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
         lines += ["", f"The run is in {workdir}/. Next:", *(f"    {programs}{command}" for command in commands)]
@@ -86,13 +86,13 @@ class Evaluator(ABC):
 
 
 class TextEvaluator(Evaluator):
-    """Scores a split of text in blocks of the context length: a sample of it during training, all of it at the end."""
+    """Scores validation text in blocks of the context length: a part of it during training, all of it at the end."""
 
     sample_title = "The start of the validation text, continued by the model:"
 
     def __init__(self, config: Config, tokenizer: Tokenizer, split: TokenSplit):
         super().__init__(config, tokenizer)
-        self.writes = self.writes and config.model.causal
+        self.has_sample = self.has_sample and config.model.causal
         self.split = split
         perplexity.check_scorable(config, len(split.tokens))
         self.probe_BL = np.asarray(split.tokens[: config.context_length], np.int32)[None]
@@ -127,14 +127,14 @@ class TextEvaluator(Evaluator):
 
 
 class TaskEvaluator(Evaluator):
-    """Scores problems of the validation split, of all trained lengths; only the answers are scored."""
+    """Scores the answers to validation problems of all lengths that the model is trained on."""
 
     suite_flag = " --suite=tasks"
     sample_title = "Problems of the validation split, with the model's answers:"
 
     def __init__(self, config: Config, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        # As many problems, (question, answer), as rows of the context length make up `eval.tokens`.
+        # Pairs (question, answer); each counts as a row of the context length towards `eval.tokens`.
         count = max(1, config.eval.tokens // config.context_length)
         name, shortest = config.data.corpus, tasks.find(config.data.corpus).shortest
         self.problems = tasks.different(name, "validation", count, shortest=shortest, longest=config.data.task_length)

@@ -1,4 +1,4 @@
-"""The training loop: batches in; checkpoints, metrics and curves out. A resumed run ends with the same bits."""
+"""The training loop. It writes checkpoints, metrics and curves. A resumed run ends with a bit-identical state."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from mini_gpt.training import assembly, stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
-from mini_gpt.training.monitor import Clock, Reporter, Silent, Spikes
+from mini_gpt.training.monitor import Clock, Reporter, SilentReporter, Spikes
 from mini_gpt.training.run import InitialWeights, find_initial_weights
 from mini_gpt.training.state import Metrics, TrainState, TrainStep
 from mini_gpt.training.stopping import StopRequest
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 def train(config: Config, workdir: Path, *, init_from: Path | None = None, conclude: bool = True) -> TrainState:
     """Train the run in `workdir` up to `train.steps`: start it, or resume it from its last checkpoint.
 
-    init_from: a run whose last weights and tokenizer a new run starts with. conclude: at the end, score the whole
+    init_from: a run; a new run starts with its last weights and its tokenizer. conclude: at the end, score the whole
     validation split and print a summary.
 
     Returns the last state. Raises UserError, before any file is overwritten, for errors that the user can fix.
     """
     mesh = assembly.make_mesh(config)
-    places.remember(config.data)  # the config.json of the run may name them later
+    places.remember(config.data)  # allows these paths in the run's config.json later
     corpus = corpora.open_corpus(config.data)
     tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
     is_new = tokenizer is None
@@ -58,21 +58,21 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
             state, stop = _start_or_resume(run, workdir, first_state)
     if stop.signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
-        sys.exit(128 + stop.signal)  # as for a process that the signal has ended
+        sys.exit(128 + stop.signal)  # the exit status of a process that a signal killed
     if conclude:
         run.evaluator.print_summary(workdir, run.loaded(state.parameters))
     return state
 
 
 class _FirstState:
-    """Makes the state at step 0, also when a run is rewound to it."""
+    """Returns the state at step 0, for a new run and for a run that is rewound to it."""
 
     def __init__(self, run: Assembly, weights: InitialWeights | None):
         self.run, self.weights = run, weights
-        self.parameters = self._read()  # before any file is written, so that an error leaves nothing behind
+        self.parameters = self._read()  # before any file is written, so that an error leaves no files
 
     def __call__(self) -> TrainState:
-        # The state takes over the memory of the parameters: a second call must read them again.
+        # The parameters are donated to the state, so a second call must read them again.
         parameters, self.parameters = self.parameters or self._read(), None
         return self.run.first_state(parameters)
 
@@ -83,7 +83,7 @@ class _FirstState:
 
 
 def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> tuple[TrainState, StopRequest]:
-    """Train from the last whole checkpoint, or from step 0, to the end or until a signal asks to stop."""
+    """Train from the last undamaged checkpoint, or from step 0, until the last step or a signal."""
     last, directory = run.config.train.steps, workdir / workdirs.CHECKPOINTS
     with (
         contextlib.closing(Checkpoints(directory, keep=run.config.checkpoint.keep)) as checkpoints,
@@ -98,7 +98,7 @@ def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> 
             log.info(f"{workdir} is at step {start}: {'resuming' if start < last else 'nothing is left to train'}")
         else:
             log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
-        reporter = Reporter(workdir, start=start, steps=last) if processes.is_main_process() else Silent()
+        reporter = Reporter(workdir, start=start, steps=last) if processes.is_main_process() else SilentReporter()
         with contextlib.closing(reporter):
             if start == last:
                 return state, StopRequest()
@@ -109,7 +109,7 @@ def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> 
 
 
 class _Due(NamedTuple):
-    """What is done after a step."""
+    """The actions that are due after a step."""
 
     log: bool
     evaluation: bool
@@ -119,12 +119,12 @@ class _Due(NamedTuple):
 
 @dataclasses.dataclass
 class _Loop:
-    """Runs the training steps; by `train.nonfinite`, steps with non-finite numbers are skipped or rewound."""
+    """Runs the training steps. At a non-finite step it stops, skips or rewinds, as set by `train.nonfinite`."""
 
     assembly: Assembly
     train_step: TrainStep
     first_state: _FirstState
-    reporter: Reporter | Silent
+    reporter: Reporter | SilentReporter
     checkpoints: Checkpoints
     stop: StopRequest
     record: Record  # of the next checkpoint
@@ -135,9 +135,9 @@ class _Loop:
         self.spikes = Spikes()
 
     def run(self, start: int, state: TrainState) -> TrainState:
-        """Return the state after the last step, or after the step at which a signal stopped the run; it is being saved.
+        """Return the state after the last step, or after the step where a signal stopped the run. It is being saved.
 
-        Raises UserError for a non-finite loss or gradient, unless `train.nonfinite` allows to go on.
+        Raises UserError for a non-finite loss or gradient, unless `train.nonfinite` skips or rewinds it.
         """
         while True:
             try:
@@ -146,15 +146,15 @@ class _Loop:
                 if self.config.train.nonfinite != "rewind" or failed.count > self.config.train.nonfinite_limit:
                     raise UserError(f"{failed}; {self._save_before(failed)}") from None
                 message, step, count = str(failed), failed.step, failed.count
-            # After the handler, which holds the failed state: memory need not have room for two states.
+            # Outside the handler, which keeps the failed state alive: memory may have no space for two states.
             del state
             start, state = self._rewind(step, count)
-            log.warning(f"{message}: back to step {start}, with the data {self.record.data_offset} batches further on")
+            log.warning(f"{message}: rewound to step {start}; batches skipped so far: {self.record.data_offset}")
 
     def _run_steps(self, start: int, state: TrainState) -> TrainState:
         steps = range(start + 1, self.config.train.steps + 1)
         prepared = batches.iterate(self.assembly.train_batches, start + self.record.data_offset, len(steps))
-        pending: tuple[int, Metrics, _Due] | None = None  # a step with metrics that are still on the device
+        pending: tuple[int, Metrics, _Due] | None = None  # a step with its metrics, which are still on the device
         self.best_loss = self.checkpoints.best_loss()
         self.clock.restart(start)
         for step, batch in zip(steps, sharding.prefetch_to_device(prepared, self.assembly.mesh), strict=False):
@@ -166,7 +166,7 @@ class _Loop:
                 self._finish(*pending, state)
                 pending = None
             due = self._due(step)
-            # On CPUs the step is done already. With several processes, all must take the same branch.
+            # On CPUs the step has finished already. With several processes, all must take the same branch.
             done = not processes.are_several() and metrics["loss"].is_ready()
             if done or due.evaluation or due.save or due.stop:
                 self._finish(step, metrics, due, state)
@@ -184,9 +184,9 @@ class _Loop:
         return _Due(is_logged, evaluation, save, self.stop.reached(step))
 
     def _finish(self, step: int, metrics: Metrics, due: _Due, state: TrainState) -> None:
-        """Check the metrics of a step; then evaluate, log and save, as is due.
+        """Check the metrics of a step; then evaluate, log and save if it is due.
 
-        state: that of the step. If only the log is due, it may be that of the next step.
+        state: the state after the step. If only the log is due, it may be the state after the next step.
         """
         self._check_finite(step, metrics, state)
         if not (due.log or due.stop):
@@ -208,7 +208,7 @@ class _Loop:
             self.clock.restart(step)
 
     def _check_finite(self, step: int, metrics: Metrics, state: TrainState) -> None:
-        """Count a non-finite step, if `train.nonfinite` skips it. Raises _NonFiniteStep if not, or after too many."""
+        """Count a non-finite step if it is skipped. Raises _NonFiniteStep if it is not, or after too many."""
         if metrics["finite"]:
             return
         failed = _NonFiniteStep(step, metrics, state, self.record.bad_steps + 1)
@@ -218,11 +218,11 @@ class _Loop:
         self.record = dataclasses.replace(self.record, bad_steps=failed.count)
 
     def _evaluate(self, state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray], dict[str, str]]:
-        """Return the scores with the attention curves, images, and a sample."""
+        """Return scores and statistics of attention, images and texts, each by name."""
         evaluator, model = self.assembly.evaluator, self.assembly.loaded(state.parameters)
         curves, images = evaluator.attention_metrics(model)
         scores = evaluator.scalars(model) | curves
-        texts = {"sample": evaluator.sample(model, self.config.eval.sample_tokens)} if evaluator.writes else {}
+        texts = {"sample": evaluator.sample(model, self.config.eval.sample_tokens)} if evaluator.has_sample else {}
         return scores, images, texts
 
     def _save(self, step: int, state: TrainState, validation_loss: float | None, *, scheduled: bool) -> None:
@@ -231,7 +231,7 @@ class _Loop:
         self.checkpoints.save(step, state, self.record)
 
     def _rewind(self, step: int, count: int) -> tuple[int, TrainState]:
-        """Return to the last scheduled checkpoint; the data continue after the batch of the non-finite step."""
+        """Restore the last scheduled checkpoint, or step 0. The data continue after the non-finite step's batch."""
         self.checkpoints.wait()
         restored = self.checkpoints.restore_last(self.assembly.abstract_state, scheduled=True)
         start, state, _ = restored or (0, self.first_state(), None)
@@ -241,7 +241,7 @@ class _Loop:
         return start, state
 
     def _save_before(self, failed: "_NonFiniteStep") -> str:
-        """Save the state before the non-finite step, if it still exists and is not saved; return what to do next."""
+        """Save the state before the non-finite step, if it still exists and is not saved; return advice."""
         before, train = failed.step - 1, self.config.train
         self.reporter.flush()
         if before > 0 and train.nonfinite != "skip" and before not in self.checkpoints.steps():
@@ -250,14 +250,14 @@ class _Loop:
         saved = max(self.checkpoints.steps(), default=0)
         kept = f"step {saved} is saved" if saved else "no step is saved yet"
         if train.nonfinite == "stop":
-            return f"{kept}; resume with train.nonfinite=skip or rewind, or start anew with a lower rate"
+            return f"{kept}; resume with train.nonfinite=skip or rewind, or start a new run with a lower learning rate"
         return f"{kept}; train.nonfinite_limit allows {train.nonfinite_limit} such steps"
 
 
 class _NonFiniteStep(Exception):
     """A step with a non-finite loss or gradient, which changed no parameter.
 
-    state: that before the step, unless `train.nonfinite` is skip. count: such steps so far, with this one.
+    state: the state before the step, or a later one if `train.nonfinite` is skip. count: such steps, with this one.
     """
 
     def __init__(self, step: int, metrics: Metrics, state: TrainState, count: int):

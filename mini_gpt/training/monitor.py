@@ -1,4 +1,4 @@
-"""What a run logs while it trains: metrics.jsonl, TensorBoard, a progress bar or lines; speed and loss spikes."""
+"""The logs of training: metrics.jsonl, TensorBoard, a progress bar or log lines; speed and loss spikes."""
 
 import collections
 import contextlib
@@ -26,22 +26,22 @@ from tqdm import tqdm
 from mini_gpt.runtime import files
 
 METRICS = "metrics.jsonl"
-LONGEST_LINE = 2**20  # bytes; no row has so many
+LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
-WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # of spikes: losses that give the noise, and the level; how far is a spike
+WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for the noise, losses for the level, threshold
 log = logging.getLogger(__name__)
 
 
 class EventFile(contextlib.AbstractContextManager):
-    """A new event file of TensorBoard. first_step: TensorBoard drops what older files of the directory have from it on.
+    """A new TensorBoard event file. TensorBoard ignores steps from `first_step` on in older files of the directory.
 
-    Not tensorboardX's SummaryWriter: it writes in a thread that its flush does not wait for. A full disk ends the
-    thread, and then the program hangs. Here all is on disk when `flush` returns.
+    It replaces tensorboardX's SummaryWriter, whose flush does not wait for its writing thread. A full disk ends that
+    thread, and then the program hangs. Here all events are on disk when `flush` returns.
     """
 
     def __init__(self, directory: Path, *, first_step: int | None = None):
         directory.mkdir(parents=True, exist_ok=True)
-        # Numbered: the names tell seconds, and a run that is cut and resumed within one would overwrite its file.
+        # Numbered: names have the time in seconds, and a run resumed within a second would overwrite its file.
         number = len(list(directory.glob("events*")))
         self.writer = EventsWriter(str(directory / "events"), filename_suffix=f".{number:06}")
         if first_step is not None:
@@ -76,7 +76,7 @@ class EventFile(contextlib.AbstractContextManager):
 
 
 class Reporter:
-    """Writes metrics.jsonl and TensorBoard's files. A run resumed at `start` first deletes the rows after that step."""
+    """Writes metrics.jsonl and TensorBoard's files. If a run resumes at step `start`, later rows are deleted."""
 
     def __init__(self, workdir: Path, *, start: int, steps: int):
         self.path = workdir / METRICS
@@ -104,7 +104,7 @@ class Reporter:
         self.bar.update(step)
 
     def write(self, step: int, row: dict[str, float], images: dict[str, np.ndarray], texts: dict[str, str]) -> None:
-        """Write a row, {name in metrics.jsonl and of the curve: value}, and RGB images in uint8 and texts by name."""
+        """Write a row of metrics, {name: value}, with RGB images in uint8 and texts by name."""
         self.file.write(json.dumps({"step": step} | row) + "\n")
         for name, value in row.items():
             self.events.scalar(name, value, step)
@@ -115,7 +115,7 @@ class Reporter:
         self._show(step, row)
 
     def flush(self) -> None:
-        """Write all rows to disk, before the checkpoint of their step."""
+        """Write all rows to disk. Must be called before the checkpoint of their step is saved."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.events.flush()
@@ -144,8 +144,8 @@ class Reporter:
             self.last_line = now
 
 
-class Silent:
-    """The reporter of processes other than the first: it writes nothing."""
+class SilentReporter:
+    """The reporter of all processes except process 0. It writes nothing."""
 
     def write(self, step: int, *contents: dict[str, Any]) -> None: ...
     def flush(self) -> None: ...
@@ -154,9 +154,9 @@ class Silent:
 
 
 class Clock:
-    """Turns a step's metrics into a row, with the speed since the last row; time before `restart` is not counted.
+    """Converts a step's metrics to a row with the speed since the last row, or since `restart` if that was later.
 
-    The metrics of a step are read while the next step runs, so that the speed is that of the device.
+    The metrics of a step are read while the next step runs, so that reading does not delay the device.
     """
 
     def __init__(self, tokens_per_step: int):
@@ -167,7 +167,7 @@ class Clock:
         self.step, self.time = step, time.perf_counter()
 
     def row(self, step: int, metrics: Mapping[str, jax.Array]) -> dict[str, float]:
-        """Return {"train/NAME": value}; non-finite values are left out, since JSON has none."""
+        """Return {"train/NAME": value}; non-finite values are left out, since JSON can't represent them."""
         values = {name: float(value) for name, value in jax.device_get(metrics).items() if name != "finite"}
         row = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
         seconds = time.perf_counter() - self.time
@@ -178,15 +178,15 @@ class Clock:
 
 
 class Spikes:
-    """Finds losses, in nats a token, that are far above the ones before; training goes on."""
+    """Finds losses, in nats a token, that are far above the previous ones."""
 
     def __init__(self):
         self.before: collections.deque[float] = collections.deque(maxlen=WINDOW)
 
     def found(self, loss: float) -> str | None:
-        """Add the next loss; return a message if it is DEVIATIONS standard deviations above the last NEAR losses.
+        """Add the next loss; return a message if it is DEVIATIONS deviations above the median of the last NEAR.
 
-        The deviation is estimated from differences of neighbouring losses, so that a falling loss does not widen it.
+        The standard deviation is estimated from differences of successive losses: a falling loss does not increase it.
         """
         before, message = list(self.before), None
         self.before.append(loss)
@@ -200,12 +200,12 @@ class Spikes:
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a metrics.jsonl, without values that are not finite numbers."""
+    """Return the rows of a metrics.jsonl file, with finite numbers only."""
     return [{name: value for name, value in row.items() if _is_finite(value)} for _, row in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield each row with its line; other lines, such as one that was cut off while it was written, are left out."""
+    """Yield (line, row) of each valid line; skip other lines, such as an incomplete last line."""
     with files.open_regular(path) as file:
         for raw in iter(lambda: file.readline(LONGEST_LINE), b""):
             line = raw.decode(errors="replace").rstrip("\r\n")
@@ -220,5 +220,5 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
 def _is_finite(value: Any) -> bool:
     try:
         return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # an integer that is too large for a float
         return False

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, AdamW and Muon, from the parts of optax."""
+"""Learning-rate schedules, AdamW and Muon, built from optax."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ from mini_gpt.model.parameters import Parameters, path_name, with_layers
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Return count -> learning rate. count: updates so far, from 0 as in optax; t = count + 1 in the formulas.
 
-    Every schedule warms up linearly over w steps: peak · t/w. After it:
+    Every schedule warms up linearly over w steps: peak · t/w. After the warmup:
     inverse_sqrt: peak · sqrt(w/t), at any t (Vaswani et al. 2017, eq. 3, up to the constant).
     cosine: falls to final_fraction · peak at the last step (Loshchilov and Hutter 2017).
     wsd: stays at the peak, then falls linearly to final_fraction · peak over the last `decay_fraction` of the steps
@@ -29,7 +29,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         "inverse_sqrt": lambda: lambda count: peak * jnp.sqrt(warmup / (count + warmup)),
         "cosine": lambda: optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction),
         "wsd": lambda: optax.join_schedules(
-            [optax.constant_schedule(peak), _down(peak, last, max(1, steps - warmup - stable))], [stable]
+            [optax.constant_schedule(peak), _linear_decay(peak, last, max(1, steps - warmup - stable))], [stable]
         ),
         "constant": lambda: optax.constant_schedule(peak),
     }[config.schedule]()
@@ -39,14 +39,14 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return lambda count: joined(count + 1)
 
 
-def _down(peak: float, last: float, steps: int) -> optax.Schedule:
-    """Return a linear schedule from `peak` to `last`; rounding does not take it below `last`."""
+def _linear_decay(peak: float, last: float, steps: int) -> optax.Schedule:
+    """Return a linear schedule from `peak` to `last`, which rounding can't take below `last`."""
     line = optax.linear_schedule(peak, last, steps)
     return lambda count: jnp.maximum(line(count), last)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """Return AdamW (Loshchilov and Hutter 2019) or Muon, after clipping by the global norm; only matrices decay."""
+    """Return AdamW (Loshchilov and Hutter 2019) or Muon, after global-norm clipping, with weight decay of matrices."""
     o, make = config.optimizer, {"adamw": _adamw, "muon": _muon}[config.optimizer.name]
     return optax.chain(optax.clip_by_global_norm(o.clip_norm), make(o, config.train.steps))
 
@@ -56,10 +56,10 @@ def _adamw(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
 
 
 def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024) for the hidden matrices, AdamW for the rest.
+    """Return Muon (Jordan et al. 2024) for the hidden matrices, AdamW for the rest.
 
-    The update of an m × n matrix is orthogonalised and scaled by 0.2 sqrt(max(m, n)). Its entries then have the root
-    mean square of AdamW's, so the same learning rate and weight decay suit both (Liu et al. 2025, section 2.2).
+    The update of an m × n matrix is orthogonalised and scaled by 0.2 sqrt(max(m, n)). Its entries then have the same
+    root mean square as AdamW's, so one learning rate and weight decay suit both (Liu et al. 2025, section 2.2).
     """
     # The last two axes are a matrix; those before them, such as stacked layers, are batch axes.
     axes = lambda matrices: jax.tree.map(lambda _: MuonDimensionNumbers(-2, -1), matrices)
@@ -79,7 +79,7 @@ def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
 
 
 def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Stack the matrices of all layers by name: a few large products are faster than many small ones."""
+    """Apply `inner` to the stacked matrices of all layers: a few large products are faster than many small ones."""
 
     def update(updates: Parameters, state: optax.OptState, parameters: Parameters | None = None):
         del parameters
@@ -90,14 +90,14 @@ def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 
 def is_hidden_matrix(parameters: Parameters) -> Parameters:
-    """Mark the kernels of the blocks; embeddings do not map activations to activations, so AdamW updates them."""
-    return _marked(parameters, r"^blocks/.*kernel$")
+    """Return the mask of the blocks' kernels. Embeddings are not in it: they do not map activations to activations."""
+    return _mask(parameters, r"^blocks/.*kernel$")
 
 
 def decays(parameters: Parameters) -> Parameters:
-    """Mark the parameters with weight decay: kernels and embeddings, not biases, scales of norms or T5's table."""
-    return _marked(parameters, r"(kernel|embedding)$")
+    """Return the mask of weight decay: kernels and embeddings, but no biases, norm scales or T5's table."""
+    return _mask(parameters, r"(kernel|embedding)$")
 
 
-def _marked(parameters: Parameters, pattern: str) -> Parameters:
+def _mask(parameters: Parameters, pattern: str) -> Parameters:
     return jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), parameters)

@@ -1,4 +1,4 @@
-"""What Orbax needs to write a checkpoint under any path, and to count it only when all of its arrays are in it."""
+"""Paths that Orbax can use for any directory, and a check that a checkpoint contains all of its arrays."""
 
 import collections
 import contextlib
@@ -19,17 +19,17 @@ from mini_gpt.model.parameters import path_name
 from mini_gpt.runtime.errors import UserError
 
 URL_ROOTS = ("/gs/", "/s3/", "/az/", "/hf/")  # etils reads these as gs:// and so on
-LOCK_SUFFIX = ".__lock"  # TensorStore takes no directory with this end of its name
+LOCK_SUFFIX = ".__lock"  # TensorStore accepts no directory name with this suffix
 ArrayShapes = dict[str, tuple[int, ...]]  # by Orbax's name of the array, such as blocks.0.mlp.up.kernel
 
 
 @contextlib.contextmanager
 def plain_path(directory: Path) -> Iterator[Path]:
-    """Yield a path to `directory` that Orbax and TensorStore take literally: its real path, or a symlink to it.
+    """Yield a path to `directory` that Orbax and TensorStore read literally: its real path, or a symlink to it.
 
     Orbax uses paths as glob patterns, TensorStore turns a back-slash into a slash, and both parse URLs. The symlink
-    is in a temporary directory. Creates `directory` where a symlink is needed. Raises UserError where the temporary
-    directory has no plain path itself.
+    is in a temporary directory. Creates `directory` if a symlink is needed. Raises UserError if the path of the
+    temporary directory is not plain.
     """
     # Not absolute(): TensorStore removes ".." from a path without following the links before it.
     real = directory.resolve()
@@ -55,9 +55,9 @@ def _is_plain(path: Path) -> bool:
 
 
 class VerifyingHandler(ocp.StandardCheckpointHandler):
-    """Orbax's handler of a pytree of arrays, which checks the files before Orbax counts the checkpoint.
+    """Saves a pytree of arrays, and checks the files before Orbax completes the checkpoint.
 
-    Orbax calls `finalize` in process 0 once all processes have written. An error there ends the save: the checkpoint
+    Orbax calls `finalize` in process 0 after all processes have written. An error there ends the save: the checkpoint
     keeps its temporary name, and no older checkpoint is deleted.
     """
 
@@ -75,22 +75,22 @@ class VerifyingHandler(ocp.StandardCheckpointHandler):
         super().finalize(directory)
         if missing := missing_arrays(Path(os.fspath(directory)), self.shapes):
             raise UserError(
-                f"{self.checkpoints}: the new checkpoint is not whole ({len(missing)} of {len(self.shapes)} arrays are "
-                f"missing, such as {missing[0]}); those before it are kept: run the command again"
+                f"{self.checkpoints}: the new checkpoint is incomplete ({len(missing)} of {len(self.shapes)} arrays "
+                f"missing, such as {missing[0]}); older checkpoints are kept: run the command again"
             )
 
 
 def missing_arrays(directory: Path, shapes: ArrayShapes) -> list[str]:
-    """Return the names of the arrays that are not stored whole in `directory`.
+    """Return the names of the arrays that are missing or incomplete in `directory`.
 
-    Reads the merged index and each array's metadata, not the values. An array is whole when it has the right shape and
-    the index has all of its chunks.
+    Reads the merged index and each array's metadata, not the values. An array is complete if it has the right shape
+    and the index has all of its chunks.
     """
     store = ts.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{directory}/"}}).result()
     keys = [key.decode(errors="replace").rpartition("/") for key in store.list().result()]
-    described = {name for name, _, chunk in keys if chunk == ".zarray"} & shapes.keys()
+    stored = {name for name, _, chunk in keys if chunk == ".zarray"} & shapes.keys()
     chunks = collections.Counter(name for name, _, chunk in keys if chunk != ".zarray")
-    metadata = {name: store.read(f"{name}/.zarray") for name in described}  # all are read at the same time
+    metadata = {name: store.read(f"{name}/.zarray") for name in stored}  # read concurrently
     missing = set(shapes)
     for name, future in metadata.items():
         array = json.loads(future.result().value)

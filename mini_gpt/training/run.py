@@ -1,4 +1,4 @@
-"""A run directory, opened to read its config, tokenizer, corpus and model, or to start a new run with its weights."""
+"""Loading a run directory: config, tokenizer, corpus and model, or the initial weights of a new run."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ from mini_gpt.training.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
 
-# Fields that an override can't change: the tokens, and the split of the text that the run was trained on.
+# Fields that an override can't change: the tokenizer, and the split of the text that the run was trained on.
 FIXED = ("data.tokenizer", "data.vocab_size")
 FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
@@ -40,9 +40,9 @@ class SavedRun:
         return contextlib.closing(Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True))
 
     def read_parameters(self, step: int, config: Config, abstract: Parameters, source: str) -> Parameters:
-        """Read the parameters of a checkpoint in the layout of `config`, sharded as `abstract`.
+        """Return the parameters of a checkpoint in the layout of `config`, sharded like `abstract`.
 
-        Raises UserError, which begins with `source`, if a shape differs from `abstract`.
+        Raises UserError, with a message that starts with `source`, if a shape differs from `abstract`.
         """
         vocab_size = states.vocab_size(self.trained, self.tokenizer)
         _, written = states.abstract_parameters(self.trained, vocab_size, sharding.mesh_of(abstract))
@@ -53,10 +53,10 @@ class SavedRun:
 
 
 class Run(SavedRun):
-    """A run, opened to be read. Raises UserError for an invalid directory, checkpoint or override.
+    """A loaded run. Raises UserError for an invalid directory, checkpoint or override.
 
-    trained: the config that the run was trained with. config: the same with the overrides. model: the parameters of a
-    checkpoint, loaded. step: of the checkpoint.
+    trained: the config that the run was trained with. config: the same with the overrides. model: with the parameters
+    of the checkpoint. step: the step of the checkpoint.
     """
 
     def __init__(self, workdir: Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):
@@ -75,7 +75,7 @@ class Run(SavedRun):
         if bad := model_parameters.non_finite(self.parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
         separator_id = tokenizers.separator_id(self.config.data, self.tokenizer.token_bytes)
-        # As many tokens fit the devices for another context length.
+        # The tokens in a batch of training, also for another context length.
         batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
         fields = (self.definition, self.config, self.mesh, separator_id, batch_tokens)
         self.model = LoadedModel(self.parameters, *fields)
@@ -84,7 +84,7 @@ class Run(SavedRun):
     def corpus(self) -> corpora.Corpus:
         """The corpus; it must be the one that the run was trained on, unless an override names another.
 
-        Its place must be one that the user has typed, in an override or earlier.
+        The user must have typed its path, in an override or in an earlier command.
         """
         places.check_corpus(self.config.data, self.overrides, self.workdir / workdirs.CONFIG, "--override=")
         places.remember(self.config.data)
@@ -95,7 +95,7 @@ class Run(SavedRun):
 
     @functools.cached_property
     def store(self) -> token_store.TokenStore:
-        """The tokens of the corpus."""
+        """The tokens of the corpus. Raises UserError for a task."""
         if self.config.data.is_task:
             raise UserError(f"data.corpus: found {self.config.data.corpus}, which has no text; use --suite=tasks")
         return token_store.open_store(self.corpus, self.config.data, self.tokenizer)
@@ -117,10 +117,10 @@ class Run(SavedRun):
 
 
 class InitialWeights(SavedRun):
-    """A checkpoint of another run, whose weights and tokenizer a new run starts with.
+    """A checkpoint of another run. A new run starts with its weights and its tokenizer.
 
-    All else comes from the new config: steps count from 0, and the optimizer starts anew. Raises UserError if there is
-    no checkpoint, or if the other run has another kind of tokenizer.
+    Everything else comes from the new config. The steps start at 0, with a new optimizer state. Raises UserError if
+    there is no checkpoint, or if the other run has another kind of tokenizer.
     """
 
     def __init__(self, workdir: Path, config: Config, checkpoint: str = "last"):
@@ -136,12 +136,12 @@ class InitialWeights(SavedRun):
             try:
                 self.step = checkpoints.resolve(checkpoint)
             except UserError as error:
-                raise UserError(f"--init_from: {workdir} lacks the checkpoint that is needed ({error})") from None
-        # For the new run's directory.
+                raise UserError(f"--init_from: {workdir} does not have the checkpoint ({error})") from None
+        # Written to the new run's directory.
         self.record = {"workdir": str(workdir.resolve()), "checkpoint_step": self.step}
 
     def parameters(self, config: Config, abstract: Parameters) -> Parameters:
-        """Read the weights. Raises UserError if a shape does not fit the new config, or a weight is not finite."""
+        """Return the weights. Raises UserError if a shape does not fit the new config, or a weight is not finite."""
         changed = configs.differences(self.trained, config).items()
         listed = [f"{name} {old!r} → {new!r}" for name, (old, new) in changed if name.startswith(("model.", "context"))]
         parameters = self.read_parameters(self.step, config, abstract, f"--init_from: {self.workdir}")
@@ -152,13 +152,13 @@ class InitialWeights(SavedRun):
 
 
 def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) -> InitialWeights | None:
-    """Return the initial weights of the run in `workdir`; None if it draws them, or has a checkpoint already.
+    """Return the initial weights of the run in `workdir`; None if they are random, or if it has a checkpoint.
 
     Raises UserError if the run was started with other initial weights.
     """
-    begun = (workdir / workdirs.CONFIG).exists()
-    recorded = workdirs.initial_run(workdir) if begun else None
-    if begun and (recorded and recorded["workdir"]) != (init_from and str(init_from.resolve())):
+    exists = (workdir / workdirs.CONFIG).exists()
+    recorded = workdirs.initial_run(workdir) if exists else None
+    if exists and (recorded and recorded["workdir"]) != (init_from and str(init_from.resolve())):
         raise UserError(
             f"--init_from: found {init_from}; the run in {workdir} was started from "
             f"{recorded['workdir'] if recorded else 'random weights'}; give the same, or name a new directory"

@@ -1,4 +1,4 @@
-"""The state of training as one pytree, and the jitted step that changes it."""
+"""The training state as one pytree, and the jitted training step."""
 
 import functools
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from mini_gpt.training.optimizer import make_optimizer, make_schedule
 
 
 class TrainState(NamedTuple):
-    """step: optimizer steps done, int32 scalar. parameters: nested dicts of float32 arrays. optimizer_state: of optax.
+    """step: optimizer steps so far, int32 scalar. parameters: nested dicts, float32. optimizer_state: that of optax.
 
-    halted: bool scalar; after a non-finite step nothing changes any more. It is not saved in checkpoints.
+    halted: bool scalar, True after a non-finite step: later steps change nothing. It is not saved in checkpoints.
     """
 
     step: jax.Array
@@ -54,21 +54,21 @@ def abstract_parameters(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nn
     return definition, _with_shardings(shapes, mesh)
 
 
-def first(config: Config, parameters: Parameters, like: TrainState) -> TrainState:
-    """Return the state at step 0 with given parameters, whose memory it takes over. like: as `abstract` returns it."""
+def first(config: Config, parameters: Parameters, abstract_state: TrainState) -> TrainState:
+    """Return the state at step 0 with the given parameters, which are donated. abstract_state: from `abstract`."""
     initial = functools.partial(_initial, config)
-    places = jax.tree.map(lambda leaf: leaf.sharding, like)
-    return jax.jit(initial, donate_argnums=0, out_shardings=places)(parameters)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
+    return jax.jit(initial, donate_argnums=0, out_shardings=shardings)(parameters)
 
 
-def create(config: Config, vocab_size: int, like: TrainState) -> TrainState:
-    """Draw the initial state from `config.seed`, each array on its own devices."""
+def create(config: Config, vocab_size: int, abstract_state: TrainState) -> TrainState:
+    """Return the state at step 0 with random parameters from `config.seed`; each device makes its own shards."""
 
-    def draw() -> TrainState:
-        _, drawn = gpt.split(MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
-        return _initial(config, drawn)
+    def initialize() -> TrainState:
+        _, parameters = gpt.split(MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
+        return _initial(config, parameters)
 
-    return jax.jit(draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
+    return jax.jit(initialize, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state))()
 
 
 def _initial(config: Config, parameters: Parameters) -> TrainState:
@@ -77,32 +77,32 @@ def _initial(config: Config, parameters: Parameters) -> TrainState:
 
 
 def _with_shardings(tree: Any, mesh: Mesh) -> Any:
-    places = sharding.tree_shardings(tree, mesh)
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+    shardings = sharding.tree_shardings(tree, mesh)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
 def make_train_step(
-    definition: nnx.GraphDef, config: Config, like: TrainState, *, separator_id: int | None = None
+    definition: nnx.GraphDef, config: Config, abstract_state: TrainState, *, separator_id: int | None = None
 ) -> jax.stages.Wrapped:
-    """Return the jitted step (state, batch) -> (state, metrics). The new state reuses the memory of the old one.
+    """Return the jitted step (state, batch) -> (state, metrics). The old state is donated.
 
-    like: the state as ShapeDtypeStructs with shardings. separator_id: the token that begins each document, if attention
+    abstract_state: ShapeDtypeStructs with shardings. separator_id: the token that begins each document, if attention
     stays inside documents.
 
     metrics: float32 scalars loss (unsmoothed NLL, nats a token), objective (the minimised loss), learning_rate,
-    gradient_norm (before clipping), parameter_norm (before the update); and the bool finite, of loss, objective and
-    gradient. A non-finite step changes nothing. Unless `train.nonfinite` is skip, later steps change nothing either:
-    the host reads metrics late, and must still find the state before the step.
+    gradient_norm (before clipping), parameter_norm (before the update); and the bool finite, True if loss, objective
+    and gradient are. A non-finite step changes nothing. Unless `train.nonfinite` is skip, later steps change nothing
+    either: the host reads the metrics during the next step, and then needs the state before the non-finite step.
     """
     optimizer, schedule = make_optimizer(config), make_schedule(config.optimizer, config.train.steps)
-    mesh = sharding.mesh_of(like)
+    mesh = sharding.mesh_of(abstract_state)
     parts = config.train.accumulation_steps
-    whole = "inputs" if config.train.objective == "next_token" else "targets"  # the text before any token is masked
+    unmasked = "inputs" if config.train.objective == "next_token" else "targets"  # the tokens before masking
 
     def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
         model = nnx.merge(definition, parameters)
-        keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[whole]))
-        layout = positions_and_segments(model.config, batch[whole], separator_id, keys_B)
+        keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[unmasked]))
+        layout = positions_and_segments(model.config, batch[unmasked], separator_id, keys_B)
         x_BLD = model.forward(Inputs(batch["inputs"], *layout), dropout_key=key)[0]
         objective, loss = losses.loss_sums(
             x_BLD, model.output_table, batch["targets"], batch["weights"], config.train.label_smoothing, mesh
@@ -119,7 +119,7 @@ def make_train_step(
             def add(carry: Any, part: Any) -> tuple[Any, None]:
                 return jax.tree.map(jnp.add, carry, gradients_of(state.parameters, *part)), None
 
-            # Part i takes rows i, i + parts, ...: each device then works on its own rows in every part.
+            # Part i has rows i, i + parts, ..., so that each device uses its own rows in every part.
             split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
             zero = jax.tree.map(jnp.zeros_like, (state.parameters, {"objective": 0.0, "loss": 0.0, "count": 0.0}))
             (gradients, totals), _ = jax.lax.scan(add, zero, (split, jax.random.split(key, parts)))
@@ -139,10 +139,10 @@ def make_train_step(
             updates, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.parameters)
             return optax.apply_updates(state.parameters, updates), optimizer_state
 
-        # cond, not where: choosing entry by entry takes 1 ms of a small step of 34 ms on CPUs.
+        # Not jnp.where, which takes 1 ms of a small step of 34 ms on CPUs.
         changed = jax.lax.cond(finite & ~halted, update, lambda: (state.parameters, state.optimizer_state))
         return TrainState(state.step + ~halted, changed[0], changed[1], halted), metrics | {"finite": finite}
 
-    # Explicit shardings: a state that came back with other ones would compile the step a second time.
-    places = jax.tree.map(lambda leaf: leaf.sharding, like)
-    return jax.jit(sharding.use_mesh(mesh)(train_step), donate_argnums=0, out_shardings=(places, None))
+    # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
+    return jax.jit(sharding.use_mesh(mesh)(train_step), donate_argnums=0, out_shardings=(shardings, None))

@@ -11,14 +11,14 @@ from mini_gpt.runtime import processes
 
 
 class StopRequest:
-    """received: the signal of this process. signal: the signal that ends the run, the same in all processes."""
+    """A request to stop. received: the signal that this process received. signal: the signal that ends the run."""
 
     def __init__(self):
         self.received: int | None = None
         self.signal: int | None = None
 
     def reached(self, step: int) -> bool:
-        """Whether the run ends with this step. All processes must call it after every step."""
+        """Return whether the run ends with this step. All processes must call it after every step."""
         if not processes.are_several():
             self.signal = self.received
         elif multihost_utils.reached_preemption_sync_point(step):
@@ -28,9 +28,9 @@ class StopRequest:
 
 @contextlib.contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Turn the first signal into a request to stop; the second exits at once. Files on disk stay whole.
+    """Yield a request that the first signal sets. A second signal exits at once. Files on disk stay intact.
 
-    With several processes, JAX's own handler receives SIGTERM and informs the others; SIGINT is forwarded to it.
+    With several processes, JAX's own handler receives SIGTERM and informs the others; SIGINT is sent to it as SIGTERM.
     """
     request = StopRequest()
 
@@ -40,13 +40,13 @@ def listening() -> Iterator[StopRequest]:
         request.received = number
         if processes.are_several():
             os.kill(os.getpid(), signal.SIGTERM)
-        # os.write, not the logger or print: the signal may have interrupted either.
+        # Not the logger or print, which the signal may have interrupted.
         os.write(2, b"\nstopping: saving after this step; send the signal again to exit at once\n")
 
     handled = [signal.SIGINT] if processes.are_several() else [signal.SIGTERM, signal.SIGINT]
-    before = {number: signal.signal(number, receive) for number in handled}
+    previous = {number: signal.signal(number, receive) for number in handled}
     try:
         yield request
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -17,7 +17,7 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
-INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # where the first weights come from
+INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # the source of the initial weights
 LOCK = "lock"  # an empty file, locked by the process that trains
 
 # Fields that may differ when a run is resumed. The corpus is compared by its fingerprint, not by its path.
@@ -57,7 +57,7 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
                 raise
-            log.warning(f"{workdir}: this file system has no locks ({error.strerror}); start no second run here")
+            log.warning(f"{workdir}: this file system has no locks ({error.strerror}); do not start a second run here")
         if new and (workdir / CONFIG).exists():
             raise UserError(f"--workdir: another run has started in {workdir}; the same command resumes it")
         yield
@@ -66,7 +66,7 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
 def claim(
     workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer, origin: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the files that make a directory the directory of this run. origin: of its weights, if they are a run's."""
+    """Write the files of a new run. origin: the run and the step of its initial weights; None if they are random."""
     if origin is None:
         (workdir / INIT_FROM).unlink(missing_ok=True)
     else:
@@ -78,19 +78,19 @@ def claim(
 
 
 def record_import(workdir: Path, source: Path, title: str) -> None:
-    """Record in an imported run the directory and the architecture that it was imported from."""
+    """Write the directory and the architecture that a run was imported from."""
     files.write_json(workdir / IMPORTED_FROM, {"directory": str(source.resolve()), "architecture": title})
 
 
 def initial_run(workdir: Path) -> dict[str, Any] | None:
-    """Return {"workdir", "checkpoint_step"} of the run whose weights this run started with, or None."""
+    """Return the source of the initial weights, {"workdir", "checkpoint_step"}; None if it is not a run."""
     if not (workdir / INIT_FROM).exists():
         return None
     return _read_record(workdir / INIT_FROM, "initial weights", {"workdir": str, "checkpoint_step": int})
 
 
 def described_origin(workdir: Path) -> str | None:
-    """Describe where a run's first weights come from; None if they were drawn at random."""
+    """Return a description of the source of the initial weights; None if they were random."""
     if (workdir / IMPORTED_FROM).exists():
         fields = {"directory": str, "architecture": str}
         source = _read_record(workdir / IMPORTED_FROM, "initial weights", fields)
@@ -124,11 +124,11 @@ def check_same_config(workdir: Path, config: Config) -> None:
     )
     if listed:
         raise UserError(
-            f"--workdir: {workdir} holds another run ({listed}); name a new directory, or the run's own values"
+            f"--workdir: {workdir} holds another run ({listed}); name a new directory, or give the run's own values"
         )
 
 
-def _read_record(path: Path, what: str, fields: Mapping[str, type]) -> dict[str, Any]:
+def _read_record(path: Path, content: str, fields: Mapping[str, type]) -> dict[str, Any]:
     """Return the JSON object of a file. Raises UserError if a field is missing or of another type."""
     try:
         record = files.read_with_checksum(path)
@@ -136,5 +136,5 @@ def _read_record(path: Path, what: str, fields: Mapping[str, type]) -> dict[str,
             if not isinstance(record[name], kind):
                 raise ValueError(f"{name}: found {shown(record[name])}")
     except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: not a record of {what} ({type(error).__name__}: {error})") from None
+        raise UserError(f"{path}: not a record of {content} ({type(error).__name__}: {error})") from None
     return record

@@ -139,7 +139,7 @@ def test_both_processes_reject_damage_that_one_finds(small, tmp_path):
     store.write_bytes(store.read_bytes()[::-1])
     said, statuses = train()
     assert statuses == [0, 0], said
-    assert "is damaged (found by another process): set aside as" in said[0][1] and "at step 2: resuming" in said[0][1]
+    assert "is damaged (found by another process): moved to" in said[0][1] and "at step 2: resuming" in said[0][1]
     assert (workdir / "damaged/checkpoints-4/parameters").is_dir()
     again = Run(workdir).parameters, rows(workdir)
     assert again[1] == before[1]
@@ -220,7 +220,7 @@ def test_other_clients_are_ignored_and_conflicts_refused(joined):
     }
     address = f"localhost:{free_port()}"
     raised = start_all([(address, 3, 0), (address, 2, 1)], timeout=5)
-    assert set(raised.values()) == {"--num_processes: process 1 found 2, process 0 3"}
+    assert set(raised.values()) == {"--num_processes: process 1 has 2, process 0 has 3"}
 
 
 def test_a_port_that_is_taken_is_named(joined):

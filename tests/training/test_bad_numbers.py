@@ -102,7 +102,7 @@ def test_a_stop_saves_the_step_before_and_can_resume(small, tmp_path, poison, me
         loop.train(config, tmp_path, conclude=False)
     found = re.fullmatch(
         r"step 6: found loss (nan|inf), gradient norm nan at learning rate (\S+); step 5 is saved; resume with "
-        r"train\.nonfinite=skip or rewind, or start anew with a lower rate",
+        r"train\.nonfinite=skip or rewind, or start a new run with a lower learning rate",
         str(raised.value),
     )
     rate = config.optimizer.learning_rate * math.sqrt(config.optimizer.warmup_steps / 6)

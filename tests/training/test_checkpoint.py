@@ -92,7 +92,7 @@ def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
     with pytest.raises(UserError, match=r"checkpoints/8: damaged \(.*and so is every checkpoint before it; restore"):
         restore_last(directory, abstract)
     assert (directory / "8").exists() and (directory / "4").exists()
-    with pytest.raises(UserError, match=r"checkpoints/8: damaged .*; --checkpoint=4 is there too"):
+    with pytest.raises(UserError, match=r"checkpoints/8: damaged .*; other steps for --checkpoint: 4"):
         Run(directory.parent)
 
 
