@@ -21,7 +21,7 @@ LONGEST = 512  # tokens
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
 MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay under 5 MB
 STEPS = (254, 127, 63)  # of quantisation; the first number that fits in the page is used
-FLOOR = 16.0  # nats below a row's largest logit at which logits are clipped; a weight there is 1.2e-7 of the largest
+FLOOR = 16.0  # nats below a row's largest logit at which logits are clipped; a weight there is ≤ 1.2e-7 of the largest
 HIDDEN = 255  # code of a masked pair
 
 # The toy example: attention of two heads in four dimensions, small enough to compute by hand. In the first two
