@@ -26,7 +26,7 @@ def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypat
     trained = loop.train(config, tmp_path, conclude=False)
     assert trained.step == 9 == measured.state.step  # 1 in the constructor, 1 before the measured 6, 1 after them
     assert_same_bits(measured.state, trained)
-    measured.steps(3)  # more steps than the run has
+    measured.steps(3)  # beyond the last step of the run
     took_memory = []
     monkeypatch.setattr(bench, "peak_flops", lambda *args, real=bench.peak_flops: took_memory.append(1) or real(*args))
     monkeypatch.setattr(bench, "peak_memory", lambda real=bench.peak_memory: 0 if took_memory else real())

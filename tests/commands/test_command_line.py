@@ -44,7 +44,7 @@ def trained(small, tmp_path):
     return tmp_path / "run"
 
 
-def test_train_eval_and_sample(monkeypatch, flags, tmp_path, capsys):
+def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
     workdir = tmp_path / "run"
     assert type_in(monkeypatch, "train.py", *flags, f"--workdir={workdir}", "--config.train.steps", "4") is None
     shown = re.search(

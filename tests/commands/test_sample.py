@@ -15,7 +15,7 @@ from tests.commands.test_command_line import type_in
 
 @pytest.fixture(scope="module")
 def workdirs(tmp_path_factory, corpus_files):
-    """Return a function to the directory of a briefly trained run with a given `model.position`."""
+    """Return a function that returns the directory of a briefly trained run, by `model.position`."""
     made = {}
 
     def make(small, position):

@@ -53,9 +53,7 @@ EXTRAPOLATION = ["--suite=extrapolation", "--lengths=1x,2x", "--strides=0.5x"]
 
 
 @pytest.mark.slow
-def test_a_sweep_trains_only_missing_runs_and_survives_failures(
-    monkeypatch, flags, trainings, tmp_path, capsys, caplog
-):
+def test_a_sweep_trains_missing_runs_and_skips_failed_ones(monkeypatch, flags, trainings, tmp_path, capsys, caplog):
     vary = "--vary=model.position=learned,rope,roap"
     error = type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION)
     assert error == "error: 2 of 6 combinations failed; the same command tries them again"
@@ -108,7 +106,7 @@ def test_a_sweep_trains_only_missing_runs_and_survives_failures(
 
 
 @pytest.mark.slow
-def test_a_sweep_survives_crashes_and_damaged_results(monkeypatch, flags, trainings, tmp_path, caplog):
+def test_a_sweep_continues_after_crashes_and_damage(monkeypatch, flags, trainings, tmp_path, caplog):
     train = loop.train
 
     def crash(config, workdir, **options):

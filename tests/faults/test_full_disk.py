@@ -19,7 +19,7 @@ def disk(tmp_path):
     path.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(path)], capture_output=True)
     if mounted.returncode:
-        pytest.skip(f"no small file system here: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
     yield path
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 

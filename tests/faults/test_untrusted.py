@@ -131,7 +131,7 @@ def test_parameters_are_counted_without_a_corpus(run, monkeypatch, capsys):
 
 @pytest.fixture
 def data_set(tmp_path):
-    """Write a TFDS data set that names files outside of it; return (directory of data sets, its own)."""
+    """Write a TFDS data set that names files outside of it; return (directory of all data sets, its own directory)."""
     directory = tmp_path / "tfds" / "theirs" / "1.0.0"
     directory.mkdir(parents=True)
     corpora.tfds.features.FeaturesDict({"text": corpora.tfds.features.Text()}).save_config(directory)

@@ -140,7 +140,7 @@ def test_the_largest_page_stays_under_five_megabytes():
     assert len(page) < 5_000_000 and packed["error"] < 0.02
 
 
-def test_markup_in_a_text_stays_text():
+def test_markup_in_a_text_is_escaped():
     page = explorer.build_page({"title": HOSTILE, "attention": {"tokens": [HOSTILE]}})
     assert page.count("</script>") == 4 and HOSTILE not in page and "<img" not in page
     assert data_of(page)["title"] == HOSTILE
@@ -151,7 +151,7 @@ def test_markup_in_a_text_stays_text():
 def browser():
     binary, driver = (shutil.which("chromium") or shutil.which("google-chrome")), shutil.which("chromedriver")
     if binary is None or driver is None:
-        pytest.skip("no chromium and chromedriver here: the page is not tested in a browser")
+        pytest.skip("needs chromium and chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     alone = [

@@ -45,7 +45,7 @@ def loss_of(run, parameters=None, most_tokens=None):
 
 
 @pytest.mark.parametrize("fields", [{}, {"model__scan_layers": True}, {"model__num_kv_heads": 1}])
-def test_a_masked_head_writes_nothing(small, fields):
+def test_masking_a_head_equals_zeroing_its_output(small, fields):
     config = small(model__num_layers=2, model__position="rope", model__num_heads=2, **fields)
     model = random_model(config, tokenizers.ByteTokenizer().token_bytes, noise=0)
     tokens_BL = np.random.default_rng(0).integers(0, 256, (3, 8))

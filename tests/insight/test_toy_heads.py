@@ -21,7 +21,7 @@ def test_the_toy_computes_the_formula(preset):
         np.testing.assert_allclose(weights_HLS[head], exp / exp.sum(-1, keepdims=True), rtol=1e-5, atol=1e-6)
 
 
-def test_negating_the_keys_of_one_head_leaves_the_other():
+def test_negating_keys_of_a_head_does_not_change_the_other():
     plain, negated = (toy_heads.maps(name)[0] for name in ("identity", "head 2 negated"))
     np.testing.assert_array_equal(plain[0], negated[0])
     np.testing.assert_allclose(plain[1], -negated[1], rtol=1e-6)

@@ -39,7 +39,7 @@ def poison(monkeypatch):
 
 
 def trained_on(config, places):
-    """Return the state after one step on the batch of each place, in turn. None: a skipped step."""
+    """Return the state after one step on the batch of each index, in turn. None: a skipped step."""
     corpus = corpora.open_corpus(config.data)
     run = assembly.assemble(
         config, sharding.make_mesh(*config.mesh.sizes), corpus, token_store.fit_tokenizer(corpus, config.data)
@@ -148,7 +148,7 @@ def test_skipped_steps_change_only_the_count_up_to_a_limit(small, tmp_path, pois
 
 def test_a_rewind_skips_data_and_resumes_exactly(small, tmp_path, poison, metrics_delay, monkeypatch):
     config = small(train__nonfinite="rewind", **FIELDS | {"train__steps": 14})
-    # Batch 5 is bad (step 6): rewind to step 4, go on with batch 6. Batch 9 is bad (step 8): rewind, go on with 10.
+    # Batch 5 is infinite (step 6): rewind to step 4, continue with batch 6. Batch 9 (step 8): rewind, continue with 10.
     expected = trained_on(config, [0, 1, 2, 3, *range(10, 20)])
     poison(5, 9)
     assert_same_bits(loop.train(config, tmp_path / "uninterrupted", conclude=False), expected)

@@ -108,7 +108,7 @@ def test_a_run_resumes_exactly_after_a_damaged_checkpoint(small, tmp_path):
     assert rows == [12, 12]
 
 
-def test_a_damaged_checkpoint_before_the_last_is_set_aside(written):
+def test_an_earlier_damaged_checkpoint_is_moved_away(written):
     directory, abstract, states = written
     (directory / "4" / "format" / "metadata").write_text("{")
     step, state, _ = restore_last(directory, abstract)

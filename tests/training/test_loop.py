@@ -37,7 +37,7 @@ def without_rates(row):
 def test_a_resumed_run_ends_with_the_same_bits(small, tmp_path, monkeypatch, mesh):
     config = small(train__steps=9, checkpoint__every=2, eval__every=3, train__log_every=4, mesh__data=mesh, **HARD)
     uninterrupted = loop.train(config, tmp_path / "uninterrupted")
-    for steps in (3, 1, 4):  # cut in step 4, then in step 4 again, then in step 7
+    for steps in (3, 1, 4):  # interrupted in step 4, in step 4 again, and in step 7
         with monkeypatch.context() as patch, pytest.raises(Interrupted):
             interrupt_after(patch, steps)
             loop.train(config, tmp_path / "cut")
@@ -296,7 +296,7 @@ def test_an_indivisible_batch_size_is_refused(small, tmp_path, mesh, batch, mess
 
 @pytest.mark.slow
 @pytest.mark.parametrize("position", ["none", "learned", "sinusoidal", "rope", "alibi", "t5"])
-def test_every_encoding_learns(small, tmp_path, position):
+def test_a_model_learns_with_every_encoding(small, tmp_path, position):
     config = small(
         model__position=position,
         train__steps=60,

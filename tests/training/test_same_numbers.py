@@ -13,7 +13,7 @@ VALIDATION = {4: 5.323483134, 8: 5.133705709}
 def test_a_small_run_has_the_recorded_losses(small, tmp_path):
     loop.train(small(), tmp_path, conclude=False)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    message = "numbers have changed: record the new ones only if the change is meant to change them"
+    message = "the losses changed: record the new ones only if that is intended"
     assert [row["train/loss"] for row in rows] == pytest.approx(TRAIN, rel=1e-5), message
     found = {row["step"]: row["validation/loss"] for row in rows if "validation/loss" in row}
     assert found == pytest.approx(VALIDATION, rel=1e-5), message

@@ -240,7 +240,7 @@ def test_a_context_too_short_for_a_problem_is_refused(small, tmp_path, monkeypat
         assert line == "error: context_length: found 5; task:copy with data.task_length=4 needs at least 9"
 
 
-def test_a_sweep_has_no_table_for_heads(monkeypatch):
+def test_a_sweep_refuses_the_heads_suite(monkeypatch):
     arguments = ["--config=configs/tiny.py", "--vary", "model.num_heads=2,4", "--suite=heads"]
     line = type_in(monkeypatch, "mini_gpt.sweep", *arguments)
     assert line.startswith("error: --suite=heads is not supported by a sweep; must be one of perplexity, extra")

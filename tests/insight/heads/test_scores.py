@@ -125,7 +125,7 @@ def test_padding_does_not_count():
     assert both.choosing == 7 + 4 and half.queries_T[0] == 2 * 4
 
 
-def test_bidirectional_attention_has_a_next_token():
+def test_bidirectional_attention_has_a_next_token_kind():
     none_V = np.zeros(1, bool)
     templates = head_scores.templates(np.zeros((1, 6), int), np.zeros((1, 6), bool), none_V, none_V, causal=False)
     assert list(templates)[:5] == ["previous token", "next token", "self", "local window", "first token"]
