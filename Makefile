@@ -1,4 +1,4 @@
-# make train and make test do all the set-up; nothing but Python 3.11 or newer, with venv and pip, is needed.
+# make train and make test install everything. They need only Python 3.11 or newer, with venv and pip.
 PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
@@ -13,18 +13,18 @@ test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/python -m pytest -q -n 2 -m "not slow" tests
 
-# Check the annotations of the package.
+# Check the types of the package.
 types: $(VENV)/installed-dev
 	$(VENV)/bin/mypy
 
 test-slow: $(VENV)/installed-dev
 	$(VENV)/bin/python -m pytest -q -n 2 -m slow $(SLOW)
 
-# Exchange with Transformers, both ways, in an environment with PyTorch.
+# Test export to and import from Transformers, with PyTorch.
 test-hugging-face: .venv-hugging-face/installed
 	.venv-hugging-face/bin/python -m pytest -q tests/hugging_face
 
-# Kill training processes at random moments, and compare with a run that was not killed; a quarter of an hour.
+# Kill training processes at random times, and compare them with an uninterrupted run (15 minutes).
 faults: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tests.faults.kills --kills=200
 
@@ -34,16 +34,16 @@ NEWER = python3.13 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.13*/bin/python3 \
 test-newest:
 	@for python in $(NEWER); do \
 	  if "$$python" -c '' 2>/dev/null; then exec $(MAKE) test test-slow PYTHON="$$python" VENV=.venv-newest; fi; \
-	done; echo "no Python newer than 3.11 here: nothing to do"
+	done; echo "no Python newer than 3.11 found: nothing to do"
 
-# All tests with the oldest versions that requirements.txt admits.
+# All tests with the oldest versions that requirements.txt allows.
 test-oldest:
 	$(MAKE) .venv-oldest/installed-dev VENV=.venv-oldest
 	sed -n 's/^\([A-Za-z_-]*\)>=\([0-9.]*\).*/\1==\2/p' requirements.txt > .venv-oldest/oldest.txt
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -r .venv-oldest/oldest.txt
 	.venv-oldest/bin/python -m pytest -q -n 2 tests
 
-# The docs site, in site/; a broken link or anchor is an error.
+# Build the docs site in site/. A broken link or anchor is an error.
 docs: .venv-docs/installed $(VENV)/installed
 	MINI_GPT_PYTHON=$(VENV)/bin/python NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
@@ -51,7 +51,7 @@ lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-# How each preset is sharded, and its cost; run it after a change of sharding.RULES or of a preset.
+# Write docs/sharding/. Run this after a change of sharding.RULES or of a preset.
 sharding-tables: $(VENV)/installed
 	for file in docs/sharding/*.md; do \
 	  $(VENV)/bin/python -m mini_gpt.commands.mesh_cost --config=configs/presets.py:$$(basename $$file .md) > $$file || exit 1; \

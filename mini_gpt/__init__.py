@@ -1,1 +1,1 @@
-"""A laboratory for small GPTs: multi-head attention and positional encoding, measured."""
+"""Train small GPTs, and measure their attention and positional encodings."""

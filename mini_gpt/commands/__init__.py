@@ -1,1 +1,1 @@
-"""What a person types: one file for each command and each suite. Imports all other rooms."""
+"""One file for each command and each suite. Imports all other packages."""

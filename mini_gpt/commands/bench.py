@@ -1,12 +1,12 @@
-"""Measure how fast a config trains or writes, and print one JSON line.
+"""Measure the speed of training or decoding, and print one JSON line.
 
 python -m mini_gpt.bench --config=configs/tiny.py [--steps=200] [--config.model.dtype=float32 ...]
 python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.position=alibi [--steps=200]
 python -m mini_gpt.bench --decode configs/tiny.py[,model.position=alibi] [--prompt_tokens=16] [--tokens=240]
 
---config measures the training step on the config's own batches. --compare runs two training steps in turns in one
-process; its ratio is the time of a step of the second over that of the first. --decode measures the writing of one
-text, with random weights. Run nothing else on the machine meanwhile.
+--config measures the training step on the config's own batches. --compare measures two configs in turns in one process;
+its ratio is the step time of the second over that of the first. --decode measures the decoding of one text with random
+weights. Run nothing else on the machine meanwhile.
 """
 
 import functools
@@ -47,13 +47,13 @@ from mini_gpt.training import state as states
 from mini_gpt.training.monitor import EventFile
 
 WARMUP_STEPS = 20
-ATTENTION_METRICS_RUNS = 11  # the first one compiles
-ROUNDS = 10  # turns of each config in a comparison, and texts that are written
-LOADED_TOKENS = 1_000_000  # about so many tokens measure the speed of making batches
+ATTENTION_METRICS_RUNS = 11  # the first run compiles
+ROUNDS = 10  # of a comparison; of --decode: number of texts
+LOADED_TOKENS = 1_000_000  # approximate number of tokens in the test of the data loader
 
-PEAK_PRODUCT = 4096  # rows and columns of the matrices that measure the peak of an unknown device
+PEAK_PRODUCT = 4096  # rows and columns of the matrices that measure an unknown device's peak FLOP/s
 
-# FLOP/s of dense bfloat16 products on one device, from the makers' data sheets, by a part of JAX's device_kind.
+# Peak FLOP/s of dense bfloat16 products on one device, from data sheets. Keys are parts of JAX's device_kind.
 PEAKS = {
     "A100": 312e12,
     "H100": 989e12,
@@ -73,8 +73,8 @@ log = logging.getLogger("mini_gpt.bench")
 
 
 def loader_speed(prepared: Iterator[batches.Batch], count: int) -> float:
-    """Return the tokens per second of making `count` batches while nothing else runs."""
-    for _ in itertools.islice(prepared, 8):  # more than were made in advance
+    """Return the tokens per second of the data loader over `count` batches."""
+    for _ in itertools.islice(prepared, 8):  # skip prefetched batches
         pass
     begin = time.perf_counter()
     tokens = sum(batch["inputs"].size for batch in itertools.islice(prepared, count))
@@ -84,7 +84,7 @@ def loader_speed(prepared: Iterator[batches.Batch], count: int) -> float:
 class Bench:
     """The compiled training step of one config, its state and its batches.
 
-    compile_seconds: of tracing, lowering and compiling, without and with a filled compilation cache.
+    compile_seconds: time to trace, lower and compile, with an empty and with a filled compilation cache.
     """
 
     def __init__(self, config: Config):
@@ -107,22 +107,22 @@ class Bench:
         self.loader_speed = loader_speed(self._batches(), 1 + LOADED_TOKENS // self.tokens_per_step)
 
     def _batches(self) -> Iterator[batches.Batch]:
-        """Yield the batches of the run, again and again: the run may have fewer steps than are measured."""
+        """Yield the run's batches without end, since the run may have fewer steps than are measured."""
         while True:
             yield from batches.iterate(self.run.train_batches, 0, self.config.train.steps)
 
     def steps(self, count: int) -> tuple[list[float], float]:
-        """Return the seconds of each step, and the share of the time that was spent waiting for data.
+        """Return the seconds of each step, and the share of time spent waiting for data.
 
-        A step is measured from the end of the step before it. As in training, the next step is dispatched before the
-        running one is waited for.
+        A step is measured from the end of the previous step. As in training, the next step is dispatched before the
+        current one ends.
         """
         waited, ends = 0.0, list[float]()
         pending: Any = None
-        for _ in range(count + 2):  # a step before the first measured one, and a step that is pending after the last
+        for _ in range(count + 2):  # one more step before the measured steps, and one after them
             begin = time.perf_counter()
             batch = next(self.batches)
-            if ends and pending["loss"].is_ready():  # else a step was running meanwhile, and nothing waited
+            if ends and pending["loss"].is_ready():  # otherwise the device was busy and did not wait
                 waited += time.perf_counter() - begin
             self.state, metrics = self.compiled(self.state, batch)
             if pending is not None:
@@ -133,7 +133,7 @@ class Bench:
         return list(np.diff(ends)), waited / (ends[-1] - ends[0])
 
     def attention_metrics(self) -> list[float]:
-        """Return the seconds that the attention and position metrics of an evaluation take, writing included."""
+        """Return the seconds of each run to compute and write the attention and position metrics."""
         seconds = []
         with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
             for step in range(ATTENTION_METRICS_RUNS):
@@ -147,13 +147,13 @@ class Bench:
         return seconds[1:]
 
     def report(self, seconds: list[float], waiting_share: float) -> dict:
-        """Return the JSON object of a measurement by `steps`."""
+        """Return the JSON object for the results of `steps`."""
         config, parameters = self.config, self.run.abstract_state.parameters
-        memory = peak_memory()  # first: measuring the peak FLOP/s takes memory
+        memory = peak_memory()  # before peak_flops, which allocates memory
         median, tokens = statistics.median(seconds), self.tokens_per_step
         peak, peak_source = peak_flops(compute_dtype(config.model.dtype))
         flops = flops_per_token(config, parameters)
-        watching = self.attention_metrics()
+        metric_seconds = self.attention_metrics()
         return {
             "tokens_per_second": tokens / median,
             "milliseconds_per_step": spread(seconds, 1000),
@@ -167,8 +167,8 @@ class Bench:
             "temporary_bytes": getattr(self.compiled.memory_analysis(), "temp_size_in_bytes", None),
             "peak_memory_bytes": memory,
             "waiting_for_data_share": waiting_share,
-            "milliseconds_watching": spread(watching, 1000),
-            "watching_share": statistics.median(watching) / (config.eval.every * median),
+            "milliseconds_watching": spread(metric_seconds, 1000),
+            "watching_share": statistics.median(metric_seconds) / (config.eval.every * median),
             "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(parameters),
             **machine(self.mesh.size),
@@ -176,10 +176,10 @@ class Bench:
 
 
 def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> float:
-    """Return 6N + 12·layers·heads·head width·context: forward and backward, nothing recomputed (PaLM, appendix B).
+    """Return 6N + 12·layers·heads·head width·context: forward and backward without recomputation (PaLM, appendix B).
 
-    N excludes parameters that are only looked up: learned positions, and an embedding that is not tied to the logits.
-    As in the paper, attention counts in full, its masked half too.
+    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. As in the paper, the
+    masked half of attention counts too.
     """
     model = config.model
     looked_up = ["positions/learned/embedding"] + ([] if model.tie_embeddings else ["embedding"])
@@ -195,17 +195,17 @@ def spread(values: Sequence[float], scale: float = 1) -> dict[str, Any]:
 
 
 def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
-    """Measure the training step of one config. The first step is timed from the start of the process."""
+    """Measure the training step of one config. seconds_to_first_step counts from the start of the process."""
     bench = Bench(configs.load(path, overrides))
     first = bench.first_step_done - psutil.Process().create_time() - bench.compile_seconds[1]
-    log.info(f"{path}: first step after {first:.1f} s; now {WARMUP_STEPS} steps to warm up, and {steps} measured")
+    log.info(f"{path}: first step after {first:.1f} s; next: {WARMUP_STEPS} warm-up steps and {steps} measured steps")
     bench.steps(WARMUP_STEPS)
     report = bench.report(*bench.steps(steps))
     return {"config": path, "overrides": overrides, "seconds_to_first_step": first} | report
 
 
 def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
-    """Measure the training steps of two configs in turns. Each round has a ratio of the medians, second over first."""
+    """Measure the training steps of two configs in turns. A ratio is the second median of a round over the first."""
     benches = [Bench(configs.load(path, overrides | own)) for path, own in map(parse_variant, names)]
     for bench in benches:
         bench.steps(WARMUP_STEPS)
@@ -220,33 +220,33 @@ def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
 
 
 def random_model(config: Config) -> LoadedModel:
-    """Return the model of a config as it is before the first training step."""
+    """Return the model of a config with its initial weights."""
     tokenizer = token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)
     vocab_size = states.vocab_size(config, tokenizer)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
-    definition, like = states.abstract(config, vocab_size, mesh)
-    state = states.create(config, vocab_size, like)
+    definition, abstract_state = states.abstract(config, vocab_size, mesh)
+    state = states.create(config, vocab_size, abstract_state)
     return LoadedModel(state.parameters, definition, config, mesh, None, config.batch_tokens)
 
 
 def write_text(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
-    """Write one text, and return the seconds to its first token and the tokens per second after it."""
+    """Decode one text. Return the seconds to its first token, and the tokens per second after it."""
     begin = time.perf_counter()
     parts = generation.stream(model, [prompt], length=tokens, sampling=sampling)
     next(parts)
     first = time.perf_counter()
-    written = sum(part.shape[1] for part in parts)
-    return first - begin, written / (time.perf_counter() - first)
+    count = sum(part.shape[1] for part in parts)
+    return first - begin, count / (time.perf_counter() - first)
 
 
 def writing_speed(times: Sequence[tuple[float, float]]) -> dict:
-    """Return the spread of several results of `write_text`."""
+    """Return the medians and quartiles of several results of `write_text`."""
     first, speeds = zip(*times, strict=True)
     return {"seconds_to_first_token": spread(first), "tokens_per_second": spread(speeds)}
 
 
 def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
-    """Measure the writing of one text of random tokens, with top-k sampling."""
+    """Measure decoding with random weights, a random prompt and top-k sampling."""
     config = configs.load(path, overrides)
     check_length(config.model, prompt_tokens + tokens)
     model = random_model(config)
@@ -267,7 +267,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
 
 
 def machine(count: int) -> dict:
-    """Return the device, how many of them, and the versions that a measurement belongs to."""
+    """Return the device, the number of devices, and the versions of Python, JAX and Flax."""
     device = jax.devices()[0]
     return {
         "device": {"kind": device.device_kind, "platform": device.platform, "count": count},
@@ -276,7 +276,7 @@ def machine(count: int) -> dict:
 
 
 def peak_flops(dtype: jnp.dtype) -> tuple[float, str]:
-    """Return the peak FLOP/s of a device and the source of the number: a data sheet, or a product in `dtype` here."""
+    """Return the peak FLOP/s of a device and their source: a data sheet, or a measured matrix product in `dtype`."""
     kind = jax.devices()[0].device_kind
     for name in sorted(PEAKS, key=len, reverse=True):
         if re.search(rf"\b{name}\b", kind):
@@ -289,7 +289,7 @@ def peak_flops(dtype: jnp.dtype) -> tuple[float, str]:
 
 
 def peak_memory() -> int:
-    """Return the most bytes ever in use on the first device, or in this process if the device does not tell."""
+    """Return the peak memory of the first device in bytes, or of this process if the device has no statistics."""
     if of_device := jax.local_devices()[0].memory_stats():
         return of_device["peak_bytes_in_use"]
     unit = 1 if sys.platform == "darwin" else 1024
@@ -305,13 +305,13 @@ def parse_variant(name: str) -> tuple[str, dict[str, str]]:
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.bench")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="FILE", help="measure a training step")
-    what.add_argument("--compare", nargs=2, metavar="FILE[,FIELD=VALUE ...]", help="compare two training steps")
-    what.add_argument("--decode", metavar="FILE[,FIELD=VALUE ...]", help="measure how fast a model writes")
-    parser.add_argument("--steps", type=int, default=100, help="training steps to measure, after the warm-up")
-    parser.add_argument("--prompt_tokens", type=int, default=16, help="of --decode: length of the prompt")
-    parser.add_argument("--tokens", type=int, default=240, help="of --decode: tokens to write")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--config", metavar="FILE", help="measure a training step")
+    mode.add_argument("--compare", nargs=2, metavar="FILE[,FIELD=VALUE ...]", help="compare two training steps")
+    mode.add_argument("--decode", metavar="FILE[,FIELD=VALUE ...]", help="measure the speed of decoding")
+    parser.add_argument("--steps", type=int, default=100, help="training steps to measure after the warm-up")
+    parser.add_argument("--prompt_tokens", type=int, default=16, help="for --decode: length of the prompt")
+    parser.add_argument("--tokens", type=int, default=240, help="for --decode: new tokens")
     flags, rest = parser.parse_known_args()
     for name, least in (("steps", 1), ("prompt_tokens", 1), ("tokens", 2)):
         require(getattr(flags, name) >= least, f"--{name}", getattr(flags, name), f"must be at least {least}")

@@ -1,4 +1,4 @@
-"""What all commands share: flags and config overrides, then the set-up of the process before JAX starts."""
+"""Code that all commands share: flags, config overrides, and the set-up of the process before JAX starts."""
 
 import argparse
 import ctypes
@@ -20,10 +20,10 @@ from mini_gpt.runtime import errors, files, processes
 from mini_gpt.runtime.errors import UserError
 
 log = logging.getLogger(__name__)
-RESERVED_PATH = 600  # bytes of a path, for the files of a run directory
-READ_ONLY = "Given directory is read only="  # Orbax warns of it although read_only=True asks for it
-LOOP_CLOSED = "Event loop is closed"  # if one array can't be written, Orbax closes the loop before others end
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
+READ_ONLY = "Given directory is read only="  # Orbax logs this warning also if read_only=True
+LOOP_CLOSED = "Event loop is closed"  # if a write fails, Orbax closes the loop before other writes end
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
@@ -32,7 +32,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Show the description as it is written, and the default of each flag that has one."""
+    """Keep the line ends of the description, and show the default of each flag that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         has_default = not (action.default is None or isinstance(action.default, bool | list))
@@ -50,16 +50,16 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="validation", choices=SPLITS, help="the split to measure")
-    parser.add_argument("--lengths", help="of extrapolation and tasks: such as 64,1x,2x; 1x is the trained length")
-    parser.add_argument("--strides", help="of extrapolation: strides of sliding windows; default: 0.25x at most")
+    parser.add_argument("--lengths", help="for extrapolation and tasks: such as 64,1x,2x; 1x is the trained length")
+    parser.add_argument("--strides", help="for extrapolation: strides of sliding windows; default: at most 0.25x")
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for several processes. Without them SLURM, Open MPI or the TPU pod is asked, if there is one."""
+    """Add the flags for several processes. Without them, the values come from SLURM, Open MPI or the TPU pod."""
     add = parser.add_argument
-    add("--coordinator", metavar="HOST:PORT", help="for several processes: the host of process 0, and any free port")
-    add("--num_processes", type=int, help="number of processes; 1: run alone")
-    add("--process_id", type=int, help="number of this process, from 0")
+    add("--coordinator", metavar="HOST:PORT", help="for several processes: host of process 0 and a free port")
+    add("--num_processes", type=int, help="number of processes; 1: no other process")
+    add("--process_id", type=int, help="rank of this process, from 0")
     add("--start_timeout", type=float, default=processes.START_TIMEOUT, help="seconds to wait for other processes")
 
 
@@ -76,7 +76,7 @@ def directory(text: str) -> Path:
     path = Path(text).expanduser()
     longest = os.pathconf("/", "PC_PATH_MAX") - RESERVED_PATH
     if (found := len(os.fsencode(path.absolute()))) > longest:
-        raise UserError(f"found a directory whose path has {found} bytes; must have at most {longest}")
+        raise UserError(f"found a path of {found} bytes; must have at most {longest}")
     return path
 
 
@@ -96,38 +96,38 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def run_name(config_path: str, overrides: dict[str, str], *varied: str) -> str:
-    """Return a file name for the config with the overrides, such as tiny,model.position=alibi; a sweep adds fields."""
+    """Return a name for a run, such as tiny,model.position=alibi. varied: the fields that a sweep varies."""
     file, _, argument = config_path.partition(":")
     changed = [f"{name}={value}" for name, value in overrides.items()]
     return files.plain_name(",".join([Path(file).stem, *filter(None, [argument]), *changed, *varied]))
 
 
 def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
-    """Set up logging, the compilation cache, memory allocation and, with `flags`, the other processes of the job.
+    """Set up logging, the compilation cache, memory allocation and, with `flags`, the connection to other processes.
 
-    Call it before anything that uses a device. cache_dir: as data.cache_dir. flags: those of `add_process_flags`; only
-    the first process then logs and prints. Raise UserError if the other processes do not start in time.
+    Call it before any use of a device. cache_dir: as data.cache_dir. flags: those of `add_process_flags`; then only
+    process 0 logs and prints. Raise UserError if the other processes do not start in time.
     """
-    handler = _AboveTheBar()
+    handler = _TqdmHandler()
     handler.addFilter(_is_shown)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
     sys.unraisablehook = lambda raised: None if str(raised.exc_value) == LOOP_CLOSED else sys.__unraisablehook__(raised)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # generated text may not fit the terminal's encoding
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack generated characters
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _keep_freed_memory()
     if flags is None:
         return
-    number = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)
-    if number > 0:
+    rank = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)
+    if rank > 0:
         for name in ("mini_gpt", None):
             logging.getLogger(name).setLevel(logging.ERROR)
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open as long as the process
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  open until the process ends
 
 
-class _AboveTheBar(logging.Handler):
+class _TqdmHandler(logging.Handler):
     """Write log lines above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -135,10 +135,10 @@ class _AboveTheBar(logging.Handler):
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
-    """Return False for records of a library that repeat an error, or warn of a read-only directory.
+    """Return False for library records that repeat an error, or that warn of a read-only directory.
 
     Orbax logs the errors of its threads, and raises them in the main thread later. If the disk is full, several threads
-    fail; one line is logged instead.
+    fail, and one warning is logged for all.
     """
     if record.name.partition(".")[0] == "mini_gpt":
         return True
@@ -157,10 +157,10 @@ def _warn_once(reason: str) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc keep freed memory: else page faults take a tenth to a third of a step (docs/performance.md)."""
+    """Make glibc keep freed memory. Otherwise page faults take a tenth to a third of a step (docs/performance.md)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        # Run steps in the main thread: its arena is the only one that keeps more than 64 MB.
+        # Run steps in the main thread, since only its arena keeps more than 64 MB.
         jax.config.update("jax_cpu_enable_async_dispatch", False)

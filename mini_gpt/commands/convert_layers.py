@@ -1,9 +1,9 @@
-"""Copy a run with its layers in the other layout.
+"""Copy a run, and change the layout of its layers.
 
     python -m mini_gpt.commands.convert_layers --workdir=runs/a --to=runs/b
 
-Separate blocks become stacked, and stacked blocks separate (model.scan_layers). All else is copied, the optimizer state
-too: training resumes from the copy.
+Separate blocks become stacked, and stacked blocks become separate (model.scan_layers). The optimizer state is converted
+too, so training can resume from the copy.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from mini_gpt.training.checkpoint import DAMAGED, Checkpoints, Damaged
 
 
 def convert(workdir: Path, to: Path) -> None:
-    """Copy the run in `workdir` to `to`, a new directory. Raise UserError if it exists, or a checkpoint is damaged."""
+    """Copy the run in `workdir` to `to`. Raise UserError if `to` exists, or if a checkpoint is damaged."""
     files.check_contents(workdir)
     config = configs.read(workdir / workdirs.CONFIG)
     stacked = not config.model.scan_layers
@@ -32,18 +32,18 @@ def convert(workdir: Path, to: Path) -> None:
         raise UserError(f"--to: {to} exists already; name a new directory")
     vocab_size = states.vocab_size(config, tokenizers.load(workdir / workdirs.TOKENIZER))
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
-    like, changed_like = (states.abstract(c, vocab_size, mesh)[1] for c in (config, changed))
+    old_shapes, new_shapes = (states.abstract(c, vocab_size, mesh)[1] for c in (config, changed))
     with contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)) as source:
         steps = source.steps()
         if not steps:
             raise UserError(f"--workdir: {workdir} has no checkpoint; train it first")
         with files.directory_written_whole(to) as draft:
-            left = (workdirs.CHECKPOINTS, workdirs.CONFIG, workdirs.LOCK, DAMAGED)
-            shutil.copytree(workdir, draft, ignore=shutil.ignore_patterns(*left), dirs_exist_ok=True)
+            excluded = (workdirs.CHECKPOINTS, workdirs.CONFIG, workdirs.LOCK, DAMAGED)
+            shutil.copytree(workdir, draft, ignore=shutil.ignore_patterns(*excluded), dirs_exist_ok=True)
             with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS, keep=len(steps))) as target:
                 for step in steps:
                     try:
-                        state = parameters.convert_layout(source.restore(step, like), changed_like, stacked=stacked)
+                        state = parameters.convert_layout(source.restore(step, old_shapes), new_shapes, stacked=stacked)
                         target.save(step, state, source.record(step))
                     except Damaged as reason:
                         raise UserError(f"{workdir}: checkpoint {step} is damaged ({reason}); move it away") from None

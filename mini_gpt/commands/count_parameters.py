@@ -1,4 +1,4 @@
-"""Count the parameters of any config, without memory for them.
+"""Count the parameters of a config without allocating them.
 
 python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small
 """
@@ -11,8 +11,8 @@ from mini_gpt.model import gpt, parameters
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.count_parameters")
-    parser.add_argument("--config", required=True, help="a config file, with :NAME for one of its presets")
-    parser.add_argument("--vocab_size", type=int, help="tokens of the vocabulary; data.vocab_size for bpe, else 257")
+    parser.add_argument("--config", required=True, help="config file, with :NAME for a preset in it")
+    parser.add_argument("--vocab_size", type=int, help="default: data.vocab_size for bpe, else 257")
     flags = parser.parse_args()
     config = configs.load(flags.config, {"data.corpus": "python_stdlib"})  # no corpus is opened
     vocab_size = flags.vocab_size or (config.data.vocab_size if config.data.tokenizer == "bpe" else 257)

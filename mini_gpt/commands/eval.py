@@ -1,4 +1,4 @@
-"""Measure a run with one suite or more, and write the results in its directory.
+"""Evaluate a run with one or more suites, and write the results to its directory.
 
 python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--override=FIELD=VALUE ...]
 """
@@ -14,9 +14,9 @@ def main() -> None:
     parser = command_line.parser(__doc__)
     command_line.add_run_flags(parser)
     add = parser.add_argument
-    add("--suite", default="perplexity", help=f"comma-separated, of: {', '.join(suites.SUITES)}")
+    add("--suite", default="perplexity", help=f"comma-separated, from: {', '.join(suites.SUITES)}")
     add("--override", action="append", default=[], metavar="FIELD=VALUE", help="change a config field; repeatable")
-    add("--text", help="of figures and explorer: the text that the model reads; default: the start of the split")
+    add("--text", help="for figures and explorer: the input text; default: the start of the split")
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags = parser.parse_args()
@@ -26,7 +26,7 @@ def main() -> None:
     overrides = dict(map(configs.parse_override, flags.override))
     command_line.set_up(overrides.get("data.cache_dir"), flags)
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
-    for name in names:  # all are checked before the first is measured
+    for name in names:  # check all suites before the first measurement
         suites.check_run(run, name, options)
     for name in names:
         suites.evaluate(run, name, options)

@@ -1,9 +1,9 @@
-"""Draw figures of positional encodings, or compare the attention of several runs on one text.
+"""Plot positional encodings, or compare the attention of several runs on one text.
 
 python -m mini_gpt.commands.figures [--only=rope,biases] [--out=figures]
 python -m mini_gpt.commands.figures --maps runs/none runs/rope [--out=figures]
 
-The encodings are those of configs/tiny.py, before training. `python eval.py --suite=figures` draws those of a run.
+The encodings are those of configs/tiny.py before training. `python eval.py --suite=figures` plots those of a run.
 """
 
 from pathlib import Path
@@ -19,12 +19,12 @@ from mini_gpt.insight import figures
 from mini_gpt.runtime.errors import require
 from mini_gpt.training.run import Run
 
-DRAWN = (figures.sinusoids, figures.similarity, figures.rope, figures.biases)
-ENCODINGS = {draw.__name__: draw for draw in DRAWN}
+PLOTS = (figures.sinusoids, figures.similarity, figures.rope, figures.biases)
+ENCODINGS = {plot.__name__: plot for plot in PLOTS}
 
 
 def maps(workdirs: list[Path]) -> Figure:
-    """Draw the attention of several runs for the start of the first run's validation text."""
+    """Plot the attention of several runs on the start of the first run's validation split."""
     runs = [Run(workdir) for workdir in workdirs]
     tokens, first = base.opening(runs[0], SuiteOptions(), figures.MOST_TOKENS), runs[0].tokenizer
     panels = []
@@ -40,7 +40,7 @@ def maps(workdirs: list[Path]) -> Figure:
 def main() -> None:
     parser = command_line.parser(__doc__)
     add = parser.add_argument
-    add("--only", help=f"comma-separated, of: {', '.join(ENCODINGS)}; default: all")
+    add("--only", help=f"comma-separated, from: {', '.join(ENCODINGS)}; default: all, or none with --maps")
     add("--out", type=command_line.directory, default=Path("figures"), help="directory for the PNG files")
     add("--maps", nargs="+", type=command_line.directory, metavar="RUN", help="run directories to compare")
     flags = parser.parse_args()
@@ -49,10 +49,10 @@ def main() -> None:
         require(name in ENCODINGS, "--only", name, f"must be one of {', '.join(ENCODINGS)}")
     command_line.set_up()
     config = configs.load("configs/tiny.py", {}).model
-    drawn: results.Contents = {f"{name}.png": ENCODINGS[name](config) for name in names}
+    contents: results.Contents = {f"{name}.png": ENCODINGS[name](config) for name in names}
     if flags.maps:
-        drawn["maps.png"] = maps(flags.maps)
-    print(*results.write(flags.out, "", drawn), sep="\n")
+        contents["maps.png"] = maps(flags.maps)
+    print(*results.write(flags.out, "", contents), sep="\n")
 
 
 if __name__ == "__main__":

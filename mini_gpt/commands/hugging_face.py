@@ -1,10 +1,10 @@
-"""Export a run for Hugging Face's Transformers, or import a model of theirs as a run.
+"""Export a run to Hugging Face Transformers, or import a model of Transformers as a run.
 
 python -m mini_gpt.hugging_face export --workdir=runs/tiny --output=DIR [--checkpoint=best]
 python -m mini_gpt.hugging_face import --input=DIR --workdir=runs/imported [--config=FILE] [--config.FIELD=VALUE ...]
 
-An imported run has the model, the context length and the tokenizer of the input. All other fields, such as those of the
-corpus and of training, come from the config.
+An imported run has the model, the context length and the tokenizer of the input. All other fields, such as corpus and
+training, come from --config.
 """
 
 import logging
@@ -20,12 +20,12 @@ log = logging.getLogger("mini_gpt.hugging_face")
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.hugging_face")
-    commands = parser.add_subparsers(dest="command", required=True, help="add --help to one of them for its flags")
-    out = commands.add_parser("export", help="write the model of a run for Transformers", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, help="each has its own --help")
+    out = commands.add_parser("export", help="write a run's model for Transformers", allow_abbrev=False)
     command_line.add_run_flags(out)
     out.add_argument("--output", type=command_line.directory, required=True, help="a new directory for the model")
-    into = commands.add_parser("import", help="make a run of a model of Transformers", allow_abbrev=False)
-    into.add_argument("--input", type=command_line.directory, required=True, help="written by save_pretrained")
+    into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
+    into.add_argument("--input", type=command_line.directory, required=True, help="directory from save_pretrained")
     into.add_argument("--workdir", type=command_line.directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for all other fields")
     flags, rest = parser.parse_known_args()

@@ -1,10 +1,10 @@
-"""Print how the parameters of a config are sharded, and the memory and traffic of a device for each mesh.
+"""Print how a config's parameters are sharded, and the memory and traffic per device for each mesh.
 
     python -m mini_gpt.commands.mesh_cost --config=configs/presets.py:gpt2_small
 
-All numbers are calculated; nothing is allocated. Memory is that of the shards of `sharding.RULES`. Bytes sent are those
-of ring collectives over the n devices of an axis: an all-gather or a reduce-scatter sends (n-1)/n of the whole array
-from each device, an all-reduce twice that (Patarasuk and Yuan 2009). docs/scaling.md has the formulas and their limits.
+All numbers are calculated; nothing is allocated. Memory is the size of the shards by `sharding.RULES`. Traffic is that
+of ring collectives over the n devices of an axis. In an all-gather or a reduce-scatter, each device sends (n-1)/n of
+the array. An all-reduce sends twice that (Patarasuk and Yuan 2009). docs/scaling.md has the formulas and their limits.
 """
 
 import collections
@@ -32,13 +32,13 @@ from mini_gpt.training.state import TrainState
 
 ACTIVATION_BYTES = 2  # bfloat16
 STREAM_BYTES = 4  # the residual stream is float32
-# Number of arrays of the feed-forward width that the backward pass needs.
+# Number of arrays of width d_ff that the backward pass needs.
 HIDDEN = {"gelu": 4, "gelu_exact": 4, "relu": 2, "swiglu": 6}
 GIGA = 1e9
 
 
 def meshes(config: Config, devices: int) -> list[MeshConfig]:
-    """Return the meshes of so many devices that divide the model's sizes evenly, ordered by tensor, then fsdp."""
+    """Return the meshes of `devices` devices that divide the model's sizes evenly, ordered by tensor, then fsdp."""
     sizes = [n for n in range(1, devices + 1) if devices % n == 0]
     found = []
     for tensor, fsdp, data in itertools.product(sizes, repeat=3):
@@ -49,28 +49,28 @@ def meshes(config: Config, devices: int) -> list[MeshConfig]:
     return found
 
 
-def cost(config: Config, like: TrainState, mesh: MeshConfig) -> dict[str, float]:
-    """Return the bytes per device: held in its memory, or, "sent: ...", sent from it in a step.
+def cost(config: Config, state: TrainState, mesh: MeshConfig) -> dict[str, float]:
+    """Return the bytes per device in memory, and the bytes that a device sends per step ("sent: ...").
 
-    like: the `abstract_state` of the config. "together" does not depend on the batch. activations, maps (the attention
+    state: `abstract_state` of the config. "together" does not depend on the batch. activations, maps (attention
     weights) and "sent: activations" are those of one sequence for each of the data × fsdp devices. Gradients are not
     accumulated.
     """
-    place = _mesh(mesh)
+    abstract_mesh = _mesh(mesh)
 
-    def held(tree: object) -> Iterator[tuple[PartitionSpec, int]]:
-        """Yield the spec, and the bytes per device of all arrays of one shape."""
+    def shards(tree: object) -> Iterator[tuple[PartitionSpec, int]]:
+        """Yield the spec and the bytes per device of all arrays with equal shape, dtype and spec."""
         alike = collections.Counter((x.shape, x.dtype, x.sharding.spec) for x in jax.tree.leaves(tree))
         for (shape, dtype, spec), copies in alike.items():
-            part = NamedSharding(place, spec).shard_shape(shape)
+            part = NamedSharding(abstract_mesh, spec).shard_shape(shape)
             yield spec, copies * math.prod(part) * np.dtype(dtype).itemsize
 
-    optimizer_state = sum(part for _, part in held(like.optimizer_state))
+    optimizer_state = sum(part for _, part in shards(state.optimizer_state))
     parameters, sent_gradients, sent_parameters = 0, 0.0, 0.0
-    for spec, part in held(like.parameters):
+    for spec, part in shards(state.parameters):
         parameters += part
         if "fsdp" in spec:
-            # All-gathers for the forward and for the backward pass, and a reduce-scatter of the gradient.
+            # One all-gather in the forward and one in the backward pass, and a reduce-scatter of the gradient.
             sent_parameters += 3 * (mesh.fsdp - 1) * part
             sent_gradients += _all_reduce(part, mesh.data)
         else:
@@ -92,16 +92,16 @@ def cost(config: Config, like: TrainState, mesh: MeshConfig) -> dict[str, float]
 def _activations(config: Config, tensor: int) -> float:
     """Return the bytes per token that the backward pass needs, without attention maps and logits."""
     m = config.model
-    divided = 2 * m.d_model + 2 * m.num_kv_heads * m.head_width + HIDDEN[m.activation] * m.d_ff
+    sharded = 2 * m.d_model + 2 * m.num_kv_heads * m.head_width + HIDDEN[m.activation] * m.d_ff
     norm = m.d_model * (STREAM_BYTES + ACTIVATION_BYTES)  # input and output, replicated over tensor
     last = norm if m.norm_placement == "pre" else 0
-    return m.num_layers * (2 * norm + divided / tensor * ACTIVATION_BYTES) + last
+    return m.num_layers * (2 * norm + sharded / tensor * ACTIVATION_BYTES) + last
 
 
-def parameter_table(like: TrainState) -> str:
-    """Return each parameter's shape and PartitionSpec as a Markdown table, one row for the same one of all layers."""
+def parameter_table(state: TrainState) -> str:
+    """Return each parameter's shape and PartitionSpec as a Markdown table, with one row for all layers."""
     rows: dict[str, dict[str, str]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(like.parameters):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.parameters):
         name = re.sub(r"^blocks/\d+/", "blocks/*/", path_name(path))
         spec = leaf.sharding.spec
         row = {
@@ -113,39 +113,39 @@ def parameter_table(like: TrainState) -> str:
     return markdown_table(list(rows.values()))
 
 
-def cost_table(config: Config, like: TrainState, shapes: list[MeshConfig]) -> str:
+def cost_table(config: Config, state: TrainState, chosen: list[MeshConfig]) -> str:
     """Return the cost of each mesh as a Markdown table, in GB per device."""
     rows = []
-    for mesh in shapes:
+    for mesh in chosen:
         shape = {"data × fsdp × tensor": f"{mesh.data} × {mesh.fsdp} × {mesh.tensor}"}
-        rows.append(shape | {name: _giga(size) for name, size in cost(config, like, mesh).items()})
+        rows.append(shape | {name: _giga(size) for name, size in cost(config, state, mesh).items()})
     return markdown_table(rows)
 
 
 def report(path: str) -> str:
-    """Return the page of a config, as docs/sharding has it for each preset."""
+    """Return the Markdown page of a config, as in docs/sharding."""
     config = configs.load(path, {"data.corpus": "python_stdlib"})  # no corpus is opened
-    like = abstract_state(config)
+    state = abstract_state(config)
     some_of_64 = [mesh for mesh in meshes(config, 64) if {mesh.data, mesh.fsdp, mesh.tensor} <= {1, 4, 8, 16, 64}]
     return f"""# How the parameters of `{path}` are sharded
 
 Written by `python -m mini_gpt.commands.mesh_cost --config={path}`.
-{count(like.parameters):,} parameters with a vocabulary of {config.data.vocab_size:,}. \
+{count(state.parameters):,} parameters with a vocabulary of {config.data.vocab_size:,}. \
 AdamW's two moments are sharded like their parameters.
 
-{parameter_table(like)}
+{parameter_table(state)}
 
 GB per device, context {config.context_length:,}; `docs/scaling.md` explains the columns. Eight devices:
 
-{cost_table(config, like, meshes(config, 8))}
+{cost_table(config, state, meshes(config, 8))}
 
 Some meshes of 64 devices:
 
-{cost_table(config, like, some_of_64)}"""
+{cost_table(config, state, some_of_64)}"""
 
 
 def abstract_state(config: Config) -> TrainState:
-    """Return the shapes of the parameters and the optimizer state, sharded by the rules on a mesh of one device."""
+    """Return the abstract training state on a mesh of one device, with the PartitionSpecs of `sharding.RULES`."""
     return states.abstract(config, config.data.vocab_size, _mesh(MeshConfig(1, 1, 1)))[1]
 
 

@@ -1,4 +1,4 @@
-"""The files and tables in which suites and sweeps write their results."""
+"""Write the results of suites and sweeps as files and tables."""
 
 import csv
 import io
@@ -15,13 +15,13 @@ from mini_gpt.runtime import files
 from mini_gpt.training.monitor import EventFile
 
 Row = Mapping[str, Any]
-Contents = dict[str, str | Figure]  # text, or a figure that is written as PNG, by the ending of the file's name
+Contents = dict[str, str | Figure]  # ending of a file's name: its text, or its figure
 
 
 def write(directory: Path, stem: str, contents: Contents) -> list[Path]:
-    """Write text, or figures as PNG, to DIRECTORY/STEM and the ending of each, in order. Return the paths.
+    """Write each text or figure to DIRECTORY/STEM plus its ending, in order. Return the paths.
 
-    An ending such as "/maps.png" is a file in a folder. Each file is replaced as a whole.
+    The ending "/maps.png" is a file in the folder STEM. Each file is replaced atomically.
     """
     paths = []
     for ending, content in contents.items():
@@ -51,7 +51,7 @@ def json_text(result: Row) -> str:
 def write_tensorboard(
     directory: Path, scalars: Iterable[tuple[str, float, int]], figures: Mapping[str, Figure], step: int
 ) -> None:
-    """Write scalars (name, value, step), and the figures at `step`, as a TensorBoard run in place of the old one."""
+    """Replace a TensorBoard run by scalars (name, value, step) and figures at `step`."""
     shutil.rmtree(directory, ignore_errors=True)
     with EventFile(directory) as events:
         for scalar in scalars:
@@ -61,7 +61,7 @@ def write_tensorboard(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows in aligned columns; the column "reason" is listed below them instead, each reason once."""
+    """Return the rows in aligned columns. The values of "reason" are below the rows, each of them once."""
     columns = [name for name in rows[0] if name != "reason"]
     cells = [columns, *([_shown(row[name]) for name in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -71,14 +71,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
-    """Return the rows as a Markdown table."""
     lines = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]
     head, *body = (f"| {' | '.join(cells)} |" for cells in lines)
     return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
 
 
 def listing(result: Row) -> str:
-    """Return one line for each field."""
+    """Return one aligned line for each field."""
     width = max(map(len, result))
     return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in result.items())
 

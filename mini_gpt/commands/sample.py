@@ -1,4 +1,4 @@
-"""Write text with a trained run.
+"""Generate text with a trained run.
 
 python sample.py --workdir=runs/tiny --prompt='def '
 """
@@ -31,18 +31,18 @@ def _parse() -> argparse.Namespace:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="the text to continue")
     prompt.add_argument("--prompt_file", type=Path, help="a file with the text to continue, in UTF-8")
-    prompt.add_argument("--interactive", action="store_true", help="ask for prompts, one line each")
+    prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
     add = parser.add_argument
-    add("--length", type=int, help="new tokens at most; default: up to the trained context length")
+    add("--length", type=int, help="maximum of new tokens; default: fill the trained context")
     add("--temperature", type=float, default=0.8, help="0: always take the most likely token")
     add("--top_k", type=int, default=40, help="sample from the k most likely tokens; 0: from all")
-    add("--top_p", type=float, default=1.0, help="sample from the fewest tokens with this probability together")
-    add("--min_p", type=float, default=0.0, help="sample from tokens with this share of the highest probability")
-    add("--repetition_penalty", type=float, default=1.0, help="above 1: tokens that occurred become less likely")
+    add("--top_p", type=float, default=1.0, help="sample from the smallest set of tokens with this total probability")
+    add("--min_p", type=float, default=0.0, help="sample from tokens with >= this share of the top probability")
+    add("--repetition_penalty", type=float, default=1.0, help="above 1: earlier tokens become less likely")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
-    add("--samples", type=int, default=1, help="number of texts to write")
+    add("--samples", type=int, default=1, help="number of texts")
     add("--seed", type=int, default=0, help="seed of the sampling, the same for each prompt")
-    add("--json", action="store_true", help="print only JSON: one object and line for each text")
+    add("--json", action="store_true", help="print only JSON: one line for each text")
     flags = parser.parse_args()
     for name, least, most in (("samples", 1, 2**16), ("length", 0, MOST_TOKENS), ("seed", 0, 2**31 - 1)):
         found = getattr(flags, name)
@@ -71,7 +71,7 @@ def _prompts(flags: argparse.Namespace) -> Iterator[str]:
         yield _read(flags.prompt_file) if flags.prompt_file else flags.prompt
         return
     with contextlib.suppress(ImportError):
-        importlib.import_module("readline")  # makes `input` edit lines and keep a history
+        importlib.import_module("readline")  # gives `input` line editing and a history
     while True:
         try:
             yield input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")
@@ -81,7 +81,7 @@ def _prompts(flags: argparse.Namespace) -> Iterator[str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode()  # bytes, so that line ends stay as they are
+        return path.read_bytes().decode()  # read_text would change line ends
     except UnicodeDecodeError as error:
         raise UserError(f"--prompt_file: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
@@ -89,10 +89,10 @@ def _read(path: Path) -> str:
 
 
 def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -> None:
-    """Print what follows a prompt: a single text while it is written, several texts once all are complete."""
+    """Print the continuations of a prompt. Stream a single text; print several texts or JSON at the end."""
     prompt = run.tokenizer.encode(text)
-    asked = max(1, run.config.context_length - len(prompt)) if flags.length is None else flags.length
-    length = _possible_length(run, len(prompt), asked)
+    requested = max(1, run.config.context_length - len(prompt)) if flags.length is None else flags.length
+    length = _possible_length(run, len(prompt), requested)
     writers = [Writer(run.tokenizer, flags.stop) for _ in range(flags.samples)]
     streams = flags.samples == 1 and not flags.json
     chunks = generation.stream(run.model, [prompt] * flags.samples, length=length, sampling=sampling, seed=flags.seed)
@@ -115,24 +115,24 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -
 
 
 def _escaped(text: str) -> str:
-    """Escape control characters if the text goes to a terminal, which would obey them."""
+    """Escape control characters if stdout is a terminal, since it would execute them."""
     if not sys.stdout.isatty():
         return text
     return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
-def _possible_length(run: Run, prompt_tokens: int, asked: int) -> int:
-    """Return how many new tokens the model has positions for, `asked` at most. Log a warning past the trained length.
+def _possible_length(run: Run, prompt_tokens: int, requested: int) -> int:
+    """Return `requested`, or fewer if the model has too few positions. Log a warning above the trained length.
 
     Raise UserError if the prompt leaves no position.
     """
-    model, total = run.config.model, prompt_tokens + asked
+    model, total = run.config.model, prompt_tokens + requested
     most = model.random_positions or (model.max_positions if model.position == "learned" else None)
     if most is not None and total > most:
         if prompt_tokens >= most:
             raise UserError(f"--prompt: found {prompt_tokens} tokens; must be fewer than the model's {most} positions")
-        log.warning(f"the model has {most} positions; it stops after {most - prompt_tokens} new tokens")
+        log.warning(f"the model has {most} positions; the text ends after {most - prompt_tokens} new tokens")
         return most - prompt_tokens
     if total > run.config.context_length:
         log.warning(f"{total} tokens are more than the {run.config.context_length} that the model was trained on")
-    return asked
+    return requested

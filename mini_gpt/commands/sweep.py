@@ -1,10 +1,10 @@
-"""Train and evaluate every combination of some fields' values, with several seeds each, and compare them.
+"""Train and evaluate all combinations of field values with several seeds, and compare them.
 
 python -m mini_gpt.sweep --config=configs/positions.py --suite=extrapolation --seeds=3 \\
     --vary model.position=none,learned,sinusoidal,rope,alibi,t5
 
-Each combination and seed is a run directory inside the sweep's directory. If a sweep was stopped, the same command
-resumes it: it skips complete runs and tries failed ones again.
+Each combination and seed has a run directory inside the sweep's directory. The same command resumes a stopped sweep:
+it skips complete runs and tries failed runs again.
 """
 
 import itertools
@@ -36,8 +36,8 @@ log = logging.getLogger("mini_gpt.sweep")
 class Sweep:
     """A sweep over the values of some fields.
 
-    config_path, overrides: the config that all runs share. vary: the values of each varied field. seeds: how many.
-    suite: the name of the suite. workdir: the directory of the sweep.
+    config_path, overrides: the config that all runs share. vary: the values of each varied field. seeds: the number
+    of seeds. workdir: the directory of the sweep.
     """
 
     config_path: str
@@ -61,9 +61,9 @@ class Sweep:
         return list(itertools.product(*([(field, value) for value in self.vary[field]] for field in self.vary)))
 
     def run(self) -> None:
-        """Train and measure what is missing, and write SUITE.csv, .md and .png.
+        """Train and measure the missing runs, and write SUITE.csv, .md and .png.
 
-        Raise UserError at the start if no combination is valid, or at the end if one failed; the others are compared.
+        Raise UserError at the start if no combination is valid, or at the end if one failed. The others are compared.
         """
         config = self.any_config()
         SUITES[self.suite].check(config, self.options)
@@ -84,7 +84,7 @@ class Sweep:
                 except Exception as error:  # one combination must not stop the others
                     log.exception("%s failed", name)
                     failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-                jax.clear_caches()  # the next combination cannot use these programs, and they pile up
+                jax.clear_caches()  # free programs that the next combination cannot use
             if any(results.values()):  # after each seed, so that a stopped sweep has tables too
                 text = self._write(results, failures)
         if text:
@@ -94,9 +94,9 @@ class Sweep:
             raise UserError(f"{len(failures)} of {total} combinations failed; the same command tries them again")
 
     def _result(self, overrides: dict[str, str], workdir: Path) -> Result:
-        """Return the result of one run: read from disk if it is complete, else after training and measuring.
+        """Return the result of one run. Train and measure it if it is not complete on disk.
 
-        Raise UserError before any training if the run could not be measured.
+        Raise UserError before training if the suite could not measure the run.
         """
         config, suite = configs.load(self.config_path, overrides), SUITES[self.suite]
         suite.check(config, self.options)
@@ -115,7 +115,7 @@ class Sweep:
         return suites.evaluate(Run(workdir), self.suite, self.options)
 
     def _complete_result(self, config: Config, workdir: Path) -> Result | None:
-        """Return the result on disk, or None if it is missing, damaged, or of another step or other options.
+        """Return the result on disk, or None if it is missing or damaged, or has another step or other options.
 
         Raise UserError if the corpus has changed since.
         """
@@ -130,7 +130,7 @@ class Sweep:
             return None
 
     def _write(self, results: dict[Combination, list[Result]], failures: list[str]) -> str:
-        """Write the tables and the figure. Return the Markdown, and the paths of the files."""
+        """Write the tables and the figure. Return the Markdown and the paths of the files."""
         suite, fields = SUITES[self.suite], list(self.vary)
         table = sweep_tables.gather(suite, fields, results)
         text = f"{self.suite} of the {self.options.split} split\n\n{sweep_tables.markdown(suite, fields, table)}"
@@ -147,7 +147,7 @@ class Sweep:
 
 
 def parse_vary(text: str) -> tuple[str, list[str]]:
-    """Return the field and the values of FIELD=VALUE,VALUE,…; a comma inside brackets separates nothing."""
+    """Return the field and the values of FIELD=VALUE,VALUE,…; commas inside brackets do not separate values."""
     name, listed = configs.parse_override(text)
     configs.check_field(name)
     if name == "seed":
@@ -165,7 +165,7 @@ def _parse() -> Sweep:
     add = parser.add_argument
     add("--config", required=True, help="config file, such as configs/positions.py")
     add("--vary", action="append", required=True, metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
-    add("--seeds", type=int, default=1, help="number of seeds, counted from the seed of the config")
+    add("--seeds", type=int, default=1, help="number of seeds; the first is the seed of the config")
     add("--suite", default="perplexity", help=f"one of {compared}")
     add("--workdir", type=command_line.directory, help="directory of the sweep; default: runs/sweeps/ and a name")
     command_line.add_suite_flags(parser)
@@ -173,7 +173,7 @@ def _parse() -> Sweep:
     overrides, vary = command_line.config_overrides(rest), {}
     for name, values in map(parse_vary, flags.vary):
         if name in vary:
-            raise UserError(f"--vary: found {name} twice; give all its values in one")
+            raise UserError(f"--vary: found {name} twice; give all its values in one --vary")
         if name in overrides:
             raise UserError(f"--vary: found {name}, which --config.{name} sets as well; give it once")
         vary[name] = values

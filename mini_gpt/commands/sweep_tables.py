@@ -1,4 +1,4 @@
-"""The tables and the figure of a sweep: its results, gathered over the seeds."""
+"""Tables and a figure of a sweep, with statistics over the seeds."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ Combination = tuple[tuple[str, str], ...]  # (field, value) of each varied field
 
 
 def gather(suite: Suite, fields: Sequence[str], results: Mapping[Combination, list[Result]]) -> list[Row]:
-    """Return a row for each combination, label of the suite and length: the columns of the CSV file.
+    """Return a row of the CSV file for each combination, label of the suite and length.
 
-    A measured value that is undefined for any seed is None. "reasons" has the reason of each such value, by its name.
-    standard_deviation is that of the sample (n - 1), None for a single seed.
+    A value that is undefined for any seed is None. "reasons" has the reason by the name of the value.
+    standard_deviation has the divisor n - 1, and is None for a single seed.
     """
     measured = [
         dict(combination) | {"measured": suite.label(row)} | row
-        for combination, of_seeds in results.items()
-        for result in of_seeds
+        for combination, seed_results in results.items()
+        for result in seed_results
         for row in suite.compared_rows(result)
     ]
     columns, table = [*fields, "measured", "length"], []
@@ -49,21 +49,21 @@ def _spread(value: str, numbers: list[float]) -> Row:
 
 
 def csv_rows(table: list[Row]) -> list[Row]:
-    """Return the rows with the first reason in place of all."""
+    """Return the rows with only the first reason of each."""
     rows = [row | {"reason": next(iter(row["reasons"].values()), None)} for row in table]
     return [{name: cell for name, cell in row.items() if name != "reasons"} for row in rows]
 
 
 def markdown(suite: Suite, fields: Sequence[str], table: list[Row]) -> str:
-    """Return a Markdown table for each measured value and label: combinations down, lengths across."""
+    """Return a Markdown table for each measured value and label: one row per combination, one column per length."""
     parts = []
     for value in suite.values:
-        for label, mine in _groups(table, ["measured"]).items():
-            lengths, rows = sorted({row["length"] for row in mine}), []
-            for of_lengths in _groups(mine, fields).values():
-                cells = {row["length"]: _shown(row, value) for row in of_lengths}
-                seeds = max(0 if value in row["reasons"] else row["seeds"] for row in of_lengths)
-                row = {field: of_lengths[0][field] for field in fields} | {"seeds": seeds}
+        for label, labelled in _groups(table, ["measured"]).items():
+            lengths, rows = sorted({row["length"] for row in labelled}), []
+            for combined in _groups(labelled, fields).values():
+                cells = {row["length"]: _shown(row, value) for row in combined}
+                seeds = max(0 if value in row["reasons"] else row["seeds"] for row in combined)
+                row = {field: combined[0][field] for field in fields} | {"seeds": seeds}
                 rows.append(row | {str(length): cells.get(length, "–") for length in lengths})
             parts += [", ".join(filter(None, [f"**{value}**", *label])), result_files.markdown_table(rows)]
     parts.append("± is the standard deviation over the seeds.")
@@ -79,11 +79,11 @@ def _shown(row: Row, value: str) -> str:
 
 
 def figure(suite: Suite, fields: Sequence[str], table: list[Row], trained: int | None) -> Figure:
-    """Draw the mean of the first measured value against the length, and the range over the seeds."""
+    """Plot the mean of the first value over the seeds, and its range, against the length."""
     value = suite.values[0]
     panels: dict[str, list[Curve]] = {}
-    for (label,), mine in _groups(table, ["measured"]).items():
-        for values, rows in _groups(mine, fields).items():
+    for (label,), labelled in _groups(table, ["measured"]).items():
+        for values, rows in _groups(labelled, fields).items():
             points = sorted((row for row in rows if value not in row["reasons"]), key=lambda row: row["length"])
             y, low, high = ([row[f"{value}_{part}"] for row in points] for part in ("mean", "lowest", "highest"))
             curve = Curve(", ".join(values), [row["length"] for row in points], y, low, high)

@@ -1,4 +1,4 @@
-"""Train a mini-GPT, or resume the training of a run that was stopped.
+"""Train a mini-GPT, or resume a stopped run.
 
 python train.py --config=configs/tiny.py [--workdir=DIR] [--config.model.position=alibi ...]
 
@@ -17,7 +17,7 @@ def main() -> None:
     parser = command_line.parser(__doc__)
     parser.add_argument("--config", required=True, help="config file, such as configs/tiny.py")
     parser.add_argument("--workdir", type=command_line.directory, help="run directory; default: runs/ and a name")
-    parser.add_argument("--init_from", type=command_line.directory, help="a run whose weights a new run starts with")
+    parser.add_argument("--init_from", type=command_line.directory, help="run that gives a new run its first weights")
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)

@@ -98,7 +98,7 @@ def test_the_default_length_fills_the_trained_context(sample, capsys, caplog, tm
 def test_positions_limit_the_length_or_a_warning_is_logged(sample, capsys, caplog):
     assert sample("--prompt=the cat", "--length=99", "--json", "--temperature=0", position="learned") is None
     assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 32 - 7
-    assert "the model has 32 positions; it stops after 25 new tokens" in caplog.text
+    assert "the model has 32 positions; the text ends after 25 new tokens" in caplog.text
     caplog.clear()
     assert sample("--prompt=the cat", "--length=99") is None
     assert "106 tokens are more than the 32 that the model was trained on" in caplog.text

@@ -1,4 +1,4 @@
-"""The suites of eval.py, a file each: measurements of a run, written as JSON, tables and figures."""
+"""The suites of eval.py. Each suite measures a run, and writes JSON, tables and figures."""
 
 import difflib
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in A
 
 
 def check(names: list[str], options: SuiteOptions) -> None:
-    """Raise UserError for an unknown suite, or an option that none of the suites supports."""
+    """Raise UserError for an unknown suite, or for an option that no given suite supports."""
     for name in names:
         if name not in SUITES:
             near = difflib.get_close_matches(name, SUITES, n=1)
@@ -36,7 +36,7 @@ def check(names: list[str], options: SuiteOptions) -> None:
 
 
 def check_run(run: Run, name: str, options: SuiteOptions) -> None:
-    """Raise UserError if a run cannot be measured."""
+    """Raise UserError if the suite cannot measure the run."""
     suite = SUITES[name]
     suite.check(run.trained, options)
     if suite.needs_text:
@@ -46,15 +46,15 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
 def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     """Measure a run, print the table, write the files, and return the result.
 
-    The files are eval/NAME.json and, if the suite has them, .csv, .png and more, and tensorboard/NAME. Nothing is
-    written before all is measured; the JSON is written last, so that the other files exist when it does.
+    The files are eval/NAME.json and, depending on the suite, .csv, .png, others and tensorboard/NAME. All are written
+    after the measurement. The JSON is written last: if it exists, all files exist.
     """
     suite = SUITES[name]
     check_run(run, name, options)
     result = {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
     result |= {"request": requested(name, options)} if suite.flags else {}
     result |= suite.measure(run, options)
-    more = suite.more_files(run, options)
+    other_files = suite.more_files(run, options)
     if not processes.is_main_process():
         return result
     rows, figure = suite.rows(result), suite.draw(result)
@@ -63,7 +63,7 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     if figure is not None:
         contents[".png"] = figure
         results.write_tensorboard(run.workdir / "tensorboard" / stem, suite.scalars(result), {name: figure}, run.step)
-    written = results.write(run.workdir / "eval", stem, contents | more | {".json": results.json_text(result)})
+    written = results.write(run.workdir / "eval", stem, contents | other_files | {".json": results.json_text(result)})
     print(suite.printed(result))
     print("\nWritten to", *written, sep="\n")
     return result
@@ -77,7 +77,7 @@ def requested(name: str, options: SuiteOptions) -> dict[str, str | None]:
 def file_stem(
     name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
 ) -> str:
-    """Return the name of the files of an evaluation: the suite, and all that differs from the default."""
+    """Return the file name of an evaluation: the suite, and all options that are not the default."""
     parts = [name]
     parts += [] if options.split == "validation" else [f"split={options.split}"]
     parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]

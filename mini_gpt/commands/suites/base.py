@@ -1,4 +1,4 @@
-"""What all suites share: their options, their methods, and the tokens that they measure."""
+"""The base class and the options of all suites, and the tokens that suites measure."""
 
 import math
 import re
@@ -25,8 +25,8 @@ Row = dict[str, Any]
 class SuiteOptions:
     """Options of a suite; None means the default of the suite.
 
-    split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: a text whose attention
-    is shown, in place of the start of the split.
+    split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of
+    figures and explorer.
     """
 
     split: str = "validation"
@@ -39,39 +39,39 @@ class Suite:
     """A measurement of a run. `eval.py --suite=NAME` writes its result to eval/NAME.json."""
 
     name: str
-    flags: tuple[str, ...] = ()  # the options that it takes besides the split: lengths, strides, text
-    needs_text = False  # True: it can't measure the run of a task
-    # Columns of `compared_rows` that depend on the length. A sweep compares them, and draws the first.
+    flags: tuple[str, ...] = ()  # supported options besides split: lengths, strides, text
+    needs_text = False  # True: a run of a task can't be measured
+    # Columns of `compared_rows` that depend on the length. A sweep compares them, and plots the first.
     values: tuple[str, ...] = ()
     x_label = "length (tokens)"
     y_label = "nats a token"
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
-        """Raise UserError if no run of this config can be measured."""
+        """Raise UserError if the suite cannot measure runs of this config."""
         if self.needs_text and trained.data.is_task:
             corpus = trained.data.corpus
             raise UserError(f"--suite={self.name} needs text, and data.corpus is {corpus}; use --suite=tasks")
 
     def check_split(self, trained: Config, options: SuiteOptions, num_tokens: int) -> None:
-        """Raise UserError if a split of so many tokens cannot be measured. Called only if the suite needs text."""
+        """Raise UserError if the suite cannot measure `num_tokens` tokens. Called only if `needs_text`."""
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        """Return the fields that the JSON has besides those of all results."""
+        """Return the JSON fields that are specific to the suite."""
         return {}
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
-        """Return the content of more files by the ending of their names. All processes call it."""
+        """Return the contents of other files by the ending of the name. All processes call it."""
         return {}
 
     def rows(self, result: Result) -> list[Row] | None:
-        """Return the rows of the CSV file, or None for no such file."""
+        """Return the rows of the CSV file, or None."""
         return result.get("rows")
 
     def draw(self, result: Result) -> Figure | None:
-        """Return the figure that is written as PNG and to TensorBoard, or None."""
+        """Return the figure for PNG and TensorBoard, or None."""
 
     def scalars(self, result: Result) -> Iterator[tuple[str, float, int]]:
-        """Yield (name, value, length) of the curves that TensorBoard shows beside the figure."""
+        """Yield (name, value, length) for the curves in TensorBoard."""
         for label, rows in self.by_label(result["rows"] if self.values else ()).items():
             tag = "/".join(filter(None, [self.name, re.sub(r"\W+", "_", label)]))
             for row in rows:
@@ -80,7 +80,7 @@ class Suite:
                         yield f"{tag}/{value}", row[value], row["length"]
 
     def printed(self, result: Result) -> str:
-        """Return the text for the screen."""
+        """Return the text to print."""
         rows = self.rows(result)
         return results.table(rows) if rows else results.listing(result)
 
@@ -89,11 +89,11 @@ class Suite:
         return result["rows"]
 
     def label(self, row: Row) -> str:
-        """Return the label that tells apart rows of one length."""
+        """Return a label that distinguishes rows of the same length."""
         return ""
 
     def by_label(self, rows: Iterable[Row]) -> dict[str, list[Row]]:
-        """Return the rows that are not undefined, by their label."""
+        """Return the rows with status ok, by label."""
         groups: dict[str, list[Row]] = {}
         for row in rows:
             if row["status"] == "ok":
@@ -102,26 +102,26 @@ class Suite:
 
 
 def split_tokens(run: Run, split: str) -> np.ndarray:
-    """Return the tokens of a split. Raise UserError if it has no full window, or the model no such positions."""
+    """Return the tokens of a split. Raise UserError if the split or the model's positions are too short."""
     tokens, length = run.store.split(split).tokens, run.config.context_length
     check_length(run.config.model, length)
     if len(tokens) <= length:
         raise UserError(
-            f"--split={split}: found {len(tokens)} tokens; needs more than the context of {length}, "
-            "so give --override=context_length=N or another split"
+            f"--split={split}: found {len(tokens)} tokens; needs more than the context length of {length}; "
+            "give --override=context_length=N or another split"
         )
     return tokens
 
 
 def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
-    """Return problems (question, answer) of a task; their rows have about `num_tokens` tokens in all."""
+    """Return problems (question, answer) of a task, with about `num_tokens` tokens in total."""
     check_length(run.config.model, run.config.context_length)
     batches.check_fits(run.config)
     return run.problems(split, max(1, num_tokens // run.config.context_length))
 
 
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
-    """Return up to `most` tokens, int32: of --text, else of the start of the split, or of a task one long problem."""
+    """Return up to `most` tokens, int32, of --text, else of the split's start or, for a task, of a long problem."""
     data = run.config.data
     if options.text is not None:
         tokens = run.tokenizer.encode(options.text)[:most].astype(np.int32)

@@ -1,4 +1,4 @@
-"""Checks that find what is wrong with a checkpoint, if anything."""
+"""Check a checkpoint for known faults."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""A page for the browser that shows a checkpoint's attention, and needs no network."""
+"""An HTML page of a checkpoint's attention; it needs no network."""
 
 from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
@@ -28,7 +28,7 @@ class Explorer(Suite):
 
 
 def _labels(run: Run) -> list[list[str]] | None:
-    """Return labels[layer][head] of the suite `heads`, or None if it was not run for this step."""
+    """Return labels[layer][head] of the suite `heads`, or None if it has no result for this step."""
     try:
         report = files.read_json(run.workdir / "eval" / "heads.json")
         if report["checkpoint_step"] != run.step or report["overrides"] != run.overrides:

@@ -1,4 +1,4 @@
-"""The loss of the same targets at many context lengths, in blocks and with sliding windows."""
+"""Measure the loss of the same targets at many context lengths, in blocks and in sliding windows."""
 
 from collections.abc import Iterator
 
@@ -48,14 +48,14 @@ class Extrapolation(Suite):
 
     def draw(self, result: Result) -> Figure:
         groups = self.by_label(result["rows"])
-        drawn = [_curve(label, rows, "nll") for label, rows in groups.items()]
+        lines = [_curve(label, rows, "nll") for label, rows in groups.items()]
         if len(groups) > 1 and "blocks" in groups:
-            drawn.append(_curve("blocks, on the targets of the sliding windows", groups["blocks"], "sample_nll"))
-        return curves.extrapolation_figure(drawn, result["by_position"], trained=result["train_length"])
+            lines.append(_curve("blocks, on the targets of the sliding windows", groups["blocks"], "sample_nll"))
+        return curves.extrapolation_figure(lines, result["by_position"], trained=result["train_length"])
 
 
 def _lengths_and_strides(trained: Config, options: SuiteOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return lengths and strides in tokens. Raise UserError if they do not fit together."""
+    """Return lengths and strides in tokens. Raise UserError if a stride does not fit the lengths."""
     context = trained.context_length
     listed = extrapolation.LENGTHS if options.lengths is None else options.lengths
     lengths = extrapolation.parse_lengths("--lengths", listed, context, 2)

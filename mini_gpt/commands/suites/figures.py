@@ -1,4 +1,4 @@
-"""Figures of a checkpoint: its attention, and its positional encoding."""
+"""Plot the attention and the positional encoding of a checkpoint."""
 
 from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base

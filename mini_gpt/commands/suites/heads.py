@@ -1,4 +1,4 @@
-"""What each head attends to, over many texts of a split."""
+"""Measure and label the attention of each head on a split."""
 
 from matplotlib.figure import Figure
 
@@ -17,14 +17,14 @@ class Heads(Suite):
     name = "heads"
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        read = _inputs(run, options.split)
+        texts = _inputs(run, options.split)
         if run.config.data.is_task:
             train_BL = _inputs(run, "train").tokens_BL
             train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
         else:
             train_tokens = run.store.split("train").tokens
-        with progress.shown("head report", report.cost(read)) as advance:
-            heads = report.head_report(run.model, run.tokenizer, read, train_tokens, advance=advance)
+        with progress.shown("head report", report.cost(texts)) as advance:
+            heads = report.head_report(run.model, run.tokenizer, texts, train_tokens, advance=advance)
         base.check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
         return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}
 
@@ -40,7 +40,7 @@ class Heads(Suite):
 
 
 def _inputs(run: Run, split: str) -> inputs.Inputs:
-    """Return windows spread over a split, or problems of a task, of about inputs.TOKENS tokens."""
+    """Return about inputs.TOKENS tokens, in windows of a split or in problems of a task."""
     length = run.config.context_length
     if not run.config.data.is_task:
         return inputs.of_text(base.split_tokens(run, split), run.tokenizer, length)

@@ -1,4 +1,4 @@
-"""The loss of a whole split, in blocks of the context length."""
+"""Measure the loss of a full split, in blocks of the context length."""
 
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions

@@ -1,4 +1,4 @@
-"""The importance of each head, measured on the training split, and the loss as heads are removed."""
+"""Measure each head's importance on the training split, and the loss as heads are removed."""
 
 import dataclasses
 
@@ -48,11 +48,11 @@ class Pruning(Suite):
         }
 
     def draw(self, result: Result) -> Figure:
-        title = f"Step {result['checkpoint_step']:,}: what the heads are worth"
+        title = f"Step {result['checkpoint_step']:,}: importance of the heads"
         return pruning.pruning_figure(np.array(result["importance"]), result["rows"], title=title)
 
     def printed(self, result: Result) -> str:
-        """Return a row for each number of removed heads: the loss by importance, its mean and range at random."""
+        """Return a row for each number of removed heads: the loss in order of importance and in random orders."""
         lines = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "importance"}
         printed = []
         for removed, nll in lines.items():

@@ -1,4 +1,4 @@
-"""The share of a task's problems that a model solves, by length."""
+"""Measure the share of a task's problems that a model solves, by length."""
 
 from matplotlib.figure import Figure
 
@@ -11,7 +11,7 @@ from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
-DRAWN = {"exact_match": "problems solved", "token_accuracy": "tokens of the answers"}
+CURVES = {"exact_match": "problems solved", "token_accuracy": "tokens of the answers"}
 
 
 class Tasks(Suite):
@@ -39,9 +39,9 @@ class Tasks(Suite):
     def draw(self, result: Result) -> Figure:
         solved = [row for row in result["rows"] if row["status"] == "ok"]
         lengths = [row["length"] for row in solved]
-        drawn = [Curve(name, lengths, [row[value] for row in solved]) for value, name in DRAWN.items()]
+        lines = [Curve(name, lengths, [row[value] for row in solved]) for value, name in CURVES.items()]
         x = f"length ({tasks.find(result['task']).unit})"
-        return curves.panels_figure({result["task"]: drawn}, x=x, y="share right", trained=result["train_length"])
+        return curves.panels_figure({result["task"]: lines}, x=x, y="share correct", trained=result["train_length"])
 
 
 def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:
