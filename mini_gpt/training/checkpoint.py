@@ -147,7 +147,7 @@ class Checkpoints:
         """Return the last undamaged checkpoint, or the last undamaged scheduled one; move all damaged ones away.
 
         abstract: ShapeDtypeStructs with shardings. Returns (step, state, record), or None if there is none. Raises
-        UserError, and moves nothing, if all are damaged.
+        UserError, and moves nothing, if it finds only damaged ones.
         """
         damaged: dict[int, Damaged] = {}
         found = None

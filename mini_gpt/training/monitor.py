@@ -28,12 +28,12 @@ from mini_gpt.runtime import files
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
-WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for the noise, losses for the level, threshold
+WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for the noise, losses for the level, threshold in deviations
 log = logging.getLogger(__name__)
 
 
 class EventFile(contextlib.AbstractContextManager):
-    """A new TensorBoard event file. TensorBoard ignores steps from `first_step` on in older files of the directory.
+    """A new TensorBoard event file. In older files of the directory, TensorBoard ignores steps from `first_step` on.
 
     It replaces tensorboardX's SummaryWriter, whose flush does not wait for its writing thread. A full disk ends that
     thread, and then the program hangs. Here all events are on disk when `flush` returns.

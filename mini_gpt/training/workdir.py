@@ -46,14 +46,14 @@ def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer |
 def locked(workdir: Path, *, new: bool) -> Iterator[None]:
     """Lock the directory against other training processes; the lock ends with the process.
 
-    new: the caller has found no run in it. Raises UserError if another run trains in it, or has started in it since.
+    new: the caller found no run in it. Raises UserError if another run trains in it, or was started in it meanwhile.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     with files.open_to_append(workdir / LOCK) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"--workdir: another run trains in {workdir}; wait for it, or name a new one") from None
+            raise UserError(f"--workdir: another run trains in {workdir}; wait, or name a new directory") from None
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
                 raise

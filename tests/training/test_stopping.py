@@ -88,7 +88,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(small, tmp_path):
     process = context.Process(target=hold_the_lock, args=(tmp_path, held, release))
     process.start()
     assert held.wait(60)
-    with pytest.raises(UserError, match=r"--workdir: another run trains in \S+; wait for it, or name a new one"):
+    with pytest.raises(UserError, match=r"--workdir: another run trains in \S+; wait, or name a new directory"):
         loop.train(small(), tmp_path)
     assert not (tmp_path / "config.json").exists() and not (tmp_path / "checkpoints").exists()
     process.kill()
