@@ -85,4 +85,4 @@ def test_importing_non_finite_weights_is_refused(model):
 
 
 def test_a_model_card_has_no_markup_of_a_run():
-    assert model_card._in_a_cell("tiny |\n# <b>x</b> `rm` [a](b)\x1b") == "tiny ? ? ?b?x?/b? ?rm? ?a??b??x1b"
+    assert model_card._table_cell("tiny |\n# <b>x</b> `rm` [a](b)\x1b") == "tiny ? ? ?b?x?/b? ?rm? ?a??b??x1b"
