@@ -76,7 +76,7 @@ def directory(text: str) -> Path:
     path = Path(text).expanduser()
     longest = os.pathconf("/", "PC_PATH_MAX") - RESERVED_PATH
     if (found := len(os.fsencode(path.absolute()))) > longest:
-        raise UserError(f"found a path of {found} bytes; must have at most {longest}")
+        raise UserError(f"found a path that has {found} bytes; must have at most {longest}")
     return path
 
 
