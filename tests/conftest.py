@@ -1,16 +1,19 @@
 """Fixtures of all tests: eight fake devices, a compilation cache, a small corpus and a small config."""
 
+import importlib.metadata
 import os
 
 # JAX reads these variables when it is imported. Eight fake CPU devices let any machine test sharding. With the other
-# flags, programs run slower but compile five times as fast. The tests spend most of their time on compilation.
+# flags, programs run slower but compile up to five times as fast. The tests spend most of their time on compilation.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
-    " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-)
+XLA_FLAGS = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # newer versions do not have it
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS])
 
 import functools
 import random
+import shutil
 from pathlib import Path
 
 import jax
@@ -19,6 +22,7 @@ import pytest
 from mini_gpt.config import loading as configs
 from mini_gpt.config import places
 from mini_gpt.runtime import devices, sharding
+from mini_gpt.training import loop
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -98,7 +102,7 @@ SMALL = {
     "optimizer.warmup_steps": 4,
     "eval.every": 4,
     "eval.tokens": 256,
-    "eval.sample_tokens": 4,
+    "eval.sample_tokens": 0,
     "checkpoint.every": 4,
     "mesh.data": 1,
 }
@@ -114,3 +118,24 @@ def small(corpus_files, tmp_path):
         return configs.load("configs/default.py", SMALL | paths | dotted)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def _trained_runs(tmp_path_factory):
+    """Return {overrides: directory} of the runs that are trained already, and the directory for more of them."""
+    return {}, tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture
+def trained(small, tmp_path, _trained_runs):
+    """Return a function from overrides to a copy, in tmp_path, of a trained small run. Each run is trained once."""
+    made, directory = _trained_runs
+
+    def copy(**overrides):
+        name = repr(sorted(overrides.items()))
+        if name not in made:
+            made[name] = directory / str(len(made))
+            loop.train(small(**overrides), made[name], conclude=False)
+        return shutil.copytree(made[name], tmp_path / "run")
+
+    return copy

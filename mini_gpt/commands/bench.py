@@ -183,8 +183,7 @@ def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> 
     """
     model = config.model
     looked_up = ["positions/learned/embedding"] + ([] if model.tie_embeddings else ["embedding"])
-    leaves = jax.tree_util.tree_leaves_with_path(parameters)
-    multiplied = sum(leaf.size for path, leaf in leaves if model_parameters.path_name(path) not in looked_up)
+    multiplied = sum(x.size for name, x in model_parameters.by_name(parameters).items() if name not in looked_up)
     return 6 * multiplied + 12 * model.num_layers * model.num_heads * model.head_width * config.context_length
 
 

@@ -24,7 +24,7 @@ from mini_gpt.commands import command_line
 from mini_gpt.commands.results import markdown_table
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config, MeshConfig
-from mini_gpt.model.parameters import count, path_name
+from mini_gpt.model.parameters import by_name, count
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
@@ -101,8 +101,8 @@ def _activations(config: Config, tensor: int) -> float:
 def parameter_table(state: TrainState) -> str:
     """Return each parameter's shape and PartitionSpec as a Markdown table, with one row for all layers."""
     rows: dict[str, dict[str, str]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.parameters):
-        name = re.sub(r"^blocks/\d+/", "blocks/*/", path_name(path))
+    for path, leaf in by_name(state.parameters).items():
+        name = re.sub(r"^blocks/\d+/", "blocks/*/", path)
         spec = leaf.sharding.spec
         row = {
             "parameter": f"`{name}`",

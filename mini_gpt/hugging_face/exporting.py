@@ -82,15 +82,13 @@ def _equivalent(
     model: ModelConfig, vocab_size: int, parameters: Parameters, *, biased: bool
 ) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     """Return an equivalent model that the architectures can express, and its parameters by path."""
-    one_by_one = model_parameters.with_layers(parameters, stacked=False)
-    listed = jax.tree_util.tree_leaves_with_path(jax.device_get(one_by_one))
-    arrays = {model_parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
+    one_by_one = jax.device_get(model_parameters.with_layers(parameters, stacked=False))
+    arrays = {name: np.asarray(leaf) for name, leaf in model_parameters.by_name(one_by_one).items()}
     if model.scale_embeddings:  # a scaled embedding table can't be tied to the logits
         arrays.setdefault("unembedding", arrays["embedding"])
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(model.d_model))
         model = dataclasses.replace(model, scale_embeddings=False, tie_embeddings=False)
     model = dataclasses.replace(model, scan_layers=False, use_bias=model.use_bias or biased)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(gpt.abstract(model, vocab_size)[1]):
-        bias = np.zeros(leaf.shape, leaf.dtype)  # used if the model has no biases
-        arrays.setdefault(model_parameters.path_name(path), bias)
+    for name, leaf in model_parameters.by_name(gpt.abstract(model, vocab_size)[1]).items():
+        arrays.setdefault(name, np.zeros(leaf.shape, leaf.dtype))  # a bias, if the model has none
     return model, arrays

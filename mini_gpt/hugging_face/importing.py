@@ -87,8 +87,8 @@ def read_weights(
     Names, shapes and dtypes are checked before any value is read. Raises UserError if one is wrong.
     """
     one_by_one = dataclasses.replace(model, scan_layers=False)
-    leaves = jax.tree_util.tree_leaves_with_path(gpt.abstract(one_by_one, vocab_size)[1])
-    shapes = {model_parameters.path_name(path): leaf.shape for path, leaf in leaves}
+    leaves = gpt.abstract(one_by_one, vocab_size)[1]
+    shapes = {name: leaf.shape for name, leaf in model_parameters.by_name(leaves).items()}
     arrays: dict[str, np.ndarray] = {}
     with contextlib.ExitStack() as opened:
         wanted, found = _open(source, architecture, model, opened)

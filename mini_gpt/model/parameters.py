@@ -18,24 +18,25 @@ def path_name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def by_name(tree: Any) -> dict[str, Any]:
+    """Return {path_name: leaf} of parameters, or of any pytree."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def check_shapes(found: Parameters, expected: Parameters, source: str) -> None:
     """Raise UserError if the source's parameters differ from the config's in name or shape; layers may be stacked."""
     one_by_one = functools.partial(jax.eval_shape, functools.partial(with_layers, stacked=False))
-    shapes = [
-        {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)}
-        for parameters in map(one_by_one, (found, expected))
-    ]
-    for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        have, want = (each.get(name, "none") for each in shapes)
+    left, right = (by_name(one_by_one(parameters)) for parameters in (found, expected))
+    for name in sorted(left.keys() | right.keys()):
+        have, want = (each[name].shape if name in each else "none" for each in (left, right))
         if have != want:
             raise UserError(f"{source} has the parameter {name} of shape {have}; the config needs {want}")
 
 
 def non_finite(parameters: Parameters) -> str | None:
     """Return a message that names a parameter with NaN or infinity, or None if all are finite."""
-    is_finite = jax.jit(lambda leaf: jnp.isfinite(leaf).all())
-    named = jax.tree_util.tree_leaves_with_path(parameters)
-    bad = [path_name(path) for path, leaf in named if not is_finite(leaf)]
+    are_finite = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))(parameters)
+    bad = [name for name, is_finite in by_name(are_finite).items() if not is_finite]
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
     return f"found non-finite values (NaN or infinity) in {bad[0]}{more}" if bad else None
 
@@ -75,8 +76,8 @@ def count(parameters: Parameters) -> int:
 def report(parameters: Parameters) -> str:
     """Return a table of the parameters of each module and their total; one row sums a module over all blocks."""
     modules: dict[str, dict[str, Parameters]] = {}  # {row's name: {module: {parameter: leaf}}}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
-        module, _, name = path_name(path).rpartition("/")
+    for path, leaf in by_name(parameters).items():
+        module, _, name = path.rpartition("/")
         row = re.sub(r"^blocks/\d+", "blocks/*", module or name)
         modules.setdefault(row, {}).setdefault(module, {})[name] = leaf
     total, table = count(parameters), []

@@ -21,7 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from mini_gpt.model.parameters import Parameters, path_name
+from mini_gpt.model.parameters import Parameters, by_name
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.orbax_files import VerifyingHandler, plain_path
@@ -297,7 +297,7 @@ def checksums(tree: Any) -> dict[str, str]:
     exact in any order. A changed entry changes both sums; exchanged entries do, except in one of 2**32 cases.
     """
     # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
-    sums = {path_name(path): np.asarray(_sums(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    sums = {name: np.asarray(_sums(leaf)) for name, leaf in by_name(tree).items()}
     return {name: "".join(f"{int(part):08x}" for part in both) for name, both in sums.items()}
 
 

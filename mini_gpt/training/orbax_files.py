@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from mini_gpt.model.parameters import path_name
+from mini_gpt.model.parameters import by_name
 from mini_gpt.runtime.errors import UserError
 
 URL_ROOTS = ("/gs/", "/s3/", "/az/", "/hf/")  # etils reads these as gs:// and so on
@@ -67,8 +66,7 @@ class VerifyingHandler(ocp.StandardCheckpointHandler):
         self.shapes: ArrayShapes = {}
 
     async def async_save(self, directory: Any, *, args: ocp.args.StandardSave) -> Any:
-        leaves = jax.tree_util.tree_leaves_with_path(args.item)
-        self.shapes = {path_name(path).replace("/", "."): leaf.shape for path, leaf in leaves}
+        self.shapes = {name.replace("/", "."): leaf.shape for name, leaf in by_name(args.item).items()}
         return await super().async_save(directory, args=args)
 
     def finalize(self, directory: Any) -> None:

@@ -39,9 +39,8 @@ def flags(corpus_files, tmp_path):
 
 
 @pytest.fixture
-def trained(small, tmp_path):
-    loop.train(small(model__position="learned"), tmp_path / "run")
-    return tmp_path / "run"
+def run(trained):
+    return trained(model__position="learned")
 
 
 def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
@@ -69,18 +68,18 @@ def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
     assert first == second
 
 
-def test_splits_and_overrides_have_files_of_their_own(monkeypatch, trained, capsys):
-    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}") is None
-    plain = (trained / "eval" / "perplexity.json").read_text()
+def test_splits_and_overrides_have_files_of_their_own(monkeypatch, run, capsys):
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
+    plain = (run / "eval" / "perplexity.json").read_text()
     override = "--override=context_length=16"
-    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", override, "--split=test") is None
-    assert (trained / "eval" / "perplexity.json").read_text() == plain
-    result = json.loads((trained / "eval" / "perplexity,split=test,context_length=16.json").read_text())
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", override, "--split=test") is None
+    assert (run / "eval" / "perplexity.json").read_text() == plain
+    result = json.loads((run / "eval" / "perplexity,split=test,context_length=16.json").read_text())
     assert (result["split"], result["context_length"]) == ("test", 16)
     assert result["overrides"] == {"context_length": "16"}
-    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", "--checkpoint=4") is None
-    assert json.loads((trained / "eval" / "perplexity,checkpoint=4.json").read_text())["checkpoint_step"] == 4
-    assert (trained / "eval" / "perplexity.json").read_text() == plain
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", "--checkpoint=4") is None
+    assert json.loads((run / "eval" / "perplexity,checkpoint=4.json").read_text())["checkpoint_step"] == 4
+    assert (run / "eval" / "perplexity.json").read_text() == plain
 
 
 COMMANDS = ["train", "eval", "sample", "mini_gpt.sweep", "mini_gpt.bench"]
@@ -164,41 +163,41 @@ BAD_EVAL = [
 
 
 @pytest.mark.parametrize("arguments, message", BAD_EVAL)
-def test_a_bad_evaluation_ends_in_one_line(monkeypatch, trained, arguments, message):
-    assert re.match(message, type_in(monkeypatch, "eval.py", f"--workdir={trained}", *arguments))
-    assert not (trained / "eval").exists()
+def test_a_bad_evaluation_ends_in_one_line(monkeypatch, run, arguments, message):
+    assert re.match(message, type_in(monkeypatch, "eval.py", f"--workdir={run}", *arguments))
+    assert not (run / "eval").exists()
 
 
-def test_directories_without_a_run_are_refused(monkeypatch, small, tmp_path, trained):
+def test_directories_without_a_run_are_refused(monkeypatch, small, tmp_path, run):
     assert "config.json: not found" in type_in(monkeypatch, "eval.py", f"--workdir={tmp_path}/none")
-    (trained / "checkpoints").rename(trained / "elsewhere")
+    (run / "checkpoints").rename(run / "elsewhere")
     for command in (["eval.py"], ["sample.py", "--prompt=a"]):
-        line = type_in(monkeypatch, *command, f"--workdir={trained}")
+        line = type_in(monkeypatch, *command, f"--workdir={run}")
         assert re.match(r"error: .*checkpoints: not found; train first", line)
-    (trained / "checkpoints").mkdir()
-    assert "no checkpoint; train first" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+    (run / "checkpoints").mkdir()
+    assert "no checkpoint; train first" in type_in(monkeypatch, "eval.py", f"--workdir={run}")
 
 
-def test_a_damaged_record_of_the_corpus_is_named(monkeypatch, trained):
-    (trained / "corpus.json").write_text("{")
-    assert "corpus.json: not a record of a corpus" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+def test_a_damaged_record_of_the_corpus_is_named(monkeypatch, run):
+    (run / "corpus.json").write_text("{")
+    assert "corpus.json: not a record of a corpus" in type_in(monkeypatch, "eval.py", f"--workdir={run}")
 
 
-def test_a_changed_text_is_refused(monkeypatch, trained, corpus_files, tmp_path):
-    config = json.loads((trained / "config.json").read_text())
+def test_a_changed_text_is_refused(monkeypatch, run, corpus_files, tmp_path):
+    config = json.loads((run / "config.json").read_text())
     (tmp_path / "other").mkdir()
     for number in range(120):
         (tmp_path / "other" / f"{number}.txt").write_text(f"other text {number} " * 10)
     config["data"]["path"] = f"{tmp_path}/other/*"
-    (trained / "config.json").write_text(json.dumps(config))
+    (run / "config.json").write_text(json.dumps(config))
     assert "config.json: not a run's config (its sha256 does not match: it is damaged, or was edited" in type_in(
-        monkeypatch, "eval.py", f"--workdir={trained}"
+        monkeypatch, "eval.py", f"--workdir={run}"
     )
     del config["sha256"]
-    (trained / "config.json").write_text(json.dumps(config))
-    assert "data.path: found" in type_in(monkeypatch, "eval.py", f"--workdir={trained}"), "not given as a flag"
-    assert type_in(monkeypatch, "eval.py", f"--workdir={trained}", f"--override=data.path={tmp_path}/other/*") is None
-    assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={trained}")
+    (run / "config.json").write_text(json.dumps(config))
+    assert "data.path: found" in type_in(monkeypatch, "eval.py", f"--workdir={run}"), "not given as a flag"
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", f"--override=data.path={tmp_path}/other/*") is None
+    assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={run}")
 
 
 def test_an_error_is_one_line_with_exit_status_1():
@@ -208,6 +207,7 @@ def test_an_error_is_one_line_with_exit_status_1():
     assert done.stderr == "error: model.d_model: found 130; must be divisible by model.num_heads (4)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can keep the memory")
 def test_freed_memory_is_kept_for_the_next_step(tmp_path):
     """A step that allocates and frees 64 MB has page faults only the first time."""
@@ -235,8 +235,8 @@ print(*[after - before for before, after in zip(counts, counts[1:])])
 
 
 @pytest.mark.slow
-def test_sample_refuses_invalid_text_and_writes_to_any_terminal(trained):
-    command = [sys.executable, "sample.py", f"--workdir={trained}", "--length=4", "--prompt"]
+def test_sample_refuses_invalid_text_and_writes_to_any_terminal(run):
+    command = [sys.executable, "sample.py", f"--workdir={run}", "--length=4", "--prompt"]
     done = subprocess.run([*command, b"\xff"], cwd=REPOSITORY, capture_output=True)
     assert done.returncode == 1 and done.stderr.startswith(b"error: found text that is no valid Unicode")
     done = subprocess.run(

@@ -24,15 +24,6 @@ ROW = ["length", "protocol", "stride", "nll", "perplexity", "bits_per_byte", "to
 ROW += ["first_target", "sample_nll"]
 
 
-@pytest.fixture
-def trained(small, tmp_path):
-    def make(**overrides):
-        loop.train(small(**overrides), tmp_path / "run", conclude=False)
-        return tmp_path / "run"
-
-    return make
-
-
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 6, "context_length": 14}
 
 
@@ -182,6 +173,7 @@ def test_bad_options_end_in_one_line_and_write_nothing(monkeypatch, trained):
         assert sorted(workdir.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_suites_refuse_runs_of_the_wrong_kind(monkeypatch, trained):
     workdir = trained(**TASK)
     corpus = (workdir / "corpus.json").read_text()
@@ -199,6 +191,7 @@ def test_suites_refuse_runs_of_the_wrong_kind(monkeypatch, trained):
     assert not (workdir / "eval").exists()
 
 
+@pytest.mark.slow
 def test_masked_runs_are_not_extrapolated(monkeypatch, trained):
     workdir = trained(train__objective="masked", model__causal=False)
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=extrapolation")
@@ -229,6 +222,7 @@ def test_a_non_finite_loss_writes_nothing(trained, monkeypatch):
     assert not (workdir / "eval").exists()
 
 
+@pytest.mark.slow
 def test_a_perplexity_that_overflows_is_left_out(trained, monkeypatch):
     workdir = trained(model__position="rope")
     monkeypatch.setattr(LoadedModel, "nll", lambda model, inputs_BL, targets_BL: np.full(targets_BL.shape, 800.0))
@@ -239,6 +233,7 @@ def test_a_perplexity_that_overflows_is_left_out(trained, monkeypatch):
     assert curves["extrapolation/blocks/nll"] == {32: pytest.approx(800.0)}
 
 
+@pytest.mark.slow
 def test_progress_is_logged_without_a_terminal(trained, monkeypatch, caplog):
     caplog.set_level("INFO", "mini_gpt")
     workdir = trained(model__position="rope", train__steps=2)
@@ -252,6 +247,7 @@ def test_progress_is_logged_without_a_terminal(trained, monkeypatch, caplog):
     assert len(done) > 5 and done == sorted(done) and done[-1] == cost, "tokens of padding rows are not counted"
 
 
+@pytest.mark.slow
 def test_batch_tokens_do_not_depend_on_the_context_length(trained):
     workdir = trained(model__position="rope", train__steps=2)
     assert Run(workdir).model.batch_tokens == 8 * 32

@@ -42,6 +42,7 @@ def test_blocks_score_each_token_once(make_model, devices):
     assert (score.tokens, score.bytes) == (299, int((tokens[1:] != 256).sum()))
 
 
+@pytest.mark.slow
 def test_isolated_documents_are_scored_as_in_training(make_model):
     model, tokens = make_model(data__isolate_documents=True), make_tokens(33)
     score = perplexity.score_split(model, tokens, TOKEN_BYTES)

@@ -167,35 +167,34 @@ def test_fuzzed_corpora_load_or_are_refused(small, tmp_path):
 
 
 @pytest.fixture
-def trained(small, tmp_path):
-    loop.train(small(train__steps=4), tmp_path / "run", conclude=False)
-    return tmp_path / "run"
+def run(trained):
+    return trained(train__steps=4)
 
 
 @pytest.mark.parametrize(
     "place", ["eval", "tensorboard/perplexity", "eval/perplexity.json", "checkpoints/4/format/metadata"]
 )
-def test_a_run_with_links_out_of_its_directory_is_refused(small, trained, tmp_path, place):
+def test_a_run_with_links_out_of_its_directory_is_refused(small, run, tmp_path, place):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("precious")
-    link = trained / place
+    link = run / place
     link.parent.mkdir(exist_ok=True)
     if link.exists():
         link.unlink()
     link.symlink_to(outside if "." not in place else outside / "precious")
-    for use in (lambda: Run(trained), lambda: loop.train(small(), trained)):
+    for use in (lambda: Run(run), lambda: loop.train(small(), run)):
         with pytest.raises(UserError, match=rf"{link}: found a link to {outside}"):
             use()
     assert [path.name for path in outside.iterdir()] == ["precious"]
     assert (outside / "precious").read_text() == "precious"
 
 
-def test_links_inside_a_run_and_to_a_run_are_allowed(trained, tmp_path):
-    (trained / "last").symlink_to(trained / "checkpoints" / "4")
-    (tmp_path / "link").symlink_to(trained)
+def test_links_inside_a_run_and_to_a_run_are_allowed(run, tmp_path):
+    (run / "last").symlink_to(run / "checkpoints" / "4")
+    (tmp_path / "link").symlink_to(run)
     suites.evaluate(Run(tmp_path / "link"), "perplexity", SuiteOptions())
-    assert (trained / "eval" / "perplexity.json").exists()
+    assert (run / "eval" / "perplexity.json").exists()
 
 
 def test_a_corpus_with_a_link_out_of_its_folder_is_refused(small, tmp_path):
@@ -207,27 +206,27 @@ def test_a_corpus_with_a_link_out_of_its_folder_is_refused(small, tmp_path):
     assert corpora.open_corpus(small(data__path=f"{tmp_path}/texts/a.txt").data).num_documents == 1
 
 
-def test_a_config_too_large_for_its_checkpoint_is_refused(trained, monkeypatch):
-    config = json.loads((trained / "config.json").read_text())
+def test_a_config_too_large_for_its_checkpoint_is_refused(run, monkeypatch):
+    config = json.loads((run / "config.json").read_text())
     del config["sha256"]
     config["model"] |= {"d_model": 2**15, "d_ff": 2**17}
-    (trained / "config.json").write_text(json.dumps(config))
+    (run / "config.json").write_text(json.dumps(config))
     sizes = r"checkpoints/4: damaged \(its files have [\d,]+ bytes, and its arrays [\d,]+\)"
     with pytest.raises(UserError, match=sizes):
-        Run(trained)
+        Run(run)
     config["model"]["num_layers"] = 10**6
-    (trained / "config.json").write_text(json.dumps(config))
+    (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"config\.json: model\.num_layers: found 1000000; must be in 1\.\.4096"):
-        Run(trained)
+        Run(run)
 
 
-def test_a_cache_that_only_a_run_names_is_not_written(trained, tmp_path, monkeypatch):
+def test_a_cache_that_only_a_run_names_is_not_written(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
-    assert Run(trained).config.data.cache_dir == str(tmp_path / "cache")
-    config = json.loads((trained / "config.json").read_text())
+    config = json.loads((run / "config.json").read_text())
+    assert Run(run).config.data.cache_dir == config["data"]["cache_dir"]
     del config["sha256"]
     (tmp_path / "precious").mkdir()
     config["data"]["cache_dir"] = str(tmp_path / "precious")
-    (trained / "config.json").write_text(json.dumps(config))
-    suites.evaluate(Run(trained), "perplexity", SuiteOptions())
+    (run / "config.json").write_text(json.dumps(config))
+    suites.evaluate(Run(run), "perplexity", SuiteOptions())
     assert list((tmp_path / "precious").iterdir()) == []

@@ -154,7 +154,7 @@ def test_a_features_file_imports_no_module(small, data_set, style, tmp_path, mon
     evil = {"pythonClassName": "evil_features.Text", "jsonFeature": {"json": "{}"}}
     evil = evil if style == "pythonClassName" else {"type": "evil_features.Text", "content": {}}
     (directory / "features.json").write_text(json.dumps(evil))
-    with pytest.raises(UserError, match=r"data\.corpus: TFDS can't open 'theirs': .*evil_features.*not a feature of"):
+    with pytest.raises(UserError, match=r"data\.corpus: TFDS can't open 'theirs': .*evil_features.*not a TFDS feature"):
         open_theirs(small, data_dir)
     assert not (tmp_path / "owned").exists()
 

@@ -147,6 +147,7 @@ def test_noise_depends_on_seed_row_and_place_only():
         assert drawn == [int(jnp.argmax(draw)) for draw in draws]
 
 
+@pytest.mark.slow
 def test_draws_follow_the_softmax_at_the_temperature():
     model = make()
     logits = np.asarray(model.merge()(jnp.array([[5, 2]]))[0, -1], np.float64) / 4

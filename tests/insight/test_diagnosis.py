@@ -63,6 +63,7 @@ def test_a_bidirectional_model_needs_positions_to_use_order(initial, position, u
     assert order.value > 0.2 if uses else order.value < 1e-4
 
 
+@pytest.mark.slow
 def test_a_causal_model_without_positions_uses_order(initial):
     model, windows_BM, _ = initial(model__position="none")
     (order,), (causality,) = checks.order(model, windows_BM), checks.causality(model, windows_BM)
@@ -95,6 +96,7 @@ def test_a_missing_causal_mask_is_found(initial):
     assert causality.found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [2, 8])
 def test_unscaled_logits_grow_with_the_root_of_the_width(initial, heads):
     fields = {"model__position": "none", "model__num_heads": heads, "model__scale_attention": False}

@@ -61,6 +61,7 @@ def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndar
     return logits, exp / exp.sum(-1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -88,6 +89,7 @@ def test_the_page_holds_the_models_attention(small, tmp_path, fields):
     np.testing.assert_allclose(logits[seen], given[seen], atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_given_text_is_shown_up_to_the_context(small, tmp_path):
     loop.train(small(train__steps=1, model__position="learned"), tmp_path / "run", conclude=False)
     run, text = Run(tmp_path / "run"), "Where is the cat? Where is the cat? Where?"

@@ -13,19 +13,14 @@ from mini_gpt.data import tokenizers
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
 
 
 @pytest.fixture
-def run(small, tmp_path):
-    def train(**overrides):
-        config = small(**({"model__num_layers": 2, "model__position": "rope", "model__num_heads": 2} | overrides))
-        loop.train(config, tmp_path / "run", conclude=False)
-        return Run(tmp_path / "run")
-
-    return train
+def run(trained):
+    fields = {"model__num_layers": 2, "model__position": "rope", "model__num_heads": 2}
+    return lambda **overrides: Run(trained(**(fields | overrides)))
 
 
 def without(parameters, layer, head, heads):
@@ -65,6 +60,7 @@ def test_masking_a_head_equals_zeroing_its_output(small, fields):
         assert np.abs(masked_BLV[1] - whole_BLV[1]).max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
 def test_importance_is_the_mean_slope_of_the_loss(run, fields):
     model = (trained := run(**fields)).model

@@ -266,6 +266,7 @@ def test_slurm_sets_the_coordinator_and_the_process_id(joined, monkeypatch):
     assert processes.start(None, 1, None) == 0 and len(joined) == 1, "the flag overrides Slurm"
 
 
+@pytest.mark.slow
 def test_a_missing_host_ends_the_command_in_one_line(tmp_path):
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "train.py", "--config=configs/tiny.py", f"--workdir={tmp_path}/run"]

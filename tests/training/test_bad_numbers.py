@@ -128,6 +128,7 @@ def test_a_non_finite_first_step_stops_or_rewinds(small, tmp_path, poison):
     assert_same_bits(loop.train(config, tmp_path, conclude=False), trained_on(config, range(1, 9)))
 
 
+@pytest.mark.slow
 def test_skipped_steps_change_only_the_count_up_to_a_limit(small, tmp_path, poison, metrics_delay, caplog):
     config = small(train__nonfinite="skip", train__nonfinite_limit=2, **FIELDS)
     expected = trained_on(config, [0, None, 2, 3, 4, None, 6, 7])

@@ -96,6 +96,7 @@ def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
         Run(directory.parent)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly_after_a_damaged_checkpoint(small, tmp_path):
     config = small(train__steps=12)
     uninterrupted = loop.train(config, tmp_path / "uninterrupted", conclude=False)

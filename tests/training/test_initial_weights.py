@@ -44,7 +44,7 @@ def test_weights_of_another_shape_are_refused(small, tmp_path):
     for overrides, message in (
         (
             {"model__position": "learned", "context_length": 64},
-            r"learned/embedding of shape \(32, 32\); the config asks",
+            r"learned/embedding of shape \(32, 32\); the config needs",
         ),
         (
             {"model__position": "rope", "model__num_layers": 3},

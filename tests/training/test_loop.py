@@ -88,7 +88,7 @@ def test_more_steps_need_a_schedule_without_an_end(small, tmp_path):
 
 
 def test_all_metrics_and_images_are_logged(small, tmp_path):
-    loop.train(small(model__num_layers=2, model__position="learned"), tmp_path)
+    loop.train(small(model__num_layers=2, model__position="learned", eval__sample_tokens=4), tmp_path)
     logged = rows(tmp_path)
     assert set(logged[0]) == {"step"} | {
         f"train/{name}" for name in ("loss", "objective", "learning_rate", "gradient_norm", "parameter_norm")

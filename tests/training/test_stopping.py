@@ -82,6 +82,7 @@ def hold_the_lock(workdir, held, release):
         release.wait(60)
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_until_the_first_has_ended(small, tmp_path):
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()
@@ -104,4 +105,4 @@ def test_a_file_system_without_locks_gives_a_warning(small, tmp_path, monkeypatc
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     state = loop.train(small(train__steps=1), tmp_path / "run", conclude=False)
-    assert state.step == 1 and "run: this file system has no locks (No locks available); start no" in caplog.text
+    assert state.step == 1 and "run: this file system has no locks (No locks available); do not start" in caplog.text

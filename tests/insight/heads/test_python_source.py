@@ -79,6 +79,7 @@ def test_offsets_are_bytes_for_all_line_ends(end):
     assert [r.kind for r in relations(text, 1000)].count(KINDS[1]) == 2
 
 
+@pytest.mark.slow
 def test_many_uses_of_a_name_take_linear_time():
     text = "x = x\n" * 20_000
     assert len(relations(text, 30)) == 39_999

@@ -107,6 +107,7 @@ SOURCE = '''def größe(wert):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
 def test_relations_of_python_source_are_found_in_tokens(small, tmp_path, kind):
     for number in range(120):
@@ -130,6 +131,7 @@ def test_relations_of_python_source_are_found_in_tokens(small, tmp_path, kind):
                 assert query_text == "e" and key_text in "größe"
 
 
+@pytest.mark.slow
 def test_the_suite_writes_a_figure_a_table_and_all_results(small, tmp_path, capsys):
     workdir = tmp_path / "run"
     loop.train(small(model__num_layers=2, model__position="rope"), workdir, conclude=False)
@@ -232,6 +234,7 @@ def test_the_padding_of_problems_does_not_count(small, tmp_path, objective):
     assert "matching bracket" not in found["kinds"]
 
 
+@pytest.mark.slow
 def test_a_context_too_short_for_a_problem_is_refused(small, tmp_path, monkeypatch):
     loop.train(small(train__steps=1, context_length=12, **TASK), tmp_path, conclude=False)
     for suite in ("heads", "pruning", "figures", "explorer"):
