@@ -160,8 +160,8 @@ class Checkpoints:
                 damaged[step] = reason
         if damaged and not found:
             step, damage = next(iter(damaged.items()))
-            problem = f"{self.directory / str(step)}: damaged ({damage}), and so is every checkpoint before it"
-            raise UserError(f"{problem}; restore one from a backup, or delete {self.directory} to start from step 0")
+            problem = f"{self.directory / str(step)}: damaged ({damage}), and no other checkpoint can be restored"
+            raise UserError(f"{problem}; copy one from a backup, or delete {self.directory} to start from step 0")
         for step, damage in damaged.items():
             self._move_damaged(step, damage)
         return found
@@ -294,7 +294,7 @@ def checksums(tree: Any) -> dict[str, str]:
     """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
 
     Both halves are sums modulo 2**32 over the array: the bits of each entry times an odd hash of its index. They are
-    exact in any order. A changed entry changes both sums; exchanged entries do, except in one of 2**32 cases.
+    exact in any order. One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
     """
     # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
     sums = {name: np.asarray(_sums(leaf)) for name, leaf in by_name(tree).items()}

@@ -1,1 +1,1 @@
-"""Checks for faults of a trained model. `verdict.diagnose` runs all of them."""
+"""Checks for faults of a trained model. `checks.diagnose` runs all of them."""
