@@ -92,7 +92,7 @@ def test_a_batch_has_no_more_tokens_than_in_training(make_model, monkeypatch):
 
 def test_a_split_too_short_to_score_is_refused(small):
     config = small(model__position="learned")
-    with pytest.raises(UserError, match="the split has 1 tokens; at least 2 are needed"):
+    with pytest.raises(UserError, match="the split has 1 tokens; must have at least 2"):
         perplexity.check_scorable(config, 1)
     perplexity.check_scorable(config, 2)
     masked = small(train__objective="masked", model__causal=False)

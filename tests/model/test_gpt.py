@@ -246,7 +246,8 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
         gradient_and_maps(definition, with_layers(params, stacked=stacked))
         for definition, stacked in zip(definitions, (False, True), strict=True)
     )
-    close = lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max())
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(unrolled))  # the gradient of key/bias is 0
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * (np.abs(b).max() + 0.01 * largest))
     jax.tree.map(close, with_layers(scanned, stacked=False), unrolled)
     assert len(maps) == 4
     jax.tree.map(close, maps_of_scan, maps)
