@@ -96,5 +96,5 @@ def test_a_split_too_short_to_score_is_refused(small):
         perplexity.check_scorable(config, 1)
     perplexity.check_scorable(config, 2)
     masked = small(train__objective="masked", model__causal=False)
-    with pytest.raises(UserError, match="the split has 31 tokens; at least 32 are needed"):
+    with pytest.raises(UserError, match="the split has 31 tokens; must have at least 32"):
         perplexity.check_scorable(masked, 31)
