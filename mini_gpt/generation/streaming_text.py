@@ -31,7 +31,7 @@ class Writer:
                 break
             if token == self.separator:
                 new += self.finish()
-                self.ended_by = "end of document"
+                self.ended_by = self.ended_by or "end of document"
                 break
             self.tokens.append(token)
             self._held_tokens.append(token)

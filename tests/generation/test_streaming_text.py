@@ -40,3 +40,9 @@ def test_the_separator_ends_the_text():
     writer = Writer(tokenizer)
     assert written(writer, [0, 1, 3, 2]) == ["a", "b", "", "", ""]
     assert writer.ended_by == "end of document" and writer.tokens == [0, 1] and writer.text == "ab"
+
+
+def test_a_stop_string_before_the_separator_ends_the_text():
+    writer = Writer(ByteTokenizer(), ["a\ufffd"])  # the incomplete character is decoded at the separator
+    assert writer.add([*b"ba\xc3", 256]) == "b"
+    assert writer.ended_by == "a\ufffd" and writer.text == "b"

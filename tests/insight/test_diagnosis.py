@@ -172,6 +172,8 @@ def test_a_loss_that_rises_again_is_found():
     (finding,) = checks.training([row(loss) for loss in [*falling, *np.full(30, 4.0)]])
     assert finding.found and finding.value == pytest.approx(4 - falling[-6:].mean(), rel=0.01)
     assert checks.training([row(1.0)] * 5) == [], "too few rows"
+    (finding,) = checks.training([{"train/loss": 1.0}] * 30)  # the log has no non-finite norms
+    assert not finding.found
     noisy = 2 + 1.5 * np.random.default_rng(0).normal(size=60)
     (finding,) = checks.training([row(loss) for loss in noisy])
     assert finding.value > checks.RISE and not finding.found, "noise is not a rise"

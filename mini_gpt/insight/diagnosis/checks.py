@@ -297,7 +297,7 @@ def training(history: Sequence[Mapping[str, float]]) -> list[Finding]:
     smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
     rise, lowest = float(smooth[-1] - smooth.min()), float(smooth.min())
     noise = NOISE * float(np.std(np.diff(losses))) / math.sqrt(2 * width)  # assume that neighbours differ only by noise
-    norms = [row["train/gradient_norm"] for row in history if "train/gradient_norm" in row]
+    norms = [row["train/gradient_norm"] for row in history if "train/gradient_norm" in row] or [math.nan]
     limit = f"at most {RISE} nats, or {noise:.2g} if noise makes this larger"
     says = (
         f"The training loss ended {rise:.2f} nats above its lowest value ({lowest:.2f}, means of {width} rows). The "
