@@ -54,7 +54,7 @@ def test_two_processes_train_as_one(small, tmp_path):
     one, two = tmp_path / "one", tmp_path / "[two] \\ processes"
     sharded = {"mesh.data": 1, "mesh.fsdp": 2}
     paths = {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "data.tokenizer": "bpe"}
-    paths["data.vocab_size"] = 300
+    paths |= {"data.vocab_size": 300, "eval.sample_tokens": 4}
     bpe = {name.replace(".", "__"): value for name, value in paths.items()}
     loop.train(small(train__steps=4, **bpe), one)
     (tmp_path / "apart").mkdir()  # an empty cache, so both processes prepare the data
