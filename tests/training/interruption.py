@@ -1,11 +1,21 @@
-"""Interrupt a training run, and compare two states bit for bit."""
+"""Interrupt a training run, read its log, and compare two states bit for bit."""
 
 import itertools
+import json
 
 import jax
 import numpy as np
 
 from mini_gpt.training import loop
+
+
+def rows(workdir):
+    """Return the rows of metrics.jsonl."""
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_rates(row):
+    return {name: value for name, value in row.items() if name != "train/tokens_per_second"}
 
 
 class Interrupted(Exception):

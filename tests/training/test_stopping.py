@@ -11,8 +11,8 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop, stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
-from tests.training.interruption import assert_same_bits
-from tests.training.test_loop import HARD, rows, without_rates
+from tests.training.interruption import assert_same_bits, rows, without_rates
+from tests.training.test_loop import HARD
 
 
 def signal_in_step(monkeypatch, number, step_number):

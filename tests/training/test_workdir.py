@@ -1,0 +1,98 @@
+"""Which runs are refused in a run directory, and what they leave in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mini_gpt.config import loading as configs
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loop
+from mini_gpt.training.run import Run
+from tests.training.interruption import assert_same_bits, rows
+
+
+@pytest.mark.slow
+def test_more_steps_need_a_schedule_without_an_end(small, tmp_path):
+    loop.train(small(train__steps=4), tmp_path / "run")
+    longer = loop.train(small(train__steps=8), tmp_path / "run")
+    assert_same_bits(longer.parameters, loop.train(small(train__steps=8), tmp_path / "uninterrupted").parameters)
+    assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, 9))
+    cosine = {"optimizer__schedule": "cosine"}
+    loop.train(small(train__steps=6, **cosine), tmp_path / "cosine")
+    with pytest.raises(UserError, match=r"train\.steps was 6, is 8"):
+        loop.train(small(train__steps=8, **cosine), tmp_path / "cosine")
+
+
+def test_fewer_steps_than_already_trained_are_refused(small, tmp_path):
+    loop.train(small(train__steps=4), tmp_path)
+    with pytest.raises(UserError, match=r"train\.steps: found 2, but the run in .* is already at step 4"):
+        loop.train(small(train__steps=2), tmp_path)
+
+
+def test_a_checkpoint_of_another_format_is_refused(small, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("mini_gpt.training.checkpoint.FORMAT", 3)
+        loop.train(small(train__steps=2), tmp_path, conclude=False)
+    for use in (lambda: Run(tmp_path), lambda: loop.train(small(train__steps=4), tmp_path)):
+        with pytest.raises(UserError, match="checkpoints/2: found checkpoint format 3; must be 2"):
+            use()
+    assert (tmp_path / "checkpoints" / "2").exists()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model__position": "alibi"}, r"model\.position was 'rope', is 'alibi'"),
+        ({"seed": 1}, "seed was 0, is 1"),
+        ({"train__batch_size": 4}, r"train\.batch_size was 8, is 4"),
+    ],
+)
+def test_a_workdir_of_another_run_is_refused_and_left_alone(small, tmp_path, change, message):
+    loop.train(small(train__steps=2), tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    with pytest.raises(UserError, match=message):
+        loop.train(small(train__steps=4, **change), tmp_path / "run")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_resume_allows_free_fields_but_no_other_text(small, tmp_path, corpus_files):
+    loop.train(small(train__steps=2), tmp_path / "run")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in sorted(Path(corpus_files).parent.glob("*.txt")):
+        (moved / path.name).write_bytes(path.read_bytes())
+    free = {"eval__every": 1, "checkpoint__keep": 1, "mesh__data": 2, "data__path": f"{moved}/*.txt"}
+    loop.train(small(train__steps=3, **free), tmp_path / "run")
+    (moved / "000.txt").write_text("something else")
+    with pytest.raises(UserError, match=r"data\.corpus: .*fingerprint"):
+        loop.train(small(train__steps=4, **free), tmp_path / "run")
+
+
+def test_a_run_that_cannot_start_writes_nothing(small, tmp_path):
+    no_validation = {"data__split_fractions": (0.99, 0.0, 0.01)}
+    short_validation = {"context_length": 9_000, "train__objective": "masked", "model__causal": False}
+    for bad in ({"context_length": 100_000}, no_validation, short_validation, {"mesh__data": 3}):
+        with pytest.raises(UserError):
+            loop.train(small(**bad), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "mesh, batch, message",
+    [
+        ({"mesh__data": 8}, 12, r"train\.batch_size: found 12; must be divisible by 8"),
+        ({"mesh__data": 2, "mesh__fsdp": 2, "train__accumulation_steps": 3}, 6, "must be divisible by 12"),
+        ({"mesh__data": -1, "mesh__fsdp": 4}, 6, r"train\.batch_size: found 6; must be divisible by 8: 8 devices"),
+    ],
+)
+def test_an_indivisible_batch_size_is_refused(small, tmp_path, mesh, batch, message):
+    with pytest.raises(UserError, match=message):
+        loop.train(small(train__batch_size=batch, **mesh), tmp_path / "run")
+
+
+def test_config_json_is_the_resolved_config(small, tmp_path):
+    config = small()
+    loop.train(config, tmp_path)
+    assert configs.read(tmp_path / "config.json") == config
+    assert json.loads((tmp_path / "config.json").read_text())["model"]["d_ff"] == 128
