@@ -191,8 +191,9 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
         try:
             with _errors_of_tfds("prepare", name), contextlib.redirect_stdout(io.StringIO()):  # hide banners
                 builder.download_and_prepare()
-        except UserError:
-            if not builder.is_prepared():  # another process may have prepared it
+        except UserError as error:
+            # Another process may have prepared it. A UserError of the builder itself has no cause.
+            if error.__cause__ is None or not builder.is_prepared():
                 raise
     root = Path(builder.data_dir).resolve()
     for path in (Path(path) for info in builder.info.splits.values() for path in info.filepaths):

@@ -16,7 +16,7 @@ from mini_gpt.config.schema import DataConfig
 from mini_gpt.data import corpora, tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.errors import UserError, require, shown
 
 FORMAT = 2
 META = "meta.json"
@@ -42,8 +42,10 @@ class TokenStore:
         """Return a split, memory-mapped. Raises UserError if it is unknown or empty."""
         require(name in self.meta["splits"], "split", name, f"must be one of {', '.join(self.meta['splits'])}")
         counts = self.meta["splits"][name]
-        remedy = f"the {name} split is empty; increase its fraction, or use a larger corpus"
-        require(counts["tokens"] > 0, "data.split_fractions", tuple(self.meta["split_fractions"]), remedy)
+        if counts["tokens"] == 0:
+            found = shown(tuple(self.meta["split_fractions"]))
+            remedy = f"the {name} split is empty; increase its fraction, or use a larger corpus"
+            raise UserError(f"data.split_fractions: found {found}; {remedy}")
         return TokenSplit(np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=counts["tokens"]))
 
 
@@ -100,7 +102,8 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
         for split, text in corpora.split_documents(corpus, data):
             count, tokens = counts[split], tokenizer.encode(text).astype(dtype)
             if count["documents"]:
-                tokens = np.concatenate([separator, tokens])
+                outputs[split].write(separator.data)
+                count["tokens"] += 1
             outputs[split].write(tokens.data)
             count["tokens"] += len(tokens)
             count["documents"] += 1

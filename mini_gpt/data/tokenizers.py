@@ -164,7 +164,8 @@ def load(directory: Path) -> Tokenizer:
             case "characters":
                 return CharacterTokenizer(values["characters"])
             case "bpe":
-                return BpeTokenizer(parse(values.pop("bpe")), **values)
+                options = {name: values[name] for name in ("separator", "vocab_size", "special") if name in values}
+                return BpeTokenizer(parse(values["bpe"]), **options)
             case kind:
                 raise ValueError(f"found the kind {shown(kind)}")
     except FileNotFoundError:

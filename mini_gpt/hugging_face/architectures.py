@@ -145,7 +145,7 @@ class Rotary(Architecture):
         """Return also the fields of RoPE, from rope_scaling or from rope_parameters (Transformers 5)."""
         old = settings.section("rope_scaling")
         found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 does
-        kind_field = "rope_type" if "rope_type" in found.values else "type"
+        kind_field = "type" if found.get("rope_type") is None else "rope_type"  # null counts as missing
         kind = found.get(kind_field, "default")
         if kind not in ("default", "linear"):
             raise found.error(kind_field, "must be default or linear to be imported")

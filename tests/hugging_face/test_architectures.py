@@ -132,6 +132,7 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
         ("llama", {"hidden_act": "gelu"}, r'hidden_act: found "gelu"; must be silu or swish to be imported'),
         ("llama", {"rope_parameters": {"rope_type": "llama3"}}, r'rope_parameters.rope_type: found "llama3"; must be '),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, r"rope_parameters.factor: found nothing; must be at l"),
+        ("llama", {"rope_scaling": {"rope_type": None, "type": "yarn", "factor": 4.0}}, r'type: found "yarn"; must be'),
         (
             "llama",
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
