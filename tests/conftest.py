@@ -134,8 +134,9 @@ def trained(small, tmp_path, _trained_runs):
     def copy(**overrides):
         name = repr(sorted(overrides.items()))
         if name not in made:
-            made[name] = directory / str(len(made))
-            loop.train(small(**overrides), made[name], conclude=False)
+            workdir = directory / str(len(list(directory.iterdir())))
+            loop.train(small(**overrides), workdir, conclude=False)
+            made[name] = workdir
         return shutil.copytree(made[name], tmp_path / "run")
 
     return copy

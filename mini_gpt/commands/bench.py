@@ -327,3 +327,7 @@ def main() -> None:
         else:
             result = compare(flags.compare, overrides, flags.steps)
     print(json.dumps(result, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

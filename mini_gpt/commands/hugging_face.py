@@ -43,3 +43,7 @@ def main() -> None:
         f"--workdir={flags.workdir}, or to train it: train.py --config={flags.workdir}/config.json "
         f"--init_from={flags.workdir} --workdir=NEW"
     )
+
+
+if __name__ == "__main__":
+    main()

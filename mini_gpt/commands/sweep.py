@@ -189,3 +189,7 @@ def _parse() -> Sweep:
 @command_line.command
 def main() -> None:
     _parse().run()
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,7 @@ def gather(suite: Suite, fields: Sequence[str], results: Mapping[Combination, li
     standard_deviation has the divisor n - 1, and is None for a single seed.
     """
     measured = [
-        dict(combination) | {"measured": suite.label(row)} | row
+        row | dict(combination) | {"measured": suite.label(row)}  # a row may have the varied field too
         for combination, seed_results in results.items()
         for result in seed_results
         for row in suite.compared_rows(result)

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from mini_gpt.commands import sweep
+from mini_gpt.commands import sweep, sweep_tables
+from mini_gpt.commands.suites import SUITES
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from tests.commands import test_command_line as test_commands
@@ -249,3 +250,11 @@ def test_a_sweep_over_tasks_from_the_shell(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "[2 of 2] model.position=alibi,seed=0" in done.stderr and "**exact_match**" in done.stdout
     assert "| none | 1 | 0." in (tmp_path / "sweep" / "tasks.md").read_text()
+
+
+def test_a_varied_field_keeps_its_value_in_the_tables():
+    suite, combination = SUITES["perplexity"], (("context_length", "64"),)
+    result = {"context_length": 64, "nll": 1.0, "bits_per_byte": 2.0}
+    table = sweep_tables.gather(suite, ["context_length"], {combination: [result]})
+    assert [row["context_length"] for row in table] == ["64"]
+    sweep_tables.figure(suite, ["context_length"], table, None)

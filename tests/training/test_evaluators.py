@@ -19,6 +19,7 @@ def test_a_task_is_learnt_and_evaluated(small, tmp_path, capsys):
         "train__batch_size": 32,
         "optimizer__learning_rate": 1e-2,
     }
+    fields |= {"eval__sample_tokens": 4}
     config = small(train__steps=150, eval__every=75, eval__tokens=600, train__log_every=50, **fields)
     loop.train(config, tmp_path / "uninterrupted")
     output = capsys.readouterr().out

@@ -115,8 +115,9 @@ def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
 
 
 def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsys):
-    loop.train(small(), tmp_path)
+    loop.train(small(eval__sample_tokens=4), tmp_path)
     output = capsys.readouterr().out
+    assert "continued by the model:\n\n    " in output
     run = Run(tmp_path)
     tokens = run.store.split("validation").tokens
     forward = jax.jit(nnx.merge(run.definition, run.parameters))

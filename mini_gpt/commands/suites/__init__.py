@@ -60,10 +60,11 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     rows, figure = suite.rows(result), suite.draw(result)
     stem = file_stem(name, options, run.checkpoint, run.overrides)
     contents: results.Contents = {".csv": results.csv_text(rows)} if rows else {}
+    contents |= {} if figure is None else {".png": figure}
+    contents |= other_files | {".json": results.json_text(result)}
     if figure is not None:
-        contents[".png"] = figure
         results.write_tensorboard(run.workdir / "tensorboard" / stem, suite.scalars(result), {name: figure}, run.step)
-    written = results.write(run.workdir / "eval", stem, contents | other_files | {".json": results.json_text(result)})
+    written = results.write(run.workdir / "eval", stem, contents)
     print(suite.printed(result))
     print("\nWritten to", *written, sep="\n")
     return result
