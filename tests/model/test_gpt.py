@@ -246,14 +246,11 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
         gradient_and_maps(definition, with_layers(params, stacked=stacked))
         for definition, stacked in zip(definitions, (False, True), strict=True)
     )
-    close = lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max())
+    close = lambda a, b, more=0.0: np.testing.assert_allclose(a, b, atol=tolerance * (np.abs(b).max() + more))
     gradients = [parameters.by_name(with_layers(tree, stacked=False)[1]) for tree in (scanned, unrolled)]
     largest = max(float(jnp.abs(leaf).max()) for leaf in gradients[1].values())
-    for name, gradient in gradients[1].items():
-        if name.endswith("key/bias"):  # its gradient is 0 but for rounding: the softmax ignores a shift
-            assert max(jnp.abs(each[name]).max() for each in gradients) < tolerance * largest
-        else:
-            close(gradients[0][name], gradient)
+    for name, gradient in gradients[1].items():  # without RoPE, the gradient of key/bias is 0 but for rounding
+        close(gradients[0][name], gradient, 0.01 * largest if name.endswith("key/bias") else 0.0)
     close(scanned[0], unrolled[0])
     assert len(maps) == 4
     jax.tree.map(close, maps_of_scan, maps)
