@@ -7,7 +7,6 @@ too, so training can resume from the copy.
 """
 
 import contextlib
-import json
 import shutil
 from pathlib import Path
 
@@ -47,8 +46,7 @@ def convert(workdir: Path, to: Path) -> None:
                         target.save(step, state, source.record(step))
                     except Damaged as reason:
                         raise UserError(f"{workdir}: checkpoint {step} is damaged ({reason}); move it away") from None
-            written = json.dumps(files.with_checksum(configs.to_dict(changed)), indent=2) + "\n"
-            files.write_text(draft / workdirs.CONFIG, written)
+            files.write_json(draft / workdirs.CONFIG, configs.to_dict(changed))
     print(f"{to}: copied with model.scan_layers={stacked}, steps {', '.join(map(str, steps))}")
 
 

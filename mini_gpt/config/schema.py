@@ -258,7 +258,7 @@ class EvalConfig(Section, prefix="eval."):
     """Evaluation during training."""
 
     every: Count = field(250, "optimizer steps between two evaluations")
-    tokens: Count = field(65_536, "tokens of the validation split per evaluation; the last evaluation uses all of it")
+    tokens: Count = field(65_536, "tokens of the validation split per evaluation; the summary at the end uses all")
     sample_tokens: Annotated[int, at_least(0)] = field(128, "tokens to generate at each evaluation; 0: none")
 
 

@@ -34,7 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Corpus:
-    """The texts of a corpus. parts: {name of its own split: its texts}. Equal texts have equal fingerprints."""
+    """The texts of a corpus. parts: {name of its own split: its texts}.
+
+    fingerprint: a hash of the text, or for TFDS of the data set's name and sizes.
+    """
 
     name: str
     fingerprint: str

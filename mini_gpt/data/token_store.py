@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import itertools
-import json
 import logging
 import shutil
 import zlib
@@ -121,7 +120,7 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
         "split_fractions": data.split_fractions,
         "splits": counts,
     }
-    (directory / META).write_text(json.dumps(files.with_checksum(meta), indent=2) + "\n")
+    files.write_json(directory / META, meta)
 
 
 @processes.main_process_first()

@@ -82,7 +82,7 @@ def gather(table_VD: jax.Array) -> jax.Array:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
-    """Put this host's rows on its devices and return the global batch. A single CPU reads NumPy arrays faster."""
+    """Put this host's rows on its devices and return the global batch. On a single CPU, return the batch as it is."""
     if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu":
         return batch
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)

@@ -116,7 +116,8 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, record: Record) -> None:
         """Start to write a checkpoint. It is complete after all of its arrays are found in its files.
 
-        Raises UserError if this checkpoint or the previous one is incomplete, and OSError if it can't be written.
+        Raises the error of the previous write; `wait` and `close` raise that of this one. It is a UserError if the
+        checkpoint is incomplete. The caller turns errors of writing into messages, by `files.clear_write_errors`.
         """
         body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
         items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
@@ -237,18 +238,18 @@ class Checkpoints:
                 raise Damaged(f"{name} has another checksum than when it was written")
         return restored
 
-    @_unreadable_is_damaged()
     def _read_parts(self, step: int, abstract: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the checksums in the record, and the restored parts."""
         body, directory = self._body(step), self.path / str(step)
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
-        held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-        if declared > MOST_COMPRESSED * held:
-            raise Damaged(f"its files have {held:,} bytes, and its arrays {declared:,}")
         # Not with the manager, which would make all processes wait for a process that fails to read.
         restore = ocp.StandardCheckpointHandler().restore
-        parts = {name: restore(directory / name, args=ocp.args.StandardRestore(abstract[name])) for name in abstract}
-        return body.get("checksums"), parts
+        wanted = {name: ocp.args.StandardRestore(part) for name, part in abstract.items()}
+        with _unreadable_is_damaged():
+            held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+            if declared > MOST_COMPRESSED * held:
+                raise Damaged(f"its files have {held:,} bytes, and its arrays {declared:,}")
+            return body.get("checksums"), {name: restore(directory / name, args=wanted[name]) for name in wanted}
 
     def _move_damaged(self, step: int, reason: Damaged) -> None:
         target = self.directory.parent / DAMAGED / f"{self.directory.name}-{step}"

@@ -28,7 +28,7 @@ FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
 
 class SavedRun:
-    """The config and the tokenizer of a run directory, and its checkpoints. Raises UserError if one is invalid."""
+    """The config and the tokenizer of a run directory. Raises UserError if one is invalid. Opens its checkpoints."""
 
     def __init__(self, workdir: Path):
         files.check_contents(workdir)
@@ -43,6 +43,7 @@ class SavedRun:
         """Return the parameters of a checkpoint in the layout of `config`, sharded like `abstract`.
 
         Raises UserError, with a message that starts with `source`, if a shape differs from `abstract`.
+        Raises UserError if the checkpoint is damaged.
         """
         vocab_size = states.vocab_size(self.trained, self.tokenizer)
         _, written = states.abstract_parameters(self.trained, vocab_size, sharding.mesh_of(abstract))
