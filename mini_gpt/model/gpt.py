@@ -14,13 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.schema import ModelConfig
-from mini_gpt.model import loss
+from mini_gpt.model import loss, positions
 from mini_gpt.model.attention.masks import Context, Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, residual_std
 from mini_gpt.model.attention.reference import AttentionMaps, KeyValues, Past
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.model.xla_workarounds import recompute_in_backward
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
@@ -113,9 +112,9 @@ class MiniGPT(nnx.Module):
         std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
         init = nnx.initializers.normal(std)
         self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
-        # Layers with the same encoding share one module, so that the tree has each parameter once.
-        names = dict.fromkeys(config.position_pattern)
-        self.positions = nnx.Dict(**{name: ENCODINGS[name](config, rngs=rngs) for name in names})
+        # By name, so that the tree has each parameter once.
+        encodings = zip(config.position_pattern, positions.make(config, rngs=rngs), strict=False)
+        self.positions = nnx.Dict(**dict(encodings))
         make_block = lambda rngs: Block(config, self.dtype, rngs=rngs)
         self.blocks: Any
         if config.scan_layers:

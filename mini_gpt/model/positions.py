@@ -123,6 +123,13 @@ ENCODINGS: dict[str, type[Position]] = {
 }
 
 
+def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Position, ...]:
+    """Make the encoding of each layer. Layers with the same encoding share one module."""
+    pattern = config.position_pattern
+    made = {name: ENCODINGS[name](config, rngs=rngs) for name in dict.fromkeys(pattern)}
+    return tuple(made[pattern[layer % len(pattern)]] for layer in range(config.num_layers))
+
+
 def embedding_std(config: ModelConfig) -> float:
     """Return the initial standard deviation of a token embedding's entries, after scaling."""
     return 1.0 if config.scale_embeddings else INIT_STD

@@ -21,7 +21,7 @@ def make(name, **overrides):
     config = configs.load(
         "configs/default.py", base | {f"model.{key}": value for key, value in overrides.items()}
     ).model
-    return positions.ENCODINGS[name](config, rngs=nnx.Rngs(0))
+    return positions.make(config, rngs=nnx.Rngs(0))[0]
 
 
 def waves(at, **overrides):
@@ -257,5 +257,6 @@ def test_t5_has_a_bias_for_each_head_and_bucket():
 
 def test_layers_share_the_encodings_of_a_pattern():
     config = configs.load("configs/default.py", {"model.position": ("rope", "none", "t5"), "model.num_layers": 7}).model
-    made = MiniGPT(config, 7, rngs=nnx.Rngs(0)).positions
-    assert {name: type(made[name]).__name__ for name in made} == {"rope": "Rope", "none": "Position", "t5": "T5"}
+    made = positions.make(config, rngs=nnx.Rngs(0))
+    assert [type(e).__name__ for e in made] == ["Rope", "Position", "T5", "Rope", "Position", "T5", "Rope"]
+    assert made[2] is made[5] and made[0] is made[3] is made[6]
