@@ -20,7 +20,7 @@ from mini_gpt.commands import command_line, suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import evaluators, loop, orbax_files
+from mini_gpt.training import loop, orbax_files
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.orbax_files import missing_arrays
 from mini_gpt.training.run import Run
@@ -246,7 +246,6 @@ def test_all_commands_work_in_an_odd_directory(monkeypatch, corpus_files, tmp_pa
 
 
 def test_the_default_workdir_works_in_an_odd_directory(monkeypatch, corpus_files, tmp_path):
-    monkeypatch.setattr(evaluators, "SUMMARY_TOKENS", 4)
     here = tmp_path / "[2024] a\\b" / "**"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)

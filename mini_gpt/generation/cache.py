@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.model.attention.reference import KeyValues, Past
+from mini_gpt.model.attention.cached import Past
+from mini_gpt.model.attention.masks import KeyValues
 from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 

@@ -15,9 +15,10 @@ from flax import nnx
 
 from mini_gpt.config.schema import ModelConfig
 from mini_gpt.model import loss, positions
-from mini_gpt.model.attention.masks import Context, Mask
+from mini_gpt.model.attention.cached import Past
+from mini_gpt.model.attention.masks import Context, KeyValues, Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, residual_std
-from mini_gpt.model.attention.reference import AttentionMaps, KeyValues, Past
+from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.model.xla_workarounds import recompute_in_backward

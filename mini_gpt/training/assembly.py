@@ -16,7 +16,8 @@ from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
-from mini_gpt.training.state import TrainState, make_train_step
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import make_train_step
 
 
 class Assembly(NamedTuple):

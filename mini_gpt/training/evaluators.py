@@ -1,10 +1,6 @@
 """Evaluation during training: the loss on validation text or problems, attention on a fixed row, and samples."""
 
-import os
-import shlex
-import sys
 from abc import ABC, abstractmethod
-from pathlib import Path
 
 import numpy as np
 
@@ -23,15 +19,14 @@ from mini_gpt.runtime import sharding
 
 PROMPT_TOKENS = 32  # of the validation text; a sample continues them
 SAMPLE_PROBLEMS = 5
-SUMMARY_TOKENS = 200  # of the sample in the summary
 SAMPLING = Sampling(temperature=0.8, top_k=40)
 
 
 class Evaluator(ABC):
     """Evaluates a model on validation data, during training and at its end.
 
-    probe_BL: one row of tokens, of the context length. prompt: a prompt for sample.py. has_sample: whether the model
-    can write a sample. suite_flag: the flag that eval.py needs to score this run.
+    probe_BL: one row of tokens, of the context length. prompt: a prompt for sample.py. has_sample: whether
+    evaluations write a sample. suite_flag: the flag that eval.py needs to score this run.
     """
 
     suite_flag = ""
@@ -67,22 +62,6 @@ class Evaluator(ABC):
             table_PD = sharding.to_host(model.parameters["positions"]["learned"]["embedding"], model.mesh)
             pictures["positions/similarity"] = images.similarity(table_PD)
         return curves, pictures
-
-    def print_summary(self, workdir: Path, model: LoadedModel) -> None:
-        """Score the whole validation split, and print the result, a sample and the next commands."""
-        # Without an activated virtual environment, the commands need the path of its programs.
-        activated = os.environ.get("VIRTUAL_ENV")
-        programs = "" if activated else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
-        directory = shlex.quote(str(workdir))
-        commands = [f"tensorboard --logdir={directory}", f"python eval.py --workdir={directory}{self.suite_flag}"]
-        if self.config.model.causal:
-            commands.append(f"python sample.py --workdir={directory} --prompt={shlex.quote(self.prompt)}")
-        lines = ["", self.conclusion(model)]
-        if self.has_sample:
-            sample = self.sample(model, SUMMARY_TOKENS)
-            lines += ["", self.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
-        lines += ["", f"The run is in {workdir}/. Next:", *(f"    {programs}{command}" for command in commands)]
-        print("\n".join(lines))
 
 
 class TextEvaluator(Evaluator):

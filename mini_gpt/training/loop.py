@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import logging
+import os
+import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,17 +17,21 @@ from mini_gpt.config import places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files, processes, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
+from mini_gpt.training.evaluators import Evaluator
 from mini_gpt.training.monitor import Clock, Reporter, SilentReporter, Spikes
 from mini_gpt.training.run import InitialWeights, find_initial_weights
-from mini_gpt.training.state import Metrics, TrainState, TrainStep
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import Metrics, TrainStep
 from mini_gpt.training.stopping import StopRequest
 
+SUMMARY_TOKENS = 200  # of the sample in the summary
 log = logging.getLogger(__name__)
 
 
@@ -60,8 +66,25 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
         sys.exit(128 + stop.signal)  # the exit status of a process that a signal killed
     if conclude:
-        run.evaluator.print_summary(workdir, run.loaded(state.parameters))
+        _print_summary(workdir, run.evaluator, run.loaded(state.parameters))
     return state
+
+
+def _print_summary(workdir: Path, evaluator: Evaluator, model: LoadedModel) -> None:
+    """Score the whole validation split, and print the result, a sample and the next commands."""
+    # Without an activated virtual environment, the commands need the path of its programs.
+    activated = os.environ.get("VIRTUAL_ENV")
+    programs = "" if activated else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
+    directory = shlex.quote(str(workdir))
+    commands = [f"tensorboard --logdir={directory}", f"python eval.py --workdir={directory}{evaluator.suite_flag}"]
+    if evaluator.config.model.causal:
+        commands.append(f"python sample.py --workdir={directory} --prompt={shlex.quote(evaluator.prompt)}")
+    lines = ["", evaluator.conclusion(model)]
+    if evaluator.has_sample:
+        sample = evaluator.sample(model, SUMMARY_TOKENS)
+        lines += ["", evaluator.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
+    lines += ["", f"The run is in {workdir}/. Next:", *(f"    {programs}{command}" for command in commands)]
+    print("\n".join(lines))
 
 
 class _FirstState:

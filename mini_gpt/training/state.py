@@ -1,12 +1,10 @@
-"""The training state as one pytree, and the jitted training step."""
+"""The training state as one pytree: its shapes, its shardings and its first values."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -14,11 +12,9 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import MiniGPT, gpt
-from mini_gpt.model import loss as losses
-from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
-from mini_gpt.training.optimizer import make_optimizer, make_schedule
+from mini_gpt.training.optimizer import make_optimizer
 
 
 class TrainState(NamedTuple):
@@ -31,10 +27,6 @@ class TrainState(NamedTuple):
     parameters: Parameters
     optimizer_state: Any
     halted: jax.Array
-
-
-Metrics = dict[str, Any]  # scalar arrays; Any, since jax.Array does not declare is_ready
-TrainStep = Callable[[TrainState, sharding.Batch], tuple[TrainState, Metrics]]
 
 
 def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
@@ -79,70 +71,3 @@ def _initial(config: Config, parameters: Parameters) -> TrainState:
 def _with_shardings(tree: Any, mesh: Mesh) -> Any:
     shardings = sharding.tree_shardings(tree, mesh)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
-
-
-def make_train_step(
-    definition: nnx.GraphDef, config: Config, abstract_state: TrainState, *, separator_id: int | None = None
-) -> jax.stages.Wrapped:
-    """Return the jitted step (state, batch) -> (state, metrics). The old state is donated.
-
-    abstract_state: ShapeDtypeStructs with shardings. separator_id: the token that begins each document, if attention
-    stays inside documents.
-
-    metrics: float32 scalars loss (unsmoothed NLL, nats a token), objective (the minimised loss), learning_rate,
-    gradient_norm (before clipping), parameter_norm (before the update); and the bool finite, True if loss, objective
-    and gradient are. A non-finite step changes nothing. Unless `train.nonfinite` is skip, later steps change nothing
-    either: the host reads the metrics during the next step, and then needs the state before the non-finite step.
-    """
-    optimizer, schedule = make_optimizer(config), make_schedule(config.optimizer, config.train.steps)
-    mesh = sharding.mesh_of(abstract_state)
-    parts = config.train.accumulation_steps
-    unmasked = "inputs" if config.train.objective == "next_token" else "targets"  # the tokens before masking
-
-    def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
-        model = nnx.merge(definition, parameters)
-        keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[unmasked]))
-        layout = positions_and_segments(model.config, batch[unmasked], separator_id, keys_B)
-        x_BLD = model.forward(Inputs(batch["inputs"], *layout), dropout_key=key)[0]
-        objective, loss = losses.loss_sums(
-            x_BLD, model.output_table, batch["targets"], batch["weights"], config.train.label_smoothing, mesh
-        )
-        return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
-
-    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
-        gradients_of = jax.grad(sums, has_aux=True)
-        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        if parts == 1:
-            gradients, totals = gradients_of(state.parameters, batch, key)
-        else:
-
-            def add(carry: Any, part: Any) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, carry, gradients_of(state.parameters, *part)), None
-
-            # Part i has rows i, i + parts, ..., so that each device uses its own rows in every part.
-            split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
-            zero = jax.tree.map(jnp.zeros_like, (state.parameters, {"objective": 0.0, "loss": 0.0, "count": 0.0}))
-            (gradients, totals), _ = jax.lax.scan(add, zero, (split, jax.random.split(key, parts)))
-        count = jnp.maximum(totals["count"], 1.0)
-        gradients = jax.tree.map(lambda gradient: gradient / count, gradients)
-        metrics = {
-            "loss": totals["loss"] / count,
-            "objective": totals["objective"] / count,
-            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-            "gradient_norm": optax.tree.norm(gradients),
-            "parameter_norm": optax.tree.norm(state.parameters),
-        }
-        finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in ("loss", "objective", "gradient_norm")])))
-        halted = state.halted | (~finite & (config.train.nonfinite != "skip"))
-
-        def update() -> tuple[Parameters, Any]:
-            updates, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.parameters)
-            return optax.apply_updates(state.parameters, updates), optimizer_state
-
-        # Not jnp.where, which takes 1 ms of a small step of 34 ms on CPUs.
-        changed = jax.lax.cond(finite & ~halted, update, lambda: (state.parameters, state.optimizer_state))
-        return TrainState(state.step + ~halted, changed[0], changed[1], halted), metrics | {"finite": finite}
-
-    # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    return jax.jit(sharding.use_mesh(mesh)(train_step), donate_argnums=0, out_shardings=(shardings, None))

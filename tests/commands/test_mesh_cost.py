@@ -14,7 +14,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import MeshConfig
 from mini_gpt.runtime import sharding
 from mini_gpt.training import state as states
-from mini_gpt.training.state import make_train_step
+from mini_gpt.training.step import make_train_step
 from tests.conftest import REPOSITORY
 
 SMALL_MODEL = {

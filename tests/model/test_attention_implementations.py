@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, positions
-from mini_gpt.model.attention import blockwise, kernels, reference
+from mini_gpt.model.attention import blockwise, choice, kernels, reference
 from mini_gpt.model.attention.masks import Context, Heads, Mask
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.runtime import devices, sharding
@@ -185,7 +185,7 @@ def test_kernels_lower_for_their_platform(attend, platform, call, monkeypatch):
 
 
 def test_cudnn_has_no_gradient_for_odd_lengths(monkeypatch):
-    """Once JAX supports this gradient, `kernels.choose` needs no case for odd lengths."""
+    """Once JAX supports this gradient, `choice.choose` needs no case for odd lengths."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
     total = lambda heads: jnp.sum(kernels.cudnn(heads, without_bias(Mask(True)), 0.1)).astype(jnp.float32)
@@ -217,7 +217,7 @@ CHOICES = [  # platform, setting, length, dtype, extra, chosen
 @pytest.mark.parametrize("platform, setting, length, dtype, extra, chosen", CHOICES)
 def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, extra, chosen, monkeypatch, caplog):
     monkeypatch.setattr(devices, "platform", lambda _: platform)
-    kernels.log.cache_clear()
+    choice.log_once.cache_clear()
     extra = dict(extra)
     mask = Mask(
         extra.pop("causal", True), extra.pop("window", None), jnp.zeros((1, 1)) if extra.pop("segments", 0) else None
@@ -225,7 +225,7 @@ def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, ext
     q = SimpleNamespace(shape=(1, length, 4, 64), dtype=jnp.dtype(dtype))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert kernels.choose(setting, q, mask, **{"biased": False, "dropout": False} | extra) == chosen
+            assert choice.choose(setting, q, mask, **{"biased": False, "dropout": False} | extra) == chosen
     falls_back = setting not in ("auto", chosen)
     assert len(caplog.messages) == falls_back and all(chosen in line for line in caplog.messages)
 

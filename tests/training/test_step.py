@@ -11,7 +11,7 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import state as states
-from mini_gpt.training.state import make_train_step
+from mini_gpt.training.step import make_train_step
 
 VOCAB = 40
 

@@ -55,6 +55,18 @@ class Heads(NamedTuple):
     v_BSGK: jax.Array
 
 
+class KeyValues(NamedTuple):
+    """One layer's keys and values. X merges the axes B and G, because XLA copies arrays that have both."""
+
+    keys_XSK: jax.Array
+    values_XSK: jax.Array
+
+    @classmethod
+    def of(cls, k_BSGK: jax.Array, v_BSGK: jax.Array) -> "KeyValues":
+        """Return the keys and values of a sequence, with B and G merged into X."""
+        return cls(*(x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (k_BSGK, v_BSGK)))
+
+
 class Context(NamedTuple):
     """The inputs of self-attention besides heads. position: a `positions.Position`. with_maps: return its maps."""
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.schema import ModelConfig
-from mini_gpt.model.attention import blockwise, kernels, reference
-from mini_gpt.model.attention.masks import Context, Heads
-from mini_gpt.model.attention.reference import KeyValues, Past
+from mini_gpt.model.attention import blockwise, cached, choice, kernels, reference
+from mini_gpt.model.attention.cached import Past
+from mini_gpt.model.attention.masks import Context, Heads, KeyValues
 from mini_gpt.model.layers import INIT_STD, Linear, dropout
 
 IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splash": kernels.splash}
@@ -33,7 +33,7 @@ class MultiHeadAttention(nnx.Module):
     """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023)."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
-        kernels.check(config.attention)
+        choice.check(config.attention)
         self.config = config
         kv_width = config.num_kv_heads * config.head_width
         self.query = Linear(config, config.d_model, config.d_model, dtype, rngs=rngs)
@@ -58,7 +58,7 @@ class MultiHeadAttention(nnx.Module):
         else:
             past = past.write(heads.k_BSGK, heads.v_BSGK)
             bias_BH1S = position.bias(positions_BL, past.positions_BS)
-            out_BLHK, cache, maps = reference.attend_to_cache(q_BLHK, past, bias_BH1S, self.scale), past.cache, None
+            out_BLHK, cache, maps = cached.attend_to_cache(q_BLHK, past, bias_BH1S, self.scale), past.cache, None
         if head_mask_BH is not None:
             out_BLHK = out_BLHK * head_mask_BH[:, None, :, None].astype(out_BLHK.dtype)
         # 4. Concatenate the heads.
@@ -76,7 +76,7 @@ class MultiHeadAttention(nnx.Module):
         dropped = dropout_key is not None and rate > 0
         name = "reference"  # the only implementation that returns maps
         if not context.with_maps:
-            name = kernels.choose(requested, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
+            name = choice.choose(requested, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
         if name != "reference":
             return IMPLEMENTATIONS[name](heads, context, self.scale), None
         visible_BLS = context.mask.visible(heads.q_BLHK.shape[1])
