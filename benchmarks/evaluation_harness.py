@@ -45,7 +45,7 @@ def main() -> None:
     flags = parser.parse_args()
     run = Run(flags.workdir, overrides={"model.dtype": "float32"})
     length, separator = run.config.context_length, tokenizers.separator(run.tokenizer)
-    split = np.asarray(run.store.split("validation").tokens, np.int64)
+    split = np.asarray(run.store.tokens("validation"), np.int64)
     longest = max(np.split(split, np.flatnonzero(split == separator)), key=len)
     document = longest[longest != separator]
     document = document[: len(document) // length * length]

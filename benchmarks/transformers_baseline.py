@@ -27,7 +27,7 @@ from mini_gpt.hugging_face import exporting
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 
 
 class _Times(transformers.generation.streamers.BaseStreamer):
@@ -123,8 +123,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=240, help="tokens to generate")
     flags, rest = parser.parse_known_args()
     for name, least in (("prompt_tokens", 1), ("tokens", 2)):
-        if getattr(flags, name) < least:
-            raise UserError(f"--{name}: found {getattr(flags, name)}; must be at least {least}")
+        require(getattr(flags, name) >= least, f"--{name}", getattr(flags, name), f"must be at least {least}")
     overrides = command_line.config_overrides(rest)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

@@ -12,7 +12,8 @@ HEAD_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def draw() -> Figure:
-    figure, axes = training.new_plot("The same 128 dimensions in more and more heads, 400 steps, one seed")
+    title = "The same 128 dimensions in more and more heads, 400 steps, one seed"
+    figure, axes = curves.new_figure((6.6, 4.2), subplot_kw={"title": title})
     losses = [
         training.train({"model.num_heads": heads, "train.steps": 400, "eval.every": 400})[-1]["validation/loss"]
         for heads in HEAD_COUNTS

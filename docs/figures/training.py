@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import command_line
@@ -25,7 +24,7 @@ def train(fields: dict) -> list[dict]:
 
 def training_curves(common: dict, variants: dict[str, dict], *, title: str) -> Figure:
     """Plot the training losses of pairs of variants; the second line of each pair is dotted."""
-    figure, axes = new_plot(title)
+    figure, axes = curves.new_figure((6.6, 4.2), subplot_kw={"title": title})
     for number, (name, fields) in enumerate(variants.items()):
         rows = train(common | {"train.log_every": 5, "eval.every": common["train.steps"]} | fields)
         steps, losses = zip(*((row["step"], row["train/loss"]) for row in rows if "train/loss" in row), strict=True)
@@ -33,12 +32,6 @@ def training_curves(common: dict, variants: dict[str, dict], *, title: str) -> F
     axes.set(xlabel="step", ylabel="training loss (nats a token)")
     curves.finish(axes)
     return figure
-
-
-def new_plot(title: str) -> tuple[Figure, Axes]:
-    """Return a figure and its axes."""
-    figure = Figure(figsize=(6.6, 4.2), layout="constrained")
-    return figure, figure.subplots(subplot_kw={"title": title})
 
 
 def save(name: str, draw: Callable[[], Figure]) -> None:

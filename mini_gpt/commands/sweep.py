@@ -109,8 +109,8 @@ class Sweep:
             corpus = corpora.open_corpus(config.data)
             tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
             tokenizer = tokenizer or token_store.fit_tokenizer(corpus, config.data)
-            split = token_store.open_store(corpus, config.data, tokenizer).split(self.options.split)
-            suite.check_split(config, self.options, len(split.tokens))
+            tokens = token_store.open_store(corpus, config.data, tokenizer).tokens(self.options.split)
+            suite.check_split(config, self.options, len(tokens))
         loop.train(config, workdir, conclude=False)
         return suites.evaluate(Run(workdir), self.suite, self.options)
 

@@ -24,28 +24,24 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TokenSplit:
-    """The documents of a split as one stream, tokens[T], with a separator between them."""
-
-    tokens: np.ndarray
-
-
-@dataclass(frozen=True)
 class TokenStore:
     """A directory with meta.json and a file SPLIT.tokens for each split."""
 
     directory: Path
     meta: dict
 
-    def split(self, name: str) -> TokenSplit:
-        """Return a split, memory-mapped. Raises UserError if it is unknown or empty."""
+    def tokens(self, name: str) -> np.ndarray:
+        """Return the tokens of a split, memory-mapped: one stream, with a separator between documents.
+
+        Raises UserError if the split is unknown or empty.
+        """
         require(name in self.meta["splits"], "split", name, f"must be one of {', '.join(self.meta['splits'])}")
         counts = self.meta["splits"][name]
         if counts["tokens"] == 0:
             found = shown(tuple(self.meta["split_fractions"]))
             remedy = f"the {name} split is empty; increase its fraction, or use a larger corpus"
             raise UserError(f"data.split_fractions: found {found}; {remedy}")
-        return TokenSplit(np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=counts["tokens"]))
+        return np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=counts["tokens"])
 
 
 @processes.main_process_first()

@@ -139,9 +139,9 @@ def separator(tokenizer: Tokenizer) -> int:
     return len(tokenizer.token_bytes) - 1
 
 
-def separator_id(data: DataConfig, token_bytes: np.ndarray) -> int | None:
+def separator_id(data: DataConfig, tokenizer: Tokenizer) -> int | None:
     """Return the separator's id if `data.isolate_documents` restricts attention to documents, else None."""
-    return len(token_bytes) - 1 if data.isolate_documents else None
+    return separator(tokenizer) if data.isolate_documents else None
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

@@ -1,6 +1,5 @@
 """Run `python -m mini_gpt.hugging_face`; see mini_gpt/commands/hugging_face.py."""
 
 from mini_gpt.commands.hugging_face import main
-from mini_gpt.runtime import errors
 
-errors.run(main)
+main()

@@ -25,6 +25,11 @@ def rows_at_a_time(model: LoadedModel, length: int, windows: int) -> int:
     return min(perplexity.rows_at_a_time(model, length), fitting, -(-windows // shards) * shards)
 
 
+def relative_entropy(weights_BHLS: jax.Array, visible_BL: jax.Array) -> jax.Array:
+    """Return the entropy_BHL of attention weights over the log of the number of visible keys, in 0..1."""
+    return jax.scipy.special.entr(weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
+
+
 def attention_maps(model: LoadedModel, tokens_BL: np.ndarray) -> list[AttentionMaps]:
     """Return each layer's logits_BHLS before the mask, weights_BHLS (float32) and visible_BLS (bool), in NumPy."""
     layers = each_layer(model, sharding.pad_rows(tokens_BL, model.mesh), _maps)

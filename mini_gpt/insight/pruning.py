@@ -70,8 +70,7 @@ def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, 
     rows = perplexity.rows_at_a_time(model, length)
     for piece in perplexity.stretches(tokens, IMPORTANCE_TOKENS, length):
         if model.masked:
-            mask_token = len(model.parameters["embedding"]) - 1
-            yield from batches.masked_blocks(piece, config, vocab_size=mask_token, batch_size=rows)
+            yield from batches.masked_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows)
             continue
         for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
             windows_BM = np.stack([piece[start : start + length + 1] for start in starts]).astype(np.int32)

@@ -44,6 +44,11 @@ class LoadedModel:
         """Whether the objective is to predict masked tokens, not next tokens."""
         return self.config.train.objective == "masked"
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of the tokenizer's tokens. It is the id of the mask token under the masked objective."""
+        return len(self.parameters["embedding"]) - self.masked
+
     def merge(self) -> MiniGPT:
         """Return the module with its parameters; also works under jit."""
         return nnx.merge(self.definition, self.parameters)

@@ -74,7 +74,7 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     else:
         store = token_store.open_store(corpus, config.data, tokenizer)
         size = tokenizers.vocab_size(tokenizer)
-        train_batches = batches.TrainBatches(store.split("train").tokens, config, vocab_size=size, rows=rows)
-        evaluator = TextEvaluator(config, tokenizer, store.split("validation"))
-    separator_id = tokenizers.separator_id(config.data, tokenizer.token_bytes)
+        train_batches = batches.TrainBatches(store.tokens("train"), config, vocab_size=size, rows=rows)
+        evaluator = TextEvaluator(config, tokenizer, store.tokens("validation"))
+    separator_id = tokenizers.separator_id(config.data, tokenizer)
     return Assembly(config, vocab_size, mesh, definition, abstract_state, train_batches, evaluator, separator_id)

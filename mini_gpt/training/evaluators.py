@@ -6,7 +6,6 @@ import numpy as np
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks
-from mini_gpt.data.token_store import TokenSplit
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.scoring import Score
@@ -69,16 +68,16 @@ class TextEvaluator(Evaluator):
 
     sample_title = "The start of the validation text, continued by the model:"
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, split: TokenSplit):
+    def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
         super().__init__(config, tokenizer)
         self.has_sample = self.has_sample and config.model.causal
-        self.split = split
-        perplexity.check_scorable(config, len(split.tokens))
-        self.probe_BL = np.asarray(split.tokens[: config.context_length], np.int32)[None]
-        self.prompt = (tokenizer.decode(split.tokens[:PROMPT_TOKENS]).split() or [" "])[0]
+        self.tokens = tokens
+        perplexity.check_scorable(config, len(tokens))
+        self.probe_BL = np.asarray(tokens[: config.context_length], np.int32)[None]
+        self.prompt = (tokenizer.decode(tokens[:PROMPT_TOKENS]).split() or [" "])[0]
 
     def score(self, model: LoadedModel, *, most_tokens: int | None = None) -> Score:
-        return perplexity.score_split(model, self.split.tokens, self.tokenizer.token_bytes, most_tokens=most_tokens)
+        return perplexity.score_split(model, self.tokens, self.tokenizer.token_bytes, most_tokens=most_tokens)
 
     def scalars(self, model: LoadedModel) -> dict[str, float]:
         score = self.score(model, most_tokens=self.config.eval.tokens)
@@ -89,7 +88,7 @@ class TextEvaluator(Evaluator):
 
     def sample(self, model: LoadedModel, length: int) -> str:
         context = self.config.context_length
-        prompt = self.split.tokens[: min(PROMPT_TOKENS, (context + 1) // 2)]
+        prompt = self.tokens[: min(PROMPT_TOKENS, (context + 1) // 2)]
         (generated,) = generation.generate(
             model, [prompt], length=min(length, context - len(prompt)), sampling=SAMPLING, seed=self.config.seed
         )

@@ -75,7 +75,7 @@ class Run(SavedRun):
         self.parameters = self.read_parameters(self.step, self.config, abstract, "--override: the checkpoint")
         if bad := model_parameters.non_finite(self.parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
-        separator_id = tokenizers.separator_id(self.config.data, self.tokenizer.token_bytes)
+        separator_id = tokenizers.separator_id(self.config.data, self.tokenizer)
         # The tokens in a batch of training, also for another context length.
         batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
         fields = (self.definition, self.config, self.mesh, separator_id, batch_tokens)

@@ -25,16 +25,16 @@ def test_a_split_is_its_documents_joined_by_separators(small, kind):
     corpus = corpora.open_corpus(config.data)
     tokenizer, store = token_store.fit_tokenizer(corpus, config.data), open_store(config)
     for name in corpora.SPLITS:
-        split = store.split(name)
+        tokens = store.tokens(name)
         texts = [text for s, text in corpora.split_documents(corpus, config.data) if s == name]
         expected = []
         for text in texts:
             if expected:
                 expected.append(tokenizers.separator(tokenizer))
             expected += tokenizer.encode(text).tolist()
-        np.testing.assert_array_equal(split.tokens, expected)
+        np.testing.assert_array_equal(tokens, expected)
         assert store.meta["splits"][name]["bytes"] == sum(len(text.encode()) for text in texts)
-        assert isinstance(split.tokens, np.memmap) and split.tokens.dtype == np.uint16
+        assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint16
 
 
 def test_a_store_is_built_once_for_each_input(small, monkeypatch):
@@ -61,7 +61,7 @@ def test_a_failed_build_leaves_no_store(small, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError):
         open_store(small(), Failing())
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
-    assert len(open_store(small()).split("train").tokens) > 0
+    assert len(open_store(small()).tokens("train")) > 0
 
 
 def test_the_store_of_a_faster_process_is_kept(small, tmp_path):
@@ -124,7 +124,7 @@ def test_a_corpus_without_text_is_refused(small, tmp_path, texts, overrides, mes
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
     with pytest.raises(UserError, match=message):
-        open_store(small(data__path=str(tmp_path / "*.txt"), **overrides)).split("validation")
+        open_store(small(data__path=str(tmp_path / "*.txt"), **overrides)).tokens("validation")
 
 
 @pytest.mark.parametrize("name", ["train.tokens", "test.tokens", "meta.json"])

@@ -134,7 +134,7 @@ def test_greedy_texts_are_equal(run):
 def test_transformers_computes_the_same_loss_of_a_split(run):
     run, out = run
     model, length = loaded(out), run.config.context_length
-    tokens = np.asarray(run.store.split("validation").tokens, np.int64)
+    tokens = np.asarray(run.store.tokens("validation"), np.int64)
     total = 0.0
     for begin in range(0, len(tokens) - 1, length):
         block = torch.from_numpy(tokens[begin : begin + length + 1])[None]

@@ -35,7 +35,7 @@ def data_of(page: str) -> dict:
 
 def page_of(run: Run) -> dict:
     """Return the data of a page that shows the start of the validation split."""
-    tokens = np.asarray(run.store.split("validation").tokens[: explorer.most_tokens(run.config)], np.int32)
+    tokens = np.asarray(run.store.tokens("validation")[: explorer.most_tokens(run.config)], np.int32)
     return data_of(explorer.explorer(run.model, run.tokenizer, tokens, title="", subtitle=""))
 
 
@@ -76,7 +76,7 @@ def test_the_page_holds_the_models_attention(small, tmp_path, fields):
     loop.train(small(train__steps=2, model__num_layers=2, **fields), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")
     data = page_of(run)
-    packed, tokens = data["attention"], run.store.split("validation").tokens[:32]
+    packed, tokens = data["attention"], run.store.tokens("validation")[:32]
     assert packed["tokens"] == [run.tokenizer.decode([token]) for token in tokens]
     tokens_BL = np.asarray(tokens, np.int32)[None].repeat(8, axis=0)
     maps = attention_maps(run.model, tokens_BL)
@@ -201,7 +201,7 @@ def test_the_page_opens_offline_and_parses_no_text(opened):
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert browser.title == "run: what 2 × 4 heads attend to" and browser.find_elements(By.TAG_NAME, "img") == []
     press(browser, "1")
-    tokens = run.store.split("validation").tokens[:32]
+    tokens = run.store.tokens("validation")[:32]
     for place in range(32):
         text = run.tokenizer.decode([tokens[place]]).replace("\n", "⏎")
         assert find(f"query-{place}").get_property("textContent").replace("·", " ") == (text or "∅")
@@ -243,7 +243,7 @@ def test_controls_change_the_page(opened):
     query, key, logit, weight = re.fullmatch(
         r"query (\d+) .*\nkey +(\d+) .*\nlogit (\S+) +weight (\S+)", shown, re.DOTALL
     ).groups()
-    tokens_BL = np.asarray(run.store.split("validation").tokens[:32], np.int32)[None].repeat(8, axis=0)
+    tokens_BL = np.asarray(run.store.tokens("validation")[:32], np.int32)[None].repeat(8, axis=0)
     maps = attention_maps(run.model, tokens_BL)[1]
     assert (int(query), int(key)) == (20, 4)
     assert float(weight) == pytest.approx(maps.weights_BHLS[0, 3, 20, 4], abs=0.005)

@@ -33,7 +33,7 @@ def without(parameters, layer, head, heads):
 
 
 def loss_of(run, parameters=None, most_tokens=None):
-    tokens = run.store.split("validation").tokens
+    tokens = run.store.tokens("validation")
     parameters = run.model.parameters if parameters is None else parameters
     model = dataclasses.replace(run.model, parameters=parameters)
     return perplexity.score_split(model, tokens, run.tokenizer.token_bytes, most_tokens=most_tokens).nll
@@ -64,7 +64,7 @@ def test_masking_a_head_equals_zeroing_its_output(small, fields):
 @pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
 def test_importance_is_the_mean_slope_of_the_loss(run, fields):
     model = (trained := run(**fields)).model
-    texts = list(pruning.text_batches(model, trained.store.split("train").tokens[: 32 * 11 + 1]))
+    texts = list(pruning.text_batches(model, trained.store.tokens("train")[: 32 * 11 + 1]))
     importance_NH = pruning.importance(model, texts)
     slopes = np.zeros((2, 2))
     for count, batch in texts:

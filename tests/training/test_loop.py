@@ -123,7 +123,7 @@ def test_masked_prediction_is_scored_on_masked_tokens_only(small, tmp_path, caps
     loop.train(config, tmp_path)
     assert "validation/bits_per_byte" not in rows(tmp_path)[-1]
     run = Run(tmp_path)
-    tokens = run.store.split("validation").tokens
+    tokens = run.store.tokens("validation")
     score = perplexity.score_split(run.model, tokens, run.tokenizer.token_bytes)
     blocks = len(tokens) // config.context_length
     assert score.tokens == pytest.approx(0.15 * blocks * config.context_length, rel=0.3)
@@ -144,7 +144,7 @@ def test_a_run_loads_on_another_number_of_devices(small, tmp_path, monkeypatch, 
     assert run.mesh.devices.size == read
     assert_same_bits(run.parameters, state.parameters)
     written = dataclasses.replace(run.model, parameters=state.parameters, mesh=mesh)
-    tokens = run.store.split("validation").tokens
+    tokens = run.store.tokens("validation")
     scores = [perplexity.score_split(model, tokens, run.tokenizer.token_bytes) for model in (written, run.model)]
     assert scores[0].nll_sum == pytest.approx(scores[1].nll_sum, rel=1e-5)
 

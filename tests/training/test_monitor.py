@@ -119,7 +119,7 @@ def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsy
     output = capsys.readouterr().out
     assert "continued by the model:\n\n    " in output
     run = Run(tmp_path)
-    tokens = run.store.split("validation").tokens
+    tokens = run.store.tokens("validation")
     forward = jax.jit(nnx.merge(run.definition, run.parameters))
     total, length = 0.0, run.config.context_length
     for start in range(0, len(tokens) - 1, length):  # block by block, independent of the scorer

@@ -40,7 +40,7 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
     suite = SUITES[name]
     suite.check(run.trained, options)
     if suite.needs_text:
-        suite.check_split(run.trained, options, len(run.store.split(options.split).tokens))
+        suite.check_split(run.trained, options, len(run.store.tokens(options.split)))
 
 
 def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:

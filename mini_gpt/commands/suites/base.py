@@ -103,7 +103,7 @@ class Suite:
 
 def split_tokens(run: Run, split: str) -> np.ndarray:
     """Return the tokens of a split. Raise UserError if the split or the model's positions are too short."""
-    tokens, length = run.store.split(split).tokens, run.config.context_length
+    tokens, length = run.store.tokens(split), run.config.context_length
     check_length(run.config.model, length)
     if len(tokens) <= length:
         raise UserError(
@@ -128,7 +128,7 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
         require(len(tokens) > 0, "--text", options.text, "must have at least one character")
         return tokens
     if not data.is_task:
-        return np.asarray(run.store.split(options.split).tokens[:most], np.int32)
+        return np.asarray(run.store.tokens(options.split)[:most], np.int32)
     batches.check_fits(run.config)
     problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
     inputs_BL = batches.problem_batch([problem], run.config, run.tokenizer, run.config.context_length)["inputs"]

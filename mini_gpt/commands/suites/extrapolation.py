@@ -32,7 +32,7 @@ class Extrapolation(Suite):
         _plan(trained, options, num_tokens)
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        tokens = run.store.split(options.split).tokens
+        tokens = run.store.tokens(options.split)
         windowings = _plan(run.trained, options, len(tokens))
         rows, by_position = extrapolation.extrapolation(run.model, tokens, run.tokenizer.token_bytes, windowings)
         return {"train_length": run.trained.context_length, "rows": rows, "by_position": by_position}

@@ -22,7 +22,7 @@ class Heads(Suite):
             train_BL = _inputs(run, "train").tokens_BL
             train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
         else:
-            train_tokens = run.store.split("train").tokens
+            train_tokens = run.store.tokens("train")
         with progress.shown("head report", report.cost(texts)) as advance:
             heads = report.head_report(run.model, run.tokenizer, texts, train_tokens, advance=advance)
         base.check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))

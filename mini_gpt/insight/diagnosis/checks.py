@@ -95,7 +95,7 @@ def diagnose(
     train_tokens: for token frequencies and the heads' importance. history: rows of metrics.jsonl; may be empty.
     """
     windows_BM = probe.windows(tokens, model.config.context_length + 1)
-    counts_V = 1 + perplexity.token_counts(train_tokens, probe.vocab_size(model))
+    counts_V = 1 + perplexity.token_counts(train_tokens, model.vocab_size)
     layers = probe.layers(model, windows_BM)
     return [
         *stream(model, layers),

@@ -35,11 +35,6 @@ def windows(tokens: np.ndarray, length: int) -> np.ndarray:
     return np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
 
 
-def vocab_size(model: LoadedModel) -> int:
-    """Return the vocabulary size without the mask token, which is also the mask token's id."""
-    return model.parameters["embedding"].shape[0] - model.masked
-
-
 def place(model: LoadedModel) -> int:
     """Return the position of the examined prediction: the last, or under the masked objective the middle."""
     return model.config.context_length // 2 if model.masked else model.config.context_length - 1
@@ -54,7 +49,7 @@ def predictions(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
     """Return log-probabilities_BV at position `at`; under the masked objective its token is masked."""
     put = lambda part_BL: sharding.put_whole((_inputs(model, part_BL, at), part_BL), model.mesh)
     compute = lambda part_BL: _predictions(model, *put(part_BL), at)
-    return in_parts(model, text_BL, compute)[:, : vocab_size(model)]
+    return in_parts(model, text_BL, compute)[:, : model.vocab_size]
 
 
 def nll(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
@@ -83,7 +78,7 @@ def in_parts(model: LoadedModel, rows_BL: np.ndarray, compute: Callable[[np.ndar
 def _inputs(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
     inputs_BL = text_BL.copy()
     if model.masked:
-        inputs_BL[:, at] = vocab_size(model)
+        inputs_BL[:, at] = model.vocab_size
     return inputs_BL
 
 
@@ -98,7 +93,7 @@ def _statistics(trace: Trace) -> Layer:
     maps, (batch, length, _) = trace.attention, trace.before_BLD.shape
     visible_BLS = jnp.broadcast_to(maps.visible_BLS, (batch, length, length))
     visible_BL = visible_BLS.sum(-1)
-    entropy_BHL = jax.scipy.special.entr(maps.weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
+    entropy_BHL = attention.relative_entropy(maps.weights_BHLS, visible_BL)
     has_choice_B1L = (visible_BL > 1)[:, None]
     root_mean_square = lambda x: jnp.sqrt(jnp.mean(jnp.square(x), axis=(1, 2)))
     before_BLD, after_BLD, units_BLF = (

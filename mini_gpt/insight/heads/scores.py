@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.insight.attention import relative_entropy
 from mini_gpt.model.attention.reference import AttentionMaps
 
 LOCAL = 4  # tokens: the query and three before it; without a causal mask, also three after it
@@ -54,7 +55,7 @@ def measure(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Array
     eligible_BTL = (of_kind_BTL > 0) & (of_kind_BTL < visible_BL[:, None])
     counted_BTLS = (of_kind_BTLS & eligible_BTL[..., None]).astype(jnp.float32)
     choosing_BL = visible_BL > 1
-    entropy_BHL = jax.scipy.special.entr(weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
+    entropy_BHL = relative_entropy(weights_BHLS, visible_BL)
     positions_L = jnp.arange(visible_BLS.shape[-1])
     distance_LS = jnp.abs(positions_L[:, None] - positions_L)
     distance_BHL = (weights_BHLS * distance_LS).sum(-1)

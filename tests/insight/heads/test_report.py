@@ -115,7 +115,7 @@ def test_relations_of_python_source_are_found_in_tokens(small, tmp_path, kind):
     paths = {"data__path": str(tmp_path / "*.py"), "data__cache_dir": str(tmp_path / "cache"), "train__steps": 1}
     loop.train(small(data__tokenizer=kind, data__vocab_size=300, **paths), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")
-    tokens, length = run.store.split("validation").tokens, 128
+    tokens, length = run.store.tokens("validation"), 128
     starts = head_inputs.window_starts(tokens, length)
     related = head_inputs.python_relations(tokens, run.tokenizer, starts, length)
     for name, template_BLS in related(range(len(starts))).items():
@@ -145,7 +145,7 @@ def test_the_suite_writes_a_figure_a_table_and_all_results(small, tmp_path, caps
     assert list((workdir / "tensorboard" / "heads").glob("events*"))
     # The strongest pair has the largest attention weight.
     run = Run(workdir)
-    tokens = run.store.split("validation").tokens
+    tokens = run.store.tokens("validation")
     starts = head_inputs.window_starts(tokens, 32)
     tokens_BL = np.stack([tokens[start : start + 32] for start in starts]).astype(np.int32)
     tokens_BL = tokens_BL[: len(tokens_BL) // 8 * 8]
