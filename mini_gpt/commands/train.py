@@ -16,8 +16,8 @@ from mini_gpt.training import loop
 def main() -> None:
     parser = command_line.parser(__doc__)
     parser.add_argument("--config", required=True, help="config file, such as configs/tiny.py")
-    parser.add_argument("--workdir", type=command_line.directory, help="run directory; default: runs/ and a name")
-    parser.add_argument("--init_from", type=command_line.directory, help="run that gives a new run its first weights")
+    parser.add_argument("--workdir", type=command_line.directory, help="run directory; default: runs/CONFIG,OVERRIDES")
+    parser.add_argument("--init_from", type=command_line.directory, help="run whose weights initialize a new run")
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)

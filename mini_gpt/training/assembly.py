@@ -30,10 +30,10 @@ class Assembly(NamedTuple):
     abstract_state: TrainState
     train_batches: batches.TrainBatches | batches.TaskBatches
     evaluator: Evaluator
-    separator_id: int | None  # as in LoadedModel
+    separator_id: int | None  # None: attention crosses documents
 
     def first_state(self, parameters: Parameters | None = None) -> TrainState:
-        """Return the state at step 0, with random parameters or with these, which are donated to it."""
+        """Return the state at step 0. parameters: donated to the state; None: random ones."""
         if parameters is not None:
             return states.first(self.config, parameters, self.abstract_state)
         return states.create(self.config, self.vocab_size, self.abstract_state)
@@ -44,7 +44,7 @@ class Assembly(NamedTuple):
         return LoadedModel(parameters, *fields)
 
     def compiled_step(self) -> jax.stages.Compiled:
-        """Return the compiled training step. No state is needed: it can be initialized or read at the same time."""
+        """Return the compiled training step. The compiler needs only shapes, so the state can be restored meanwhile."""
         train_step = make_train_step(self.definition, self.config, self.abstract_state, separator_id=self.separator_id)
         shape, by_rows = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
         batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows) for name, dtype in batches.DTYPES.items()}

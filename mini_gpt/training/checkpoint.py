@@ -1,7 +1,7 @@
 """Checkpoints. Orbax writes them atomically in the background. The last few and the best are kept.
 
 Each checkpoint has a record: format, validation loss, offset of the data, and checksums of all arrays. A checkpoint
-that does not match its record is damaged. Training moves it to another directory and restores the one before.
+that does not match its record is damaged. Training moves it to `damaged/` and restores the previous checkpoint.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from mini_gpt.training.state import TrainState
 FORMAT = 2
 PARTS = ("parameters", "training")  # in separate directories, so that the parameters can be read alone
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
-MOST_COMPRESSED = 100  # array bytes per file byte; weights are nearly random, and compress by less than a tenth
-# Errors while reading that do not mean damage, and the errno of such OSErrors.
+MOST_COMPRESSED = 100  # most array bytes per file byte; real weights compress by less than a tenth
+# Read errors that do not mean damage, and the errno of such OSErrors.
 NOT_DAMAGE = (UserError, PermissionError, MemoryError)
 NOT_DAMAGE_NUMBERS = (errno.EMFILE, errno.ENFILE, errno.ESTALE)
 
@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 class Record:
     """The record of a checkpoint.
 
-    validation_loss: in nats a token, None if it was not measured. data_offset: batches that were skipped. bad_steps:
-    non-finite steps so far. scheduled: False for a checkpoint that was saved only because the run was stopped.
+    validation_loss: in nats a token, None if it was not measured. data_offset: batches skipped by rewinds. bad_steps:
+    non-finite steps so far. scheduled: False for a checkpoint that was saved only because the run stopped early.
     """
 
     validation_loss: float | None = None
@@ -64,7 +64,7 @@ class Damaged(Exception):
 
 @contextlib.contextmanager
 def _unreadable_is_damaged() -> Iterator[None]:
-    """Turn errors while reading into Damaged, except for NOT_DAMAGE."""
+    """Turn read errors into Damaged, except those that do not mean damage."""
     try:
         yield
     except (Damaged, *NOT_DAMAGE):
@@ -114,10 +114,10 @@ class Checkpoints:
         return sorted(self.manager.all_steps())
 
     def save(self, step: int, state: TrainState, record: Record) -> None:
-        """Start to write a checkpoint. It is complete after all of its arrays are found in its files.
+        """Start to write a checkpoint. Orbax completes it only if its files contain all arrays.
 
-        Raises the error of the previous write; `wait` and `close` raise that of this one. It is a UserError if the
-        checkpoint is incomplete. The caller turns errors of writing into messages, by `files.clear_write_errors`.
+        Raises the error of the previous write. `wait` and `close` raise the error of this write: UserError if the
+        checkpoint is incomplete. Callers turn errors such as a full disk into messages by `files.clear_write_errors`.
         """
         body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
         items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
@@ -145,10 +145,10 @@ class Checkpoints:
             raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
 
     def restore_last(self, abstract: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
-        """Return the last undamaged checkpoint, or the last undamaged scheduled one; move all damaged ones away.
+        """Return (step, state, record) of the last undamaged checkpoint, or None; move damaged checkpoints away.
 
-        abstract: ShapeDtypeStructs with shardings. Returns (step, state, record), or None if there is none. Raises
-        UserError, and moves nothing, if it finds only damaged ones.
+        abstract: ShapeDtypeStructs with shardings. scheduled: ignore undamaged checkpoints that are not scheduled.
+        Raises UserError, and moves nothing, if some are damaged and no other can be returned.
         """
         damaged: dict[int, Damaged] = {}
         found = None
@@ -248,7 +248,7 @@ class Checkpoints:
         with _unreadable_is_damaged():
             held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
             if declared > MOST_COMPRESSED * held:
-                raise Damaged(f"its files have {held:,} bytes, and its arrays {declared:,}")
+                raise Damaged(f"its files have {held:,} bytes, too few for arrays of {declared:,}")
             return body.get("checksums"), {name: restore(directory / name, args=wanted[name]) for name in wanted}
 
     def _move_damaged(self, step: int, reason: Damaged) -> None:
@@ -266,7 +266,7 @@ class Checkpoints:
 def _in_all_processes(read: Callable[[], Any]) -> Any:
     """Return `read()`. If it raises Damaged in one process, raise Damaged in all processes.
 
-    Raises UserError if another process can't read for another reason, which does not mean damage.
+    Raises UserError if another process fails with any other error.
     """
     if not processes.are_several():
         return read()
@@ -294,8 +294,8 @@ def _parts(state: TrainState) -> dict[str, Any]:
 def checksums(tree: Any) -> dict[str, str]:
     """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
 
-    Both halves are sums modulo 2**32 over the array: the bits of each entry times an odd hash of its index. They are
-    exact in any order. One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
+    Each half is a sum modulo 2**32, in any order, over the array: the bits of each entry times an odd hash of its
+    index. One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
     """
     # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
     sums = {name: np.asarray(_sums(leaf)) for name, leaf in by_name(tree).items()}

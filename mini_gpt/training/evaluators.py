@@ -16,7 +16,7 @@ from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-PROMPT_TOKENS = 32  # of the validation text; a sample continues them
+PROMPT_TOKENS = 32  # tokens of validation text that a sample continues
 SAMPLE_PROBLEMS = 5
 SAMPLING = Sampling(temperature=0.8, top_k=40)
 
@@ -105,14 +105,14 @@ class TextEvaluator(Evaluator):
 
 
 class TaskEvaluator(Evaluator):
-    """Scores the answers to validation problems of all lengths that the model is trained on."""
+    """Scores the answers to validation problems, of all training lengths."""
 
     suite_flag = " --suite=tasks"
     sample_title = "Problems of the validation split, with the model's answers:"
 
     def __init__(self, config: Config, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        # Pairs (question, answer); each counts as a row of the context length towards `eval.tokens`.
+        # Of the `eval.tokens`, each problem (question, answer) counts as context_length tokens.
         count = max(1, config.eval.tokens // config.context_length)
         name, shortest = config.data.corpus, tasks.find(config.data.corpus).shortest
         self.problems = tasks.different(name, "validation", count, shortest=shortest, longest=config.data.task_length)

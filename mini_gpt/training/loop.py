@@ -1,4 +1,4 @@
-"""The training loop. It writes checkpoints, metrics and curves. A resumed run ends with a bit-identical state."""
+"""The training loop, with checkpoints and metrics. A resumed run ends with the same bits as an uninterrupted one."""
 
 import contextlib
 import dataclasses
@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 def train(config: Config, workdir: Path, *, init_from: Path | None = None, conclude: bool = True) -> TrainState:
     """Train the run in `workdir` up to `train.steps`: start it, or resume it from its last checkpoint.
 
-    init_from: a run; a new run starts with its last weights and its tokenizer. conclude: at the end, score the whole
-    validation split and print a summary.
+    init_from: another run; a new run takes the last weights and the tokenizer of that run. conclude: at the end,
+    score the whole validation split and print a summary.
 
-    Returns the last state. Raises UserError, before any file is overwritten, for errors that the user can fix.
+    Returns the last state. Raises UserError for errors that the user can fix; for wrong input, before files change.
     """
     mesh = assembly.make_mesh(config)
-    places.remember(config.data)  # allows these paths in the run's config.json later
+    places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
     tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
     is_new = tokenizer is None
@@ -64,7 +64,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
             state, stop = _start_or_resume(run, workdir, first_state)
     if stop.signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
-        sys.exit(128 + stop.signal)  # the exit status of a process that a signal killed
+        sys.exit(128 + stop.signal)  # as if the signal had killed the process
     if conclude:
         _print_summary(workdir, run.evaluator, run.loaded(state.parameters))
     return state
@@ -72,7 +72,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
 
 def _print_summary(workdir: Path, evaluator: Evaluator, model: LoadedModel) -> None:
     """Score the whole validation split, and print the result, a sample and the next commands."""
-    # Without an activated virtual environment, the commands need the path of its programs.
+    # The shell finds python and tensorboard only in an activated virtual environment.
     activated = os.environ.get("VIRTUAL_ENV")
     programs = "" if activated else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
     directory = shlex.quote(str(workdir))
@@ -158,9 +158,9 @@ class _Loop:
         self.spikes = Spikes()
 
     def run(self, start: int, state: TrainState) -> TrainState:
-        """Return the state after the last step, or after the step where a signal stopped the run. It is being saved.
+        """Return the state after the last step, or after a signal. Its checkpoint may still be incomplete.
 
-        Raises UserError for a non-finite loss or gradient, unless `train.nonfinite` skips or rewinds it.
+        Raises UserError for a non-finite loss or gradient that `train.nonfinite` and its limit do not allow.
         """
         while True:
             try:
@@ -169,7 +169,7 @@ class _Loop:
                 if self.config.train.nonfinite != "rewind" or failed.count > self.config.train.nonfinite_limit:
                     raise UserError(f"{failed}; {self._save_before(failed)}") from None
                 message, step, count = str(failed), failed.step, failed.count
-            # Outside the handler, which keeps the failed state alive: memory may have no space for two states.
+            # Outside the except block, which keeps the failed state: memory may not hold two states.
             del state
             start, state = self._rewind(step, count)
             log.warning(f"{message}: rewound to step {start}; batches skipped so far: {self.record.data_offset}")
@@ -177,7 +177,7 @@ class _Loop:
     def _run_steps(self, start: int, state: TrainState) -> TrainState:
         steps = range(start + 1, self.config.train.steps + 1)
         prepared = batches.iterate(self.assembly.train_batches, start + self.record.data_offset, len(steps))
-        pending: tuple[int, Metrics, _Due] | None = None  # a step with its metrics, which are still on the device
+        pending: tuple[int, Metrics, _Due] | None = None  # read during the next step: the device need not wait
         self.best_loss = self.checkpoints.best_loss()
         self.clock.restart(start)
         for step, batch in zip(steps, sharding.prefetch_to_device(prepared, self.assembly.mesh), strict=False):
@@ -207,9 +207,9 @@ class _Loop:
         return _Due(is_logged, evaluation, save, self.stop.reached(step))
 
     def _finish(self, step: int, metrics: Metrics, due: _Due, state: TrainState) -> None:
-        """Check the metrics of a step; then evaluate, log and save if it is due.
+        """Check the metrics of a step; then evaluate, log and save what is due.
 
-        state: the state after the step. If only the log is due, it may be the state after the next step.
+        state: the state after the step, or after the next step if no evaluation, save or stop is due.
         """
         self._check_finite(step, metrics, state)
         if not (due.log or due.stop):
@@ -231,7 +231,7 @@ class _Loop:
             self.clock.restart(step)
 
     def _check_finite(self, step: int, metrics: Metrics, state: TrainState) -> None:
-        """Count a non-finite step if it is skipped. Raises _NonFiniteStep if it is not, or after too many."""
+        """Count a skipped non-finite step. Raises _NonFiniteStep if it must not be skipped, or after too many."""
         if metrics["finite"]:
             return
         failed = _NonFiniteStep(step, metrics, state, self.record.bad_steps + 1)
@@ -241,7 +241,7 @@ class _Loop:
         self.record = dataclasses.replace(self.record, bad_steps=failed.count)
 
     def _evaluate(self, state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray], dict[str, str]]:
-        """Return scores and statistics of attention, images and texts, each by name."""
+        """Return scores (with statistics of attention), images, and texts, each by name."""
         evaluator, model = self.assembly.evaluator, self.assembly.loaded(state.parameters)
         curves, images = evaluator.attention_metrics(model)
         scores = evaluator.scalars(model) | curves
@@ -280,7 +280,7 @@ class _Loop:
 class _NonFiniteStep(Exception):
     """A step with a non-finite loss or gradient, which changed no parameter.
 
-    state: the state before the step, or a later one if `train.nonfinite` is skip. count: such steps, with this one.
+    state: the state before the step, or a later one if `train.nonfinite` is skip. count: non-finite steps so far.
     """
 
     def __init__(self, step: int, metrics: Metrics, state: TrainState, count: int):

@@ -28,7 +28,7 @@ from mini_gpt.runtime import files
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
-WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for the noise, losses for the level, threshold in deviations
+WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for the deviation, for the median; threshold in deviations
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +41,7 @@ class EventFile(contextlib.AbstractContextManager):
 
     def __init__(self, directory: Path, *, first_step: int | None = None):
         directory.mkdir(parents=True, exist_ok=True)
-        # Numbered: names have the time in seconds, and a run resumed within a second would overwrite its file.
+        # Numbered: names have the time only in seconds, so a run resumed within a second would overwrite a file.
         number = len(list(directory.glob("events*")))
         self.writer = EventsWriter(str(directory / "events"), filename_suffix=f".{number:06}")
         if first_step is not None:
@@ -154,10 +154,7 @@ class SilentReporter:
 
 
 class Clock:
-    """Converts a step's metrics to a row with the speed since the last row, or since `restart` if that was later.
-
-    The metrics of a step are read while the next step runs, so that reading does not delay the device.
-    """
+    """Converts a step's metrics to a row with the speed since the last row, or since `restart` if that was later."""
 
     def __init__(self, tokens_per_step: int):
         self.tokens_per_step = tokens_per_step
@@ -192,8 +189,8 @@ class Spikes:
         self.before.append(loss)
         if len(before) >= 2 * NEAR:
             level = statistics.median(before[-NEAR:])
-            steps = [abs(b - a) for a, b in itertools.pairwise(before)]
-            deviation = 1.4826 * statistics.median(steps) / math.sqrt(2)  # of a normal distribution
+            differences = [abs(b - a) for a, b in itertools.pairwise(before)]
+            deviation = 1.4826 * statistics.median(differences) / math.sqrt(2)  # of a normal distribution
             if loss > level + DEVIATIONS * deviation:
                 message = f"loss {loss:.4f} is a spike: the median of the last {NEAR} logged losses is {level:.4f}"
         return message

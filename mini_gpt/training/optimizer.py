@@ -16,7 +16,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Return count -> learning rate. count: updates so far, from 0 as in optax; t = count + 1 in the formulas.
 
     Every schedule warms up linearly over w steps: peak · t/w. After the warmup:
-    inverse_sqrt: peak · sqrt(w/t), at any t (Vaswani et al. 2017, eq. 3, up to the constant).
+    inverse_sqrt: peak · sqrt(w/t) (Vaswani et al. 2017, eq. 3, up to the constant).
     cosine: falls to final_fraction · peak at the last step (Loshchilov and Hutter 2017).
     wsd: stays at the peak, then falls linearly to final_fraction · peak over the last `decay_fraction` of the steps
     (Hu et al. 2024).
@@ -40,7 +40,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _linear_decay(peak: float, last: float, steps: int) -> optax.Schedule:
-    """Return a linear schedule from `peak` to `last`, which rounding can't take below `last`."""
+    """Return a linear schedule from `peak` to `last`, clipped at `last` against rounding errors."""
     line = optax.linear_schedule(peak, last, steps)
     return lambda count: jnp.maximum(line(count), last)
 

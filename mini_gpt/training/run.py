@@ -76,7 +76,7 @@ class Run(SavedRun):
         if bad := model_parameters.non_finite(self.parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
         separator_id = tokenizers.separator_id(self.config.data, self.tokenizer)
-        # The tokens in a batch of training, also for another context length.
+        # As in training: an override of context_length must not change the tokens per batch.
         batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
         fields = (self.definition, self.config, self.mesh, separator_id, batch_tokens)
         self.model = LoadedModel(self.parameters, *fields)
@@ -85,7 +85,7 @@ class Run(SavedRun):
     def corpus(self) -> corpora.Corpus:
         """The corpus; it must be the one that the run was trained on, unless an override names another.
 
-        The user must have typed its path, in an override or in an earlier command.
+        Raises UserError if the user has not typed its path, in an override or in an earlier command.
         """
         places.check_corpus(self.config.data, self.overrides, self.workdir / workdirs.CONFIG, "--override=")
         places.remember(self.config.data)
@@ -127,19 +127,18 @@ class InitialWeights(SavedRun):
     def __init__(self, workdir: Path, config: Config, checkpoint: str = "last"):
         super().__init__(workdir)
         for name in ("tokenizer", "vocab_size"):
-            theirs, ours = getattr(self.trained.data, name), getattr(config.data, name)
-            if theirs != ours:
+            saved, given = getattr(self.trained.data, name), getattr(config.data, name)
+            if saved != given:
                 raise UserError(
-                    f"data.{name}: found {ours!r}, but the run of --init_from={workdir} has {theirs!r}; "
-                    f"give --config.data.{name}={theirs}"
+                    f"data.{name}: found {given!r}, but the run of --init_from={workdir} has {saved!r}; "
+                    f"give --config.data.{name}={saved}"
                 )
         with self.open_checkpoints() as checkpoints:
             try:
                 self.step = checkpoints.resolve(checkpoint)
             except UserError as error:
                 raise UserError(f"--init_from: {workdir} does not have the checkpoint ({error})") from None
-        # Written to the new run's directory.
-        self.record = {"workdir": str(workdir.resolve()), "checkpoint_step": self.step}
+        self.record = {"workdir": str(workdir.resolve()), "checkpoint_step": self.step}  # for init_from.json
 
     def parameters(self, config: Config, abstract: Parameters) -> Parameters:
         """Return the weights. Raises UserError if a shape does not fit the new config, or a weight is not finite."""

@@ -18,9 +18,9 @@ from mini_gpt.training.optimizer import make_optimizer
 
 
 class TrainState(NamedTuple):
-    """step: optimizer steps so far, int32 scalar. parameters: nested dicts, float32. optimizer_state: that of optax.
+    """step: optimizer steps so far, int32 scalar. parameters: nested dicts, float32. optimizer_state: from optax.
 
-    halted: bool scalar, True after a non-finite step: later steps change nothing. It is not saved in checkpoints.
+    halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
     """
 
     step: jax.Array

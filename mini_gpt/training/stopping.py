@@ -11,7 +11,7 @@ from mini_gpt.runtime import processes
 
 
 class StopRequest:
-    """A request to stop. received: the signal that this process received. signal: the signal that ends the run."""
+    """A request to stop. received: the signal to this process. signal: set at the same step in all processes."""
 
     def __init__(self):
         self.received: int | None = None
@@ -28,9 +28,9 @@ class StopRequest:
 
 @contextlib.contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Yield a request that the first signal sets. A second signal exits at once. Files on disk stay intact.
+    """Yield a StopRequest. The first signal sets it, a second signal exits at once. Files on disk stay intact.
 
-    With several processes, JAX's own handler receives SIGTERM and informs the others; SIGINT is sent to it as SIGTERM.
+    With several processes, JAX's handler receives SIGTERM and informs the other processes; SIGINT is forwarded to it.
     """
     request = StopRequest()
 

@@ -46,7 +46,7 @@ def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer |
 def locked(workdir: Path, *, new: bool) -> Iterator[None]:
     """Lock the directory against other training processes; the lock ends with the process.
 
-    new: the caller found no run in it. Raises UserError if another run trains in it, or was started in it meanwhile.
+    new: the caller found no run there. Raises UserError if another run is training there, or has started meanwhile.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     with files.open_to_append(workdir / LOCK) as file:

@@ -211,7 +211,7 @@ def test_a_config_too_large_for_its_checkpoint_is_refused(run, monkeypatch):
     del config["sha256"]
     config["model"] |= {"d_model": 2**15, "d_ff": 2**17}
     (run / "config.json").write_text(json.dumps(config))
-    sizes = r"checkpoints/4: damaged \(its files have [\d,]+ bytes, and its arrays [\d,]+\)"
+    sizes = r"checkpoints/4: damaged \(its files have [\d,]+ bytes, too few for arrays of [\d,]+\)"
     with pytest.raises(UserError, match=sizes):
         Run(run)
     config["model"]["num_layers"] = 10**6
