@@ -127,7 +127,7 @@ def test_plain_names_are_kept_and_others_stay_distinct():
     rng = random.Random(0)
     odd = {"".join(rng.choice("ab/*[]:'\" \n\\é") for _ in range(rng.randint(1, 300))) for _ in range(2000)}
     odd |= {"data.path=a/b", "data.path=a*b", "data.path=a[b", "x" * 241, "x" * 242}
-    odd -= set(map(files.plain_name, odd))  # names of plain letters only
+    odd -= set(map(files.plain_name, odd))  # texts that are plain already
     names = {files.plain_name(text) for text in odd}
     assert len(names) == len(odd)
     assert all(re.fullmatch(r"[A-Za-z0-9._=,-]{1,120}", name) for name in names)

@@ -54,7 +54,7 @@ def package(name: str) -> str:
 
 
 def longest_chain(name: str, *, inside: bool) -> int:
-    """Return the number of files in the longest chain of imports from a file. `inside` stays in its own package."""
+    """Return the number of files in the longest chain of imports from a file. inside: only in its package."""
 
     @functools.cache
     def length(at: str) -> int:

@@ -8,14 +8,14 @@ from mini_gpt.hugging_face import exporting
 from mini_gpt.model import gpt, parameters
 
 # Name: (model_type of the exported config.json, model fields).
-EXPRESSIBLE = {
+EXPORTABLE = {
     "learned": ("gpt2", {"position": "learned"}),
     "learned, relu, untied": ("gpt2", {"position": "learned", "activation": "relu", "tie_embeddings": False}),
     "learned, no bias, long": ("gpt2", {"position": "learned", "use_bias": False, "max_positions": 48, "d_ff": 40}),
     "learned, exact": ("gpt2", {"position": "learned", "activation": "gelu_exact"}),
     "learned, scaled": ("gpt2", {"position": "learned", "scale_embeddings": True}),
     "rope": ("gpt_neox", {"position": "rope"}),
-    "rope, half turned": ("gpt_neox", {"position": "rope", "rope.fraction": 0.5, "activation": "gelu_exact"}),
+    "rope, half rotated": ("gpt_neox", {"position": "rope", "rope.fraction": 0.5, "activation": "gelu_exact"}),
     "rope, linear": (
         "gpt_neox",
         {"position": "rope", "rope.scaling": "linear", "rope.factor": 2.5, "rope.base": 500.0},
@@ -47,9 +47,9 @@ VOCAB = 29
 
 
 def make(name, vocab_size=VOCAB, **overrides):
-    """Return a config and random parameters. Norms and biases are random too, so that errors in them show."""
+    """Return a config and random parameters. Norms and biases are random too: zeros would hide errors."""
     small = {"context_length": 16, "model.num_layers": 2, "model.d_model": 32, "model.dtype": "float32"}
-    fields = {f"model.{field}": value for field, value in EXPRESSIBLE[name][1].items()}
+    fields = {f"model.{field}": value for field, value in EXPORTABLE[name][1].items()}
     config = configs.load("configs/default.py", small | fields | overrides)
     rng = np.random.default_rng(3)
 

@@ -3,7 +3,7 @@
 `logits` takes a parsed config.json and the tensors of model.safetensors. It supports the model types gpt2, llama,
 gpt_neox and mpt. It is written from the architectures' definitions and shares no code with the code under test. All
 arithmetic is in float64. (Transformers computes some angles, norms and softmaxes in float32 for every dtype.)
-Settings that it does not support raise ValueError, so that the oracle is never silently wrong.
+Unsupported settings raise ValueError, so that the oracle is never silently wrong.
 
 Shape suffixes: B batch, L and M query and key position, D model, H heads, G key/value heads, K head width,
 F hidden width of the MLP, R half the rotated width, V vocabulary, X any width.
@@ -81,7 +81,7 @@ def _attention(q_BHLK, k_BGMK, v_BGMK, scale, bias_HLM=0.0):
 
 
 def _rope_angles(config, L, K, theta, fraction):
-    # Transformers 5: rope_parameters. 4.x: rope_scaling (or null), and flat keys (here `theta` and `fraction`).
+    # Transformers 5 has rope_parameters. 4.x has rope_scaling (or null) and flat keys, here `theta` and `fraction`.
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     _require(kind in ("default", "linear"), f"rope type {kind!r}")
@@ -159,7 +159,7 @@ def _gpt_neox(config, t, tokens_BL):
         q_BHLK, k_BHLK, v_BHLK = np.split(qkv_BHLX, 3, axis=-1)  # q, k and v are adjacent for each head
         a_BLD = _attention(_rotate(q_BHLK, angles_LR), _rotate(k_BHLK, angles_LR), v_BHLK, K**-0.5)
         a_BLD = x_BLD + _linear(t, layer + "attention.dense", a_BLD, bias)
-        # The MLP reads the input of the attention (parallel residual), or else its output.
+        # The MLP reads the residual stream before the attention (parallel residual) or after it.
         f_BLD = x_BLD if config.get("use_parallel_residual", True) else a_BLD
         f_BLD = _layer_norm(t, layer + "post_attention_layernorm", f_BLD, eps)
         x_BLD = a_BLD + _linear(t, layer + "mlp.dense_4h_to_h", act(_linear(t, layer + "mlp.dense_h_to_4h", f_BLD)))
@@ -186,7 +186,7 @@ def _mpt(config, t, tokens_BL):
         _require({**config, **attn}.get(key, value) == value, f"{key} other than {value}")
     H, L, eps = config["n_heads"], tokens_BL.shape[1], config["layer_norm_epsilon"]
     _require(config["max_seq_len"] >= L, "more tokens than max_seq_len")
-    bias_HLM = _alibi(H, L, attn.get("alibi_bias_max", 8))  # by its definition; Transformers always uses 8
+    bias_HLM = _alibi(H, L, attn.get("alibi_bias_max", 8))  # Transformers always uses 8
     x_BLD = t["wte.weight"][tokens_BL]
     for i in range(config["n_layers"]):
         y_BLD = _layer_norm(t, f"blocks.{i}.norm_1", x_BLD, eps, bias=False)

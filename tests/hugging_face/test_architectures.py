@@ -211,7 +211,7 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ),
     ],
 )
-def test_models_without_an_architecture_are_refused(fields, message):
+def test_models_that_no_architecture_supports_are_refused(fields, message):
     fields = {f"model.{name}": value for name, value in fields.items()}
     objective = {"train.objective": "masked"} if fields.get("model.causal") is False else {}
     config = configs.load("configs/default.py", fields | objective)

@@ -14,7 +14,7 @@ from mini_gpt.hugging_face import architectures, exporting, importing, settings
 from mini_gpt.model import gpt, parameters
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.hugging_face.models import EXPRESSIBLE, VOCAB, written
+from tests.hugging_face.models import EXPORTABLE, VOCAB, written
 
 torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
 transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
@@ -42,7 +42,7 @@ def loaded(directory, **options):
     return model
 
 
-@pytest.mark.parametrize("name", EXPRESSIBLE)
+@pytest.mark.parametrize("name", EXPORTABLE)
 def test_transformers_computes_the_same_logits(name, tmp_path):
     config, drawn = written(name, tmp_path / "out")
     listed = jax.tree_util.tree_leaves_with_path(drawn)
@@ -54,7 +54,7 @@ def test_transformers_computes_the_same_logits(name, tmp_path):
 COMMON = {"vocab_size": VOCAB, "eos_token_id": 1, "bos_token_id": 0}
 NEOX = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 50}
 LLAMA = NEOX | {"rms_norm_eps": 1e-5}
-WRITTEN_THERE = {
+TRANSFORMERS_MODELS = {
     "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}),
     "gpt2, relu, untied": (
         "GPT2",
@@ -67,7 +67,7 @@ WRITTEN_THERE = {
         LLAMA | {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
     "gpt_neox": ("GPTNeoX", NEOX | {"use_parallel_residual": False}),
-    "gpt_neox, tanh, half": (
+    "gpt_neox, tanh, tied": (
         "GPTNeoX",
         NEOX | {"use_parallel_residual": False, "hidden_act": "gelu_new", "tie_word_embeddings": True},
     ),
@@ -76,9 +76,9 @@ WRITTEN_THERE = {
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", WRITTEN_THERE)
+@pytest.mark.parametrize("name", TRANSFORMERS_MODELS)
 def test_imported_models_compute_the_same_logits(name, dtype, tmp_path):
-    kind, fields = WRITTEN_THERE[name]
+    kind, fields = TRANSFORMERS_MODELS[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**COMMON, **fields)
     model = transformers.AutoModelForCausalLM.from_config(config)

@@ -15,7 +15,7 @@ from mini_gpt.model import parameters
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.hugging_face import numpy_forwards
-from tests.hugging_face.models import EXPRESSIBLE, VOCAB, written
+from tests.hugging_face.models import EXPORTABLE, VOCAB, written
 
 TOKENS_BL = np.random.default_rng(5).integers(0, VOCAB, (2, 13))
 
@@ -33,18 +33,18 @@ def read(directory):
     return config, importing.read_weights(directory, architecture, config.model, described.whole("vocab_size"))
 
 
-@pytest.mark.parametrize("name", EXPRESSIBLE)
+@pytest.mark.parametrize("name", EXPORTABLE)
 def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
     config, drawn = written(name, tmp_path / "out")
     described = json.loads((tmp_path / "out" / "config.json").read_text())
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert described["model_type"] == EXPRESSIBLE[name][0]
+    assert described["model_type"] == EXPORTABLE[name][0]
     assert all(tensor.dtype == np.float32 for tensor in tensors.values())
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(drawn, stacked=False))
     expected_BLV = np.stack([oracle.forward(config.model, exact, tokens) for tokens in TOKENS_BL])
     found_BLV = numpy_forwards.logits(described, tensors, TOKENS_BL)
     assert np.abs(expected_BLV).max() > 3
-    # Scaling the table by sqrt(d_model) rounds it to float32 again.
+    # Scaling the table by sqrt(d_model) adds a rounding to float32.
     tolerance = 1e-4 if config.model.scale_embeddings else 1e-9
     np.testing.assert_allclose(found_BLV, expected_BLV, rtol=tolerance, atol=tolerance)
 
@@ -54,10 +54,10 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
         assert all(np.array_equal(arrays[path], leaf) for path, leaf in original.items())
         assert all(not arrays[path].any() for path in arrays.keys() - original.keys()), "added biases are 0"
     differing = {name for name, _ in configs.differences(config, again).items() if name.startswith("model.")}
-    assert differing <= {"model.dtype", "model.scan_layers"} | TURNED_INTO.get(name, set())
+    assert differing <= {"model.dtype", "model.scan_layers"} | CHANGED_FIELDS.get(name, set())
 
 
-TURNED_INTO = {
+CHANGED_FIELDS = {
     "learned, no bias, long": {"model.use_bias"},  # biases of 0 are added
     "learned, scaled": {"model.scale_embeddings", "model.tie_embeddings"},
     "rope, linear": {"model.rope.original_context"},

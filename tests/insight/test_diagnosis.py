@@ -42,7 +42,7 @@ BIDIRECTIONAL = {"model__causal": False, "train__objective": "masked"}
 
 @pytest.fixture
 def initial(small):
-    """Return a function that makes (untrained model, windows, training tokens). Large weights: uneven attention."""
+    """Return a function that makes (untrained model, windows, training tokens). Large weights make attention uneven."""
 
     def make(**overrides):
         config = small(model__num_layers=2, **overrides)
@@ -68,7 +68,7 @@ def test_a_causal_model_without_positions_uses_order(initial):
     model, windows_BM, _ = initial(model__position="none")
     (order,), (causality,) = checks.order(model, windows_BM), checks.causality(model, windows_BM)
     assert order.value > 0.2 and causality.value == 0.0
-    # The same by hand: all tokens except the first and the last are shuffled.
+    # Here, the same value is computed directly: all tokens except the first and the last are shuffled.
     inputs_BL, rng = windows_BM[:, :-1], np.random.default_rng(5)
     shuffled_BL = np.stack([[row[0], *rng.permutation(row[1:-1]), row[-1]] for row in inputs_BL])
     others_BL = inputs_BL.copy()
@@ -108,7 +108,7 @@ def test_unscaled_logits_grow_with_the_root_of_the_width(initial, heads):
 
 def test_isolated_documents_are_shuffled_one_by_one(initial):
     model, windows_BM, _ = initial(model__position="none", data__isolate_documents=True, **BIDIRECTIONAL)
-    windows_BM[:, [5, 27]] = 256  # position 16 attends to 6..26 only: a separator starts a document
+    windows_BM[:, [5, 27]] = 256  # position 16 attends to 5..26 only: a separator starts a document
     (order,) = checks.order(model, windows_BM)
     assert order.found and order.value < 1e-4
     assert checks.movable_positions(windows_BM[0, :-1], 16, 256).tolist() == [*range(6, 16), *range(17, 27)]
@@ -124,9 +124,9 @@ def test_documents_are_split_at_masked_separators(initial):
     other_BM[:, 17:32] = windows_BM[:, 17:32][:, ::-1]
     entropies = [probe.layers(model, windows)[0].entropy_B for windows in (windows_BM, other_BM)]
     np.testing.assert_allclose(entropies[0], entropies[1], rtol=1e-5)
-    apart_BM = windows_BM.copy()
-    apart_BM[:, 16] = 7
-    assert np.abs(probe.layers(model, apart_BM)[0].entropy_B - entropies[0]).max() > 1e-3
+    joined_BM = windows_BM.copy()
+    joined_BM[:, 16] = 7
+    assert np.abs(probe.layers(model, joined_BM)[0].entropy_B - entropies[0]).max() > 1e-3
 
 
 def test_attention_to_one_token_has_no_entropy_checks(initial):
@@ -172,7 +172,7 @@ def test_a_loss_that_rises_again_is_found():
     (finding,) = checks.training([row(loss) for loss in [*falling, *np.full(30, 4.0)]])
     assert finding.found and finding.value == pytest.approx(4 - falling[-6:].mean(), rel=0.01)
     assert checks.training([row(1.0)] * 5) == [], "too few rows"
-    (finding,) = checks.training([{"train/loss": 1.0}] * 30)  # the log has no non-finite norms
+    (finding,) = checks.training([{"train/loss": 1.0}] * 30)  # non-finite norms are not logged
     assert not finding.found
     noisy = 2 + 1.5 * np.random.default_rng(0).normal(size=60)
     (finding,) = checks.training([row(loss) for loss in noisy])

@@ -1,4 +1,4 @@
-"""The figures of the docs show the losses of the runs that their labels name."""
+"""In the figures of the docs, each curve shows the losses of its own run."""
 
 import pytest
 

@@ -46,7 +46,7 @@ def evaluated(run: Run, **options) -> dict:
 
 
 def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits and weights [heads, L, S] that the page computes, one pair at a time."""
+    """Compute the logits and weights [heads, L, S] as the page does, but one pair at a time."""
     levels = iter(zlib.decompress(base64.b64decode(packed["logits"])))
     tops = iter(np.frombuffer(base64.b64decode(packed["row_max"]), "<f4").tolist())
     logits = np.full((heads, length, length), -np.inf)
@@ -195,7 +195,7 @@ def press(browser, keys):
 
 
 @pytest.mark.slow
-def test_the_page_opens_offline_and_parses_no_text(opened):
+def test_the_page_opens_offline_and_parses_no_text_as_markup(opened):
     browser, find, run = opened
     assert browser.get_log("browser") == []
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0

@@ -5,7 +5,7 @@ import numpy as np
 from mini_gpt.insight import images
 
 
-def test_a_grid_shows_the_root_of_each_weight():
+def test_a_grid_shows_the_square_root_of_each_weight():
     weights_NHLS = np.random.default_rng(0).random((2, 3, 4, 4))
     weights_NHLS[1, 2, 3, 0] = 0.25
     pixels = images.map_grid(weights_NHLS)

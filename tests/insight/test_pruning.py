@@ -1,4 +1,4 @@
-"""Masking a head equals zeroing its output weights; its importance is the slope of the loss over its mask."""
+"""Masking a head equals zeroing its output weights; its importance is the loss gradient with respect to its mask."""
 
 import dataclasses
 import json
@@ -62,11 +62,11 @@ def test_masking_a_head_equals_zeroing_its_output(small, fields):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
-def test_importance_is_the_mean_slope_of_the_loss(run, fields):
+def test_importance_is_the_mean_absolute_gradient(run, fields):
     model = (trained := run(**fields)).model
     texts = list(pruning.text_batches(model, trained.store.tokens("train")[: 32 * 11 + 1]))
     importance_NH = pruning.importance(model, texts)
-    slopes = np.zeros((2, 2))
+    gradients_NH = np.zeros((2, 2))
     for count, batch in texts:
         for layer, head in np.ndindex(2, 2):
             losses = []
@@ -76,13 +76,13 @@ def test_importance_is_the_mean_slope_of_the_loss(run, fields):
                 nll_fn = perplexity.make_nll_fn(dataclasses.replace(model, head_mask_NBH=mask_NBH))
                 nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
                 losses.append((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:count])
-            slopes[layer, head] += np.abs(losses[0] - losses[1]).sum() / 2e-2
+            gradients_NH[layer, head] += np.abs(losses[0] - losses[1]).sum() / 2e-2
     assert sum(count for count, _ in texts) == 11
-    np.testing.assert_allclose(importance_NH, slopes / 11, rtol=0.02, atol=2e-5)
+    np.testing.assert_allclose(importance_NH, gradients_NH / 11, rtol=0.02, atol=2e-5)
 
 
-def test_importance_is_relative_to_the_norm_of_the_layer():
-    importance_NH = np.array([[3.0, 4.0], [0.1, 0.0]])  # over norms of 5 and 0.1: 0.6, 0.8; 1, 0
+def test_importances_are_normalised_in_each_layer():
+    importance_NH = np.array([[3.0, 4.0], [0.1, 0.0]])  # divided by the norms 5 and 0.1: 0.6, 0.8; 1, 0
     assert pruning.removal_order(importance_NH) == [(1, 1), (0, 0), (0, 1), (1, 0)]
     assert pruning.removal_order(np.zeros((1, 2))) == [(0, 0), (0, 1)]
     assert sorted(pruning.random_order(2, 3, seed=4)) == [(layer, head) for layer in range(2) for head in range(3)]
@@ -101,7 +101,7 @@ def test_the_suite_measures_a_curve_for_each_order(run, capsys):
     for row in result["rows"]:
         curves.setdefault((row["order"], row["seed"]), []).append(row["nll"])
     assert len(curves) == 1 + pruning.SEEDS and {len(curve) for curve in curves.values()} == {5}
-    assert len({(curve[0], curve[-1]) for curve in curves.values()}) == 1, "the order of none or all has no effect"
+    assert len({(curve[0], curve[-1]) for curve in curves.values()}) == 1, "both ends are the same for every order"
     assert curves["importance", None][0] == loss_of(trained, most_tokens=pruning.SCORED_TOKENS)
     first = result["removal_order"][0]
     pruned = without(trained.model.parameters, *first, 2)

@@ -168,7 +168,7 @@ def test_no_gradient_reaches_a_later_token(position):
         assert (influence[at + 1 :] == 0).all()
 
 
-def test_only_position_none_without_a_mask_is_equivariant():
+def test_only_position_none_without_a_mask_is_permutation_equivariant():
     tokens = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6]])
     order = jnp.array([5, 2, 7, 0, 1, 4, 3, 6])
     _, definition, params = make_model(position="none", causal=False)
@@ -249,7 +249,7 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
     close = lambda a, b, more=0.0: np.testing.assert_allclose(a, b, atol=tolerance * (np.abs(b).max() + more))
     gradients = [parameters.by_name(with_layers(tree, stacked=False)[1]) for tree in (scanned, unrolled)]
     largest = max(float(jnp.abs(leaf).max()) for leaf in gradients[1].values())
-    for name, gradient in gradients[1].items():  # without RoPE, the gradient of key/bias is 0 but for rounding
+    for name, gradient in gradients[1].items():  # without RoPE, the gradient of key/bias is 0 up to rounding
         close(gradients[0][name], gradient, 0.01 * largest if name.endswith("key/bias") else 0.0)
     close(scanned[0], unrolled[0])
     assert len(maps) == 4

@@ -32,7 +32,7 @@ def test_nll_is_the_log_probability_of_the_target(logits_and_targets):
 
 
 def loss_sum(logits_BLV, targets_BL, smoothing):
-    """Return the objective of logits, passed as hidden states with the identity as the unembedding table."""
+    """Return the objective. The logits are passed as hidden states, with the identity as unembedding table."""
     weights_BL, table_VV = jnp.ones(targets_BL.shape), jnp.eye(logits_BLV.shape[-1])
     mesh = sharding.make_mesh(1, 1, 1)
     return losses.loss_sums(logits_BLV, table_VV, targets_BL, weights_BL, smoothing, mesh)[0]
@@ -46,7 +46,7 @@ def test_smoothing_is_cross_entropy_against_the_mixture(logits_and_targets, smoo
     assert float(loss_sum(logits, targets, smoothing)) == pytest.approx(exact, rel=1e-5)
 
 
-def test_smoothed_loss_is_least_at_the_mixture():
+def test_smoothed_loss_is_minimal_at_the_mixture():
     mixture = 0.9 * jnp.eye(5)[2] + 0.1 / 5
     gradient = jax.grad(loss_sum)(jnp.log(mixture)[None, None], jnp.array([[2]]), 0.1)
     np.testing.assert_allclose(gradient, 0, atol=1e-6)

@@ -30,11 +30,11 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start_two(command, apart=()):
-    """Start the two processes of a job. `apart` holds the additional arguments of each process."""
+def start_two(command, extra=()):
+    """Start the two processes of a job. `extra` holds additional arguments for each process."""
     job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    calls = [[*command, *job, f"--process_id={number}", *(apart[number] if apart else ())] for number in range(2)]
+    calls = [[*command, *job, f"--process_id={number}", *(extra[number] if extra else ())] for number in range(2)]
     return [subprocess.Popen([sys.executable, *call], cwd=REPOSITORY, env=ONE_DEVICE, **pipes) for call in calls]
 
 
@@ -77,7 +77,7 @@ def test_two_processes_train_as_one(small, tmp_path):
     assert "Validation loss" in said[0][0] and "continued by the model" in said[0][0]
     assert "alidation" not in said[1][0] and said[1][1] == "", "only process 0 writes output"
 
-    # One and two processes give the same numbers, also if either resumes the other's run.
+    # Runs of one and of two processes have the same numbers, also after a resume with the other number.
     assert [row["step"] for row in rows(two)] == [1, 2, 3, 4]
     assert_close(rows(two), rows(one)[:4])
     assert_close(Run(two).parameters, Run(one, checkpoint="4").parameters)

@@ -209,7 +209,7 @@ def test_all_sizes_that_the_mesh_does_not_divide_are_named():
     assert configs.load("configs/default.py", fits).mesh.tensor == 4
 
 
-def test_the_next_batch_is_put_before_this_one_is_used():
+def test_the_next_batch_is_prefetched():
     mesh = sharding.make_mesh(4, 2, 1)
     asked = []
     batches = ({"inputs": np.full((8, 3), asked.append(step) or step)} for step in range(3))

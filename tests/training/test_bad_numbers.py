@@ -23,7 +23,7 @@ FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__d
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Return a function that makes the weights of the batches with some indices infinite."""
+    """Return a function that takes indices of batches and makes the weights of these batches infinite."""
     original = batches.TrainBatches.__getitem__
 
     def make(*places):
@@ -39,7 +39,7 @@ def poison(monkeypatch):
 
 
 def trained_on(config, places):
-    """Return the state after one step on the batch of each index, in turn. None: a skipped step."""
+    """Return the state after one step on the batch of each index, in turn. None stands for a skipped step."""
     corpus = corpora.open_corpus(config.data)
     run = assembly.assemble(
         config, sharding.make_mesh(*config.mesh.sizes), corpus, token_store.fit_tokenizer(corpus, config.data)
@@ -129,7 +129,7 @@ def test_a_non_finite_first_step_stops_or_rewinds(small, tmp_path, poison):
 
 
 @pytest.mark.slow
-def test_skipped_steps_change_only_the_count_up_to_a_limit(small, tmp_path, poison, metrics_delay, caplog):
+def test_skipped_steps_change_only_the_step_and_are_limited(small, tmp_path, poison, metrics_delay, caplog):
     config = small(train__nonfinite="skip", train__nonfinite_limit=2, **FIELDS)
     expected = trained_on(config, [0, None, 2, 3, 4, None, 6, 7])
     poison(1, 5)
@@ -149,7 +149,7 @@ def test_skipped_steps_change_only_the_count_up_to_a_limit(small, tmp_path, pois
 
 def test_a_rewind_skips_data_and_resumes_exactly(small, tmp_path, poison, metrics_delay, monkeypatch):
     config = small(train__nonfinite="rewind", **FIELDS | {"train__steps": 14})
-    # Batch 5 is infinite (step 6): rewind to step 4, continue with batch 6. Batch 9 (step 8): rewind, continue with 10.
+    # At batch 5 (step 6), the run rewinds to step 4 and continues with batch 6. At batch 9 (step 8), with batch 10.
     expected = trained_on(config, [0, 1, 2, 3, *range(10, 20)])
     poison(5, 9)
     assert_same_bits(loop.train(config, tmp_path / "uninterrupted", conclude=False), expected)

@@ -114,7 +114,7 @@ def test_a_model_learns_with_every_encoding(small, tmp_path, position):
     )
     loop.train(config, tmp_path)
     logged = rows(tmp_path)
-    # The text is random words from twelve: a model that learns the words needs at most about 1 nat per byte.
+    # The text is a random sequence of twelve words: a model that learns the words needs about 1 nat per byte at most.
     assert logged[0]["train/loss"] > 5 and logged[-1]["validation/loss"] < 1.7
 
 
@@ -169,7 +169,7 @@ def test_without_residuals_a_deep_model_does_not_train(small, tmp_path):
 @pytest.mark.slow
 def test_random_positions_are_resumed_exactly(small, tmp_path, monkeypatch):
     (tmp_path / "text").mkdir()
-    for number in range(120):  # equal rows: positions seeded by the text, as in scoring, would be equal
+    for number in range(120):  # all rows are equal, so positions that depend on the text only would be too
         (tmp_path / "text" / f"{number}.txt").write_text("a" * (400 + number))
     fields = HARD | {"data__path": f"{tmp_path}/text/*.txt"}
     config = small(

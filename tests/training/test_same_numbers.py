@@ -1,4 +1,4 @@
-"""A small run still has the losses that were recorded before a refactoring."""
+"""A small run still has the recorded losses."""
 
 import json
 

@@ -20,7 +20,7 @@ def make_batch(config, step=0):
     rng = np.random.default_rng(step)
     shape = (config.train.batch_size, config.context_length)
     weights = (rng.random(shape) < 0.5).astype(np.float32)
-    weights[:3] = 0  # a row of zero weights must not change the mean
+    weights[:3] = 0  # rows without weight must not change the mean
     ids = lambda: rng.integers(VOCAB, size=shape, dtype=np.int32)
     return {"inputs": ids(), "targets": ids(), "weights": weights}
 

@@ -54,10 +54,10 @@ def test_a_signal_saves_the_step_and_sets_the_exit_status(small, tmp_path, monke
     assert one == other
 
 
-def exit_with_the_signal(reading, ready):
+def exit_with_the_signal(never, ready):
     with stopping.listening() as request:
         ready.set()
-        reading.wait(30)
+        never.wait(30)
         os._exit(request.received or 0)
 
 

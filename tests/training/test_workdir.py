@@ -1,4 +1,4 @@
-"""Which runs are refused in a run directory, and what they leave in it."""
+"""A run directory refuses runs of another config or text, and refused runs change nothing."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_workdir_of_another_run_is_refused_and_left_alone(small, tmp_path, cha
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
-def test_resume_allows_free_fields_but_no_other_text(small, tmp_path, corpus_files):
+def test_a_resumed_run_may_change_some_fields_but_not_its_text(small, tmp_path, corpus_files):
     loop.train(small(train__steps=2), tmp_path / "run")
     moved = tmp_path / "moved"
     moved.mkdir()

@@ -23,7 +23,7 @@ from tests.commands.test_command_line import type_in
 from tests.evaluation.models import random_model
 
 V, L = 9, 16  # vocabulary: eight letters and the separator; context length
-D = V + L + V + 1  # dimensions: one-hot token, position, previous token; one unused, to be divisible by 5
+D = V + L + V + 1  # dimensions of a head: one-hot token, position, one-hot previous token; one unused
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_a_handmade_induction_head_is_found(by_hand):
     assert set(labels.values()) == {"global"}
     found = {(row["layer"], row["head"]): row["kinds"] for row in rows}
     assert found[0, 3]["previous token"]["strength"] == pytest.approx(1, abs=0.01)
-    # In layer 0, position 0 attends to itself. So in layer 1, it gets a share of the weight where its token repeats.
+    # In layer 0, position 0 attends to itself. So in layer 1, queries with its token also attend to it.
     _, period_B = head_scores.repeated_tokens(np.arange(V - 1), L, head_report.INDUCTION_ROWS, seed=0)
     queries = [(place, period) for period in period_B for place in range(period, L)]
     score = np.mean([1 if place % period else 1 - 1 / (place // period + 1) for place, period in queries])
