@@ -9,8 +9,8 @@ from mini_gpt.evaluation import perplexity, progress, scoring
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
 
-LENGTHS = "1x,2x,4x,8x,16x"  # x: times the trained context length
-SLIDING_TARGETS = 16_384  # at most, because sliding windows compute each token many times
+LENGTHS = "1x,2x,4x,8x,16x"  # x: times the trained length
+SLIDING_TARGETS = 16_384  # at most, because overlapping windows process each token many times
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class Windowing:
 
 
 def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, ...]:
-    """Return the sorted unique lengths in tokens of a text such as '64,2x,0.5x'; x: times the trained context.
+    """Return the sorted unique lengths in a text such as '64,2x,0.5x'; x: times the trained length.
 
-    Raises UserError that names the flag.
+    Raises UserError that names the flag if a length is below `least` or not a whole number.
     """
     lengths = set()
     for part in text.split(","):
         try:
             length = Fraction(part.removesuffix("x")) * (trained if part.endswith("x") else 1)
         except (ValueError, ZeroDivisionError):
-            length = Fraction(1, 2)  # an error below
+            length = Fraction(1, 2)  # not whole, so that the next check fails
         if length.denominator != 1:
-            expected = f"whole tokens or multiples of the trained context of {trained}, such as 128 or 2x"
+            expected = f"a whole number, such as 128 or 2x (2 times the trained length of {trained})"
             raise UserError(f"{flag}: found {part!r}; must be {expected}")
         if length < least:
-            raise UserError(f"{flag}: found {part!r}, {length} tokens; must be at least {least}")
+            raise UserError(f"{flag}: found {part!r}; must be at least {least}")
         lengths.add(int(length))
     return tuple(sorted(lengths))
 
@@ -79,8 +79,8 @@ def plan(num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[i
             f"--lengths: found {lengths[-1]}; the {split} split has {num_tokens} tokens, and a window needs one more "
             f"than its length; lengths that can be scored: {possible}"
         )
-    longest_context = max((lengths[-1] - stride for stride in strides), default=0)
-    sample_start = max(longest_context + 1, last - SLIDING_TARGETS + 1)
+    longest_overlap = max((lengths[-1] - stride for stride in strides), default=0)
+    sample_start = max(longest_overlap + 1, last - SLIDING_TARGETS + 1)
     windowings = []
     for length in lengths:
         windowings.append(Windowing(length, length, 1, last))

@@ -1,4 +1,4 @@
-"""The loss of a split in blocks of the context length, which training logs and eval.py reports."""
+"""The loss of a split in blocks of the context length, for training and eval.py."""
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def score_split(
     None: all. advance: called with the number of tokens of each batch. Raises the errors of `check_scorable`.
 
     With the masked objective, only the masked tokens of whole blocks are scored, the same ones in every call. The score
-    then has 0 bytes, because these losses do not compress a text.
+    then has 0 bytes, because bits per byte need the loss of every token.
     """
     check_scorable(model.config, len(tokens))
     nll_fn = make_nll_fn(model, advance=advance)
@@ -74,9 +74,9 @@ def why_undefined(config: ModelConfig, length: int) -> str | None:
 
 
 def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[np.ndarray]:
-    """Return the whole stream, or up to MAX_STRETCHES pieces with about `most_tokens` tokens in all.
+    """Return the whole stream, or up to MAX_STRETCHES evenly spaced pieces with about `most_tokens` tokens in all.
 
-    A piece is whole windows and one token. Pieces are evenly spaced, because a split may start with a long document.
+    Each piece has whole windows of targets and the token before them. A single piece could be one long document.
     """
     if most_tokens is None or len(tokens) <= most_tokens + 1:
         return [tokens]

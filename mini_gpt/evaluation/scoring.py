@@ -13,7 +13,7 @@ NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over the scored tokens; means are computed from them at the end. nll_sum: in nats. bytes: in UTF-8."""
+    """Sums over the scored tokens. nll_sum: in nats. bytes: in UTF-8."""
 
     nll_sum: float
     tokens: int
@@ -36,10 +36,10 @@ class Score:
 
 
 def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int, batch_size: int) -> np.ndarray:
-    """Return nll[len(tokens) - 1] in nats, float32: the loss of every token but the first.
+    """Return the loss of every token but the first, in nats, float32; its shape is [len(tokens) - 1].
 
     Windows start at 0, stride, 2·stride, …; each token is scored in the first window that has it as a target. With
-    stride = window these are blocks. With a smaller stride every token past the first window has at least
+    stride = window these are blocks. With a smaller stride, every token past the first window has at least
     window - stride + 1 tokens of context.
 
     nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window. Copies of the

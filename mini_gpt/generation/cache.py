@@ -46,7 +46,7 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
     x_BLD, layers, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
     slots = capacity if config.attention_window is None else min(capacity, config.attention_window)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
-    places_BS = last_B1 - (steps - 1 - jnp.arange(slots)) % slots  # row index of the last token of each slot
+    places_BS = last_B1 - (steps - 1 - jnp.arange(slots)) % slots  # each slot's last token: its index in its row
     at_BS = jnp.maximum(places_BS, 0)
 
     def layer_to_slots(x_XLK: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ Prompt = Sequence[int] | np.ndarray  # token ids
 
 
 class _State(NamedTuple):
-    """Decoding state. tokens_B: last sampled tokens. seen_BV: the tokens in each row's text; None without a penalty."""
+    """tokens_B: last sampled tokens. seen_BV: true for tokens in a row's text; None without a repetition penalty."""
 
     tokens_B: jax.Array
     seen_BV: jax.Array | None
@@ -111,7 +111,7 @@ def _continue(model: LoadedModel, sampling: Sampling, state: _State, count: int)
     vocab_size = model.merge().vocab_size
 
     def chunk_noise() -> jax.Array:
-        """Return the noise of the whole chunk; one token at a time, it took a fifth of a small model's time."""
+        """Return the noise of the whole chunk; computing it per token took a fifth of a small model's time."""
         places_NB = state.cache.lengths_B + 1 + jnp.arange(CHUNK)[:, None]
         return jax.vmap(lambda places_B: noise(state.keys_B, places_B, vocab_size))(places_NB)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from mini_gpt.runtime.errors import require
 
-COLDEST = 1e-6  # lowest positive temperature; division by less gives non-finite logits
+COLDEST = 1e-6  # lowest positive temperature; far lower ones would give non-finite logits
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Sampling:
     """Options of sampling; the default samples from the full softmax.
 
     temperature: divides the logits; 0: greedy. top_k: keep the k most likely tokens; 0: all (Fan et al. 2018). top_p:
-    keep the fewest most likely tokens with at least this total probability (Holtzman et al. 2020). min_p: keep tokens
-    with at least this share of the greatest probability (Nguyen et al. 2024). repetition_penalty: divides positive
-    logits of tokens in the text and multiplies negative ones (Keskar et al. 2019, 4.1). The order is penalty,
+    keep the most likely tokens until their total probability is at least this (Holtzman et al. 2020). min_p: keep
+    tokens with at least this share of the greatest probability (Nguyen et al. 2024). repetition_penalty: divides
+    positive logits of tokens in the text and multiplies negative ones (Keskar et al. 2019, 4.1). The order is penalty,
     temperature, top_k, top_p, min_p. Raises UserError for a value out of range.
     """
 
@@ -57,7 +57,7 @@ def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array | 
 
 
 def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
-    """Return logits_BV with -inf for tokens that top_k, top_p and min_p exclude; they keep the most likely token."""
+    """Return logits_BV with -inf for tokens that top_k, top_p and min_p exclude; the most likely token is kept."""
     vocab_size = logits_BV.shape[-1]
     if 0 < sampling.top_k < vocab_size:
         logits_BV = _mask_below(logits_BV, jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1])

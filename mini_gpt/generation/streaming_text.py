@@ -10,8 +10,8 @@ REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to it
 class Writer:
     """One row's text, which grows as tokens are added.
 
-    The text ends before a stop string, or at the separator of documents. Tokens of an incomplete character are held
-    back, and so is text that may begin a stop string.
+    The text ends before a stop string, or at the separator of documents. Tokens of an incomplete character
+    and text that may begin a stop string are held back.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
@@ -24,7 +24,7 @@ class Writer:
         self._held_text = ""
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Add tokens; return the new text that is final, none of it after the end."""
+        """Add tokens, but none after the end; return the new text that is not held back."""
         new = ""
         for token in map(int, tokens):
             if self.ended_by is not None:

@@ -116,10 +116,10 @@ def test_tasks_writes_json_csv_png_and_tensorboard(monkeypatch, trained, capsys)
 
 
 BAD = [
-    (["--suite=extrapolation", "--lengths=1"], r"--lengths: found '1', 1 tokens; must be at least 2"),
-    (["--suite=extrapolation", "--lengths=far"], r"--lengths: found 'far'; must be whole tokens or multiples"),
+    (["--suite=extrapolation", "--lengths=1"], r"--lengths: found '1'; must be at least 2"),
+    (["--suite=extrapolation", "--lengths=far"], r"--lengths: found 'far'; must be a whole number"),
     (["--suite=extrapolation", "--strides=33"], r"--strides: found 33, longer than the window of 32"),
-    (["--suite=extrapolation", "--strides=0"], r"--strides: found '0', 0 tokens; must be at least 1"),
+    (["--suite=extrapolation", "--strides=0"], r"--strides: found '0'; must be at least 1"),
     (
         ["--suite=extrapolation", "--lengths=1x,2x,1000x"],
         r"--lengths: found 32000; the validation split has \d+ tokens .* that can be scored: 32, 64$",
@@ -148,7 +148,7 @@ BAD = [
     (["--suite=extrapolation", "--override=model.ropes=1"], r"model\.ropes: no such config field; did you mean"),
     (["--suite=perplexity,tasks"], r"--suite=tasks needs a run of data\.corpus=task:NAME"),
     (["--suite=perplexity,extrapolation", "--lengths=1000x"], r"--lengths: found 32000; the validation split"),
-    (["--suite=extrapolation", "--lengths="], r"--lengths: found ''; must be whole tokens or multiples"),
+    (["--suite=extrapolation", "--lengths="], r"--lengths: found ''; must be a whole number"),
     (
         ["--override=model.rope.base=500"],
         r"--override: .* model\.position=alibi has no RoPE",

@@ -151,7 +151,7 @@ def test_a_sweep_continues_after_crashes_and_damage(monkeypatch, flags, training
         ),
         (
             ["--vary=model.position=rope", "--suite=extrapolation", "--lengths=far"],
-            r"error: --lengths: found 'far'; must be whole tokens",
+            r"error: --lengths: found 'far'; must be a whole number",
         ),
         (["--vary=model.position=rope", "--lengths=1x"], r"error: --lengths is not supported by --suite=perplexity"),
     ],

@@ -143,14 +143,14 @@ def test_lengths_are_tokens_or_multiples_of_the_context(text, lengths):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("1", r"--lengths: found '1', 1 tokens; must be at least 2"),
-        ("-64", r"--lengths: found '-64', -64 tokens; must be at least 2"),
-        ("1/3x", r"must be whole tokens"),
+        ("1", r"--lengths: found '1'; must be at least 2"),
+        ("-64", r"--lengths: found '-64'; must be at least 2"),
+        ("1/3x", r"must be a whole number"),
         ("0x", r"must be at least 2"),
-        ("far", r"--lengths: found 'far'; must be whole tokens or multiples of the trained context of 64"),
-        ("64,", r"--lengths: found ''; must be whole tokens"),
-        ("0.3x", r"--lengths: found '0.3x'; must be whole tokens"),
-        ("infx", r"--lengths: found 'infx'; must be whole tokens"),
+        ("far", r"--lengths: found 'far'; must be a whole number, .*the trained length of 64"),
+        ("64,", r"--lengths: found ''; must be a whole number"),
+        ("0.3x", r"--lengths: found '0.3x'; must be a whole number"),
+        ("infx", r"--lengths: found 'infx'; must be a whole number"),
     ],
 )
 def test_bad_lengths_are_refused(text, message):
