@@ -1,9 +1,9 @@
-"""GPT-2 small (Radford et al. 2019): 124M parameters, context 1,024, BPE of the corpus, 0.5M tokens per step.
+"""GPT-2 small (Radford et al. 2019): 124M parameters, context 1,024, BPE, 0.5M tokens per step.
 
     python train.py --config=configs/gpt2_124m.py --config.data.path='openwebtext/**/*.txt'
 
-For one machine with eight 80 GB GPUs. With fewer GPUs, increase train.accumulation_steps. Never trained, for lack of
-GPUs. Tests check the number of parameters. Hyperparameters are those of GPT-3 Small (Brown et al. 2020, table 2.1).
+This config is for eight 80 GB GPUs. With fewer, increase train.accumulation_steps. It was never trained, for lack of
+GPUs. Batch size and learning rate are those of GPT-3 Small (Brown et al. 2020, table 2.1).
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""The One Billion Word benchmark (Chelba et al. 2013) from TFDS: 30 million shuffled sentences, BPE of 32,768, RoPE.
+"""The One Billion Word benchmark (Chelba et al. 2013) from TFDS: 30 million shuffled sentences.
 
     python train.py --config=configs/lm1b.py
 
 TFDS downloads 1.8 GB. Only the preparation needs TensorFlow: install it, or prepare the data elsewhere as array_record
 and set data.path. TFDS's test split is kept, and validation is taken from train. Attention stays inside a sentence, in
-evaluation too. For one host with a GPU or TPU. Never trained, for lack of network access.
+evaluation too. This config is for one host with a GPU or TPU. It was never trained, for lack of network access.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""nanoGPT's character-level Shakespeare recipe for a CPU, with its hyperparameters.
+"""nanoGPT's character-level Shakespeare recipe for a CPU.
 
     python train.py --config=configs/shakespeare_char_cpu.py
     python train.py --config=configs/shakespeare_char_cpu.py --config.data.path=FILE    (without a network)

@@ -4,8 +4,8 @@
     python train.py --config=configs/shakespeare_char_fast.py --config.data.path=FILE    (without a network)
 
 With three seeds and an empty compilation cache, the whole command takes 23.4 to 23.8 s and scores 1.860, 1.860, 1.875
-nats per character (whole validation split, blocks of 64). nanoGPT takes 80 to 100 s with imports and scores 1.897. Two
-CPU cores (AMD EPYC with AVX-512 and bfloat16), Python 3.11. See docs/performance.md.
+nats per character (whole validation split, blocks of 64). nanoGPT takes 80 to 100 s with imports and scores 1.897. Both
+ran on two CPU cores (AMD EPYC with AVX-512 and bfloat16) with Python 3.11. See docs/performance.md.
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
-"""Problems with one right answer. mini_gpt/data/tasks.py lists the names, such as copy in configs/tasks.py:copy.
+"""Problems with one right answer: configs/tasks.py:NAME, with a NAME from mini_gpt/data/tasks.py, such as copy.
 
     python train.py --config=configs/tasks.py:copy --workdir=runs/copy
     python eval.py --workdir=runs/copy --suite=tasks
 
-Training has lengths up to data.task_length, evaluation up to twice that. Times and results: docs/extrapolation.md.
+Training uses lengths up to data.task_length, evaluation up to twice that. Times and results: docs/extrapolation.md.
 """
 
 from ml_collections import ConfigDict
