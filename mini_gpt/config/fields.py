@@ -37,8 +37,8 @@ def up_to(most: int) -> Range:
 class Spec(NamedTuple):
     """The definition of a field, except its name.
 
-    follows: gives the value if the field is None. It is the name of another field, or a function of
-      {dotted name: value}; the docstring of this function is its formula.
+    follows: gives the value of a field that is None: another field's name, or a function of {dotted name: value} with
+      its formula as docstring.
     before: the value for a config.json that is older than the field.
     """
 
@@ -51,7 +51,7 @@ class Spec(NamedTuple):
 
 
 def field(*stated: Any, **more: Any) -> Any:
-    """Return a dataclass field with Spec(*stated, **more) as metadata. Its annotation gives the type and range."""
+    """Return a dataclass field with Spec(*stated, **more) as metadata. The annotation gives type and range."""
     return dataclasses.field(metadata={"spec": Spec(*stated, **more)})
 
 
@@ -109,8 +109,8 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         return _convert(value, hint)
     except ValueError as error:
         near = difflib.get_close_matches(value, choices(hint), n=1) if isinstance(value, str) else []
-        hint_at = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"{name}: found {shown(value)}; must be {error}{hint_at}") from None
+        suggestion = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"{name}: found {shown(value)}; must be {error}{suggestion}") from None
 
 
 def _convert(value: Any, hint: Any) -> Any:

@@ -1,6 +1,6 @@
 """Load a config from configs/*.py or from the config.json of a run, and check each field.
 
-A None in a field with `follows` is replaced by a value from other fields. The model resolves `model.dtype=auto`.
+A field that is None and has `follows` is computed from other fields. The model resolves `model.dtype=auto`.
 """
 
 import ast
@@ -30,7 +30,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
 
     path: such as `configs/tiny.py`, `configs/presets.py:gpt3_175b` (calls get_config("gpt3_175b")), or a config.json.
     overrides: {dotted name: value}; text is parsed as on the command line. Raises UserError for an unknown field, a
-    wrong type, a value out of range, or a corpus in a place that the user has never typed (mini_gpt/config/places.py).
+    wrong type, a value out of range, or a corpus location that only a config.json names (mini_gpt/config/places.py).
     """
     config = _checked(flatten(_values_of_file(str(path))) | _parse_overrides(overrides))
     file = Path(str(path).partition(":")[0])
@@ -64,7 +64,7 @@ def parse_override(text: str) -> tuple[str, str]:
 
 
 def check_field(name: str) -> None:
-    """Raise UserError, which suggests similar names, if no field has this dotted name."""
+    """Raise UserError that suggests similar names if no field has this dotted name."""
     fields = specs(Config)
     if name in fields:
         return

@@ -32,7 +32,7 @@ def remember(data: DataConfig) -> None:
 
 
 def is_known_cache(data: DataConfig, typed: Collection[str]) -> bool:
-    """Return whether `data.cache_dir` is the default or typed by the user. JAX runs compiled programs from it."""
+    """Return whether `data.cache_dir` is the default or typed by the user. JAX executes programs cached there."""
     key = _cache_key(data)
     return key is None or CACHE in typed or _marker_file(key).exists()
 
@@ -40,8 +40,8 @@ def is_known_cache(data: DataConfig, typed: Collection[str]) -> bool:
 def check_corpus(data: DataConfig, typed: Collection[str], source: Path, flag: str) -> None:
     """Raise UserError if the corpus is in a place that the user has not typed.
 
-    typed: the fields given in this command. source: the file with the other fields. flag: the flag that sets a field,
-    up to the name of the field, such as "--override=".
+    typed: the fields given in this command. source: the file with the other fields. flag: the start of the flag that
+    sets a field, such as "--override=".
     """
     unknown = {name: found for name, found in _corpus_places(data).items() if name not in typed}
     if unknown and not _marker_file(_corpus_key(data) or "").exists():

@@ -28,7 +28,7 @@ def pattern(position: Any) -> tuple[Any, ...]:
 
 def _feed_forward_width(values: Mapping[str, Any]) -> int:
     """4 × model.d_model; for swiglu 8/3 × model.d_model"""
-    # SwiGLU has three matrices, not two. 8/3 × d_model keeps the parameter count (Shazeer 2020); a multiple of 8.
+    # SwiGLU has three matrices, not two. 8/3 × d_model keeps the parameter count (Shazeer 2020).
     width = values["model.d_model"]
     return 8 * round(width / 3) if values["model.activation"] == "swiglu" else 4 * width
 
@@ -73,7 +73,7 @@ class T5Config(Section, prefix="model.t5."):
     """T5's learned bias for each bucket of distances (Raffel et al. 2020)."""
 
     num_buckets: int = field(32, "a positive multiple of 4; half of the buckets hold one distance each")
-    max_distance: int = field(128, "distances of at least this share one bucket")
+    max_distance: int = field(128, "this and larger distances share the last bucket")
 
     def check(self) -> None:
         if self.num_buckets < 4 or self.num_buckets % 4:
@@ -94,7 +94,7 @@ class ModelConfig(Section, prefix="model."):
     num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "Transformer blocks")
     d_model: Size = field(128, "width of the residual stream")
     num_heads: Size = field(4, "query heads; must divide d_model")
-    num_kv_heads: Size = field(None, "below num_heads: grouped queries (Ainslie et al. 2023)", "model.num_heads")
+    num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
     d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
     dropout: Rate = field(0.0, "default of the three dropout rates below")
     embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
@@ -113,7 +113,7 @@ class ModelConfig(Section, prefix="model."):
         "none", "recompute activations: dots (all but products with weights), block (all)", before="none"
     )
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4", before=False)
-    attention_window: OptionalSize = field(None, "keys per query, itself included (Jiang et al. 2023); None: all")
+    attention_window: OptionalSize = field(None, "keys per query, including its own (Jiang et al. 2023); None: all")
     random_positions: OptionalSize = field(None, "draw sorted positions below this (Ruoss et al. 2023); None: 0, 1, …")
     rope: RopeConfig
     sinusoidal: SinusoidalConfig
@@ -184,7 +184,7 @@ class DataConfig(Section, prefix="data."):
 
     corpus: str = field("python_stdlib", "python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG] or task:NAME")
     path: str | None = field(None, "text: a glob; tiny_shakespeare: the file; tfds: TFDS's data directory")
-    split: Literal["documents", "contiguous"] = field("documents", "by a hash of each, or by position in the text")
+    split: Literal["documents", "contiguous"] = field("documents", "by a hash of each document, or by text position")
     split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "for train, validation and test; sum to 1")
     tokenizer: Literal["bytes", "characters", "bpe"] = field("bytes", "unit of a token")
     vocab_size: Annotated[int, above(257)] = field(8192, "for bpe: 256 bytes, a document separator, and merges")
@@ -309,7 +309,7 @@ class Config(Section):
         if not masked and not model.causal:
             self.refuse("train.objective", "must be masked: with model.causal=False a token attends to its target")
         if masked and model.causal:
-            self.refuse("train.objective", "masked prediction needs both sides of the text: set model.causal=False")
+            self.refuse("train.objective", "masked prediction needs bidirectional attention: set model.causal=False")
         if self.batch_tokens > MOST_BATCH_TOKENS:
             remedy = f"batch_size × context_length / accumulation_steps must be at most {MOST_BATCH_TOKENS} tokens"
             self.refuse("train.batch_size", remedy)
