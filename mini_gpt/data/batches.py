@@ -19,9 +19,9 @@ DTYPES = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}  # of 
 class TrainBatches:
     """The training batches of a text; `self[step]` is the batch of a step, counted from 0.
 
-    An epoch cuts the split into windows of the context length, from a random offset on. It uses each window once, in
-    random order. weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token.
-    rows: the rows of the global batch on this host; None: all. Raises UserError if the split is too short.
+    In each epoch, windows of the context length are cut from a random offset on, and used once, in random order.
+    weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token. rows: the rows
+    of the global batch on this host; None: all. Raises UserError if the split is too short.
     """
 
     def __init__(self, tokens: np.ndarray, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
@@ -32,7 +32,7 @@ class TrainBatches:
         if targets < length:
             remedy = f"context_length={length} needs at least {length + 1}"
             raise UserError(f"data.corpus: the train split has {len(tokens)} tokens; {remedy}")
-        # This many windows fit after any offset below the context length. Leftover tokens allow larger offsets.
+        # Use one window less if needed, so that offsets (0 to slack) reach at least the context length - 1.
         self.windows = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.windows * length
         self.order = grain.MapDataset.range(self.windows).shuffle(config.seed).repeat()
@@ -59,7 +59,7 @@ class TrainBatches:
 class TaskBatches:
     """The training batches of a task. Each row is one problem. Only answers count in the loss.
 
-    Rows are padded with separators. The masked objective masks the whole answer. Raises UserError for a short context.
+    Rows are padded with separators. The masked objective masks the whole answer. Raises UserError like `check_fits`.
     """
 
     def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: Sequence[int] | None = None):
@@ -84,7 +84,7 @@ def iterate(batches: TrainBatches | TaskBatches, start: int, count: int) -> Iter
 
 
 def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Iterator[tuple[int, list[Any]]]:
-    """Yield (count, batch), where batch is a list of `batch_size` items. count: its items that are not padding.
+    """Yield (count, batch), where batch is a list of `batch_size` items, of which the first `count` are not padding.
 
     The last batch is padded with copies of its first item, so that jitted functions compile for one shape.
     """
@@ -96,7 +96,7 @@ def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Itera
 def masked_blocks(
     tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) as `in_full_batches` for all full blocks of a stream. A block's start seeds its mask."""
+    """Yield (count, batch) of a stream's full blocks, as `in_full_batches` does. A block's start seeds its mask."""
     length = config.context_length
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
         blocks_BL = np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
@@ -137,7 +137,7 @@ def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: To
 
 
 def row_length(config: Config, length: int) -> int:
-    """Return the number of inputs that is enough for any problem of a length."""
+    """Return the row length that fits any problem of length `length`."""
     return tasks.find(config.data.corpus).size(length) - (config.train.objective == "next_token")
 
 

@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 
 from mini_gpt.runtime.errors import UserError
 
-# encodings/ has near-identical tables, which would leak between splits by document. Tests are not always installed.
+# encodings/ has near-identical tables, which would leak from train into other splits. Tests are not always installed.
 EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "__pycache__"}
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

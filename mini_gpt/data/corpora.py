@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Corpus:
-    """The texts of a corpus. parts: {name of its own split: its texts}.
+    """The texts of a corpus. parts: {split of the source: function that yields its texts}.
 
     fingerprint: a hash of the text, or for TFDS of the data set's name and sizes.
     """
@@ -84,8 +84,8 @@ def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str
     """Yield (split, text) for all texts of the corpus, in its order.
 
     The corpus's own validation and test splits are kept. `data.split_fractions` divides the other texts into train and
-    the missing splits. documents: a hash of its text assigns a document to a split, so it stays there if others
-    are added. contiguous: the joined text is cut at a character, within a document if necessary.
+    the missing splits. With data.split=documents, a hash of its text alone selects the split of a document. With
+    contiguous, the joined text is cut at a character, within a document if necessary.
     """
     own = corpus.parts.keys() & {"validation", "test"}
     shares = {s: f for s, f in zip(SPLITS, data.split_fractions, strict=True) if s not in own}
@@ -97,7 +97,7 @@ def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str
         return
     length = sum(len(text) for part, text in corpus.documents() if part not in own)
     ends = [round(length * share) for share in itertools.accumulate(shares.values())]
-    offset = 0  # of a text in the joined text
+    offset = 0  # of the current text in the joined text
     for part, text in corpus.documents():
         if part in own:
             yield part, text
@@ -126,7 +126,7 @@ def _text(pattern: str) -> Corpus:
         folder = pattern.rstrip("/") if os.path.isdir(os.path.expanduser(pattern)) else "books"
         raise UserError(f"data.path: {pattern!r} matches no file; give a glob such as '{folder}/**/*.txt'")
     read = lambda path: _decoded(Path(path).read_bytes(), path)
-    if glob.has_magic(pattern):  # a path may be a link only if the user gave it without a pattern
+    if glob.has_magic(pattern):  # refuse links to files outside the directory before the wildcards
         fixed = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).expanduser().parts)
         root = Path(*fixed).resolve()
         for path in paths:
@@ -176,7 +176,7 @@ def _errors_of_tfds(action: str, name: str) -> Iterator[None]:
 
 
 def _tfds_feature_class(name: str) -> type:
-    """Return the class that a features.json names, if it is a TFDS feature. TFDS would import any module."""
+    """Return the class that a features.json names, if it is a TFDS feature. TFDS itself would import any module."""
     if name.rpartition(".")[0] not in FEATURE_MODULES:
         raise ValueError(f"features.json names the class {shown(name)}, which is not a TFDS feature")
     return _any_feature_class(name)
@@ -195,7 +195,7 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
             with _errors_of_tfds("prepare", name), contextlib.redirect_stdout(io.StringIO()):  # hide banners
                 builder.download_and_prepare()
         except UserError as error:
-            # Another process may have prepared it. A UserError of the builder itself has no cause.
+            # Ignore an error of TFDS (it has a cause) if another process has prepared the data.
             if error.__cause__ is None or not builder.is_prepared():
                 raise
     root = Path(builder.data_dir).resolve()

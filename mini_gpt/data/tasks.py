@@ -1,7 +1,7 @@
-"""Tasks: problems with one right answer, of any length. They show how a model handles order and distance.
+"""Tasks: problems of any length with one right answer. They show how a model handles order and distance.
 
-The text of a problem is its question, "=", its answer and a newline. It is a function of split, seed, index and range
-of lengths. A hash of the question assigns it to a split, so no validation or test problem is in the training data.
+The text of a problem is its question, "=", its answer and a newline. Split, seed, index and range of lengths determine
+a problem. A hash of the question assigns it to a split, so no validation or test problem is in the training data.
 """
 
 import difflib
@@ -113,8 +113,8 @@ def check_length(corpus: str, field: str, length: int) -> None:
 def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, longest: int) -> Problem:
     """Return the (question, answer) of a split, seed and index, with a length in shortest..longest.
 
-    The length is the larger of two uniform draws, because the last characters of long answers are learnt last. Draws
-    problems until one belongs to the split. Raises UserError if none does, since short lengths have few questions.
+    The length is the larger of two uniform draws, to favor long problems: the ends of long answers are learnt last.
+    Draws problems until one belongs to the split. Raises UserError if none does: short lengths have few questions.
     """
     rng = np.random.default_rng((seed, index, shortest, longest))
     task = find(corpus)

@@ -46,7 +46,7 @@ class TokenStore:
 
 @processes.main_process_first()
 def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
-    """Open the store of a corpus, split and tokenizer. Builds it if it is missing or damaged. Raises UserError."""
+    """Open the store of a corpus, split and tokenizer. Builds it if it is missing or damaged."""
     kind = corpora.split_kind(corpus, data)
     if kind != data.split:
         few = f"fewer than {corpora.FEWEST_DOCUMENTS} documents ({corpus.num_documents})"
@@ -121,7 +121,7 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
 
 @processes.main_process_first()
 def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
-    """Return the tokenizer of a config. BPE is fitted on the training split, characters on the whole corpus. Cached."""
+    """Return the tokenizer of a config, cached. BPE uses the train split, characters use the whole corpus."""
     if data.is_task:
         return tokenizers.CharacterTokenizer(tasks.ALPHABET)
     if data.tokenizer == "bytes":

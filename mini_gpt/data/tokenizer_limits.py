@@ -6,15 +6,15 @@ from typing import Any
 
 from mini_gpt.runtime.errors import require
 
-MOST_SETTINGS = 2**16  # characters of JSON beside the vocabulary; Llama 3 has 2**12
+MOST_SETTINGS = 2**16  # characters of JSON without the vocabulary; Llama 3 has 2**12
 MOST_ADDED, LONGEST_ADDED = 2**16, 512  # added tokens, and characters of each
 MOST_PARTS = 32  # of a normalizer, pre-tokenizer or post-processor
 MOST_GROWTH = 256  # largest factor by which normalization may lengthen a text
 MOST_PIECES = 16  # pieces of a template, and ids of a piece
 LONGEST_PREFIX = 64  # characters put before each text
 LONGEST_EXPRESSION = 2**12  # characters
-# The largest number of characters that one character can become. All other parts are refused, such as Precompiled,
-# because a damaged character map aborts the library.
+# The largest number of characters that one character can become. Parts that are not listed are refused. For example,
+# a damaged character map of Precompiled aborts the library.
 NORMALIZERS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4}
 NORMALIZERS |= dict.fromkeys(("Strip", "StripAccents", "Nmt", "Prepend", "Replace", "BertNormalizer"), 1)
 PRE_TOKENIZERS = {"ByteLevel": 4} | dict.fromkeys(("Split", "Digits", "Punctuation", "Metaspace", "UnicodeScripts"), 1)
@@ -34,7 +34,7 @@ def check(described: Any) -> None:
     require(not dropout, "model.dropout", dropout, "must be null")
     settings = {name: value for name, value in described.items() if name not in ("model", "added_tokens")}
     size = len(json.dumps(settings))
-    require(size <= MOST_SETTINGS, "settings", size, f"must be at most {MOST_SETTINGS} characters beside the tokens")
+    require(size <= MOST_SETTINGS, "settings", size, f"must be at most {MOST_SETTINGS} characters without the tokens")
     _check_added(described.get("added_tokens") or [])
     growth = 1.0
     for name, known in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS)):
@@ -80,7 +80,7 @@ def _parts(node: Any, name: str, known: Any, depth: int = 0) -> list[dict[str, A
 
 
 def _replacement_growth(part: Any, name: str) -> float:
-    """Return the largest factor by which the strings of a part can lengthen a text."""
+    """Check the regex and strings of a part. Return the largest factor by which they lengthen a text."""
     pattern, content = part.get("pattern"), part.get("content", part.get("prepend", ""))
     if isinstance(pattern, dict) and "Regex" in pattern:
         _check_expression(pattern["Regex"], name)

@@ -22,7 +22,7 @@ Library = tokenizers.Tokenizer  # the class of the tokenizers library
 
 
 class Tokenizer(Protocol):
-    """token_bytes: [V], number of UTF-8 bytes of each token; 0 for the separator."""
+    """token_bytes: [V], UTF-8 bytes of each token; separator: 0, or -1 if the model adds a space to each document."""
 
     kind: str
     token_bytes: np.ndarray
@@ -79,8 +79,8 @@ class CharacterTokenizer:
 class BpeTokenizer:
     """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), of the tokenizers library.
 
-    Imported models need the other arguments. separator: its id in `model`; this class swaps it with the last id.
-    vocab_size: rows of the embedding table; may be above the number of tokens. special: {role: token} of the other
+    The other arguments are for imported models. separator: its id in `model`; this class swaps it with the last id.
+    vocab_size: rows of the embedding table, at least the number of tokens. special: {role: token} of the other
     special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them.
     """
 
@@ -109,7 +109,7 @@ class BpeTokenizer:
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-        size = vocab_size - 1  # without the separator, so that no text is encoded as one
+        size = vocab_size - 1  # without the separator, so that no text is encoded as the separator
         trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
         model.train_from_iterator(texts, trainer)
         return cls(model)
@@ -140,7 +140,7 @@ def separator(tokenizer: Tokenizer) -> int:
 
 
 def separator_id(data: DataConfig, tokenizer: Tokenizer) -> int | None:
-    """Return the separator's id if `data.isolate_documents` restricts attention to documents, else None."""
+    """Return the separator's id if `data.isolate_documents` is set, else None."""
     return separator(tokenizer) if data.isolate_documents else None
 
 
@@ -202,7 +202,7 @@ def _token_texts(model: Library) -> dict[int, bytes]:
     byte_level = "ByteLevel" in json.dumps(described["decoder"])
 
     def text(name: str, token: int) -> bytes:
-        if not byte_level and re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # byte fallback: the character has no token
+        if not byte_level and re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # byte fallback, for characters without a token
             return bytes.fromhex(name[3:5])
         if token in is_special:
             return b"" if is_special[token] else name.encode()
