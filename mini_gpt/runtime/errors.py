@@ -32,7 +32,7 @@ def printable(text: str) -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command; print an error that the user can fix as one line on stderr, and exit with status 1."""
+    """Run a command. Print an expected error as one line on stderr, and exit with status 1."""
     try:
         _run(main)
     except BaseException as stop:

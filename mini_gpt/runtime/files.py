@@ -26,7 +26,7 @@ CANT_WRITE = [
 DRAFT = ".draft"  # suffix of files that are being written
 CHECKSUM = "sha256"  # the key of a JSON object's own checksum
 LONGEST_NAME = 240  # characters; file systems allow 255 bytes, and writers append suffixes
-SHORTENED = 100  # characters that are kept of a name that is too long or not plain
+SHORTENED = 100  # characters kept when a name must be changed
 MOST_BYTES = 2**27  # of a JSON file; tokenizers with the largest vocabularies have 2**25
 
 
@@ -41,9 +41,9 @@ def cache_directory(cache_dir: str | None) -> Path:
 def directory_written_whole(target: Path) -> Iterator[Path]:
     """Yield a draft directory; rename it to `target` if the block succeeds, and delete it if the block fails.
 
-    If another process has made `target` meanwhile, that one is kept: both were made from the same inputs.
+    If another process has made `target` meanwhile, keep its version: both were made from the same inputs.
     """
-    # The prefix contains the host, so that a host deletes only its own drafts: it may not see locks of other hosts.
+    # The prefix contains the host, so that a host deletes only its own drafts: locks of other hosts can be invisible.
     name = target.name.encode()[:SHORTENED].decode(errors="ignore")  # leaves space for the host and the suffix
     prefix = f"{name}.{socket.gethostname().replace('/', '_')[:64]}."
     with clear_write_errors(target):
@@ -129,7 +129,7 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 
 
 def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
-    """Read a JSON object and remove its checksum. Raises ValueError if that is wrong or, with `must`, missing."""
+    """Read a JSON object and remove its checksum. Raises ValueError if it is wrong or, with `must`, missing."""
     try:
         body = read_json(path)
     except RecursionError:
@@ -209,7 +209,7 @@ def check_contents(directory: Path) -> None:
 
 
 def file_inside(directory: Path, name: str, *, also: Path | None = None) -> Path:
-    """Return the path of a file in a directory. Raises UserError for a link to a path outside it and `also`."""
+    """Return a file's path in a directory. Raises UserError if it links to a path outside `directory` and `also`."""
     path = directory / name
     target = path.resolve()
     if not any(target.is_relative_to(root.resolve()) for root in (directory, also) if root is not None):

@@ -15,7 +15,7 @@ from mini_gpt.runtime.errors import UserError
 
 START_TIMEOUT = 300  # seconds
 LONGEST_PREPARATION = 24 * 3600  # seconds that other processes wait while process 0 prepares a corpus
-CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of the clusters that number processes
+CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of clusters that give each process a number
 GO, ERROR = "go", "error: "
 _turns = itertools.count()
 
@@ -80,7 +80,7 @@ def barrier(name: str) -> None:
         return
     from orbax.checkpoint import multihost  # slow to import
 
-    # The coordinator's barrier: a barrier of the devices would time out while process 0 prepares a large corpus.
+    # A barrier on devices would time out while process 0 prepares a large corpus, so use the coordinator's.
     try:
         multihost.get_barrier_sync_fn()(key=f"mini_gpt {name}", timeout_ms=LONGEST_PREPARATION * 1000)
     except jax.errors.JaxRuntimeError as error:
@@ -105,7 +105,7 @@ def main_process_first() -> Iterator[None]:
 
 
 def _detected(timeout: float) -> Job | None:
-    from jax._src.clusters import ClusterEnv  # JAX's initialize() uses it, but aborts if a process is missing
+    from jax._src.clusters import ClusterEnv  # jax.distributed.initialize() would abort if a process is missing
 
     for cluster in ClusterEnv._cluster_types:
         if cluster.name in CLUSTERS and cluster.is_env_present() and cluster.get_process_count() > 1:

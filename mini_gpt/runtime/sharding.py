@@ -42,14 +42,14 @@ def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
     if data_size * fsdp * tensor != len(found):
         hint = "; CUDA_VISIBLE_DEVICES=0,1 limits a run to two GPUs" if devices.platform(found[0]) == "cuda" else ""
         raise UserError(
-            f"mesh: found data × fsdp × tensor = {data} × {fsdp} × {tensor}, and this machine has {len(found)} "
+            f"mesh: found data × fsdp × tensor = {data} × {fsdp} × {tensor}, and this job has {len(found)} "
             f"devices; the product must be that number (data=-1 takes all that are left){hint}"
         )
     return jax.make_mesh((data_size, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3, devices=found)
 
 
 def make_reading_mesh(fsdp: int, tensor: int) -> Mesh:
-    """Return a mesh for reading a run on any number of devices; fsdp and tensor are reduced to divisors of it."""
+    """Return a mesh over all devices, to read a run. Reduces fsdp and tensor to divisors of their number."""
     count = len(devices.visible())
     fsdp = math.gcd(fsdp, count)
     tensor = math.gcd(tensor, count // fsdp)
@@ -74,8 +74,8 @@ def use_mesh(mesh: Mesh) -> Iterator[None]:
 def gather(table_VD: jax.Array) -> jax.Array:
     """Replicate an embedding table over the mesh, if it is sharded.
 
-    Otherwise XLA would shard the activations along their width, as the table is, and communicate activations, which
-    are larger than parameters.
+    Otherwise XLA would shard the activations like the table, along their width. It would then communicate activations,
+    which are larger than parameters.
     """
     mesh = _traced_mesh.get()
     return table_VD if mesh is None or mesh.shape["fsdp"] == 1 else replicate(table_VD, mesh)
@@ -96,7 +96,7 @@ def prefetch_to_device(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> 
 
 
 def put_whole(tree: Any, mesh: Mesh) -> Any:
-    """Shard the rows of a global batch, which every host has, over the devices."""
+    """Shard the rows of a batch over the devices. Every host must have all rows."""
     by_rows = batch_sharding(mesh)
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, by_rows, lambda index: x[index]), tree)
 

@@ -163,7 +163,7 @@ def test_every_parameter_has_a_sharding_rule(small):
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (16, 1, 1), (-1, 3, 1), (-1, 16, 1), (2, 2, 1)])
 def test_a_mesh_of_a_wrong_number_of_devices_is_refused(mesh):
     product = " × ".join(map(str, mesh))
-    message = f"^mesh: found data × fsdp × tensor = {product}, and this machine has 8 devices; the product must be that"
+    message = f"^mesh: found data × fsdp × tensor = {product}, and this job has 8 devices; the product must be that"
     with pytest.raises(UserError, match=message):
         sharding.make_mesh.__wrapped__(*mesh)
 
