@@ -3,7 +3,7 @@
 python -m benchmarks.transformers_baseline --config=configs/tiny.py [--tokens=240] [--config.model.dtype=float32 ...]
 
 Prints one JSON line. `ratio` is mini_gpt's tokens per second / Transformers'. Transformers runs `generate` without
-compilation, with one thread or PyTorch's default number of threads, if that is faster. Needs
+compilation, with one thread or PyTorch's default number of threads, whichever is faster. Needs
 requirements-hugging-face.txt.
 """
 

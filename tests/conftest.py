@@ -38,7 +38,7 @@ def _shared_compilation_cache():
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_record_of_places(tmp_path_factory):
-    """Record the data and cache paths that tests use in a temporary directory, not in the user's cache."""
+    """Keep the record of typed paths in a temporary directory, not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         directory = tmp_path_factory.mktemp("places")
         patch.setattr(places, "directory", lambda: directory)
@@ -58,7 +58,7 @@ def _same_dtype_on_any_machine(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _only_the_devices_of_the_mesh(monkeypatch):
-    """Show a run only as many of the eight fake devices as its mesh has, as CUDA_VISIBLE_DEVICES does for GPUs."""
+    """Limit `jax.devices()` to the size of the mesh while it is made, as CUDA_VISIBLE_DEVICES limits GPUs."""
     original, all_devices = sharding.make_mesh, jax.devices
 
     @functools.wraps(original)
@@ -122,13 +122,13 @@ def small(corpus_files, tmp_path):
 
 @pytest.fixture(scope="session")
 def _trained_runs(tmp_path_factory):
-    """Return {overrides: directory} of the runs that are trained already, and the directory for more of them."""
+    """Return a cache of trained runs, {overrides: directory}, and the directory that holds them."""
     return {}, tmp_path_factory.mktemp("trained")
 
 
 @pytest.fixture
 def trained(small, tmp_path, _trained_runs):
-    """Return a function from overrides to a copy, in tmp_path, of a trained small run. Each run is trained once."""
+    """Return a function that copies the small run with given overrides to tmp_path/run. Each run is trained once."""
     made, directory = _trained_runs
 
     def copy(**overrides):

@@ -1,4 +1,4 @@
-"""Code that figures of trained models share: training runs, training curves, and the path of the PNG."""
+"""Shared code of the figures in docs/inside: train a model, plot training curves, save a figure."""
 
 import json
 import tempfile

@@ -27,9 +27,9 @@ def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypat
     assert trained.step == 9 == measured.state.step  # 1 in the constructor, 1 before the measured 6, 1 after them
     assert_same_bits(measured.state, trained)
     measured.steps(3)  # beyond the last step of the run
-    took_memory = []
-    monkeypatch.setattr(bench, "peak_flops", lambda *args, real=bench.peak_flops: took_memory.append(1) or real(*args))
-    monkeypatch.setattr(bench, "peak_memory", lambda real=bench.peak_memory: 0 if took_memory else real())
+    allocated = []
+    monkeypatch.setattr(bench, "peak_flops", lambda *args, real=bench.peak_flops: allocated.append(1) or real(*args))
+    monkeypatch.setattr(bench, "peak_memory", lambda real=bench.peak_memory: 0 if allocated else real())
     report = json.loads(json.dumps(measured.report([0.3, 0.1, 0.2, 0.2, 0.2], 0.01)))
     tokens = config.train.batch_size * config.context_length
     assert report["milliseconds_per_step"] == {"median": 200.0, "quartiles": [200.0, 200.0]}

@@ -134,7 +134,7 @@ BAD_TRAIN = [
 
 
 @pytest.mark.parametrize("arguments, message", BAD_TRAIN)
-def test_a_bad_start_ends_in_one_line_and_writes_nothing(monkeypatch, flags, tmp_path, arguments, message):
+def test_bad_training_flags_end_in_one_line_and_write_nothing(monkeypatch, flags, tmp_path, arguments, message):
     line = type_in(monkeypatch, "train.py", *flags, f"--workdir={tmp_path}/run", *arguments)
     assert re.match(message, line)
     assert not (tmp_path / "run").exists()

@@ -20,31 +20,31 @@ FIELDS = {"model__num_layers": 2, "optimizer__name": "muon", "eval__every": 2, "
 
 @pytest.mark.slow
 def test_training_resumes_in_the_other_layout(small, tmp_path, monkeypatch):
-    plain, looped = tmp_path / "plain", tmp_path / "looped"
+    plain, scanned = tmp_path / "plain", tmp_path / "scanned"
     loop.train(small(train__steps=4, **FIELDS), plain, conclude=False)
-    assert type_in(monkeypatch, COMMAND, f"--workdir={plain}", f"--to={looped}") is None
-    assert "exists already" in type_in(monkeypatch, COMMAND, f"--workdir={plain}", f"--to={looped}")
+    assert type_in(monkeypatch, COMMAND, f"--workdir={plain}", f"--to={scanned}") is None
+    assert "exists already" in type_in(monkeypatch, COMMAND, f"--workdir={plain}", f"--to={scanned}")
 
-    written, stacked = Run(plain).model.parameters, Run(looped).model.parameters
+    unstacked, stacked = Run(plain).model.parameters, Run(scanned).model.parameters
     assert stacked["blocks"]["mlp"]["up"]["kernel"].shape == (2, 32, 128)
     equal = lambda a, b: jax.tree.map(np.testing.assert_array_equal, a, b)
-    equal(stacked, jax.jit(lambda tree: parameters.with_layers(tree, stacked=True))(written))
+    equal(stacked, jax.jit(lambda tree: parameters.with_layers(tree, stacked=True))(unstacked))
     equal(stacked, Run(plain, overrides={"model.scan_layers": "True"}).model.parameters)
-    equal(written, Run(looped, overrides={"model.scan_layers": "False"}).model.parameters)
-    for directory, scan in ((plain, True), (looped, False)):
+    equal(unstacked, Run(scanned, overrides={"model.scan_layers": "False"}).model.parameters)
+    for directory, scan in ((plain, True), (scanned, False)):
         config = small(model__scan_layers=scan, mesh__data=1, mesh__fsdp=4, **FIELDS)
         abstract = states.abstract(config, 257, sharding.make_mesh(*config.mesh.sizes))[1].parameters
         taken = InitialWeights(directory, config).parameters(config, abstract)
-        equal(taken, stacked if scan else written)
+        equal(taken, stacked if scan else unstacked)
         assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
     resumed = [
         loop.train(small(train__steps=6, model__scan_layers=scan, **FIELDS), directory, conclude=False)
-        for directory, scan in ((plain, False), (looped, True))
+        for directory, scan in ((plain, False), (scanned, True))
     ]
     for left, right in zip(*(jax.tree.leaves(parameters.with_layers(x, stacked=False)) for x in resumed), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
-    steps = [[json.loads(row)["step"] for row in (d / "metrics.jsonl").open()] for d in (plain, looped)]
+    steps = [[json.loads(row)["step"] for row in (d / "metrics.jsonl").open()] for d in (plain, scanned)]
     assert steps[0] == steps[1] == [1, 2, 3, 4, 5, 6]
 
 

@@ -31,7 +31,7 @@ def test_a_run_has_the_figures_of_its_encoding(small, tmp_path, monkeypatch, pos
 
 
 @pytest.mark.slow
-def test_runs_with_other_layers_and_tokenizers_are_compared(small, tmp_path):
+def test_runs_with_different_layers_and_tokenizers_are_compared(small, tmp_path):
     for name, fields in {"one": {"model__num_layers": 2}, "two": {"data__tokenizer": "characters"}}.items():
         loop.train(small(train__steps=1, **fields), tmp_path / name, conclude=False)
     axes = figures.maps([tmp_path / "one", tmp_path / "two"]).axes

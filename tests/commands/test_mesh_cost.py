@@ -1,4 +1,4 @@
-"""The cost of a mesh equals that of arrays that JAX shards, of a compiled program, and of sums by hand."""
+"""The calculated cost of a mesh, against sharded arrays, a compiled training step and sums by hand."""
 
 import dataclasses
 import math

@@ -15,7 +15,7 @@ from tests.commands.test_command_line import type_in
 
 @pytest.fixture(scope="module")
 def workdirs(tmp_path_factory, corpus_files):
-    """Return a function that returns the directory of a briefly trained run, by `model.position`."""
+    """Return a function from `model.position` to the directory of a run of two steps."""
     made = {}
 
     def make(small, position):
@@ -54,7 +54,7 @@ def test_json_has_an_object_for_each_text(sample, capsys):
         assert "e" not in line["text"] and line["ended_by"] in ("e", "length", "end of document")
         assert bytes(line["tokens"]).decode(errors="replace").removesuffix("e") == line["text"]
     assert sample("--prompt=the", *arguments) is None
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines, "the seed reproduces"
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines, "with the same seed"
 
 
 def test_prompts_come_from_a_flag_a_file_or_stdin(sample, capsys, tmp_path, monkeypatch):
@@ -70,7 +70,7 @@ def test_prompts_come_from_a_flag_a_file_or_stdin(sample, capsys, tmp_path, monk
     assert re.findall(r"^--- (\d) of 3\na", capsys.readouterr().out, re.MULTILINE) == ["1", "2", "3"]
 
 
-def test_invalid_text_and_ctrl_c_do_not_end_a_dialogue(sample, capsys, monkeypatch):
+def test_invalid_text_and_ctrl_c_do_not_end_interactive_mode(sample, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("caf\udce9\none\ntwo\n"))
     stream, asked = generation.stream, []
 

@@ -42,15 +42,15 @@ def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained,
     assert (result["checkpoint_step"], result["train_length"], result["split"]) == (8, 32, "validation")
     assert (result["overrides"], result["request"]) == ({}, {"lengths": "16,1x,2x", "strides": "8,0.5x"})
     assert all(list(row) == ROW for row in result["rows"])
-    told_apart = [(row["length"], row["protocol"], row["stride"], row["status"]) for row in result["rows"]]
-    assert told_apart == [
+    windowings = [(row["length"], row["protocol"], row["stride"], row["status"]) for row in result["rows"]]
+    assert windowings == [
         (16, "blocks", 16, "ok"), (16, "sliding", 8, "ok"),
         (32, "blocks", 32, "ok"), (32, "sliding", 8, "ok"), (32, "sliding", 16, "ok"),
         (64, "blocks", 64, "undefined"), (64, "sliding", 8, "undefined"), (64, "sliding", 16, "undefined"),
     ]  # fmt: skip
     targets = {(row["tokens_scored"], row["first_target"]) for row in result["rows"] if row["status"] == "ok"}
     blocks, sliding = sorted(targets, key=lambda each: each[1])
-    assert blocks[1] == 1 and sliding[1] == 64 - 8 + 1 and sliding[0] == blocks[0] - 64 + 8, "a split below the sample"
+    assert blocks[1] == 1 and sliding[1] == 64 - 8 + 1 and sliding[0] == blocks[0] - 64 + 8, "a split under 16k tokens"
     plain = json.loads((workdir / "eval" / "perplexity.json").read_text())
     assert result["rows"][2]["nll"] == pytest.approx(plain["nll"], rel=1e-6)
     assert result["rows"][2]["bits_per_byte"] == pytest.approx(plain["bits_per_byte"], rel=1e-6)

@@ -19,7 +19,7 @@ from tests.conftest import REPOSITORY, SMALL
 
 
 def type_in(monkeypatch, *arguments):
-    monkeypatch.setattr(sweep.jax, "clear_caches", lambda: None)  # small equal models share their compiled programs
+    monkeypatch.setattr(sweep.jax, "clear_caches", lambda: None)  # keep the compiled programs for the next run
     return test_commands.type_in(monkeypatch, "mini_gpt.sweep", *arguments)
 
 
@@ -207,7 +207,7 @@ def test_undefined_values_and_failed_runs_leave_a_table(monkeypatch, flags, tmp_
 
 
 @pytest.mark.slow
-def test_a_config_may_be_valid_only_in_the_combinations(monkeypatch, flags, tmp_path):
+def test_a_config_may_be_valid_only_with_the_varied_values(monkeypatch, flags, tmp_path):
     arguments = [*flags, "--config.model.num_heads=3", "--vary=model.d_model=33,48", "--config.model.position=alibi"]
     arguments = [a for a in arguments if a not in ("--config.model.num_heads=4", "--config.model.d_model=32")]
     assert type_in(monkeypatch, *arguments) is None

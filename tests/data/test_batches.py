@@ -102,7 +102,7 @@ def test_the_last_batch_is_filled_with_copies():
     assert list(in_full_batches([], 2)) == []
 
 
-def test_targets_are_masked_replaced_or_kept(small):
+def test_chosen_inputs_are_masked_replaced_or_kept(small):
     config = small(train__objective="masked", model__causal=False, train__batch_size=64, context_length=100)
     batch = batches.TrainBatches(numbered(4000), config, vocab_size=VOCAB)[0]
     chosen = batch["weights"] == 1

@@ -1,4 +1,4 @@
-"""Tasks: answers against solvers that read only the question, splits, and batches of problems."""
+"""Tasks: splits, batches, and answers, which separate solvers compute from the questions."""
 
 import re
 from collections import Counter

@@ -89,7 +89,7 @@ def test_only_drafts_of_killed_processes_are_deleted(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_a_draft_deleted_before_its_lock_is_made_again(tmp_path, monkeypatch):
+def test_a_draft_deleted_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
     target, opening, locking, deleted = tmp_path / "store", os.open, fcntl.flock, []
 
     def delete_draft(name):
@@ -120,7 +120,7 @@ def test_a_draft_deleted_before_its_lock_is_made_again(tmp_path, monkeypatch):
         (["abc"], {"data__split_fractions": (1.0, 0.0, 0.0)}, "the validation split is empty"),
     ],
 )
-def test_a_corpus_without_text_is_refused(small, tmp_path, texts, overrides, message):
+def test_a_corpus_or_split_without_text_is_refused(small, tmp_path, texts, overrides, message):
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
     with pytest.raises(UserError, match=message):

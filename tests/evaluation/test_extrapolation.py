@@ -50,7 +50,7 @@ def test_each_row_is_the_mean_over_its_targets(measure, position):
         length, stride = row["length"], row["stride"]
         if row["protocol"] == "blocks":
             starts = {t: (t - 1) // length * length for t in range(1, 150)}
-        else:  # the last 40 targets; windows start a multiple of the stride after the first
+        else:  # the last 40 targets; window n starts n * stride after the first
             origin = 110 - 1 - (length - stride)
             starts = {t: origin + max(0, math.ceil((t - origin - length) / stride)) * stride for t in range(110, 150)}
             assert all(length - stride + 1 <= t - start <= length for t, start in starts.items())

@@ -8,8 +8,8 @@ import pytest
 from mini_gpt.evaluation import perplexity, scoring
 
 
-class CountingModel:
-    """Fake model. The loss of a target encodes the length of its context and the first token of its window."""
+class FakeModel:
+    """The loss of a target encodes its context length, the first token of its window, and the target."""
 
     def __init__(self):
         self.shapes = set()
@@ -25,7 +25,7 @@ class CountingModel:
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_each_token_has_the_documented_context(count, window, stride, batch_size):
     tokens = np.arange(100, 100 + count + 1)
-    model = CountingModel()
+    model = FakeModel()
     nll = scoring.score_tokens(model, tokens, window=window, stride=stride, batch_size=batch_size)
     assert nll.shape == (count,)
     for t in range(1, count + 1):
@@ -38,11 +38,11 @@ def test_each_token_has_the_documented_context(count, window, stride, batch_size
 @pytest.mark.parametrize("stride", [0, 9])
 def test_a_stride_out_of_range_is_refused(stride):
     with pytest.raises(ValueError, match="stride"):
-        scoring.score_tokens(CountingModel(), np.arange(20), window=8, stride=stride, batch_size=1)
+        scoring.score_tokens(FakeModel(), np.arange(20), window=8, stride=stride, batch_size=1)
 
 
 def test_one_token_has_no_loss():
-    assert len(scoring.score_tokens(CountingModel(), np.array([5]), window=8, stride=8, batch_size=2)) == 0
+    assert len(scoring.score_tokens(FakeModel(), np.array([5]), window=8, stride=8, batch_size=2)) == 0
 
 
 def test_scores_are_sums_over_counts():

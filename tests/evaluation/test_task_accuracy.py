@@ -42,7 +42,7 @@ def test_exact_match_agrees_with_greedy_decoding(config, fields):
     model = model_of(config, noise=0.3, seed=5)
     params = model.parameters
     end = int(TOKENIZER.encode(tasks.END)[0])
-    params["embedding"] = params["embedding"].at[end].set(1.1 * params["embedding"][46])  # else it is rarely predicted
+    params["embedding"] = params["embedding"].at[end].set(1.1 * params["embedding"][46])  # else the end is rare
     problems = problems_of(config, 21)
     length, written = config.context_length, []
     for question, _ in problems:
@@ -129,8 +129,8 @@ def test_masked_answers_are_scored_at_their_masks(config):
     logits_BLV = model.merge()(jnp.array(batch["inputs"]))
     np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[0, 6:], score.answers[0])
     nll_BL = losses.nll(logits_BLV, jnp.array(batch["targets"]))
-    filled = task_accuracy.accuracy(model, TOKENIZER, problems[:1], 60)
-    assert filled.nll_sum == pytest.approx(float(nll_BL[0, 6:].sum()), rel=1e-6)
+    padded = task_accuracy.accuracy(model, TOKENIZER, problems[:1], 60)
+    assert padded.nll_sum == pytest.approx(float(nll_BL[0, 6:].sum()), rel=1e-6)
 
 
 def test_lengths_have_defaults_and_may_be_undefined(config):

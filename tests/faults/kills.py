@@ -63,8 +63,8 @@ class Tally:
 
     kills: int = 0
     starts: int = 0
-    phases: collections.Counter = field(default_factory=collections.Counter)  # that were running at a kill
-    restored: list[int] = field(default_factory=list)  # the restored step of each later start; 0: no checkpoint
+    phases: collections.Counter = field(default_factory=collections.Counter)  # {phase: kills during it}
+    restored: list[int] = field(default_factory=list)  # the restored step of each start but the first; 0: none
 
 
 class Trainer:
@@ -75,7 +75,7 @@ class Trainer:
         self.processes = processes  # per start; process 0 writes the marks
         self.workdir = root / name
         self.cache = root / (cache or f"{name}-cache")
-        self.before: list[str] = []  # a command that runs the training command, such as setpriv
+        self.before: list[str] = []  # prefix of the training command, such as setpriv
         texts = root / "texts"
         if not texts.exists():
             texts.mkdir(parents=True)
@@ -145,7 +145,7 @@ class Marks:
 
 
 def run_to_the_end(trainer: Trainer, status: int = 0) -> str:
-    """Return the output of a process. Raise AssertionError if it ends with another exit status."""
+    """Train to the end and return the output. Raise AssertionError if the exit status is not `status`."""
     process, pipe = trainer.start()
     os.set_blocking(pipe, True)
     marks = Marks(pipe)
@@ -253,7 +253,7 @@ def main() -> None:
 
 
 def check(root: Path, kills: int, seed: int, processes: int = 1) -> Tally:
-    """Kill a run, compare it with an uninterrupted one; all phases must be hit, half of the starts must restore."""
+    """Compare a killed run with an uninterrupted one. Require kills in all phases; half of the starts must restore."""
     reference, killed = (Trainer(root, name, processes=processes) for name in ("reference", "killed"))
     run_to_the_end(reference)
     tally = kill_repeatedly(killed, kills, random.Random(seed))

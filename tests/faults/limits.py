@@ -6,7 +6,7 @@ import signal
 
 @contextlib.contextmanager
 def seconds(count):
-    """Raise TimeoutError if the block takes longer, e.g. because it waits for a FIFO."""
+    """Raise TimeoutError if the block takes over `count` seconds, e.g. because it waits for a FIFO."""
 
     def late(*_):
         raise TimeoutError(f"not finished after {count} seconds")

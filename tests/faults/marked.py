@@ -22,7 +22,7 @@ def mark(line: str) -> None:
         os.write(PIPE, f"{line}\n".encode())
 
 
-def marking(phase: str, owner, name: str, *, enters: bool = True, leaves: bool = True) -> None:
+def mark_calls(phase: str, owner, name: str, *, enters: bool = True, leaves: bool = True) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -38,15 +38,15 @@ def marking(phase: str, owner, name: str, *, enters: bool = True, leaves: bool =
     setattr(owner, name, marked)
 
 
-def tell_restored() -> None:
+def mark_restored() -> None:
     restore_last = checkpoint.Checkpoints.restore_last
 
-    def telling(self, abstract_state):
+    def marked_restore(self, abstract_state):
         found = restore_last(self, abstract_state)
         mark(f"from {found[0] if found else 0}")
         return found
 
-    checkpoint.Checkpoints.restore_last = telling
+    checkpoint.Checkpoints.restore_last = marked_restore
 
 
 def mark_steps() -> None:
@@ -66,7 +66,7 @@ def mark_steps() -> None:
     assembly.Assembly.compiled_step = marked_step
 
 
-def keep_all_programs() -> None:
+def cache_all_programs() -> None:
     set_up = command_line.set_up
 
     def setting_up(*args, **kwargs):
@@ -78,12 +78,12 @@ def keep_all_programs() -> None:
 
 
 if __name__ == "__main__":
-    marking("data", token_store, "_build")
-    marking("save", loop.Checkpoints, "save", leaves=False)  # Orbax writes the rest in the background
-    marking("save", CheckpointManager, "_finalize", enters=False)
-    marking("evaluation", evaluators.TextEvaluator, "scalars")
-    tell_restored()
+    mark_calls("data", token_store, "_build")
+    mark_calls("save", loop.Checkpoints, "save", leaves=False)  # Orbax writes the rest in the background
+    mark_calls("save", CheckpointManager, "_finalize", enters=False)
+    mark_calls("evaluation", evaluators.TextEvaluator, "scalars")
+    mark_restored()
     mark_steps()
-    keep_all_programs()
+    cache_all_programs()
     sys.argv[0] = "train.py"
     train.main()

@@ -49,7 +49,7 @@ def start_and_fill(trainer, disk, phase, times, leave):
 def test_a_run_resumes_after_the_disk_was_full(tmp_path, disk):
     reference, starved = Trainer(tmp_path, "reference"), Trainer(tmp_path, "disk/starved", cache="starved-cache")
     kills.run_to_the_end(reference)
-    lost = 0
+    previous = 0
     for leave in (0, 20_000, 60_000):  # room for: nothing; rows of metrics; part of a checkpoint
         status, output = start_and_fill(starved, disk, "save", 3, leave)  # the first save is complete by then
         assert status == 1 and "Traceback" not in output, output
@@ -57,8 +57,8 @@ def test_a_run_resumes_after_the_disk_was_full(tmp_path, disk):
         assert last.startswith(f"error: {starved.workdir}") and "can't be written (No space left on device)" in last
         (disk / "filler").unlink()
         step = Run(starved.workdir).step
-        assert step > lost, output
-        lost = step
+        assert step > previous, output
+        previous = step
     kills.run_to_the_end(starved)
     kills.compare(reference.workdir, starved.workdir)
 

@@ -220,7 +220,7 @@ def test_a_config_too_large_for_its_checkpoint_is_refused(run, monkeypatch):
         Run(run)
 
 
-def test_a_cache_that_only_a_run_names_is_not_written(run, tmp_path, monkeypatch):
+def test_a_cache_never_typed_is_not_written(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
     config = json.loads((run / "config.json").read_text())
     assert Run(run).config.data.cache_dir == config["data"]["cache_dir"]

@@ -67,7 +67,7 @@ def change(run, **fields):
         ({"corpus": "tiny_shakespeare", "path": "/dev/zero"}, "data.path"),
     ],
 )
-def test_a_place_that_only_a_run_names_is_not_read(run, fields, name, monkeypatch):
+def test_a_place_never_typed_is_not_read(run, fields, name, monkeypatch):
     change(run, **fields)
     opened = []
     monkeypatch.setattr(corpora, "open_corpus", opened.append)
@@ -102,7 +102,7 @@ def test_another_text_at_a_known_place_is_refused(run, tmp_path, corpus_files):
         _ = Run(run).corpus
 
 
-def test_a_cache_that_only_a_run_names_is_not_read(run, tmp_path, monkeypatch):
+def test_a_cache_never_typed_is_not_read(run, tmp_path, monkeypatch):
     theirs = tmp_path / "theirs"
     (theirs / "compiled").mkdir(parents=True)
     (theirs / "tokens").mkdir()

@@ -11,7 +11,7 @@ from mini_gpt.runtime.errors import UserError
 from tests.faults.limits import seconds
 
 
-def described(**changes):
+def bpe_json(**changes):
     return json.loads(tokenizers.BpeTokenizer.train(["the cat sat"], 300).model.to_str()) | changes
 
 
@@ -78,7 +78,7 @@ BOMBS = {
         r"post_processor\.special_tokens: found .*at most 16 ids",
     ),
     "empty token": ({"added_tokens": [ADDED | {"content": ""}]}, r"added_tokens: found .*1\.\.512 characters"),
-    "dropout": ({"model": described()["model"] | {"dropout": 0.5}}, r"model\.dropout: found 0\.5; must be null"),
+    "dropout": ({"model": bpe_json()["model"] | {"dropout": 0.5}}, r"model\.dropout: found 0\.5; must be null"),
     "decoder": ({"decoder": {"type": "Fuse", "x": "y" * 10**5}}, r"settings: found \d+; must be at most 65536"),
 }
 
@@ -86,14 +86,14 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_runs_tokenizer_over_a_limit_is_refused(bomb, tmp_path):
     changes, message = BOMBS[bomb]
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": described(**changes)}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": bpe_json(**changes)}))
     with seconds(10), pytest.raises(UserError, match=rf"tokenizer\.json: {message}"):
         tokenizers.load(tmp_path)
 
 
 def test_a_panic_of_the_library_ends_in_one_line(tmp_path):
     changes = {"pre_tokenizer": split_by("a*a*a*a*a*a*a*a*a*$")}  # no nested repetition, but too much backtracking
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": described(**changes)}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": bpe_json(**changes)}))
     with seconds(60), pytest.raises(UserError, match=r"the library failed \(Onig: Regex search error") as raised:
         tokenizers.load(tmp_path).encode("a" * 60 + "b")
     assert "\n" not in str(raised.value)
@@ -113,7 +113,7 @@ EXPRESSIONS = [
 def test_expressions_of_published_tokenizers_are_read(expression, tmp_path):
     parts = [split_by(expression), BYTE_LEVEL | {"use_regex": False}]
     changes = {"normalizer": {"type": "NFC"}, "pre_tokenizer": sequence("pretokenizers", parts)}
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": described(**changes)}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "bpe", "bpe": bpe_json(**changes)}))
     assert tokenizers.load(tmp_path).decode(tokenizers.load(tmp_path).encode("the cat's 1234")) == "the cat's 1234"
 
 
@@ -136,7 +136,7 @@ def test_a_bpe_tokenizer_with_invalid_values_is_refused(tmp_path):
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_models_tokenizer_over_a_limit_is_refused(bomb, tmp_path):
     changes, message = BOMBS[bomb]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described(**changes)))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe_json(**changes)))
     with seconds(10):
         if bomb in ("padding", "truncation"):  # these two only matter for batches of texts: ignored
             assert tokenizer_files.read(tmp_path, 400, 5).encode("the cat").size < 10
