@@ -48,10 +48,10 @@ from mini_gpt.training.monitor import EventFile
 
 WARMUP_STEPS = 20
 ATTENTION_METRICS_RUNS = 11  # the first run compiles
-ROUNDS = 10  # of a comparison; of --decode: number of texts
+ROUNDS = 10  # rounds of --compare, and texts of --decode
 LOADED_TOKENS = 1_000_000  # approximate number of tokens in the test of the data loader
 
-PEAK_PRODUCT = 4096  # rows and columns of the matrices that measure an unknown device's peak FLOP/s
+PEAK_PRODUCT = 4096  # n of the n × n matrix product that is timed on devices outside PEAKS
 
 # Peak FLOP/s of dense bfloat16 products on one device, from data sheets. Keys are parts of JAX's device_kind.
 PEAKS = {
@@ -133,7 +133,7 @@ class Bench:
         return list(np.diff(ends)), waited / (ends[-1] - ends[0])
 
     def attention_metrics(self) -> list[float]:
-        """Return the seconds of each run to compute and write the attention and position metrics."""
+        """Compute and write the attention and position metrics several times. Return the seconds of each time."""
         seconds = []
         with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
             for step in range(ATTENTION_METRICS_RUNS):
@@ -204,7 +204,7 @@ def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
 
 
 def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
-    """Measure the training steps of two configs in turns. A ratio is the second median of a round over the first."""
+    """Measure the training steps of two configs in turns, and the ratio of their median step times in each round."""
     benches = [Bench(configs.load(path, overrides | own)) for path, own in map(parse_variant, names)]
     for bench in benches:
         bench.steps(WARMUP_STEPS)
@@ -250,8 +250,8 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     check_length(config.model, prompt_tokens + tokens)
     model = random_model(config)
     prompt = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens)
-    write = functools.partial(write_text, model, prompt, tokens, Sampling(top_k=40))
-    compile_seconds, _ = write()
+    decode_text = functools.partial(write_text, model, prompt, tokens, Sampling(top_k=40))
+    compile_seconds, _ = decode_text()
     return {
         "decoded": path,
         "overrides": overrides,
@@ -259,7 +259,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
         "tokens": tokens,
         "dtype": generation.dtype(config.model).name,
         "compile_seconds": compile_seconds,
-        **writing_speed([write() for _ in range(ROUNDS)]),
+        **writing_speed([decode_text() for _ in range(ROUNDS)]),
         "parameters": model_parameters.count(model.parameters),
         **machine(1),
     }

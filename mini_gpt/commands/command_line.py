@@ -21,7 +21,7 @@ from mini_gpt.runtime.errors import UserError
 
 log = logging.getLogger(__name__)
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
-READ_ONLY = "Given directory is read only="  # Orbax logs this warning also if read_only=True
+READ_ONLY = "Given directory is read only="  # Orbax logs this warning even with read_only=True
 LOOP_CLOSED = "Event loop is closed"  # if a write fails, Orbax closes the loop before other writes end
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
 
@@ -51,14 +51,14 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="validation", choices=SPLITS, help="the split to measure")
     parser.add_argument("--lengths", help="for extrapolation and tasks: such as 64,1x,2x; 1x is the trained length")
-    parser.add_argument("--strides", help="for extrapolation: strides of sliding windows; default: at most 0.25x")
+    parser.add_argument("--strides", help="for extrapolation: window strides; default: min(1x, shortest length) / 4")
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for several processes. Without them, the values come from SLURM, Open MPI or the TPU pod."""
     add = parser.add_argument
     add("--coordinator", metavar="HOST:PORT", help="for several processes: host of process 0 and a free port")
-    add("--num_processes", type=int, help="number of processes; 1: no other process")
+    add("--num_processes", type=int, help="number of processes; 1: run alone")
     add("--process_id", type=int, help="rank of this process, from 0")
     add("--start_timeout", type=float, default=processes.START_TIMEOUT, help="seconds to wait for other processes")
 

@@ -22,7 +22,7 @@ from mini_gpt.training.checkpoint import DAMAGED, Checkpoints, Damaged
 
 
 def convert(workdir: Path, to: Path) -> None:
-    """Copy the run in `workdir` to `to`. Raise UserError if `to` exists, or if a checkpoint is damaged."""
+    """Copy the run in `workdir` to `to`. Raise UserError if `to` exists, or checkpoints are missing or damaged."""
     files.check_contents(workdir)
     config = configs.read(workdir / workdirs.CONFIG)
     stacked = not config.model.scan_layers

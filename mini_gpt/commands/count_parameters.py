@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("--config", required=True, help="config file, with :NAME for a preset in it")
     parser.add_argument("--vocab_size", type=int, help="default: data.vocab_size for bpe, else 257")
     flags = parser.parse_args()
-    config = configs.load(flags.config, {"data.corpus": "python_stdlib"})  # no corpus is opened
+    config = configs.load(flags.config, {"data.corpus": "python_stdlib"})  # unused; a built-in corpus needs no path
     vocab_size = flags.vocab_size or (config.data.vocab_size if config.data.tokenizer == "bpe" else 257)
     print(parameters.report(gpt.abstract(config.model, vocab_size)[1]))
 

@@ -27,7 +27,7 @@ def main() -> None:
     into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
     into.add_argument("--input", type=command_line.directory, required=True, help="directory from save_pretrained")
     into.add_argument("--workdir", type=command_line.directory, required=True, help="a new run directory")
-    into.add_argument("--config", default="configs/default.py", help="config file for all other fields")
+    into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
     flags, rest = parser.parse_known_args()
     command_line.set_up()
     if flags.command == "export":

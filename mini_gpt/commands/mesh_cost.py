@@ -52,14 +52,13 @@ def meshes(config: Config, devices: int) -> list[MeshConfig]:
 def cost(config: Config, state: TrainState, mesh: MeshConfig) -> dict[str, float]:
     """Return the bytes per device in memory, and the bytes that a device sends per step ("sent: ...").
 
-    state: `abstract_state` of the config. "together" does not depend on the batch. activations, maps (attention
-    weights) and "sent: activations" are those of one sequence for each of the data × fsdp devices. Gradients are not
-    accumulated.
+    state: `abstract_state` of the config. The batch has data × fsdp sequences, without gradient accumulation.
+    "together" does not depend on the batch. maps: attention logits and weights.
     """
     abstract_mesh = _mesh(mesh)
 
     def shards(tree: object) -> Iterator[tuple[PartitionSpec, int]]:
-        """Yield the spec and the bytes per device of all arrays with equal shape, dtype and spec."""
+        """Yield (spec, bytes per device) for each group of arrays with equal shape, dtype and spec."""
         alike = collections.Counter((x.shape, x.dtype, x.sharding.spec) for x in jax.tree.leaves(tree))
         for (shape, dtype, spec), copies in alike.items():
             part = NamedSharding(abstract_mesh, spec).shard_shape(shape)
@@ -124,7 +123,7 @@ def cost_table(config: Config, state: TrainState, chosen: list[MeshConfig]) -> s
 
 def report(path: str) -> str:
     """Return the Markdown page of a config, as in docs/sharding."""
-    config = configs.load(path, {"data.corpus": "python_stdlib"})  # no corpus is opened
+    config = configs.load(path, {"data.corpus": "python_stdlib"})  # unused; a built-in corpus needs no path
     state = abstract_state(config)
     some_of_64 = [mesh for mesh in meshes(config, 64) if {mesh.data, mesh.fsdp, mesh.tensor} <= {1, 4, 8, 16, 64}]
     return f"""# How the parameters of `{path}` are sharded

@@ -15,7 +15,7 @@ from mini_gpt.runtime import files
 from mini_gpt.training.monitor import EventFile
 
 Row = Mapping[str, Any]
-Contents = dict[str, str | Figure]  # ending of a file's name: its text, or its figure
+Contents = dict[str, str | Figure]  # a text or figure for each ending of a file name
 
 
 def write(directory: Path, stem: str, contents: Contents) -> list[Path]:

@@ -33,11 +33,11 @@ def _parse() -> argparse.Namespace:
     prompt.add_argument("--prompt_file", type=Path, help="a file with the text to continue, in UTF-8")
     prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
     add = parser.add_argument
-    add("--length", type=int, help="maximum of new tokens; default: fill the trained context")
+    add("--length", type=int, help="maximum number of new tokens; default: fill the trained context")
     add("--temperature", type=float, default=0.8, help="0: always take the most likely token")
     add("--top_k", type=int, default=40, help="sample from the k most likely tokens; 0: from all")
     add("--top_p", type=float, default=1.0, help="sample from the smallest set of tokens with this total probability")
-    add("--min_p", type=float, default=0.0, help="sample from tokens with >= this share of the top probability")
+    add("--min_p", type=float, default=0.0, help="sample from tokens with at least min_p times the highest probability")
     add("--repetition_penalty", type=float, default=1.0, help="above 1: earlier tokens become less likely")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     add("--samples", type=int, default=1, help="number of texts")
@@ -115,7 +115,7 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -
 
 
 def _escaped(text: str) -> str:
-    """Escape control characters if stdout is a terminal, since it would execute them."""
+    """Escape control characters if stdout is a terminal, which would interpret them."""
     if not sys.stdout.isatty():
         return text
     return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)

@@ -63,7 +63,7 @@ class Sweep:
     def run(self) -> None:
         """Train and measure the missing runs, and write SUITE.csv, .md and .png.
 
-        Raise UserError at the start if no combination is valid, or at the end if one failed. The others are compared.
+        Raise UserError at the start if no combination is valid, or at the end if a run failed. Compare the others.
         """
         config = self.any_config()
         SUITES[self.suite].check(config, self.options)
@@ -81,20 +81,20 @@ class Sweep:
                     results[combination].append(result)
                 except UserError as error:
                     failures.append(f"{name}: {error}")
-                except Exception as error:  # one combination must not stop the others
+                except Exception as error:  # one failed run must not stop the others
                     log.exception("%s failed", name)
                     failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-                jax.clear_caches()  # free programs that the next combination cannot use
+                jax.clear_caches()  # free compiled programs that the next combination cannot use
             if any(results.values()):  # after each seed, so that a stopped sweep has tables too
                 text = self._write(results, failures)
         if text:
             print(text)
         if failures:
             log.info("\n".join(["", "Failed:", *(f"  {failure}" for failure in failures), ""]))
-            raise UserError(f"{len(failures)} of {total} combinations failed; the same command tries them again")
+            raise UserError(f"{len(failures)} of {total} runs failed; the same command tries them again")
 
     def _result(self, overrides: dict[str, str], workdir: Path) -> Result:
-        """Return the result of one run. Train and measure it if it is not complete on disk.
+        """Return the result of one run. Train and measure the run if its result is not on disk.
 
         Raise UserError before training if the suite could not measure the run.
         """
@@ -167,7 +167,7 @@ def _parse() -> Sweep:
     add("--vary", action="append", required=True, metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
     add("--seeds", type=int, default=1, help="number of seeds; the first is the seed of the config")
     add("--suite", default="perplexity", help=f"one of {compared}")
-    add("--workdir", type=command_line.directory, help="directory of the sweep; default: runs/sweeps/ and a name")
+    add("--workdir", type=command_line.directory, help="directory of the sweep; default: runs/sweeps/NAME")
     command_line.add_suite_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides, vary = command_line.config_overrides(rest), {}

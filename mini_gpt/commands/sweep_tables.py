@@ -14,13 +14,13 @@ Combination = tuple[tuple[str, str], ...]  # (field, value) of each varied field
 
 
 def gather(suite: Suite, fields: Sequence[str], results: Mapping[Combination, list[Result]]) -> list[Row]:
-    """Return a row of the CSV file for each combination, label of the suite and length.
+    """Return a row of statistics for each combination, label of the suite and length.
 
-    A value that is undefined for any seed is None. "reasons" has the reason by the name of the value.
-    standard_deviation has the divisor n - 1, and is None for a single seed.
+    If a value is undefined for a seed, its statistics are None, and "reasons" maps its name to the reason.
+    The standard deviation has the divisor n - 1, and is None for a single seed.
     """
     measured = [
-        row | dict(combination) | {"measured": suite.label(row)}  # a row may have the varied field too
+        row | dict(combination) | {"measured": suite.label(row)}  # the combination replaces columns of the same name
         for combination, seed_results in results.items()
         for result in seed_results
         for row in suite.compared_rows(result)
@@ -32,7 +32,7 @@ def gather(suite: Suite, fields: Sequence[str], results: Mapping[Combination, li
         for value in suite.values:
             numbers = [row[value] for row in rows]
             if None in numbers:
-                reasons[value] = rows[numbers.index(None)]["reason"] or f"no {value} for such a run"
+                reasons[value] = rows[numbers.index(None)]["reason"] or f"these runs have no {value}"
             spreads |= _spread(value, [] if None in numbers else numbers)
         seeds = len(rows) if len(reasons) < len(suite.values) else 0
         table.append(dict(zip(columns, key, strict=True)) | {"seeds": seeds} | spreads | {"reasons": reasons})

@@ -57,7 +57,7 @@ EXTRAPOLATION = ["--suite=extrapolation", "--lengths=1x,2x", "--strides=0.5x"]
 def test_a_sweep_trains_missing_runs_and_skips_failed_ones(monkeypatch, flags, trainings, tmp_path, capsys, caplog):
     vary = "--vary=model.position=learned,rope,roap"
     error = type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION)
-    assert error == "error: 2 of 6 combinations failed; the same command tries them again"
+    assert error == "error: 2 of 6 runs failed; the same command tries them again"
     assert caplog.text.count("model.position=roap,seed=3: model.position: found 'roap'") == 1
     expected = [f"model.position={name},seed={seed}" for seed in (3, 4) for name in ("learned", "rope")]
     assert trainings == expected
@@ -117,7 +117,7 @@ def test_a_sweep_continues_after_crashes_and_damage(monkeypatch, flags, training
 
     monkeypatch.setattr(loop, "train", crash)
     arguments = [*flags, "--vary=model.d_ff=48,64", "--suite=perplexity"]
-    assert type_in(monkeypatch, *arguments).startswith("error: 1 of 2 combinations failed")
+    assert type_in(monkeypatch, *arguments).startswith("error: 1 of 2 runs failed")
     assert "model.d_ff=48,seed=3: RuntimeError: out of memory" in caplog.text
     folder = tmp_path / "sweep"
     assert "\nfailed: model.d_ff=48,seed=3: RuntimeError: out of memory\n" in (folder / "perplexity.md").read_text()
@@ -128,7 +128,7 @@ def test_a_sweep_continues_after_crashes_and_damage(monkeypatch, flags, training
     assert type_in(monkeypatch, *arguments) is None
     assert trainings == ["model.d_ff=64,seed=3", "model.d_ff=48,seed=3", "model.d_ff=64,seed=3"]
     other = [*flags, "--config.context_length=16", "--vary=model.d_ff=64", "--suite=perplexity"]
-    assert type_in(monkeypatch, *other).startswith("error: 1 of 1 combinations failed")
+    assert type_in(monkeypatch, *other).startswith("error: 1 of 1 runs failed")
     assert "holds another run (context_length was 32, is 16" in caplog.text
 
 
@@ -175,13 +175,13 @@ def test_results_of_another_text_are_refused(monkeypatch, flags, tmp_path, caplo
     arguments = [argument for argument in arguments if "data.path" not in argument or str(tmp_path) in argument]
     assert type_in(monkeypatch, *arguments) is None
     (tmp_path / "text" / "0.txt").write_text("another text " * 12)
-    assert type_in(monkeypatch, *arguments) == "error: 1 of 1 combinations failed; the same command tries them again"
+    assert type_in(monkeypatch, *arguments) == "error: 1 of 1 runs failed; the same command tries them again"
     assert "the text has changed" in caplog.text
 
 
 def test_a_split_that_is_too_short_is_refused_before_training(monkeypatch, flags, trainings, tmp_path, caplog):
     arguments = [*flags, "--vary=model.position=rope,none", "--suite=extrapolation", "--lengths=1x,1000x"]
-    assert type_in(monkeypatch, *arguments).startswith("error: 2 of 2 combinations failed")
+    assert type_in(monkeypatch, *arguments).startswith("error: 2 of 2 runs failed")
     assert "model.position=rope,seed=3: --lengths: found 32000; the validation split" in caplog.text
     nothing = [f"--workdir={tmp_path}/other", "--config.data.split_fractions=(0.7,0.3,0)", "--split=test"]
     assert type_in(monkeypatch, *flags, *nothing, "--vary=model.position=rope").startswith("error: 1 of 1")
@@ -199,9 +199,9 @@ def test_undefined_values_and_failed_runs_leave_a_table(monkeypatch, flags, tmp_
         (row,) = csv.DictReader(file)
     assert row["seeds"] == "2" and float(row["nll_mean"]) > 0 and row["bits_per_byte_mean"] == ""
     text = (tmp_path / "sweep" / "perplexity.md").read_text()
-    assert "**nll**" in text and "| none | 0 | undefined |" in text and "no bits_per_byte for such a run" in text
+    assert "**nll**" in text and "| none | 0 | undefined |" in text and "these runs have no bits_per_byte" in text
     broken = [*flags, f"--workdir={tmp_path}/broken", "--vary=optimizer.learning_rate=1e-3,1e30", "--seeds=2"]
-    assert type_in(monkeypatch, *broken).startswith("error: 2 of 4 combinations failed")
+    assert type_in(monkeypatch, *broken).startswith("error: 2 of 4 runs failed")
     assert "learning_rate=1e30,seed=3: " in caplog.text and "found loss nan, gradient norm nan" in caplog.text
     assert "| 1e-3 | 2 |" in (tmp_path / "broken" / "perplexity.md").read_text()
 

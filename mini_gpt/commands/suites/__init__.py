@@ -46,8 +46,8 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
 def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     """Measure a run, print the table, write the files, and return the result.
 
-    The files are eval/NAME.json and, depending on the suite, .csv, .png, others and tensorboard/NAME. All are written
-    after the measurement. The JSON is written last: if it exists, all files exist.
+    All suites write eval/NAME.json. Some also write eval/NAME.csv, .png and other files, and tensorboard/NAME. The JSON
+    is written last: if it exists, all files exist.
     """
     suite = SUITES[name]
     check_run(run, name, options)
@@ -78,7 +78,7 @@ def requested(name: str, options: SuiteOptions) -> dict[str, str | None]:
 def file_stem(
     name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
 ) -> str:
-    """Return the file name of an evaluation: the suite, and all options that are not the default."""
+    """Return the file name of a result, without ending: suite, and non-default split, checkpoint and overrides."""
     parts = [name]
     parts += [] if options.split == "validation" else [f"split={options.split}"]
     parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]

@@ -53,7 +53,7 @@ class Suite:
             raise UserError(f"--suite={self.name} needs text, and data.corpus is {corpus}; use --suite=tasks")
 
     def check_split(self, trained: Config, options: SuiteOptions, num_tokens: int) -> None:
-        """Raise UserError if the suite cannot measure `num_tokens` tokens. Called only if `needs_text`."""
+        """Raise UserError if the suite cannot measure a split of `num_tokens`. Called only if `needs_text`."""
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         """Return the JSON fields that are specific to the suite."""
@@ -102,7 +102,7 @@ class Suite:
 
 
 def split_tokens(run: Run, split: str) -> np.ndarray:
-    """Return the tokens of a split. Raise UserError if the split or the model's positions are too short."""
+    """Return the tokens of a split. Raise UserError if it is too short, or the model has too few positions."""
     tokens, length = run.store.tokens(split), run.config.context_length
     check_length(run.config.model, length)
     if len(tokens) <= length:
@@ -114,14 +114,14 @@ def split_tokens(run: Run, split: str) -> np.ndarray:
 
 
 def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
-    """Return problems (question, answer) of a task, with about `num_tokens` tokens in total."""
+    """Return problems (question, answer) of a task: about `num_tokens` tokens with padding, or fewer."""
     check_length(run.config.model, run.config.context_length)
     batches.check_fits(run.config)
     return run.problems(split, max(1, num_tokens // run.config.context_length))
 
 
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
-    """Return up to `most` tokens, int32, of --text, else of the split's start or, for a task, of a long problem."""
+    """Return up to `most` int32 tokens: of --text, or of the start of the split, or of a task's longest problem."""
     data = run.config.data
     if options.text is not None:
         tokens = run.tokenizer.encode(options.text)[:most].astype(np.int32)

@@ -55,7 +55,7 @@ class Extrapolation(Suite):
 
 
 def _lengths_and_strides(trained: Config, options: SuiteOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return lengths and strides in tokens. Raise UserError if a stride does not fit the lengths."""
+    """Return lengths and strides in tokens. Raise UserError if one is invalid, or a stride is longer than a window."""
     context = trained.context_length
     listed = extrapolation.LENGTHS if options.lengths is None else options.lengths
     lengths = extrapolation.parse_lengths("--lengths", listed, context, 2)

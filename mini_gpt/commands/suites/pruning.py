@@ -52,7 +52,7 @@ class Pruning(Suite):
         return pruning.pruning_figure(np.array(result["importance"]), result["rows"], title=title)
 
     def printed(self, result: Result) -> str:
-        """Return a row for each number of removed heads: the loss in order of importance and in random orders."""
+        """Return a row for each number of removed heads: the loss after removal by importance and in random order."""
         lines = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "importance"}
         printed = []
         for removed, nll in lines.items():
