@@ -24,13 +24,13 @@ LAYER = ("attention_norm", QKV, "attention/out", "mlp_norm", "mlp/up", "mlp/down
 
 
 class Architecture:
-    """The fields of config.json and the tensors of one architecture. Dicts map Transformers' names to mini_gpt's.
+    """The fields of config.json and the tensors of one architecture. Most dicts map Transformers' names to mini_gpt's.
 
     context: the field of the context length, and its default. sizes: the fields for SIZES; the last may be missing.
-    fixed: fields with one supported value. if_missing: Transformers' default of such a field, if it differs. exported:
-    fields that are written but not read. activations: an export writes the first name that matches.
-    prefix: start of all tensor names; files without an output layer lack it. buffers: pattern of tensors to skip.
-    layer: the module for each entry of `parameters`; one module may join several parameters.
+    fixed: {field: its only supported value}. if_missing: Transformers' defaults of these fields, where they differ.
+    exported: other fields that an export writes. activations: an export writes the first name that matches.
+    prefix: start of all tensor names except the output layer's; missing in files without that layer. buffers: pattern
+    of tensors to skip. layer: the module for each entry of `parameters`; it may join several modules of mini_gpt.
     """
 
     model_type: str  # in config.json

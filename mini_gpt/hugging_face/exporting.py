@@ -84,11 +84,11 @@ def _equivalent(
     """Return an equivalent model that the architectures can express, and its parameters by path."""
     one_by_one = jax.device_get(model_parameters.with_layers(parameters, stacked=False))
     arrays = {name: np.asarray(leaf) for name, leaf in model_parameters.by_name(one_by_one).items()}
-    if model.scale_embeddings:  # a scaled embedding table can't be tied to the logits
+    if model.scale_embeddings:  # the output layer can't share a scaled embedding table
         arrays.setdefault("unembedding", arrays["embedding"])
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(model.d_model))
         model = dataclasses.replace(model, scale_embeddings=False, tie_embeddings=False)
     model = dataclasses.replace(model, scan_layers=False, use_bias=model.use_bias or biased)
     for name, leaf in model_parameters.by_name(gpt.abstract(model, vocab_size)[1]).items():
-        arrays.setdefault(name, np.zeros(leaf.shape, leaf.dtype))  # a bias, if the model has none
+        arrays.setdefault(name, np.zeros(leaf.shape, leaf.dtype))  # biases that the model lacks
     return model, arrays

@@ -1,4 +1,4 @@
-"""Import a directory of Transformers as a run, to evaluate it, sample from it or train it further."""
+"""Import a model of Transformers as a run, to evaluate it, sample from it or train it further."""
 
 import contextlib
 import dataclasses
@@ -48,14 +48,14 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     vocab_size = described.whole("vocab_size")
     tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"))
     config = _config(architecture.fields(described), tokenizer, config_path, overrides)
-    with contextlib.ExitStack() as opened:  # first, since the next steps are slow for many layers
+    with contextlib.ExitStack() as opened:  # check the tensor names before the slow steps
         _open(source, architecture, config.model, opened)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     _, abstract_state = states.abstract(config, vocab_size, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
-    places.remember(config.data)  # so that the run's config.json may use these paths later
+    places.remember(config.data)  # later commands on this run may use these paths
     corpus = corpora.open_corpus(config.data)
     parameters = _tree(arrays, abstract_state.parameters, stacked=config.model.scan_layers)
     state = states.first(config, parameters, abstract_state)

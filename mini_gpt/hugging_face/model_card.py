@@ -23,7 +23,7 @@ def text(run: Run, architecture: str) -> str:
     }
     origin = workdirs.described_origin(run.workdir)
     if origin is not None:
-        facts["first weights"] = origin
+        facts["initial weights"] = origin
     if run.step:
         facts["corpus"] = config.data.corpus
         facts["trained"] = f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}"

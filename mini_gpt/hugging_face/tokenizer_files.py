@@ -28,7 +28,7 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[st
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
-        "padding_side": "left",  # for the generation of several texts at once
+        "padding_side": "left",  # for batched generation
         "model_max_length": context_length,
         "clean_up_tokenization_spaces": False,
     }
@@ -62,7 +62,7 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
     """Read the tokenizer of a model with `vocab_size` ids.
 
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
-    tokenizer_config.json. Raises UserError if a file is invalid, or a token is neither bytes nor one character.
+    tokenizer_config.json. Raises UserError if a file is invalid, or the tokens are neither bytes nor characters.
     """
     path = find_file(directory, FILE)
     try:

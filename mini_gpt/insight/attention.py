@@ -19,14 +19,14 @@ LOGGED_TOKENS = 64  # first tokens of the maps that training logs
 
 
 def rows_at_a_time(model: LoadedModel, length: int, windows: int) -> int:
-    """Return the batch size for which attention maps fit in memory, a multiple of the mesh's shards."""
+    """Return the batch size for which attention maps fit in memory, a multiple of the number of shards."""
     shards = sharding.shards(model.mesh)
     fitting = max(1, MOST_ENTRIES // (model.config.model.num_heads * length**2) // shards) * shards
     return min(perplexity.rows_at_a_time(model, length), fitting, -(-windows // shards) * shards)
 
 
 def relative_entropy(weights_BHLS: jax.Array, visible_BL: jax.Array) -> jax.Array:
-    """Return the entropy_BHL of attention weights over the log of the number of visible keys, in 0..1."""
+    """Return entropy_BHL of attention weights, divided by the log of the number of visible keys; in 0..1."""
     return jax.scipy.special.entr(weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
 
 

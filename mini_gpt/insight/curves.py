@@ -52,7 +52,7 @@ def plot_curve(axes: Axes, curve: Curve, colour: str) -> None:
 
 
 def plot_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = None) -> None:
-    """Plot curves against length, on a logarithmic axis for a wide range. trained: the length in training, marked."""
+    """Plot curves against length, on a logarithmic axis for a wide range. trained: the training length, to mark."""
     lengths = set()
     for number, curve in enumerate(curves):
         plot_curve(axes, curve, f"C{number}")
@@ -76,7 +76,7 @@ def tick_labels(ticks: list[float], logarithmic: bool) -> list[str]:
     labels, last = [], -np.inf
     for tick, place in zip(ticks, places, strict=True):
         label = f"{tick:g}"
-        fits = place - last >= 0.0225 * len(label) * (places[-1] - places[0])  # 0.0225: axis widths per digit
+        fits = place - last >= 0.0225 * len(label) * (places[-1] - places[0])  # 0.0225: digit width / axis width
         labels.append(label if fits else "")
         last = place if fits else last
     return labels
@@ -97,7 +97,7 @@ def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list
 
 
 def panels_figure(panels: Mapping[str, list[Curve]], *, x: str, y: str, trained: float | None, title="") -> Figure:
-    """Return a figure with the entries' panels side by side, with a common y axis and one legend."""
+    """Return a figure with one panel per entry, side by side, a common y axis and one legend."""
     size = (1.5 + 5 * len(panels), 4.6)
     figure, (all_axes,) = new_figure(size, 1, len(panels), title=title, sharey=True, squeeze=False)
     for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
@@ -117,9 +117,9 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean contexts and losses in bins of half an octave, because few blocks make single positions noisy."""
+    """Return context lengths and losses, averaged in bins of half an octave, as single positions are noisy."""
     contexts = np.arange(1, len(nll) + 1)
-    bins = np.ceil(2 * np.log2(contexts)).astype(int)  # with upper edges, so that the last position is not alone
+    bins = np.ceil(2 * np.log2(contexts)).astype(int)  # ceil: a length of 2^n shares a bin with shorter lengths
     numbers = np.unique(bins)
     mean = lambda values: np.array([values[bins == n].mean() for n in numbers])
     return mean(contexts), mean(nll)

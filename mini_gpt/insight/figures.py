@@ -29,7 +29,7 @@ Panel = tuple[str, LoadedModel, Tokenizer, np.ndarray]  # a model's name, the mo
 def maps_figure(panels: Sequence[Panel]) -> Figure:
     """Return a figure of attention averaged over the heads: one row per model, one map per layer."""
     layers = max(model.config.model.num_layers for _, model, _, _ in panels)
-    title = "Attention averaged over the heads: the root of each weight, black 0, white 1"
+    title = "Attention averaged over the heads: square root of each weight, from 0 (black) to 1"
     size = (2.6 * layers + 1, 3.0 * len(panels))
     figure, grid = new_figure(size, len(panels), layers, title=title, squeeze=False)
     for row, (name, model, tokenizer, tokens) in zip(grid, panels, strict=True):
@@ -66,7 +66,7 @@ def model_figures(name: str, model: LoadedModel, tokenizer: Tokenizer, tokens: n
             table_PD = initial_table("sinusoidal", config, len(tokens))
         factor = config.d_model**0.5 if config.scale_embeddings else 1
         x_LD = factor * sharding.to_host(model.parameters["embedding"], model.mesh)[tokens]
-        title = f"{name}: embeddings and positions, and the terms of their sum's product"
+        title = f"{name}: embeddings x, positions p, and the terms of (x+p)ᵀ(y+p′)"
         by_name["sums"] = sums(x_LD, table_PD[: len(tokens)], [""] * len(tokens), title=title)
     return by_name
 
@@ -96,7 +96,7 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
         period = 2 * math.pi * encoding.base ** (2 * pair / width)
         bands.plot(table_LD[:, 2 * pair] - 2.4 * number, label=f"dimension {2 * pair}: {period:,.1f} tokens")
     bands.set(xlabel="position (tokens)", yticks=[], ylim=(-2.4 * len(pairs) + 0.9, 4.2))
-    bands.set_title("Four bands, with their wavelengths")
+    bands.set_title("Four dimensions, with their wavelengths")
     bands.legend(frameon=False, fontsize=8, loc="upper right")
     bands.spines[["top", "right", "left"]].set_visible(False)
     longest = 2 * math.pi * encoding.base
@@ -116,18 +116,18 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
 
 def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: int = 128) -> Figure:
     """Plot the similarity of two positions against their distance, for each encoding. trained: a learned table_PD."""
-    figure, (added, inside) = new_figure((2 * 5.6, 4.3), 1, 2, title="How an encoding tells near from far")
+    figure, (added, inside) = new_figure((2 * 5.6, 4.3), 1, 2, title="Similarity of two positions by distance")
     distance = np.arange(length)
     score = lambda frequencies: np.cos(np.outer(distance, frequencies)).mean(axis=1)
     waves = score(positions.geometric_frequencies(config.sinusoidal.base, config.d_model))
-    added.plot(distance, waves, label="sinusoidal: the same from any position")
+    added.plot(distance, waves, label="sinusoidal: depends only on the distance")
     table_PD = initial_table("learned", config, config.max_positions or length) if trained is None else trained
     cosines = images.cosines(table_PD)
     reach = min(length, len(table_PD) // 2)
     diagonals = [np.diagonal(cosines, offset) for offset in range(reach)]
     mean, low, high = np.array([(values.mean(), *np.quantile(values, [0.1, 0.9])) for values in diagonals]).T
     name = "before training" if trained is None else "trained"
-    added.plot(distance[:reach], mean, color="C1", label=f"learned, {name}: mean, and 80% of all pairs")
+    added.plot(distance[:reach], mean, color="C1", label=f"learned, {name}: mean, and the central 80% of pairs")
     added.fill_between(distance[:reach], low, high, color="C1", alpha=0.2, linewidth=0)
     added.set_ylim(min(-0.3, low.min()), 1.45)
     finish(added, xlabel="distance (tokens)", ylabel="cosine of two positions", title="Added to the embeddings")
@@ -144,7 +144,7 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
 
 
 def rope(config: ModelConfig) -> Figure:
-    """Plot the rotation of two pairs, and scores against offset, which with RoPE do not depend on the position."""
+    """Plot the rotation of two pairs, and scores against the offset. Only RoPE's are the same at each position."""
     encoding, width = positions.Rope(config, rngs=nnx.Rngs(0)), config.rotated_width
     title = f"RoPE on heads of {config.head_width} dimensions"
     figure, (fast, slow, score) = new_figure((3 * 4.6, 4.3), 1, 3, title=title)
@@ -194,7 +194,7 @@ def _similar_vectors(random: np.random.Generator, width: int) -> np.ndarray:
 
 
 def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int = 160) -> Figure:
-    """Plot ALiBi's biases and T5's buckets against distance, or T5's biases, if t5_table[bucket, H] is given."""
+    """Plot the biases of ALiBi and T5 against distance. Without t5_table[bucket, H], plot T5's buckets."""
     figure, (alibi, t5) = new_figure((2 * 5.4, 4.3), 1, 2, title="Biases that are added to the attention logits")
     distance = np.arange(length)
     encoding = positions.Alibi(config, rngs=nnx.Rngs(0))
@@ -248,7 +248,7 @@ def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) ->
 
 
 def _label_words(axes: Axes, words: list[str], *, columns: bool = False) -> None:
-    """Label the rows, and with `columns` the columns too. More than 24 words are left out."""
+    """Label the rows, and with `columns` the columns too. No labels for more than 24 words."""
     words = words if len(words) <= 24 else []
     axes.set_yticks(range(len(words)), words, fontsize=8)
     if columns:

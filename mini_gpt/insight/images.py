@@ -1,4 +1,4 @@
-"""Images for TensorBoard as arrays, because a Matplotlib figure takes longer than training steps."""
+"""Images for TensorBoard as arrays, because plotting with Matplotlib is slower than a training step."""
 
 import numpy as np
 from matplotlib import colormaps

@@ -54,8 +54,8 @@ def _mask_gradient(model: LoadedModel, batch: dict[str, jax.Array]) -> jax.Array
     config, row_weights_BL = model.config.model, weights_BL / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1)
 
     def loss(mask_NBH: jax.Array) -> jax.Array:
-        masked = dataclasses.replace(model, head_mask_NBH=mask_NBH)
-        x_BLD = masked.hidden(inputs_BL, targets_BL if model.masked else None)
+        with_mask = dataclasses.replace(model, head_mask_NBH=mask_NBH)
+        x_BLD = with_mask.hidden(inputs_BL, targets_BL if model.masked else None)
         with sharding.use_mesh(model.mesh):
             table_VD = model.merge().output_table
             return losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
@@ -128,7 +128,7 @@ def curves(importance_NH: np.ndarray, loss: Callable[[np.ndarray], float]) -> li
 
 
 def cost(num_heads: int) -> int:
-    """Return about how many tokens the model processes in a measurement."""
+    """Return the approximate number of tokens that the model processes in a measurement."""
     return IMPORTANCE_TOKENS + (2 + (1 + SEEDS) * (len(counts(num_heads)) - 2)) * SCORED_TOKENS
 
 
@@ -147,6 +147,6 @@ def pruning_figure(importance_NH: np.ndarray, rows: list[dict[str, Any]], *, tit
     random = np.array([row["nll"] for row in rows if row["seed"] is not None]).reshape(-1, len(shares))
     mean, low, high = (list(function(random, axis=0)) for function in (np.mean, np.min, np.max))
     plot_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "C1")
-    title = "Loss without them, without retraining"
+    title = "Loss after removal, without retraining"
     finish(right, xlabel="heads removed (%)", ylabel="loss (nats a token)", title=title)
     return figure

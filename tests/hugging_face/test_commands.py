@@ -89,7 +89,7 @@ def test_an_imported_run_trains_in_place_or_as_a_new_run(run, imports, monkeypat
     assert type_in(monkeypatch, "train.py", config, f"--workdir={tmp_path / 'again'}") is None
     command = ["export", f"--workdir={tmp_path / 'tuned'}", f"--output={tmp_path / 'out'}"]
     assert type_in(monkeypatch, COMMAND, *command) is None
-    assert "| first weights | those of the run again, step 0 |" in (tmp_path / "out" / "README.md").read_text()
+    assert "| initial weights | those of the run again, step 0 |" in (tmp_path / "out" / "README.md").read_text()
     for workdir, step in (("tuned", 2), ("again", 8)):
         trained = Run(tmp_path / workdir)
         assert trained.step == step
@@ -116,7 +116,7 @@ def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
     for name, tensor in load_file(tmp_path / "back" / "model.safetensors").items():
         np.testing.assert_array_equal(tensor, tensors[name], name)
     card = (tmp_path / "back" / "README.md").read_text()
-    assert "| trained |" not in card and "| first weights | those of llama, a Llama |" in card
+    assert "| trained |" not in card and "| initial weights | those of llama, a Llama |" in card
 
 
 def test_errors_are_one_line_and_nothing_is_written(run, out, imports, monkeypatch, tmp_path):

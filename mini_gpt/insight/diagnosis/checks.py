@@ -1,4 +1,4 @@
-"""All checks of a trained model, and the most likely cause of their findings.
+"""All checks of a trained model, and the most likely cause of what they find.
 
 The limits were set on models that were broken on purpose (docs/inside.md).
 """
@@ -16,7 +16,7 @@ from mini_gpt.insight.diagnosis import probe
 from mini_gpt.insight.diagnosis.probe import Layer
 from mini_gpt.model.loaded import LoadedModel
 
-# Limits. A value past its limit is a finding. Comparisons are negated, so that NaN is a finding too.
+# Limits. A check finds a problem if its value is past the limit. Comparisons are negated, so that NaN is past it too.
 LARGE = 1e3  # root mean square of the residual stream
 KEPT = 0.1  # cosine between a block's input and output
 SATURATED, EVEN = 0.02, 0.98  # a layer's mean attention entropy / entropy of uniform attention
@@ -26,9 +26,9 @@ ORDER = 0.05  # effect of reordering tokens on a prediction / effect of replacin
 LEAK = 1e-3  # total variation distance
 FLAT = 0.05  # variation of predictions / unigram entropy
 UNIGRAM = 0.99  # loss / the unigram model's loss
-FIRST_SHARE = 4.0  # the first positions' share of the loss / their share of all positions
+FIRST_SHARE = 4.0  # mean loss of the first positions / mean loss of all
 RISE = 0.3  # nats: last training loss - lowest training loss
-NOISE = 4.0  # standard errors of a mean of losses; a rise must exceed these too
+NOISE = 4.0  # standard errors of the mean loss; a rise must also exceed these
 
 DEAD_DEVIATION = 1e-3  # largest standard deviation of a dead unit / median of its layer
 FIRST = 1 / 16  # share of a window that counts as its first positions
@@ -68,7 +68,7 @@ CAUSES = {
     ),
     "dead heads": ("heads that the model does not need: see --suite=pruning", HIGH_RATE),
     "dead units": (f"{HIGH_RATE} with ReLU", "a layer without gradients"),
-    "training": (HIGH_RATE, "too short a warm-up", "a spike of the loss without recovery"),
+    "training": (HIGH_RATE, "a warm-up that is too short", "a spike of the loss without recovery"),
 }
 
 
@@ -142,8 +142,8 @@ def attention(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
     root = math.sqrt(config.head_width)
     factor = 1.0 if config.scale_attention else root
     says = (
-        f"The attention logits have {factor:.2f} times the scale 1/√d_k, with d_k = {config.head_width}. Without "
-        f"scale, this factor is {root:.2f}, and larger for wider heads. Standard deviation of the logits by layer: "
+        f"The attention logits are {factor:.2f} times QKᵀ/√d_k, with d_k = {config.head_width}. Without the scale "
+        f"1/√d_k, this factor is √d_k = {root:.2f}. Standard deviation of the logits by layer: "
         f"{listed(float(layer.logits_B.mean()) for layer in layers)}."
     )
     scale = Finding("scale of logits", factor, "1", not config.scale_attention, says)
@@ -196,7 +196,7 @@ def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
         near = movable[movable < at][::-1]
         pair = next(([b, a] for a, b in itertools.pairwise(near) if tokens_L[a] != tokens_L[b]), None)
         if len(movable) < 4 or pair is None:
-            continue  # no reordering changes this row
+            continue  # too few tokens to reorder, or no unequal pair to swap
         has_order_B[row] = True
         changed["swapped"][row, pair] = tokens_L[pair[::-1]]
         changed["reversed"][row, movable] = tokens_L[movable[::-1]]
@@ -249,7 +249,7 @@ def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
 
 
 def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[Finding]:
-    """Check how much predictions vary with the text, the loss, and the loss of the first positions.
+    """Check the loss, the loss of the first positions, and how much predictions depend on the text.
 
     unigram_V: log-probabilities of a unigram model.
     """
@@ -259,8 +259,8 @@ def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarra
     entropy = -float(np.sum(np.exp(unigram_V) * unigram_V))
     share = varies / entropy
     says = (
-        f"Predictions differ from their mean by {varies:.2f} nats, {share:.2f} of the unigram entropy "
-        f"({entropy:.2f}). For a unigram model this is 0."
+        f"The mean KL divergence of predictions from their average is {varies:.2f} nats, {share:.2f} of the unigram "
+        f"entropy ({entropy:.2f}). For a unigram model it is 0."
     )
     flat = Finding("predictions", share, f"at least {FLAT}", not share >= FLAT, says)
     if model.masked:
@@ -282,7 +282,7 @@ def _first_positions(nll_BL: np.ndarray) -> Finding:
     first = max(1, round(FIRST * length))
     share = float(nll_BL[:, :first].sum() / nll_BL.sum()) / (first / length)
     says = (
-        f"The first {first} of {length} positions have {share:.1f} times their share of the loss "
+        f"The mean loss of the first {first} of {length} positions is {share:.1f} times that of all positions "
         f"({nll_BL[:, :first].mean():.2f} nats a token; the others {nll_BL[:, first:].mean():.2f})."
     )
     return Finding("first positions", share, f"at most {FIRST_SHARE:g}", not share <= FIRST_SHARE, says)
@@ -298,10 +298,10 @@ def training(history: Sequence[Mapping[str, float]]) -> list[Finding]:
     rise, lowest = float(smooth[-1] - smooth.min()), float(smooth.min())
     noise = NOISE * float(np.std(np.diff(losses))) / math.sqrt(2 * width)  # assume that neighbours differ only by noise
     norms = [row["train/gradient_norm"] for row in history if "train/gradient_norm" in row] or [math.nan]
-    limit = f"at most {RISE} nats, or {noise:.2g} if noise makes this larger"
+    limit = f"at most {RISE} nats, or the noise ({noise:.2g}) if it is larger"
     says = (
-        f"The training loss ended {rise:.2f} nats above its lowest value ({lowest:.2f}, means of {width} rows). The "
-        f"largest gradient norm was {max(norms):.3g}, the median {np.median(norms):.3g}."
+        f"The training loss ended {rise:.2f} nats above its lowest value ({lowest:.2f}), averaged over {width} rows. "
+        f"The largest gradient norm was {max(norms):.3g}, the median {np.median(norms):.3g}."
     )
     return [Finding("training", rise, limit, not rise <= max(RISE, noise), says)]
 

@@ -66,7 +66,7 @@ def layers(model: LoadedModel, windows_BM: np.ndarray) -> list[Layer]:
 
 
 def in_parts(model: LoadedModel, rows_BL: np.ndarray, compute: Callable[[np.ndarray], Any]) -> Any:
-    """Return `compute(rows_BL)`, a pytree of arrays with a batch axis, in batches that fit in memory."""
+    """Return `compute(rows_BL)`, a pytree of arrays with a batch axis; compute it in batches that fit in memory."""
     at_a_time = attention.rows_at_a_time(model, model.config.context_length, WINDOWS)
     parts = []
     for count, part in in_full_batches(rows_BL, at_a_time):

@@ -1,4 +1,4 @@
-"""The explorer: one HTML file that shows a model's attention in a browser, without a network."""
+"""The explorer: one HTML file that shows a model's attention in a browser, also offline."""
 
 import base64
 import json
@@ -107,7 +107,7 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
 def packed(
     logits_NHLS: np.ndarray, weights_NHLS: np.ndarray, visible_LS: np.ndarray, *, causal: bool
 ) -> dict[str, Any]:
-    """Return each row's largest logit, and the square roots of its distances to the logits, quantised and compressed.
+    """Return each row's largest logit, and the square roots of (largest logit - logit), quantised and compressed.
 
     error: the largest difference between the model's weights and those that the page computes.
     """
@@ -134,7 +134,7 @@ def packed(
 
 
 def build_page(data: dict[str, Any]) -> str:
-    """Return page.html with its scripts, style and data inline. `<` is escaped, so that no data closes its element."""
+    """Return page.html with inline scripts, style and data. `<` is escaped, so that data can't close its element."""
     page = _text("page.html")
     encoded = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     parts = {

@@ -24,8 +24,8 @@ from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 
 INDUCTION_ROWS = 32
-SHORTEST_REPEATED = 4  # tokens of a row for induction; in a shorter row, a token follows itself
-FEWEST_REPEATED = 3  # different tokens, for the same reason
+SHORTEST_REPEATED = 4  # tokens of a row for induction: at least two periods of two tokens
+FEWEST_REPEATED = 3  # different tokens; with two, all periods would be equal
 CLEAR = 0.5  # least strength for a label
 FEWEST = 50  # least number of queries for a label
 EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global"
@@ -46,10 +46,10 @@ def head_report(
     """Return a row for each head, layer by layer.
 
     kinds: for each kind of key its score (mean weight on such keys), chance, strength (0 by chance, at most 1) and
-    number of queries. entropy: of the weights, divided by the log of the number of visible keys. distance: mean, in
-    tokens. A kind is clear if its strength is at least CLEAR and it has at least FEWEST queries. label: the strongest
-    clear kind. Without a clear kind, it is "global" if attention is nearly uniform, otherwise "mixed". also: the other
-    clear kinds. pair: the largest weight on another token, with its text.
+    number of queries. entropy: of the weights, divided by the log of the number of visible keys. distance: mean to
+    the keys, in tokens. A kind is clear if its strength is at least CLEAR and it has at least FEWEST queries. label:
+    the strongest clear kind. Without one, it is "global" if attention is nearly uniform, otherwise "mixed". also: the
+    other clear kinds. pair: the largest weight on another token, with its text.
 
     Rare tokens are those that are rare in `train_tokens`. Induction is measured on repeated random tokens that are not
     rare, all other kinds on `inputs`. No token is masked, even under the masked objective (Clark et al. 2019).
@@ -230,6 +230,6 @@ def _plot_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) ->
         if abs(strength) >= 0.1 and len(rows) <= 64:
             ink = "white" if abs(strength) > 0.6 else "black"
             axes.text(x, y, f"{strength:.1f}".replace("0.", "."), ha="center", va="center", fontsize=6.5, color=ink)
-    axes.set(ylabel="layer.head", title="Strength for each kind: 0 as by chance, 1 all attention")
+    axes.set(ylabel="layer.head", title="Strength for each kind: 0 is chance, 1 is all attention")
     axes.spines[:].set_visible(False)
     axes.figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02)

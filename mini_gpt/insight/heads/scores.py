@@ -46,7 +46,7 @@ class StrongestPairs(NamedTuple):
 def measure(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
     """Return sums over the queries with True in counts_BL, and the strongest pairs.
 
-    The query of a strongest pair sees at least MANY keys, or the most that any query sees, if that is less.
+    Pairs are taken from queries that see at least MANY keys, or if there are none, from those that see the most.
     """
     weights_BHLS, visible_BLS = maps.weights_BHLS, maps.visible_BLS & counts_BL[..., None]
     visible_BL = visible_BLS.sum(-1)
@@ -102,7 +102,7 @@ def templates(
 
 
 def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens_BL, a repeated sequence of different random tokens in each row, and period_B, its lengths.
+    """Return tokens_BL and period_B: each row repeats a random sequence of period_B different tokens.
 
     Periods differ, so that a head with a fixed offset is not mistaken for an induction head.
     """
@@ -113,7 +113,7 @@ def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tu
 
 
 def induction_template(length: int, period_B: np.ndarray) -> dict[str, np.ndarray]:
-    """Return mask_BLS of the keys after earlier copies of the query, after the first period (Olsson et al. 2022)."""
+    """Return the template of keys after an earlier copy of the query, beyond the first period (Olsson et al. 2022)."""
     positions_L, period_B11 = np.arange(length), period_B[:, None, None]
     behind_LS = positions_L[:, None] - positions_L
     follows_BLS = ((behind_LS + 1) % period_B11 == 0) & (behind_LS >= 0) & (positions_L > 0)
