@@ -1,7 +1,7 @@
 """The share of a task's problems that a model solves, by length; only the answers are scored.
 
 Answers are greedy. Exact match needs no decoding: greedy decoding gives the true answer if and only if each of its
-tokens is the most likely one after the true tokens before it.
+tokens is the most likely one after the true tokens before it. A masked model predicts all tokens of an answer at once.
 """
 
 import math

@@ -161,9 +161,9 @@ class MiniGPT(nnx.Module):
         """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with one item per layer.
 
         dropout_key: no dropout if None. head_mask_NBH: factors for the heads' outputs; its batch axis may be 1. caches:
-        for each layer its past, or None if it is empty; without `caches`, none are returned. The returned caches are
+        each layer's KV cache, or None for an empty one; without `caches`, None is returned. The returned caches are
         all keys and values, including the new ones. trace: a function applied to each layer's Trace, which then has
-        maps. The returned traces are its results. Without positions, raises the errors of `check_length`.
+        maps. The returned traces are the function's results. Without positions, raises the errors of `check_length`.
         """
         config, (tokens_BL, positions_BL, segments_BL) = self.config, inputs
         if positions_BL is None:

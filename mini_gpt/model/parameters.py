@@ -28,9 +28,9 @@ def check_shapes(found: Parameters, expected: Parameters, source: str) -> None:
     one_by_one = functools.partial(jax.eval_shape, functools.partial(with_layers, stacked=False))
     left, right = (by_name(one_by_one(parameters)) for parameters in (found, expected))
     for name in sorted(left.keys() | right.keys()):
-        have, want = (each[name].shape if name in each else "none" for each in (left, right))
+        have, want = (f"shape {each[name].shape}" if name in each else "nothing" for each in (left, right))
         if have != want:
-            raise UserError(f"{source} has the parameter {name} of shape {have}; the config needs {want}")
+            raise UserError(f"{source} has {have} for the parameter {name}; the config needs {want}")
 
 
 def non_finite(parameters: Parameters) -> str | None:

@@ -1,4 +1,4 @@
-"""Positional encodings; each overrides some of the three hooks of the base class, which do nothing.
+"""Positional encodings; each overrides some of the base class's three hooks. By default, a hook changes nothing.
 
 Hooks accept any positions, so that packing, offsets and the KV cache use one path. Angles and biases are in float32.
 """
@@ -176,7 +176,7 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
     linear: all are divided by s (position interpolation, Chen et al. 2023). ntk: the base becomes
     base · s^(width/(width-2)), so that the slowest pair is divided by s and the fastest is unchanged (NTK-aware; Peng
     et al. 2023, 3.1). yarn: pairs with more than `beta_fast` turns in the original context are unchanged. Pairs with
-    fewer than `beta_slow` turns are divided by s. Between these bounds, the share of both is linear in the turns (Peng
+    fewer than `beta_slow` turns are divided by s. In between, the two frequencies are mixed linearly in the turns (Peng
     et al. 2023, 3.2, where the bounds are β and α; the released code is linear in the pair's index).
     """
     plain_P, s = geometric_frequencies(rope.base, width), rope.factor

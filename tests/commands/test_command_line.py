@@ -150,11 +150,11 @@ BAD_EVAL = [
     (["--override=model.rope.bas=7"], r"error: model\.rope\.bas: no such config field; did you mean model\.rope\.base"),
     (
         ["--override=model.num_layers=2"],
-        r"error: --override: the checkpoint has the parameter blocks/1/\S+ of shape none; the config needs",
+        r"error: --override: the checkpoint has nothing for the parameter blocks/1/\S+; the config needs shape",
     ),
     (
         ["--override=model.max_positions=64"],
-        r"error: --override: the checkpoint has .*learned/embedding of shape \(32, 32\); the config needs \(64, 32",
+        r"error: --override: the checkpoint has shape \(32, 32\) for .*/embedding; the config needs shape \(64, 32",
     ),
     (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which can"),
     (["--override=data.split_fractions=(0.5,0.4,0.1)"], r"error: --override: found data\.split_fractions, which can"),

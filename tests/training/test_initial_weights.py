@@ -44,11 +44,11 @@ def test_weights_of_another_shape_are_refused(small, tmp_path):
     for overrides, message in (
         (
             {"model__position": "learned", "context_length": 64},
-            r"learned/embedding of shape \(32, 32\); the config needs",
+            r"has shape \(32, 32\) for the parameter .*learned/embedding; the config needs",
         ),
         (
             {"model__position": "rope", "model__num_layers": 3},
-            r"has the parameter blocks/1/\S+ of shape none; the config",
+            r"has nothing for the parameter blocks/1/\S+; the config",
         ),
         (
             {"data__tokenizer": "characters"},

@@ -40,10 +40,10 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         layout["segments"] = blocks(mask.segments_BL)
     biased = context.biased
     definition: Any
-    definition, weights = nnx.split(position) if biased else (None, {})
+    definition, parameters = nnx.split(position) if biased else (None, {})
 
-    def bias_BHCS(weights: nnx.State, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
-        bias = nnx.merge(definition, weights).bias(layout["positions"][i], layout["positions"][j])
+    def bias_BHCS(parameters: nnx.State, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
+        bias = nnx.merge(definition, parameters).bias(layout["positions"][i], layout["positions"][j])
         return jnp.broadcast_to(bias, (B, H, size, size))
 
     def visible_B1CS(i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
@@ -52,11 +52,11 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         visible_BCS = mask.between(i * size + offsets_C, j * size + offsets_C, segments)
         return (visible_BCS & (j * size + offsets_C < L))[:, None]
 
-    def masked_logits(q_BGRK, k_BGSK, weights, i, j, layout) -> jax.Array:
+    def masked_logits(q_BGRK, k_BGSK, parameters, i, j, layout) -> jax.Array:
         logits_BGRS = jnp.einsum("bgrk,bgsk->bgrs", q_BGRK, k_BGSK, preferred_element_type=jnp.float32)
         logits_BHCS = logits_BGRS.reshape(B, H, size, size)
         if biased:
-            logits_BHCS = logits_BHCS + bias_BHCS(weights, i, j, layout)
+            logits_BHCS = logits_BHCS + bias_BHCS(parameters, i, j, layout)
         return jnp.where(visible_B1CS(i, j, layout), logits_BHCS, HIDDEN).reshape(logits_BGRS.shape)
 
     def over_pairs(body: Any, carry: Any) -> Any:
@@ -66,10 +66,10 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
             return carry
         return jax.lax.scan(lambda carry, pair: (body(carry, *pair), None), carry, jnp.array(pairs, jnp.int32))[0]
 
-    def forward(q_NBGRK, k_NBGSK, v_NBGSK, weights, layout) -> tuple[jax.Array, jax.Array]:
+    def forward(q_NBGRK, k_NBGSK, v_NBGSK, parameters, layout) -> tuple[jax.Array, jax.Array]:
         def body(carry, i, j):
             sum_NBGRK, max_NBGR, total_NBGR = carry
-            logits_BGRS = masked_logits(q_NBGRK[i], k_NBGSK[j], weights, i, j, layout)
+            logits_BGRS = masked_logits(q_NBGRK[i], k_NBGSK[j], parameters, i, j, layout)
             max_BGR = jnp.maximum(max_NBGR[i], jnp.max(logits_BGRS, axis=-1))
             weights_BGRS = jnp.exp(logits_BGRS - max_BGR[..., None])
             decay_BGR = jnp.exp(max_NBGR[i] - max_BGR)
@@ -85,37 +85,37 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         sum_NBGRK, max_NBGR, total_NBGR = over_pairs(body, start)
         any_visible_NBGR = max_NBGR > HIDDEN
         out_NBGRK = jnp.where(any_visible_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
-        # For a row without a visible key, log-sum-exp 0 makes its weights in the backward pass exp(HIDDEN - 0) = 0.
+        # A row without a visible key gets log-sum-exp 0, so that its weights in `backward` are exp(HIDDEN - 0) = 0.
         return out_NBGRK.astype(q_NBGRK.dtype), jnp.where(any_visible_NBGR, max_NBGR + jnp.log(total_NBGR), 0)
 
     def backward(saved, dout_NBGRK):
-        q_NBGRK, k_NBGSK, v_NBGSK, weights, layout, out_NBGRK, logsumexp_NBGR = saved
+        q_NBGRK, k_NBGSK, v_NBGSK, parameters, layout, out_NBGRK, logsumexp_NBGR = saved
         inner_NBGR = jnp.sum(dout_NBGRK.astype(jnp.float32) * out_NBGRK, axis=-1)
 
         # Transpose left operands once, because XLA on CPUs is slow with large transposed operands.
         q_NBGKR, dout_NBGKR = q_NBGRK.swapaxes(-1, -2), dout_NBGRK.swapaxes(-1, -2)
 
         def body(carry, i, j):
-            dq_NBGRK, dk_NBGKS, dv_NBGKS, dweights = carry
-            logits_BGRS = masked_logits(q_NBGRK[i], k_NBGSK[j], weights, i, j, layout)
+            dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters = carry
+            logits_BGRS = masked_logits(q_NBGRK[i], k_NBGSK[j], parameters, i, j, layout)
             weights_BGRS = jnp.exp(logits_BGRS - logsumexp_NBGR[i][..., None])
             dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j], preferred_element_type=jnp.float32)
             dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
-            if jax.tree.leaves(weights):
-                _, pullback = jax.vjp(lambda weights: bias_BHCS(weights, i, j, layout), weights)
-                dweights = jax.tree.map(jnp.add, dweights, pullback(dlogits_BGRS.reshape(B, H, size, size))[0])
+            if jax.tree.leaves(parameters):
+                _, pullback = jax.vjp(lambda parameters: bias_BHCS(parameters, i, j, layout), parameters)
+                dparameters = jax.tree.map(jnp.add, dparameters, pullback(dlogits_BGRS.reshape(B, H, size, size))[0])
             return (
                 dq_NBGRK.at[i].add(_product("bgrs,bgsk->bgrk", dlogits_BGRS, k_NBGSK[j])),
                 dk_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", q_NBGKR[i], dlogits_BGRS)),
                 dv_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", dout_NBGKR[i], weights_BGRS)),
-                dweights,
+                dparameters,
             )
 
-        start = q_NBGRK, k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2), weights
+        start = q_NBGRK, k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2), parameters
         start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), start)
-        dq_NBGRK, dk_NBGKS, dv_NBGKS, dweights = over_pairs(body, start)
-        sums = dq_NBGRK, dk_NBGKS.swapaxes(-1, -2), dv_NBGKS.swapaxes(-1, -2), dweights
-        return *jax.tree.map(lambda d, x: d.astype(x.dtype), sums, (q_NBGRK, k_NBGSK, v_NBGSK, weights)), None
+        dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters = over_pairs(body, start)
+        sums = dq_NBGRK, dk_NBGKS.swapaxes(-1, -2), dv_NBGKS.swapaxes(-1, -2), dparameters
+        return *jax.tree.map(lambda d, x: d.astype(x.dtype), sums, (q_NBGRK, k_NBGSK, v_NBGSK, parameters)), None
 
     def core_forward(*arguments):
         out_NBGRK, logsumexp_NBGR = forward(*arguments)
@@ -123,7 +123,7 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
 
     core = jax.custom_vjp(lambda *arguments: forward(*arguments)[0])
     core.defvjp(core_forward, backward)
-    out_NBGRK = core(q_NBGRK, k_NBGSK, v_NBGSK, weights, layout)
+    out_NBGRK = core(q_NBGRK, k_NBGSK, v_NBGSK, parameters, layout)
     out_BLHK = out_NBGRK.reshape(count, B, G, H // G, size, K).transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, K)
     return out_BLHK[:, :L]
 

@@ -13,7 +13,7 @@ class Mask(NamedTuple):
     """An attention mask. Query i sees all keys, or keys 0..i if causal, but never keys of another segment.
 
     window: query i sees only keys j with |i - j| < window, where i and j are indices in the sequence, not positions. A
-    causal query sees `window` keys, its own included (Jiang et al. 2023). Others also see the next window - 1.
+    causal query sees `window` keys, its own included (Jiang et al. 2023); other queries also see the next window - 1.
     """
 
     causal: bool
@@ -68,7 +68,7 @@ class KeyValues(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The inputs of self-attention besides heads. position: a `positions.Position`. with_maps: return its maps."""
+    """The inputs of self-attention besides heads. position: `positions.Position`. with_maps: return attention maps."""
 
     mask: Mask
     position: Any
