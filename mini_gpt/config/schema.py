@@ -156,7 +156,7 @@ class ModelConfig(Section, prefix="model."):
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
             count = f"{fields} give {rotated} of {self.head_width} per head"
-            self.refuse("d_model", f"rope rotates pairs of dimensions, so their number must be even; {count}")
+            self.refuse("d_model", f"rope rotates pairs of dimensions: their number must be even and positive; {count}")
 
     @property
     def position_pattern(self) -> tuple[str, ...]:

@@ -15,13 +15,13 @@ from mini_gpt.runtime.errors import UserError
 
 START_TIMEOUT = 300  # seconds
 LONGEST_PREPARATION = 24 * 3600  # seconds that other processes wait while process 0 prepares a corpus
-CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of clusters that give each process a number
+CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of clusters that give each process a rank
 GO, ERROR = "go", "error: "
 _turns = itertools.count()
 
 
 class Job(NamedTuple):
-    """The address of process 0 (HOST:PORT), the number of processes, and the number of this one, from 0."""
+    """The address of process 0 (HOST:PORT), the number of processes, and the rank of this one."""
 
     coordinator: str
     num_processes: int
@@ -32,7 +32,7 @@ class Job(NamedTuple):
 def start(
     coordinator: str | None, num_processes: int | None, process_id: int | None, timeout: float = START_TIMEOUT
 ) -> int:
-    """Connect this process to the others of its job, if there are any, and return its number.
+    """Connect this process to the others of its job, if there are any, and return its rank.
 
     Without flags, the job is that of SLURM, Open MPI or the TPU pod; if there is none, the process runs alone. Call it
     before anything that uses a device. Raises UserError if the others do not connect within `timeout` seconds (JAX
