@@ -65,7 +65,7 @@ def stream(
     if length == 0:
         return
     state = _start(model, sampling, capacity, tokens_BL, lengths_B, seed)
-    state, _ = _continue(model, sampling, state, 0)  # compile before the first token is yielded
+    state, _ = _continue(model, sampling, state, 0)  # compiles the loop, so that no pause follows the first token
     yield np.asarray(state.tokens_B)[:, None]
     for written in range(1, length, CHUNK):
         count = min(CHUNK, length - written)
