@@ -13,7 +13,6 @@ test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/python -m pytest -q -n 2 -m "not slow" tests
 
-# Check the types of the package.
 types: $(VENV)/installed-dev
 	$(VENV)/bin/mypy
 
@@ -28,7 +27,7 @@ test-hugging-face: .venv-hugging-face/installed
 faults: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tests.faults.kills --kills=200
 
-# All tests with the newest supported Python that this machine has, on the PATH or in pyenv.
+# Run all tests with the newest supported Python of this machine, on the PATH or in pyenv.
 NEWER = python3.13 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.13*/bin/python3 \
         python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3
 test-newest:
@@ -36,7 +35,7 @@ test-newest:
 	  if "$$python" -c '' 2>/dev/null; then exec $(MAKE) test test-slow PYTHON="$$python" VENV=.venv-newest; fi; \
 	done; echo "no Python newer than 3.11 found: nothing to do"
 
-# All tests with the oldest versions that requirements.txt allows.
+# Run all tests with the oldest versions that requirements.txt allows.
 test-oldest:
 	$(MAKE) .venv-oldest/installed-dev VENV=.venv-oldest
 	sed -n 's/^\([A-Za-z_-]*\)>=\([0-9.]*\).*/\1==\2/p' requirements.txt > .venv-oldest/oldest.txt
