@@ -36,7 +36,7 @@ def export(run: Run, output: Path) -> str:
     with files.directory_written_whole(output) as draft:
         ids = tokenizer_files.write(run.tokenizer, draft, run.config.context_length)
         vocab_size = tokenizers.vocab_size(run.tokenizer)
-        write_model(run.config, vocab_size, run.parameters, draft, order=order, ids=ids)
+        write_model(run.config, vocab_size, run.model.parameters, draft, order=order, ids=ids)
         (draft / "README.md").write_text(model_card.text(run, architecture.title), encoding="utf-8")
     return architecture.title
 

@@ -17,7 +17,7 @@ def text(run: Run, architecture: str) -> str:
     facts = {
         "architecture": f"{architecture}, {model.num_layers} layers, width {model.d_model}, {model.num_heads} heads",
         "positions": model.position,
-        "parameters": f"{model_parameters.count(run.parameters):,}",
+        "parameters": f"{model_parameters.count(run.model.parameters):,}",
         "context": f"{config.context_length:,} tokens",
         "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
     }

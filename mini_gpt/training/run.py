@@ -71,15 +71,15 @@ class Run(SavedRun):
         with self.open_checkpoints() as checkpoints:
             self.step = checkpoints.resolve(checkpoint)
         vocab_size = states.vocab_size(self.config, self.tokenizer)
-        self.definition, abstract = states.abstract_parameters(self.config, vocab_size, self.mesh)
-        self.parameters = self.read_parameters(self.step, self.config, abstract, "--override: the checkpoint")
-        if bad := model_parameters.non_finite(self.parameters):
+        definition, abstract = states.abstract_parameters(self.config, vocab_size, self.mesh)
+        parameters = self.read_parameters(self.step, self.config, abstract, "--override: the checkpoint")
+        if bad := model_parameters.non_finite(parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
         separator_id = tokenizers.separator_id(self.config.data, self.tokenizer)
         # As in training: an override of context_length must not change the tokens per batch.
         batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
-        fields = (self.definition, self.config, self.mesh, separator_id, batch_tokens)
-        self.model = LoadedModel(self.parameters, *fields)
+        fields = (definition, self.config, self.mesh, separator_id, batch_tokens)
+        self.model = LoadedModel(parameters, *fields)
 
     @functools.cached_property
     def corpus(self) -> corpora.Corpus:

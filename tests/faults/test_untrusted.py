@@ -315,7 +315,7 @@ def test_control_characters_are_escaped_on_a_terminal(run, monkeypatch, capsys, 
 def poisoned(run, config):
     """Save a checkpoint with NaNs and valid checksums; return its run directory."""
     source = Run(run)
-    bad = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(np.nan), source.parameters)
+    bad = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(np.nan), source.model.parameters)
     _, abstract = states.abstract(config, states.vocab_size(config, source.tokenizer), source.mesh)
     state = states.first(config, bad, abstract)
     with contextlib.closing(Checkpoints(run / "checkpoints", keep=2)) as checkpoints:

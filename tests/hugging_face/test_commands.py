@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from safetensors.numpy import load_file
 
 from mini_gpt.model import parameters
@@ -55,7 +54,7 @@ def imports(out, monkeypatch, corpus_files, tmp_path):
 
 
 def leaves(run):
-    listed = jax.tree_util.tree_leaves_with_path(run.parameters)
+    listed = jax.tree_util.tree_leaves_with_path(run.model.parameters)
     return {parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
 
 
@@ -107,7 +106,7 @@ def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
     described = json.loads((source / "config.json").read_text())
     theirs = np.array([[*tokenizer.encode("the größer cat").ids, 2]])
     mine = np.array([[*run.tokenizer.encode("the größer cat"), 399]])
-    model = nnx.merge(run.definition, run.parameters)
+    model = run.model.merge()
     expected_BLV = numpy_forwards.logits(described, tensors, theirs)
     np.testing.assert_allclose(model(jnp.asarray(mine)), expected_BLV[..., run.tokenizer.order], rtol=1e-4, atol=1e-4)
     command = ["export", f"--workdir={tmp_path / 'again'}", f"--output={tmp_path / 'back'}"]

@@ -31,10 +31,9 @@ def test_nll_is_the_log_probability_of_the_target(logits_and_targets):
     assert losses.nll(logits.astype(jnp.bfloat16), targets).dtype == jnp.float32
 
 
-def loss_sum(logits_BLV, targets_BL, smoothing):
+def loss_sum(logits_BLV, targets_BL, weights_BL, smoothing):
     """Return the objective. The logits are passed as hidden states, with the identity as unembedding table."""
-    weights_BL, table_VV = jnp.ones(targets_BL.shape), jnp.eye(logits_BLV.shape[-1])
-    mesh = sharding.make_mesh(1, 1, 1)
+    table_VV, mesh = jnp.eye(logits_BLV.shape[-1]), sharding.make_mesh(1, 1, 1)
     return losses.loss_sums(logits_BLV, table_VV, targets_BL, weights_BL, smoothing, mesh)[0]
 
 
@@ -42,13 +41,15 @@ def loss_sum(logits_BLV, targets_BL, smoothing):
 def test_smoothing_is_cross_entropy_against_the_mixture(logits_and_targets, smoothing):
     logits, targets = logits_and_targets
     mixture = (1 - smoothing) * np.eye(11)[np.asarray(targets)] + smoothing / 11
-    exact = -(mixture * log_probabilities(logits)).sum()
-    assert float(loss_sum(logits, targets, smoothing)) == pytest.approx(exact, rel=1e-5)
+    exact = -(mixture * log_probabilities(logits)).sum(-1)
+    of_weights = jax.jit(lambda weights_BL: loss_sum(logits, targets, weights_BL, smoothing))
+    tokens = np.eye(10, dtype=np.float32).reshape(10, 2, 5)  # one token has weight 1
+    np.testing.assert_allclose([of_weights(weights_BL) for weights_BL in tokens], exact.ravel(), rtol=1e-5)
 
 
 def test_smoothed_loss_is_minimal_at_the_mixture():
     mixture = 0.9 * jnp.eye(5)[2] + 0.1 / 5
-    gradient = jax.grad(loss_sum)(jnp.log(mixture)[None, None], jnp.array([[2]]), 0.1)
+    gradient = jax.grad(loss_sum)(jnp.log(mixture)[None, None], jnp.array([[2]]), jnp.ones((1, 1)), 0.1)
     np.testing.assert_allclose(gradient, 0, atol=1e-6)
 
 

@@ -80,10 +80,10 @@ def test_two_processes_train_as_one(small, tmp_path):
     # Runs of one and of two processes have the same numbers, also after a resume with the other number.
     assert [row["step"] for row in rows(two)] == [1, 2, 3, 4]
     assert_close(rows(two), rows(one)[:4])
-    assert_close(Run(two).parameters, Run(one, checkpoint="4").parameters)
+    assert_close(Run(two).model.parameters, Run(one, checkpoint="4").model.parameters)
     again = loop.train(small(**bpe), two)
     assert_close(rows(two), rows(one))
-    assert_close(again.parameters, Run(one).parameters)
+    assert_close(again.parameters, Run(one).model.parameters)
     for written in (two / "checkpoints" / "4", one / "checkpoints" / "8"):
         recorded = json.loads((written / "parameters" / "_sharding").read_text())
         place = json.loads(recorded[base64.b64encode(b"blocks.0.mlp.up.kernel").decode()])
@@ -132,7 +132,7 @@ def test_both_processes_reject_damage_that_one_finds(small, tmp_path):
         return said, [process.returncode for process in both]
 
     assert train()[1] == [0, 0]
-    before = Run(workdir).parameters, rows(workdir)
+    before = Run(workdir).model.parameters, rows(workdir)
     for part in (workdir / "checkpoints/4/parameters/ocdbt.process_1/d").iterdir():  # only process 1 reads it
         part.write_bytes(part.read_bytes()[: part.stat().st_size // 4])
     (store,) = (tmp_path / "cache1" / "tokens").glob("*/train.tokens")
@@ -141,7 +141,7 @@ def test_both_processes_reject_damage_that_one_finds(small, tmp_path):
     assert statuses == [0, 0], said
     assert "is damaged (found by another process): moved to" in said[0][1] and "at step 2: resuming" in said[0][1]
     assert (workdir / "damaged/checkpoints-4/parameters").is_dir()
-    again = Run(workdir).parameters, rows(workdir)
+    again = Run(workdir).model.parameters, rows(workdir)
     assert again[1] == before[1]
     with workdirs.locked(workdir, new=False):
         said, statuses = train()

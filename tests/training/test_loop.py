@@ -142,7 +142,7 @@ def test_a_run_loads_on_another_number_of_devices(small, tmp_path, monkeypatch, 
     monkeypatch.setattr(jax, "devices", lambda: devices)
     run = Run(tmp_path)
     assert run.mesh.devices.size == read
-    assert_same_bits(run.parameters, state.parameters)
+    assert_same_bits(run.model.parameters, state.parameters)
     written = dataclasses.replace(run.model, parameters=state.parameters, mesh=mesh)
     tokens = run.store.tokens("validation")
     scores = [perplexity.score_split(model, tokens, run.tokenizer.token_bytes) for model in (written, run.model)]

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboardX import event_file_writer
 
@@ -120,7 +119,7 @@ def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsy
     assert "continued by the model:\n\n    " in output
     run = Run(tmp_path)
     tokens = run.store.tokens("validation")
-    forward = jax.jit(nnx.merge(run.definition, run.parameters))
+    forward = jax.jit(run.model.merge())
     total, length = 0.0, run.config.context_length
     for start in range(0, len(tokens) - 1, length):  # block by block, independent of the scorer
         block = np.asarray(tokens[start : start + length + 1], np.int64)
