@@ -88,6 +88,11 @@ def corpus_files(tmp_path_factory) -> str:
     return str(directory / "*.txt")
 
 
+def slow(*cases):
+    """Return cases of a parametrized test that only the slow tests run. A tuple has a value for each argument."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
 SMALL = {
     "context_length": 32,
     "model.num_layers": 1,

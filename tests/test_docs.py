@@ -125,6 +125,7 @@ def insert(path: Path, code: str, *, before: str) -> None:
     path.write_text(f"{text[:start]}{code}\n\n{text[start:]}", encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_extension_guides_work(extended):
     script = "; ".join(f"exec(open('check_{guide}.py').read(), {{}})" for guide in GUIDES)
     environment = os.environ | {"PYTHONPATH": str(extended), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

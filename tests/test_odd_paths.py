@@ -26,7 +26,7 @@ from mini_gpt.training.orbax_files import missing_arrays
 from mini_gpt.training.run import Run
 from mini_gpt.training.state import TrainState
 from tests.commands.test_command_line import type_in
-from tests.conftest import REPOSITORY, SMALL
+from tests.conftest import REPOSITORY, SMALL, slow
 from tests.faults import kills
 from tests.faults.kills import Trainer
 from tests.training.interruption import assert_same_bits
@@ -75,9 +75,7 @@ def save_and_restore(directory: Path) -> None:
         assert_same_bits(checkpoints.restore(2, shapes_of(state)), state)
 
 
-@pytest.mark.parametrize(
-    "name", [*ODD, *(pytest.param(name, marks=pytest.mark.slow) for name in random_names(seed=0, count=40))]
-)
+@pytest.mark.parametrize("name", [*ODD, *slow(*random_names(seed=0, count=40))])
 def test_a_checkpoint_under_an_odd_path_is_restored(tmp_path, name):
     save_and_restore(tmp_path / name / "checkpoints")
     assert {path.name for path in tmp_path.iterdir()} == {Path(name).parts[0]}, "nothing is written elsewhere"
@@ -245,6 +243,7 @@ def test_all_commands_work_in_an_odd_directory(monkeypatch, corpus_files, tmp_pa
     assert named[1] == "model.position=none,seed=0" and files.plain_name(named[0]) == named[0]
 
 
+@pytest.mark.slow
 def test_the_default_workdir_works_in_an_odd_directory(monkeypatch, corpus_files, tmp_path):
     here = tmp_path / "[2024] a\\b" / "**"
     here.mkdir(parents=True)

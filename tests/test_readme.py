@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from mini_gpt.training import loop
 from tests.conftest import REPOSITORY
 
@@ -12,6 +14,7 @@ def test_the_readme_is_at_most_150_lines():
     assert len(README.splitlines()) <= 150
 
 
+@pytest.mark.slow
 def test_the_python_example_runs(small, tmp_path, capsys):
     loop.train(small(train__steps=1, eval__every=1, eval__sample_tokens=0), tmp_path / "run", conclude=False)
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

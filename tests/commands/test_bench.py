@@ -106,6 +106,7 @@ def test_spread_is_median_and_quartiles():
     assert np.isclose(bench.spread([1, 2])["median"], 1.5)
 
 
+@pytest.mark.slow
 def test_generation_is_measured_after_compilation(small, monkeypatch):
     config, written = small(model__position="rope"), []
 

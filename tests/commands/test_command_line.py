@@ -68,6 +68,7 @@ def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
     assert first == second
 
 
+@pytest.mark.slow
 def test_splits_and_overrides_have_files_of_their_own(monkeypatch, run, capsys):
     assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
     plain = (run / "eval" / "perplexity.json").read_text()
@@ -200,6 +201,7 @@ def test_a_changed_text_is_refused(monkeypatch, run, corpus_files, tmp_path):
     assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={run}")
 
 
+@pytest.mark.slow
 def test_an_error_is_one_line_with_exit_status_1():
     command = [sys.executable, "train.py", "--config=configs/tiny.py", "--config.model.d_model=130"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
@@ -245,6 +247,7 @@ def test_sample_refuses_invalid_text_and_writes_to_any_terminal(run):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 def test_count_parameters_prints_the_total():
     command = [sys.executable, "-m", "mini_gpt.commands.count_parameters", "--config=configs/tiny.py"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)

@@ -48,6 +48,7 @@ def test_training_resumes_in_the_other_layout(small, tmp_path, monkeypatch):
     assert steps[0] == steps[1] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_is_refused(small, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         interrupt_after(patch, 1)

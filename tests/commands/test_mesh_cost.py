@@ -90,6 +90,7 @@ def test_only_meshes_that_divide_the_model_are_listed(small):
     assert {mesh.tensor for mesh in mesh_cost.meshes(gpt2, 8)} == {1, 2, 4}
 
 
+@pytest.mark.slow
 def test_the_compiled_step_sends_about_the_calculated_bytes(small):
     """Without `sharding.gather`, XLA also shards activations by their width and sends several times as many bytes."""
     mesh = MeshConfig(1, 8, 1)

@@ -35,6 +35,7 @@ def sample(monkeypatch, small, workdirs):
     return typed
 
 
+@pytest.mark.slow
 def test_the_text_equals_that_of_generate(sample, small, workdirs, capsys):
     assert sample("--prompt=the cat", "--length=20", "--temperature=0.7", "--top_k=9", "--seed=3") is None
     run = Run(workdirs(small, "rope"))
@@ -44,6 +45,7 @@ def test_the_text_equals_that_of_generate(sample, small, workdirs, capsys):
     assert capsys.readouterr().out == "the cat" + run.tokenizer.decode(drawn) + "\n"
 
 
+@pytest.mark.slow
 def test_json_has_an_object_for_each_text(sample, capsys):
     arguments = ["--length=30", "--json", "--samples=2", "--temperature=5", "--top_k=0", "--stop=e", "--seed=1"]
     assert sample("--prompt=the", *arguments) is None
@@ -57,6 +59,7 @@ def test_json_has_an_object_for_each_text(sample, capsys):
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines, "with the same seed"
 
 
+@pytest.mark.slow
 def test_prompts_come_from_a_flag_a_file_or_stdin(sample, capsys, tmp_path, monkeypatch):
     (tmp_path / "prompt.txt").write_text("größe")
     assert sample(f"--prompt_file={tmp_path}/prompt.txt", "--length=3") is None
@@ -95,6 +98,7 @@ def test_the_default_length_fills_the_trained_context(sample, capsys, caplog, tm
     assert len(written["tokens"]) == 32 - 5 or written["ended_by"] == "end of document"
 
 
+@pytest.mark.slow
 def test_positions_limit_the_length_or_a_warning_is_logged(sample, capsys, caplog):
     assert sample("--prompt=the cat", "--length=99", "--json", "--temperature=0", position="learned") is None
     assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 32 - 7
@@ -126,6 +130,7 @@ def test_bad_flags_end_in_one_line(sample, arguments, message):
     assert re.fullmatch(f"error: {message}", sample(*arguments))
 
 
+@pytest.mark.slow
 def test_invalid_and_unknown_characters_are_refused(sample, monkeypatch, small, tmp_path):
     (tmp_path / "bytes").write_bytes(b"ab\xff")
     line = sample(f"--prompt_file={tmp_path}/bytes")

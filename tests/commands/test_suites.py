@@ -33,6 +33,7 @@ def scalars(directory):
     return {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}, events
 
 
+@pytest.mark.slow
 def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained, capsys):
     workdir = trained(model__position="learned")
     arguments = [f"--workdir={workdir}", "--suite=extrapolation,perplexity", "--lengths=16,1x,2x", "--strides=8,0.5x"]
@@ -101,6 +102,7 @@ def test_overrides_have_results_of_their_own(monkeypatch, trained):
     assert len(set(losses)) == 7
 
 
+@pytest.mark.slow
 def test_tasks_writes_json_csv_png_and_tensorboard(monkeypatch, trained, capsys):
     workdir = trained(**TASK, model__position="learned")
     assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--lengths=0.5x,6,12") is None
@@ -200,6 +202,7 @@ def test_masked_runs_are_not_extrapolated(monkeypatch, trained):
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_suite_writes_nothing(trained, monkeypatch):
     workdir = trained(model__position="rope")
     calls = []

@@ -161,6 +161,7 @@ def test_a_bad_sweep_ends_in_one_line_and_writes_nothing(monkeypatch, flags, tmp
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_results_of_another_text_are_refused(monkeypatch, flags, tmp_path, caplog):
     caplog.set_level("INFO", "mini_gpt")
     (tmp_path / "text").mkdir()

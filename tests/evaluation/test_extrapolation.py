@@ -11,6 +11,7 @@ from mini_gpt.evaluation.extrapolation import Windowing
 from mini_gpt.model import loss as losses
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
 from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 200 + [2] * 56 + [0])
@@ -40,7 +41,7 @@ def loss_of_one(model, tokens, start, target):
     return float(losses.nll(logits_BLV, jnp.array([[tokens[target]]]))[0, 0])
 
 
-@pytest.mark.parametrize("position", ["rope", "alibi"])
+@pytest.mark.parametrize("position", ["alibi", *slow("rope")])
 def test_each_row_is_the_mean_over_its_targets(measure, position):
     rows, by_position, model, tokens = measure((8, 20), (3, 8), model__position=position)
     assert [(row["length"], row["protocol"], row["stride"]) for row in rows] == [
@@ -106,6 +107,7 @@ def test_a_perplexity_too_large_for_a_float_is_none(measure, monkeypatch):
     assert (rows[0]["status"], rows[0]["nll"], rows[0]["perplexity"]) == ("ok", 800.0, None)
 
 
+@pytest.mark.slow
 def test_cost_is_logged_first_and_batches_are_as_in_training(measure, monkeypatch, caplog):
     shapes, nll = [], LoadedModel.nll
 

@@ -11,6 +11,7 @@ from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import loss as losses
 from mini_gpt.model.gpt import positions_and_segments
+from tests.conftest import slow
 from tests.evaluation.models import random_model
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
@@ -35,7 +36,7 @@ def problems_of(config, count, length=5):
     return [tasks.problem(corpus, "test", 0, index, shortest=length, longest=length) for index in range(count)]
 
 
-@pytest.mark.parametrize("fields", [{}, {"mesh__data": 4}], ids=str)
+@pytest.mark.parametrize("fields", [{"mesh__data": 4}, *slow({})], ids=str)
 def test_exact_match_agrees_with_greedy_decoding(config, fields):
     """Two of three problems take the output of the random model as their answer, so that some are solved."""
     config = config("missing_duplicate", **fields)

@@ -137,6 +137,7 @@ def test_fuzzed_tokenizers_load_or_are_refused(small, tmp_path, kind):
     check()
 
 
+@pytest.mark.slow
 def test_fuzzed_corpora_load_or_are_refused(small, tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()

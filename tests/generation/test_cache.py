@@ -15,6 +15,7 @@ from mini_gpt.model.gpt import positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
+from tests.conftest import slow
 
 VOCAB, CAPACITY = 13, 40
 
@@ -46,14 +47,11 @@ def make(fields, separator_id=None):
 ISOLATED = ("learned", "t5", "window", "random")  # models that are also tested with isolated documents
 
 
-SLOW = ("sinusoidal", "window, alibi", "post", "yarn", "random, learned", "partial rope", "bfloat16")
+QUICK = [("none", None), ("rope", None), ("pattern", None), ("grouped", None), ("t5", 12), ("window", 12)]
 CASES = [(name, None) for name in MODELS] + [(name, 12) for name in ISOLATED]
 
 
-@pytest.mark.parametrize(
-    "name, separator_id",
-    [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in SLOW else []) for case in CASES],
-)
+@pytest.mark.parametrize("name, separator_id", [*QUICK, *slow(*(case for case in CASES if case not in QUICK))])
 def test_cached_logits_equal_a_full_forward_pass(name, separator_id):
     model = make(MODELS[name], separator_id)
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (3, CAPACITY), np.int32)  # far past the context of 16
@@ -76,6 +74,7 @@ def test_cached_logits_equal_a_full_forward_pass(name, separator_id):
     assert np.ptp(full_BTV, axis=-1).min() > 0.5
 
 
+@pytest.mark.slow
 def test_a_head_mask_applies_with_a_cache_too():
     model = dataclasses.replace(make(MODELS["rope"]), head_mask_NBH=jnp.ones((3, 1, 4)).at[1, 0, 2].set(0.0))
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (2, 9), np.int32)

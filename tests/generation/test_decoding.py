@@ -16,6 +16,7 @@ from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
 
 CONTEXT, VOCAB = 8, 13
 GREEDY = Sampling(temperature=0.0)
@@ -39,8 +40,8 @@ def generate(model, *prompts, length=12, **options):
     "fields",
     [
         {"model.position": "rope"},
-        {"model.position": "learned", "model.max_positions": 40},
-        {"model.position": "alibi", "model.attention_window": 4},
+        *slow({"model.position": "learned", "model.max_positions": 40}),
+        *slow({"model.position": "alibi", "model.attention_window": 4}),
     ],
 )
 def test_greedy_tokens_are_the_argmax_of_the_logits(fields, monkeypatch):
@@ -102,7 +103,7 @@ def test_dtype_auto_decodes_in_float32_on_cpus(monkeypatch):
     assert generation._float32_definition(model.config.model, VOCAB) == make().definition
 
 
-@pytest.mark.parametrize("axes", [{"fsdp": 4}, {"tensor": 2, "fsdp": 2}, {"data": 2, "tensor": 4}])
+@pytest.mark.parametrize("axes", [{"tensor": 2, "fsdp": 2}, *slow({"fsdp": 4}, {"data": 2, "tensor": 4})])
 def test_sharded_parameters_generate_the_same_tokens(axes):
     fields = {"model.num_heads": 4, "model.d_model": 16}
     model = make(**fields)
@@ -116,6 +117,7 @@ def test_sharded_parameters_generate_the_same_tokens(axes):
     assert generate(dataclasses.replace(model, parameters=sharded, mesh=mesh), [1, 2, 3], [4], **options) == expected
 
 
+@pytest.mark.slow
 def test_tokens_before_a_separator_do_not_matter():
     model = make(separator_id=12)
     kept = generate(model, [4, 5, 12, 6, 7], length=3, sampling=GREEDY)
@@ -131,6 +133,7 @@ def test_draws_depend_on_the_seed_not_on_other_rows():
     assert generate(model, [1], [4, 5, 6], seed=1)[0] == first
 
 
+@pytest.mark.slow
 def test_each_place_has_its_own_noise_and_penalty():
     model = make()
     (even,) = generate(model, [1, 2], length=40, sampling=Sampling(temperature=1e6))

@@ -58,6 +58,7 @@ def leaves(run):
     return {parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
 
 
+@pytest.mark.slow
 def test_an_exported_run_is_imported_again(run, out, imports, monkeypatch, tmp_path, capsys):
     assert sorted(path.name for path in out.iterdir()) == [
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
@@ -78,6 +79,7 @@ def test_an_exported_run_is_imported_again(run, out, imports, monkeypatch, tmp_p
     assert before.trained.model == after.trained.model
 
 
+@pytest.mark.slow
 def test_an_imported_run_trains_in_place_or_as_a_new_run(run, imports, monkeypatch, tmp_path):
     assert imports("--config.optimizer.learning_rate=1e-9") is None
     start = leaves(Run(run))
@@ -96,6 +98,7 @@ def test_an_imported_run_trains_in_place_or_as_a_new_run(run, imports, monkeypat
             np.testing.assert_allclose(leaf, start[path], atol=1e-6, err_msg=path)
 
 
+@pytest.mark.slow
 def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
     tokenizer, source = foreign(), tmp_path / "llama"
     written("llama", source, vocab_size=400, end=2)

@@ -90,6 +90,7 @@ def leaking(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("leaking")
 def test_a_missing_causal_mask_is_found(initial):
     (causality,) = checks.causality(*initial(model__position="rope")[:2])
@@ -106,6 +107,7 @@ def test_unscaled_logits_grow_with_the_root_of_the_width(initial, heads):
     assert scale.value == pytest.approx(math.sqrt(32 / heads), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_isolated_documents_are_shuffled_one_by_one(initial):
     model, windows_BM, _ = initial(model__position="none", data__isolate_documents=True, **BIDIRECTIONAL)
     windows_BM[:, [5, 27]] = 256  # position 16 attends to 5..26 only: a separator starts a document
@@ -136,6 +138,7 @@ def test_attention_to_one_token_has_no_entropy_checks(initial):
     assert not any(finding.found for finding in checks.stream(model, layers))
 
 
+@pytest.mark.slow
 def test_broken_losses_heads_units_and_values_are_found(initial):
     model, windows_BM, train_tokens = initial(model__position="rope", model__activation="relu")
     sound = probe.layers(model, windows_BM)

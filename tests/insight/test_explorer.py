@@ -67,9 +67,7 @@ def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndar
     [
         {"model__position": "rope"},
         {"model__attention_window": 5, "data__isolate_documents": True},
-        pytest.param(
-            {"model__causal": False, "train__objective": "masked", "model__position": "alibi"}, marks=pytest.mark.slow
-        ),
+        {"model__causal": False, "train__objective": "masked", "model__position": "alibi"},
     ],
 )
 def test_the_page_holds_the_models_attention(small, tmp_path, fields):

@@ -20,6 +20,7 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import Position
 from mini_gpt.runtime import sharding
 from tests import oracle
+from tests.conftest import slow
 
 
 def draw(*shape, seed=0, dtype=jnp.float32):
@@ -60,7 +61,7 @@ def test_attend_equals_loops_in_float64(kv_heads):
             np.testing.assert_allclose(out[b, :, h], weights @ v[b, :, g], atol=1e-5)
 
 
-@pytest.mark.parametrize("fields", [{}, {"model.scan_layers": True}, {"model.remat": "block"}], ids=str)
+@pytest.mark.parametrize("fields", [{}, *slow({"model.scan_layers": True}, {"model.remat": "block"})], ids=str)
 def test_traced_weights_sum_to_one_and_leave_logits_unchanged(fields):
     config = configs.load("configs/tiny.py", {"model.num_layers": 3, "model.num_kv_heads": 2} | fields).model
     model, tokens = MiniGPT(config, 257, rngs=nnx.Rngs(0)), jnp.arange(20).reshape(2, 10)
@@ -133,6 +134,7 @@ def test_the_scale_keeps_the_logits_variance_at_one():
         assert float(jnp.var(maps.logits_BHLS)) == pytest.approx(variance, rel=0.1)
 
 
+@pytest.mark.slow
 def test_attention_statistics_use_visible_pairs_only():
     config = configs.load("configs/tiny.py", {"model.position": "alibi"})
     module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)

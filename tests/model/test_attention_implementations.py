@@ -19,6 +19,7 @@ from mini_gpt.model.attention.masks import Context, Heads, Mask
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
 
 
 def draw(*shape, seed, dtype=jnp.float32):
@@ -65,9 +66,10 @@ CASES = {  # length, position, causal, window, segments, groups
     "long, t5, window": (600, "t5", True, 300, False, 4),
     "long, bidirectional, alibi": (600, "alibi", False, None, True, 4),
 }
+QUICK = ["t5, grouped, documents", "long, bidirectional, alibi"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*QUICK, *slow(*(case for case in CASES if case not in QUICK))])
 def test_blockwise_and_its_gradients_equal_the_reference(case):
     length, name, causal, window, documents, groups = CASES[case]
     definition, weights = encoding(name, 4, groups, causal)
@@ -88,6 +90,7 @@ def test_blockwise_and_its_gradients_equal_the_reference(case):
     assert np.abs(jax.tree.leaves(wanted[0])[-1]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_blockwise_bfloat16_is_as_accurate_as_the_reference():
     definition, weights = encoding("t5", 4, 4)
     q, k, v = (draw(2, 600, 4, 16, seed=seed, dtype=jnp.bfloat16) for seed in range(3))
@@ -121,7 +124,7 @@ def test_mask_blocks_are_those_with_a_visible_pair():
 
 @pytest.mark.parametrize(
     "name, lengths",
-    [("alibi", (1024, 2048)), pytest.param("t5", (1024, 2048, 4096, 8192, 16_384), marks=pytest.mark.slow)],
+    [("alibi", (1024, 2048)), *slow(("t5", (1024, 2048, 4096, 8192, 16_384)))],
 )
 def test_blockwise_memory_is_linear_in_the_length(name, lengths):
     overrides = {"model.position": name, "model.num_layers": 1, "model.d_model": 32, "model.num_heads": 2}
@@ -159,6 +162,7 @@ def test_interpreted_splash_equals_the_reference(case):
     assert_close(found, wanted, 1e-5)
 
 
+@pytest.mark.slow
 def test_splash_is_sharded_over_rows_and_heads():
     mesh = sharding.make_mesh(*configs.load("configs/tiny.py", {"mesh.fsdp": 2, "mesh.tensor": 2}).mesh.sizes)
     heads = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))

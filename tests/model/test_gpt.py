@@ -13,6 +13,7 @@ from mini_gpt.model import MiniGPT, gpt, parameters
 from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
+from tests.conftest import slow
 
 ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
 VOCAB = 23
@@ -34,15 +35,10 @@ def run(definition, params, *args, **kwargs):
     return nnx.merge(definition, params)(*args, **kwargs)
 
 
-VARIANTS = [{"position": name} for name in ENCODINGS] + [
-    {"position": ("rope", "none")},
-    {"position": ("t5", "alibi")},
-    {"position": "rope", "rope.fraction": 0.5, "rope.base": 500.0},
-    {"position": "sinusoidal", "scale_embeddings": True, "sinusoidal.amplitude": 0.5, "sinusoidal.base": 100.0},
-    {"position": "learned", "scale_embeddings": True},
-    {"position": "rope", "num_kv_heads": 2},
-    {"position": "rope", "d_model": 64, "rope.scaling": "linear", "rope.factor": 3.0},
-    {"position": "rope", "d_model": 64, "rope.scaling": "ntk", "rope.factor": 3.0},
+QUICK = [{"position": name} for name in ENCODINGS] + [
+    {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False},
+    {"position": ("rope", "t5"), "num_layers": 4, "scan_layers": True, "norm": "rmsnorm"},
+    {"scale_attention": False, "activation": "gelu_exact"},
     {
         "position": "rope",
         "d_model": 64,
@@ -51,27 +47,27 @@ VARIANTS = [{"position": name} for name in ENCODINGS] + [
         "rope.original_context": 200,
         "rope.beta_fast": 8.0,
     },
-    {"position": ("rope", "none"), "d_model": 64, "rope.scaling": "yarn", "rope.factor": 2.0, "rope.fraction": 0.5},
     {"position": "alibi", "attention_window": 4},
-    {"position": "rope", "attention_window": 3, "causal": False},
     {"position": "t5", "num_kv_heads": 1, "causal": False},
+]
+SLOW = [
+    {"position": ("rope", "none")},
+    {"position": ("t5", "alibi")},
+    {"position": "rope", "rope.fraction": 0.5, "rope.base": 500.0},
+    {"position": "sinusoidal", "scale_embeddings": True, "sinusoidal.amplitude": 0.5, "sinusoidal.base": 100.0},
+    {"position": "learned", "scale_embeddings": True},
+    {"position": "rope", "num_kv_heads": 2},
+    {"position": "rope", "d_model": 64, "rope.scaling": "linear", "rope.factor": 3.0},
+    {"position": "rope", "d_model": 64, "rope.scaling": "ntk", "rope.factor": 3.0},
+    {"position": ("rope", "none"), "d_model": 64, "rope.scaling": "yarn", "rope.factor": 2.0, "rope.fraction": 0.5},
+    {"position": "rope", "attention_window": 3, "causal": False},
     {"position": "alibi", "causal": False, "norm_placement": "post"},
-    {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False},
     {"norm_placement": "post", "activation": "relu"},
-    {"position": ("rope", "t5"), "num_layers": 4, "scan_layers": True, "norm": "rmsnorm"},
     {"residual": False},
-    {"scale_attention": False, "activation": "gelu_exact"},
 ]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        pytest.param(fields, marks=[pytest.mark.slow] if number > 5 and number % 2 else [])
-        for number, fields in enumerate(VARIANTS)
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("overrides", [*QUICK, *slow(*SLOW)], ids=str)
 def test_logits_equal_an_independent_forward(overrides):
     config, definition, params = make_model(**overrides)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(params, stacked=False))
@@ -168,6 +164,7 @@ def test_no_gradient_reaches_a_later_token(position):
         assert (influence[at + 1 :] == 0).all()
 
 
+@pytest.mark.slow
 def test_only_position_none_without_a_mask_is_permutation_equivariant():
     tokens = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6]])
     order = jnp.array([5, 2, 7, 0, 1, 4, 3, 6])
@@ -213,9 +210,10 @@ def test_each_dropout_rate_acts_alone(rate):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "activation, dtype, tolerance",
-    [("gelu", "float32", 1e-4), pytest.param("swiglu", "bfloat16", 0.02, marks=pytest.mark.slow)],
+    [("gelu", "float32", 1e-4), ("swiglu", "bfloat16", 0.02)],
 )
 def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, tolerance):
     fields = {"position": ("rope", "t5"), "num_layers": 4, "dropout": 0.3, "tie_embeddings": False}
@@ -256,6 +254,7 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
     jax.tree.map(close, maps_of_scan, maps)
 
 
+@pytest.mark.slow
 def test_a_scan_has_a_program_of_one_size_for_any_depth():
     """The programs for initialization and for a gradient have as many lines with 24 layers as with 4."""
     lines = []

@@ -130,6 +130,7 @@ def test_loss_gradients_are_summed_over_devices_once(arrays, monkeypatch):
     assert sums and not any("while/body" in line for line in sums)
 
 
+@pytest.mark.slow
 def test_the_train_step_never_holds_all_logits(small):
     """With GPT-2's vocabulary, 128 rows of 128 tokens would have 3.3 GB of logits."""
     config = small(context_length=128, train__batch_size=128)

@@ -219,6 +219,7 @@ def test_alibi_slopes_equal_written_out_values(heads):
     np.testing.assert_allclose(positions.alibi_slopes(heads), PUBLISHED_SLOPES[heads], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_attention_scale_does_not_apply_to_alibi():
     overrides = {"model.position": "alibi", "model.d_model": 32, "model.num_heads": 2, "model.num_layers": 1}
     model = MiniGPT(configs.load("configs/default.py", overrides).model, 7, rngs=nnx.Rngs(0))

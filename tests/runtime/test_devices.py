@@ -12,7 +12,7 @@ import pytest
 from mini_gpt.model import gpt
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, slow
 
 
 def device(platform, capability=None, kind="a device"):
@@ -68,7 +68,7 @@ def test_a_gpu_plugin_without_a_gpu_gives_a_warning(monkeypatch, caplog):
         jax.config.update("jax_platforms", jax_platforms)
 
 
-@pytest.mark.parametrize("platform", ["cuda", "quantum"])
+@pytest.mark.parametrize("platform", ["cuda", *slow("quantum")])
 def test_a_missing_platform_ends_the_command_in_one_line(tmp_path, platform):
     command = [sys.executable, "train.py", "--config=configs/tiny.py", f"--workdir={tmp_path}/run"]
     environment = os.environ | {"JAX_PLATFORMS": platform, "CUDA_VISIBLE_DEVICES": ""}

@@ -15,6 +15,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.monitor import Spikes
+from tests.conftest import slow
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 from tests.training.test_stopping import signal_in_step
 
@@ -73,7 +74,7 @@ class LateMetric:
         return float(self.value)
 
 
-@pytest.fixture(params=["at once", pytest.param("a step later", marks=pytest.mark.slow)])
+@pytest.fixture(params=["at once", *slow("a step later")])
 def metrics_delay(request, monkeypatch):
     """Make the metrics of a step ready at once, or only after the next step has started."""
     if request.param == "at once":
@@ -93,7 +94,7 @@ def metrics_delay(request, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_stop_saves_the_step_before_and_can_resume(small, tmp_path, poison, metrics_delay, accumulation, capsys):
     config = small(train__accumulation_steps=accumulation, **FIELDS)
     before = trained_on(config, range(5))
@@ -147,6 +148,7 @@ def test_skipped_steps_change_only_the_step_and_are_limited(small, tmp_path, poi
         loop.train(config, tmp_path / "three", conclude=False)
 
 
+@pytest.mark.slow
 def test_a_rewind_skips_data_and_resumes_exactly(small, tmp_path, poison, metrics_delay, monkeypatch):
     config = small(train__nonfinite="rewind", **FIELDS | {"train__steps": 14})
     # At batch 5 (step 6), the run rewinds to step 4 and continues with batch 6. At batch 9 (step 8), with batch 10.
@@ -164,6 +166,7 @@ def test_a_rewind_skips_data_and_resumes_exactly(small, tmp_path, poison, metric
         assert (record.data_offset, record.bad_steps) == (6, 2)
 
 
+@pytest.mark.slow
 def test_stopping_after_a_resume_keeps_the_best_checkpoint(small, tmp_path, poison):
     fields = FIELDS | {"eval__every": 4, "checkpoint__keep": 1}
     loop.train(small(**fields | {"train__steps": 4}), tmp_path, conclude=False)
@@ -203,6 +206,7 @@ def test_a_stop_does_not_change_the_checkpoint_of_a_rewind(small, tmp_path, pois
     assert logged_steps(tmp_path / "stopped") == logged_steps(tmp_path / "uninterrupted") == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_rewinds_end_at_their_limit(small, tmp_path, poison):
     poison(*range(5, 100))
     config = small(train__nonfinite="rewind", train__nonfinite_limit=3, **FIELDS)

@@ -59,9 +59,8 @@ def remove(path: Path, rng: random.Random) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize(
-    "damage", [flip, *(pytest.param(other, marks=pytest.mark.slow) for other in (truncate, remove))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [flip, truncate, remove])
 def test_a_damaged_file_never_changes_the_restored_state(written, tmp_path, damage, caplog):
     """For each damaged file, the last checkpoint is restored bit for bit, or moved to damaged/ as a whole."""
     directory, abstract, states = written
@@ -85,6 +84,7 @@ def test_a_damaged_file_never_changes_the_restored_state(written, tmp_path, dama
     assert "8/format/metadata" in aside
 
 
+@pytest.mark.slow
 def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
     directory, abstract, _ = written
     for step in (8, 4):
@@ -109,6 +109,7 @@ def test_a_run_resumes_exactly_after_a_damaged_checkpoint(small, tmp_path):
     assert rows == [12, 12]
 
 
+@pytest.mark.slow
 def test_an_earlier_damaged_checkpoint_is_moved_away(written):
     directory, abstract, states = written
     (directory / "4" / "format" / "metadata").write_text("{")
@@ -117,6 +118,7 @@ def test_an_earlier_damaged_checkpoint_is_moved_away(written):
     assert_same_bits(state, states[8])
 
 
+@pytest.mark.slow
 def test_the_checksum_finds_swapped_rows_of_an_array(written, monkeypatch):
     directory, abstract, _ = written
 
@@ -174,6 +176,7 @@ def test_any_flipped_bit_changes_both_sums():
         assert before[:8] != after[:8] and before[8:] != after[8:]
 
 
+@pytest.mark.slow
 def test_a_run_of_format_2_is_read_and_resumed(tmp_path):
     zipfile.ZipFile(HERE / "format_2.zip").extractall(tmp_path)
     workdir = tmp_path / "run"

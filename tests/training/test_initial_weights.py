@@ -39,6 +39,7 @@ def test_a_run_starts_from_the_weights_of_another(small, tmp_path, monkeypatch, 
         loop.train(small(model__position="rope"), tmp_path / "source", init_from=tmp_path / "tuned")
 
 
+@pytest.mark.slow
 def test_weights_of_another_shape_are_refused(small, tmp_path):
     loop.train(small(model__position="learned"), tmp_path / "source")
     for overrides, message in (

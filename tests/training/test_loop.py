@@ -18,7 +18,8 @@ from tests.training.interruption import Interrupted, assert_same_bits, interrupt
 HARD = {"model__dropout": 0.2, "train__accumulation_steps": 2, "train__batch_size": 8, "data__isolate_documents": True}
 
 
-@pytest.mark.parametrize("mesh", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [1, 4])
 def test_a_resumed_run_ends_with_the_same_bits(small, tmp_path, monkeypatch, mesh):
     config = small(train__steps=9, checkpoint__every=2, eval__every=3, train__log_every=4, mesh__data=mesh, **HARD)
     uninterrupted = loop.train(config, tmp_path / "uninterrupted")
@@ -60,6 +61,7 @@ def batch_of(config, place):
     return run.train_batches[place]
 
 
+@pytest.mark.slow
 def test_the_last_checkpoints_and_the_best_are_kept(small, tmp_path, monkeypatch):
     losses = iter([5.0, 2.0, 3.0, 4.0, 6.0, 7.0])
 
@@ -77,6 +79,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(small, tmp_path, monkeypatch
     assert Run(tmp_path, checkpoint="best").step == 2
 
 
+@pytest.mark.slow
 def test_a_better_loss_is_saved_between_checkpoints(small, tmp_path, monkeypatch):
     losses = iter([5.0, 2.0, 3.0])
     monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
@@ -118,6 +121,7 @@ def test_a_model_learns_with_every_encoding(small, tmp_path, position):
     assert logged[0]["train/loss"] > 5 and logged[-1]["validation/loss"] < 1.7
 
 
+@pytest.mark.slow
 def test_masked_prediction_is_scored_on_masked_tokens_only(small, tmp_path, capsys):
     config = small(train__objective="masked", model__causal=False, eval__sample_tokens=4)
     loop.train(config, tmp_path)
@@ -132,7 +136,7 @@ def test_masked_prediction_is_scored_on_masked_tokens_only(small, tmp_path, caps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("written, read", [((2, 2, 2), 1), pytest.param((4, 1, 1), 8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("written, read", [((2, 2, 2), 1), ((4, 1, 1), 8)])
 def test_a_run_loads_on_another_number_of_devices(small, tmp_path, monkeypatch, written, read):
     data, fsdp, tensor = written
     config = small(mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)

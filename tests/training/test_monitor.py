@@ -13,6 +13,7 @@ from mini_gpt.training.run import Run
 from tests.training.interruption import Interrupted, interrupt_after, rows
 
 
+@pytest.mark.slow
 def test_all_metrics_and_images_are_logged(small, tmp_path):
     loop.train(small(model__num_layers=2, model__position="learned", eval__sample_tokens=4), tmp_path)
     logged = rows(tmp_path)
@@ -36,6 +37,7 @@ def test_all_metrics_and_images_are_logged(small, tmp_path):
         assert [event.step for event in board.Images(name)] == [4, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 3])
 def test_logged_speed_excludes_compilation_and_evaluation(small, tmp_path, monkeypatch, ahead):
     """Fake clock: a step takes 1 s, compilation and evaluation 60 s. The host is `ahead` steps ahead of the device."""
@@ -87,6 +89,7 @@ def test_logged_speed_excludes_compilation_and_evaluation(small, tmp_path, monke
     assert set(rates.values()) == {one}
 
 
+@pytest.mark.slow
 def test_a_run_resumed_within_a_second_shows_each_step_once(small, tmp_path, monkeypatch):
     clock = SimpleNamespace(time=lambda: 1e9)  # the name of an event file has the time in seconds
     monkeypatch.setattr(event_file_writer, "time", clock)
@@ -102,6 +105,7 @@ def test_a_run_resumed_within_a_second_shows_each_step_once(small, tmp_path, mon
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path, conclude=False)
     path = tmp_path / "metrics.jsonl"
@@ -113,6 +117,7 @@ def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
     assert [row["step"] for row in rows(tmp_path)] == [1, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsys):
     loop.train(small(eval__sample_tokens=4), tmp_path)
     output = capsys.readouterr().out

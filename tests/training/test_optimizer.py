@@ -64,6 +64,7 @@ def test_a_short_run_ends_during_warm_up(schedule, warmup):
     np.testing.assert_allclose(rates(schedule, warmup_steps=warmup), expected, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_only_matrices_decay():
     config = configs.load(
         "configs/default.py",

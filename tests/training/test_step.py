@@ -12,6 +12,7 @@ from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import state as states
 from mini_gpt.training.step import make_train_step
+from tests.conftest import slow
 
 VOCAB = 40
 
@@ -41,7 +42,7 @@ def assert_close(a, b, tolerance=2e-5):
         np.testing.assert_allclose(left, right, atol=tolerance, rtol=1e-3)
 
 
-@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("parts", [4, *slow(2)])
 def test_accumulation_changes_nothing_but_rounding(small, parts):
     single, history, _ = run(small(train__label_smoothing=0.1))
     accumulated, accumulated_history, _ = run(small(train__accumulation_steps=parts, train__label_smoothing=0.1))
@@ -56,7 +57,8 @@ def test_accumulation_equals_one_batch_on_four_devices(small):
     assert_close(single.parameters, accumulated.parameters)
 
 
-@pytest.mark.parametrize("objective", ["next_token", pytest.param("masked", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["next_token", "masked"])
 def test_documents_are_split_at_unmasked_separators(small, objective):
     """The loss of a batch with separators equals that of its documents, each run alone."""
     config = small(train__objective=objective, model__causal=objective == "next_token", model__position="alibi")
@@ -90,6 +92,7 @@ def test_the_old_state_is_donated(small):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.parameters))
 
 
+@pytest.mark.slow
 def test_label_smoothing_changes_only_the_objective(small):
     config = small(train__label_smoothing=0.3)
     mesh = sharding.make_mesh(*config.mesh.sizes)
@@ -106,6 +109,7 @@ def test_label_smoothing_changes_only_the_objective(small):
     assert [float(metrics["loss"]), float(metrics["objective"])] == pytest.approx(means, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_the_step_only(small):
     config = small(model__dropout=0.5, optimizer__learning_rate=1e-30)
     mesh = sharding.make_mesh(*config.mesh.sizes)

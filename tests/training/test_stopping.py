@@ -33,9 +33,8 @@ def signal_in_step(monkeypatch, number, step_number):
     monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
 
 
-@pytest.mark.parametrize(
-    "number, status", [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_the_step_and_sets_the_exit_status(small, tmp_path, monkeypatch, number, status, capfd, caplog):
     config = small(train__steps=9, train__log_every=4, checkpoint__every=4, eval__every=9, **HARD)
     uninterrupted = loop.train(config, tmp_path / "uninterrupted", conclude=False)

@@ -24,6 +24,7 @@ def test_more_steps_need_a_schedule_without_an_end(small, tmp_path):
         loop.train(small(train__steps=8, **cosine), tmp_path / "cosine")
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_already_trained_are_refused(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path)
     with pytest.raises(UserError, match=r"train\.steps: found 2, but the run in .* is already at step 4"):
@@ -40,6 +41,7 @@ def test_a_checkpoint_of_another_format_is_refused(small, tmp_path, monkeypatch)
     assert (tmp_path / "checkpoints" / "2").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -56,6 +58,7 @@ def test_a_workdir_of_another_run_is_refused_and_left_alone(small, tmp_path, cha
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_change_some_fields_but_not_its_text(small, tmp_path, corpus_files):
     loop.train(small(train__steps=2), tmp_path / "run")
     moved = tmp_path / "moved"
@@ -91,6 +94,7 @@ def test_an_indivisible_batch_size_is_refused(small, tmp_path, mesh, batch, mess
         loop.train(small(train__batch_size=batch, **mesh), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_config_json_is_the_resolved_config(small, tmp_path):
     config = small()
     loop.train(config, tmp_path)

@@ -78,6 +78,7 @@ def by_hand(small):
     return dataclasses.replace(model, parameters=parameters)
 
 
+@pytest.mark.slow
 def test_a_handmade_induction_head_is_found(by_hand):
     tokenizer = CharacterTokenizer("abcdefgh")
     tokens = np.random.default_rng(0).integers(0, V - 1, 4000).astype(np.uint16)
