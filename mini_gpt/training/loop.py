@@ -50,15 +50,15 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     is_new = tokenizer is None
     weights = find_initial_weights(workdir, init_from, config)
     if tokenizer is None:
-        tokenizer = weights.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
+        tokenizer = weights.run.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
     run = assembly.assemble(config, mesh, corpus, tokenizer)
-    first_state = _FirstState(run, weights)
+    first_state = _FirstState(run, weights, is_new=is_new)
 
     # Barrier: a slow process must not mistake this run's new files for an existing run.
     processes.barrier("looked at the run directory")
     with workdirs.locked(workdir, new=is_new) if processes.is_main_process() else contextlib.nullcontext():
         if is_new and processes.is_main_process():
-            workdirs.claim(workdir, config, corpus, tokenizer, weights.record if weights else None)
+            workdirs.claim(workdir, config, corpus, tokenizer, weights.record() if weights else None)
         processes.barrier("made the run directory")
         with files.clear_write_errors(workdir):
             state, stop = _start_or_resume(run, workdir, first_state)
@@ -90,9 +90,9 @@ def _print_summary(workdir: Path, evaluator: Evaluator, model: LoadedModel) -> N
 class _FirstState:
     """Returns the state at step 0, for a new run and for a run that is rewound to it."""
 
-    def __init__(self, run: Assembly, weights: InitialWeights | None):
+    def __init__(self, run: Assembly, weights: InitialWeights | None, *, is_new: bool):
         self.run, self.weights = run, weights
-        self.parameters = self._read()  # before any file is written, so that an error leaves no files
+        self.parameters = self._read() if is_new else None  # before any file is written: an error leaves no files
 
     def __call__(self) -> TrainState:
         # The parameters are donated to the state, so a second call must read them again.
@@ -100,9 +100,7 @@ class _FirstState:
         return self.run.first_state(parameters)
 
     def _read(self) -> model_parameters.Parameters | None:
-        if self.weights is None:
-            return None
-        return self.weights.parameters(self.run.config, self.run.abstract_state.parameters)
+        return self.weights.parameters(self.run.abstract_state.parameters) if self.weights else None
 
 
 def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> tuple[TrainState, StopRequest]:

@@ -117,34 +117,47 @@ class Run(SavedRun):
             raise UserError("--override: found model.rope.factor; it needs model.rope.scaling=linear, ntk or yarn too")
 
 
-class InitialWeights(SavedRun):
+class InitialWeights:
     """A checkpoint of another run. A new run starts with its weights and its tokenizer.
 
-    Everything else comes from the new config. The steps start at 0, with a new optimizer state. Raises UserError if
-    there is no checkpoint, or if the other run has another kind of tokenizer.
+    Everything else comes from the new config. The steps start at 0, with a new optimizer state. The other run is opened
+    when it is first used: a resumed run needs it only for a rewind to step 0.
     """
 
-    def __init__(self, workdir: Path, config: Config, checkpoint: str = "last"):
-        super().__init__(workdir)
+    def __init__(self, workdir: Path, config: Config, checkpoint: str):
+        self.workdir, self.config, self.checkpoint = workdir, config, checkpoint
+
+    @functools.cached_property
+    def run(self) -> SavedRun:
+        """The other run. Raises UserError if it is invalid, or has another kind of tokenizer."""
+        run = SavedRun(self.workdir)
         for name in ("tokenizer", "vocab_size"):
-            saved, given = getattr(self.trained.data, name), getattr(config.data, name)
+            saved, given = getattr(run.trained.data, name), getattr(self.config.data, name)
             if saved != given:
                 raise UserError(
-                    f"data.{name}: found {given!r}, but the run of --init_from={workdir} has {saved!r}; "
+                    f"data.{name}: found {given!r}, but the run of --init_from={self.workdir} has {saved!r}; "
                     f"give --config.data.{name}={saved}"
                 )
-        with self.open_checkpoints() as checkpoints:
-            try:
-                self.step = checkpoints.resolve(checkpoint)
-            except UserError as error:
-                raise UserError(f"--init_from: {workdir} does not have the checkpoint ({error})") from None
-        self.record = {"workdir": str(workdir.resolve()), "checkpoint_step": self.step}  # for init_from.json
+        return run
 
-    def parameters(self, config: Config, abstract: Parameters) -> Parameters:
+    @functools.cached_property
+    def step(self) -> int:
+        """The step of the checkpoint. Raises UserError if there is none."""
+        with self.run.open_checkpoints() as checkpoints:
+            try:
+                return checkpoints.resolve(self.checkpoint)
+            except UserError as error:
+                raise UserError(f"--init_from: {self.workdir} does not have the checkpoint ({error})") from None
+
+    def record(self) -> dict[str, str | int]:
+        """Return the content of init_from.json."""
+        return {"workdir": str(self.workdir.resolve()), "checkpoint_step": self.step}
+
+    def parameters(self, abstract: Parameters) -> Parameters:
         """Return the weights. Raises UserError if a shape does not fit the new config, or a weight is not finite."""
-        changed = configs.differences(self.trained, config).items()
+        changed = configs.differences(self.run.trained, self.config).items()
         listed = [f"{name} {old!r} → {new!r}" for name, (old, new) in changed if name.startswith(("model.", "context"))]
-        parameters = self.read_parameters(self.step, config, abstract, f"--init_from: {self.workdir}")
+        parameters = self.run.read_parameters(self.step, self.config, abstract, f"--init_from: {self.workdir}")
         log.info(f"starting with the weights of {self.workdir}, step {self.step}" + "".join(f"\n  {x}" for x in listed))
         if bad := model_parameters.non_finite(parameters):
             raise UserError(f"--init_from: {self.workdir}, step {self.step}: {bad}; take another checkpoint or run")
@@ -152,7 +165,7 @@ class InitialWeights(SavedRun):
 
 
 def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) -> InitialWeights | None:
-    """Return the initial weights of the run in `workdir`; None if they are random, or if it has a checkpoint.
+    """Return the initial weights of the run in `workdir`, or None if they are random.
 
     Raises UserError if the run was started with other initial weights.
     """
@@ -163,7 +176,6 @@ def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) 
             f"--init_from: found {init_from}; the run in {workdir} was started from "
             f"{recorded['workdir'] if recorded else 'random weights'}; give the same, or name a new directory"
         )
-    has_checkpoint = any(path.name.isdecimal() for path in (workdir / workdirs.CHECKPOINTS).glob("*"))
-    if init_from is None or has_checkpoint:
+    if init_from is None:
         return None
     return InitialWeights(init_from, config, str(recorded["checkpoint_step"]) if recorded else "last")

@@ -34,7 +34,7 @@ def test_training_resumes_in_the_other_layout(small, tmp_path, monkeypatch):
     for directory, scan in ((plain, True), (scanned, False)):
         config = small(model__scan_layers=scan, mesh__data=1, mesh__fsdp=4, **FIELDS)
         abstract = states.abstract(config, 257, sharding.make_mesh(*config.mesh.sizes))[1].parameters
-        taken = InitialWeights(directory, config).parameters(config, abstract)
+        taken = InitialWeights(directory, config, "last").parameters(abstract)
         equal(taken, stacked if scan else unstacked)
         assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, abstract)
 

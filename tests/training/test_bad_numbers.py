@@ -1,8 +1,10 @@
 """Non-finite losses and gradients never change the state: the run stops, skips the step or rewinds."""
 
+import functools
 import json
 import math
 import re
+import shutil
 import signal
 
 import jax
@@ -39,13 +41,16 @@ def poison(monkeypatch):
     return make
 
 
-def trained_on(config, places):
-    """Return the state after one step on the batch of each index, in turn. None stands for a skipped step."""
+def trained_on(config, places, parameters=None):
+    """Return the state after one step on the batch of each index, in turn. None stands for a skipped step.
+
+    parameters: the first ones; None for random ones.
+    """
     corpus = corpora.open_corpus(config.data)
     run = assembly.assemble(
         config, sharding.make_mesh(*config.mesh.sizes), corpus, token_store.fit_tokenizer(corpus, config.data)
     )
-    state, step = run.first_state(), run.compiled_step()
+    state, step = run.first_state(parameters), run.compiled_step()
     for place in places:
         if place is None:
             state = state._replace(step=state.step + 1)
@@ -179,18 +184,41 @@ def test_stopping_after_a_resume_keeps_the_best_checkpoint(small, tmp_path, pois
 
 
 @pytest.mark.slow
-def test_a_rewind_restores_the_initial_weights(small, tmp_path, poison):
-    loop.train(small(**FIELDS), tmp_path / "origin", conclude=False)
-    config = small(train__nonfinite="rewind", **FIELDS)
-    plain = loop.train(config, tmp_path / "plain", init_from=tmp_path / "origin", conclude=False)
+@pytest.mark.parametrize("before", ["nothing", "a stop", "SIGTERM", "a kill"])
+def test_a_rewind_to_step_0_restores_the_initial_weights(small, tmp_path, poison, monkeypatch, before):
+    """Step 3 is not finite, and the only checkpoint, if any, is unscheduled."""
+    origin = loop.train(small(**FIELDS), tmp_path / "origin", conclude=False)
+    run = functools.partial(loop.train, workdir=tmp_path / "run", init_from=tmp_path / "origin", conclude=False)
+    config = small(train__nonfinite="rewind", seed=1, **FIELDS)
+    expected = trained_on(config, range(3, 11), origin.parameters)
     poison(2)
-    state = loop.train(config, tmp_path / "run", init_from=tmp_path / "origin", conclude=False)
-    first, second = (
-        [json.loads(row) for row in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("plain", "run")
-    )
-    assert first[0]["train/parameter_norm"] == second[0]["train/parameter_norm"] and len(second) == 8
-    assert int(state.step) == int(plain.step) == 8
+    if before == "a stop":
+        with pytest.raises(UserError, match="step 2 is saved"):
+            run(small(seed=1, **FIELDS))
+    elif before == "SIGTERM":
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            signal_in_step(patch, signal.SIGTERM, 2)
+            run(config)
+    elif before == "a kill":
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            interrupt_after(patch, 1)
+            run(config)
+    assert_same_bits(run(config), expected)
+    assert logged_steps(tmp_path / "run") == list(range(1, 9))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_needs_its_initial_weights_only_for_a_rewind(small, tmp_path, poison):
+    loop.train(small(**FIELDS), tmp_path / "origin", conclude=False)
+    poison(2, 7)
+    run = functools.partial(loop.train, workdir=tmp_path / "run", init_from=tmp_path / "origin", conclude=False)
+    with pytest.raises(UserError, match="step 2 is saved"):
+        run(small(**FIELDS))
+    shutil.rmtree(tmp_path / "origin")
+    with pytest.raises(UserError, match=r"origin/config\.json: not found"):
+        run(small(train__nonfinite="rewind", **FIELDS))
+    assert logged_steps(tmp_path / "run") == [1, 2]
+    assert int(run(small(train__nonfinite="skip", **FIELDS)).step) == 8
 
 
 @pytest.mark.slow
