@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,25 +147,41 @@ class Checkpoints:
     def restore_last(self, abstract: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
         """Return (step, state, record) of the last undamaged checkpoint, or None; move damaged checkpoints away.
 
-        abstract: ShapeDtypeStructs with shardings. scheduled: ignore undamaged checkpoints that are not scheduled.
-        Raises UserError, and moves nothing, if some are damaged and no other can be returned.
+        abstract: ShapeDtypeStructs with shardings. scheduled: for a rewind, which restores a checkpoint that is not
+        scheduled only if a checkpoint of the run is or was damaged. Raises UserError, and moves nothing, if some are
+        damaged and no other can be returned.
         """
         damaged: dict[int, Damaged] = {}
-        found = None
+        records = dict[int, Record]()
         for step in reversed(self.steps()):
             try:
-                record = _in_all_processes(functools.partial(self.record, step))
-                if found is None and (record.scheduled or not scheduled):
-                    found = step, self.restore(step, abstract), record
+                records[step] = _in_all_processes(functools.partial(self.record, step))
             except Damaged as reason:
                 damaged[step] = reason
-        if damaged and not found:
-            step, damage = next(iter(damaged.items()))
-            problem = f"{self.directory / str(step)}: damaged ({damage}), and no other checkpoint can be restored"
-            raise UserError(f"{problem}; copy one from a backup, or delete {self.directory} to start from step 0")
+        preferred = [step for step in records if records[step].scheduled or not scheduled]
+        found = self._last_undamaged(preferred, abstract, damaged)
+        if found is None and (damaged or self._damaged_directory().exists()):
+            found = self._last_undamaged(records.keys() - preferred, abstract, damaged)
+        if damaged and found is None:
+            step = max(damaged)
+            problem = (
+                f"{self.directory / str(step)}: damaged ({damaged[step]}), and no other checkpoint can be restored"
+            )
+            raise UserError(f"{problem}; copy one from a backup, or train in a new directory")
         for step, damage in damaged.items():
             self._move_damaged(step, damage)
-        return found
+        return None if found is None else (*found, records[found[0]])
+
+    def _last_undamaged(
+        self, steps: Collection[int], abstract: TrainState, damaged: dict[int, Damaged]
+    ) -> tuple[int, TrainState] | None:
+        """Return the last undamaged checkpoint of some steps, or None. Add the later ones to `damaged`."""
+        for step in sorted(steps, reverse=True):
+            try:
+                return step, self.restore(step, abstract)
+            except Damaged as reason:
+                damaged[step] = reason
+        return None
 
     def delete_after(self, step: int) -> None:
         """Delete the checkpoints after a step to which the run is rewound."""
@@ -251,8 +267,11 @@ class Checkpoints:
                 raise Damaged(f"its files have {held:,} bytes, too few for arrays of {declared:,}")
             return body.get("checksums"), {name: restore(directory / name, args=wanted[name]) for name in wanted}
 
+    def _damaged_directory(self) -> Path:
+        return self.directory.parent / DAMAGED
+
     def _move_damaged(self, step: int, reason: Damaged) -> None:
-        target = self.directory.parent / DAMAGED / f"{self.directory.name}-{step}"
+        target = self._damaged_directory() / f"{self.directory.name}-{step}"
         if processes.is_main_process():
             target = files.unused(target)
             log.warning(f"{self.directory / str(step)} is damaged ({reason}): moved to {target}")

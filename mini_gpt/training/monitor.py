@@ -29,6 +29,7 @@ METRICS = "metrics.jsonl"
 LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
 WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for the deviation, for the median; threshold in deviations
+LEAST_RISE = 0.01  # nats a token: a smaller rise is no spike, even if all losses before are equal
 log = logging.getLogger(__name__)
 
 
@@ -181,9 +182,10 @@ class Spikes:
         self.before: collections.deque[float] = collections.deque(maxlen=WINDOW)
 
     def found(self, loss: float) -> str | None:
-        """Add the next loss; return a message if it is DEVIATIONS deviations above the median of the last NEAR.
+        """Add the next loss; return a message if it is a spike, far above the median of the last NEAR.
 
-        The standard deviation is estimated from differences of successive losses: a falling loss does not increase it.
+        A spike is above it by DEVIATIONS standard deviations and by LEAST_RISE. The standard deviation is estimated
+        from differences of successive losses: a falling loss does not increase it.
         """
         before, message = list(self.before), None
         self.before.append(loss)
@@ -191,7 +193,7 @@ class Spikes:
             level = statistics.median(before[-NEAR:])
             differences = [abs(b - a) for a, b in itertools.pairwise(before)]
             deviation = 1.4826 * statistics.median(differences) / math.sqrt(2)  # of a normal distribution
-            if loss > level + DEVIATIONS * deviation:
+            if loss > level + max(DEVIATIONS * deviation, LEAST_RISE):
                 message = f"loss {loss:.4f} is a spike: the median of the last {NEAR} logged losses is {level:.4f}"
         return message
 

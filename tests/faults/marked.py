@@ -41,8 +41,8 @@ def mark_calls(phase: str, owner, name: str, *, enters: bool = True, leaves: boo
 def mark_restored() -> None:
     restore_last = checkpoint.Checkpoints.restore_last
 
-    def marked_restore(self, abstract_state):
-        found = restore_last(self, abstract_state)
+    def marked_restore(*args, **kwargs):
+        found = restore_last(*args, **kwargs)
         mark(f"from {found[0] if found else 0}")
         return found
 

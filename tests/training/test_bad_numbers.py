@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import signal
+import statistics
 
 import jax
 import numpy as np
@@ -248,3 +249,12 @@ def test_spikes_are_found_and_noise_is_not():
     message = spikes.found(5.0)
     assert re.fullmatch(r"loss 5\.0000 is a spike: the median of the last 10 logged losses is (3\.9|4\.0)\d+", message)
     assert spikes.found(3.9) is None
+
+
+@pytest.mark.parametrize("before", [[0.0], [0.0, 0.0, 1e-9], [1e-6, 1e-6, 3e-6], [2.0, 2.0, 2.0001]])
+def test_equal_losses_do_not_make_every_rise_a_spike(before):
+    spikes = Spikes()
+    level = statistics.median(before)
+    losses = before * 60 + [level + rise for rise in (1e-9, 1e-4, 9e-3)]
+    assert [spikes.found(loss) for loss in losses] == [None] * len(losses)
+    assert "is a spike" in spikes.found(level + 0.02)

@@ -1,6 +1,7 @@
 """A checkpoint is restored bit for bit or found damaged; format 2 is still read."""
 
 import contextlib
+import itertools
 import json
 import random
 import shutil
@@ -19,8 +20,9 @@ from mini_gpt.data import corpora, token_store
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
-from mini_gpt.training.checkpoint import Checkpoints, Damaged, checksums
+from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record, checksums
 from mini_gpt.training.run import Run
+from mini_gpt.training.state import TrainState
 from tests.training.interruption import assert_same_bits
 
 HERE = Path(__file__).parent
@@ -94,6 +96,41 @@ def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
     assert (directory / "8").exists() and (directory / "4").exists()
     with pytest.raises(UserError, match=r"checkpoints/8: damaged .*; other steps for --checkpoint: 4"):
         Run(directory.parent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rewind", [False, True])
+def test_an_undamaged_checkpoint_is_always_found(tmp_path, rewind):
+    """All combinations of two checkpoints, scheduled or not, with a damaged record, a damaged array or no damage."""
+    arrays = {"a": jnp.arange(6.0)}
+    state = TrainState(jnp.int32(0), arrays, arrays, jnp.bool(False))
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with contextlib.closing(Checkpoints(tmp_path / "whole", keep=9)) as checkpoints:
+        for step, scheduled in itertools.product((4, 5), (True, False)):
+            checkpoints.save(10 * step + scheduled, state._replace(step=jnp.int32(step)), Record(scheduled=scheduled))
+    kinds = list(itertools.product((True, False), ("none", "record", "array")))
+    for number, pair in enumerate(itertools.product(kinds, kinds)):
+        directory = tmp_path / str(number) / "checkpoints"
+        for step, (scheduled, damage) in zip((4, 5), pair, strict=True):
+            shutil.copytree(tmp_path / "whole" / str(10 * step + scheduled), directory / str(step))
+            if damage == "record":
+                (directory / str(step) / "format" / "metadata").write_text("{")
+            elif damage == "array":
+                flip(next((directory / str(step) / "parameters" / "d").iterdir()), random.Random(0))
+        undamaged = [step for step, (_, damage) in zip((4, 5), pair, strict=True) if damage == "none"]
+        scheduled = [step for step, (is_scheduled, _) in zip((4, 5), pair, strict=True) if is_scheduled]
+        wanted = undamaged if not rewind else [step for step in undamaged if step in scheduled]
+        if not wanted and scheduled:  # the scheduled checkpoints are damaged
+            wanted = undamaged
+        with contextlib.closing(Checkpoints(directory)) as checkpoints:
+            if wanted:
+                step, found, _ = checkpoints.restore_last(abstract, scheduled=rewind)
+                assert step == wanted[-1] == int(found.step), pair
+            elif scheduled or not rewind:
+                with pytest.raises(UserError, match=r"damaged .*copy one from a backup, or train in a new directory"):
+                    checkpoints.restore_last(abstract, scheduled=rewind)
+                assert {path.name for path in directory.iterdir()} == {"4", "5"}
+            assert set(undamaged) <= set(checkpoints.steps()), pair
 
 
 @pytest.mark.slow
