@@ -80,6 +80,13 @@ def directory(text: str) -> Path:
     return path
 
 
+def new_directory(text: str) -> Path:
+    """Return the absolute path of a directory. Raise UserError like `directory`, or if it exists."""
+    path = directory(text).resolve()
+    files.check_new(path)
+    return path
+
+
 def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
     """Return the values of --config.FIELD=VALUE and --config.FIELD VALUE. Raise UserError for any other argument."""
     overrides, rest = {}, list(arguments)

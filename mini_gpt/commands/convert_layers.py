@@ -22,13 +22,16 @@ from mini_gpt.training.checkpoint import DAMAGED, Checkpoints, Damaged
 
 
 def convert(workdir: Path, to: Path) -> None:
-    """Copy the run in `workdir` to `to`. Raise UserError if `to` exists, or checkpoints are missing or damaged."""
+    """Copy the run in `workdir` to `to`. Raise UserError if checkpoints are missing or damaged.
+
+    to: an absolute path. Raise UserError also if it is inside `workdir`, or exists at the end.
+    """
     files.check_contents(workdir)
     config = configs.read(workdir / workdirs.CONFIG)
     stacked = not config.model.scan_layers
     changed = configs.override(config, {"model.scan_layers": stacked})
-    if to.exists():
-        raise UserError(f"--to: {to} exists already; name a new directory")
+    if to.is_relative_to(workdir.resolve()):
+        raise UserError(f"--to: found {to}, which is in --workdir; name a directory outside {workdir}")
     vocab_size = states.vocab_size(config, tokenizers.load(workdir / workdirs.TOKENIZER))
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     old_shapes, new_shapes = (states.abstract(c, vocab_size, mesh)[1] for c in (config, changed))
@@ -54,7 +57,7 @@ def convert(workdir: Path, to: Path) -> None:
 def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.convert_layers")
     parser.add_argument("--workdir", type=command_line.directory, required=True, help="the run directory")
-    parser.add_argument("--to", type=command_line.directory, required=True, help="a new directory for the copy")
+    parser.add_argument("--to", type=command_line.new_directory, required=True, help="a new directory for the copy")
     flags = parser.parse_args()
     command_line.set_up()
     convert(flags.workdir, flags.to)

@@ -58,7 +58,8 @@ def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.T
         shutil.rmtree(target)
     if not target.exists():
         log.info("tokenizing %s into %s", corpus.name, target)
-        with files.directory_written_whole(target) as draft:
+        # If another process has made the same store meanwhile, its store is used.
+        with contextlib.suppress(files.Exists), files.directory_written_whole(target) as draft:
             _build(draft, corpus, data, tokenizer)
     return TokenStore(target, files.read_json(target / META))
 
@@ -146,6 +147,6 @@ def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
     else:
         characters = set(itertools.chain.from_iterable(text for _, text in documents))
         made = tokenizers.CharacterTokenizer("".join(sorted(characters)))
-    with files.directory_written_whole(target) as draft:
+    with contextlib.suppress(files.Exists), files.directory_written_whole(target) as draft:
         tokenizers.save(made, draft)
     return tokenizers.load(target)

@@ -20,7 +20,6 @@ from mini_gpt.model import gpt
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
 
@@ -29,8 +28,6 @@ def export(run: Run, output: Path) -> str:
 
     Raises UserError if the directory exists, or if no architecture can express the model.
     """
-    if output.exists():
-        raise UserError(f"--output: {output} exists; name a new directory")
     architecture = architectures.choose(run.config.model)
     order = run.tokenizer.order if isinstance(run.tokenizer, BpeTokenizer) else None
     with files.directory_written_whole(output) as draft:

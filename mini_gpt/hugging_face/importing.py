@@ -41,8 +41,6 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     Model, context length and tokenizer come from `source`. Other fields come from the config file and the overrides.
     Raises UserError if the run exists, a file can't be read, or a setting is not supported.
     """
-    if workdir.exists():
-        raise UserError(f"--workdir: {workdir} exists; name a new directory")
     described = settings.read(source / CONFIG)
     architecture = architectures.find(described)
     vocab_size = described.whole("vocab_size")

@@ -1,5 +1,6 @@
 """The style of all figures, and plots of loss or accuracy against length or position."""
 
+import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
+
+from mini_gpt.runtime import files
 
 
 class Curve(NamedTuple):
@@ -111,9 +114,9 @@ def panels_figure(panels: Mapping[str, list[Curve]], *, x: str, y: str, trained:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG atomically."""
-    draft = path.with_name(path.name + ".draft")
-    figure.savefig(draft, dpi=130, format="png")
-    draft.replace(path)
+    png = io.BytesIO()
+    figure.savefig(png, dpi=130, format="png")
+    files.write_bytes(path, png.getvalue())
 
 
 def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,11 +23,15 @@ CANT_WRITE = [
     os.strerror(number)
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 ]
-DRAFT = ".draft"  # suffix of files that are being written
+DRAFT = ".draft"  # suffix of directories that hold what is being written
 CHECKSUM = "sha256"  # the key of a JSON object's own checksum
 LONGEST_NAME = 240  # characters; file systems allow 255 bytes, and writers append suffixes
 SHORTENED = 100  # characters kept when a name must be changed
 MOST_BYTES = 2**27  # of a JSON file; tokenizers with the largest vocabularies have 2**25
+
+
+class Exists(UserError):
+    """A new directory exists already."""
 
 
 def cache_directory(cache_dir: str | None) -> Path:
@@ -41,23 +45,24 @@ def cache_directory(cache_dir: str | None) -> Path:
 def directory_written_whole(target: Path) -> Iterator[Path]:
     """Yield a draft directory; rename it to `target` if the block succeeds, and delete it if the block fails.
 
-    If another process has made `target` meanwhile, keep its version: both were made from the same inputs.
+    Raises Exists if another process has made `target` meanwhile.
     """
-    # The prefix contains the host, so that a host deletes only its own drafts: locks of other hosts can be invisible.
-    name = target.name.encode()[:SHORTENED].decode(errors="ignore")  # leaves space for the host and the suffix
-    prefix = f"{name}.{socket.gethostname().replace('/', '_')[:64]}."
     with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        for old_draft in target.parent.glob(f"{glob.escape(prefix)}*{DRAFT}"):
-            _delete_unlocked(old_draft)
-        with _locked_draft(target.parent, prefix) as draft:
+        with _locked_draft(target) as draft:
             yield draft
             draft.chmod(0o755)
             try:
                 draft.rename(target)
             except OSError:
-                if not target.exists():
-                    raise
+                check_new(target)
+                raise
+
+
+def check_new(directory: Path) -> None:
+    """Raise Exists if a directory to be written exists."""
+    if os.path.lexists(directory):
+        raise Exists(f"{directory}: exists already; name a new directory")
 
 
 def _delete_unlocked(draft: Path) -> None:
@@ -72,10 +77,17 @@ def _delete_unlocked(draft: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked_draft(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new locked directory; delete it after the block, if it still exists."""
+def _locked_draft(target: Path) -> Iterator[Path]:
+    """Yield a new locked directory next to `target`; delete it after the block, and drafts of killed processes before.
+
+    Its name contains the host, so that a host deletes only its own drafts: locks of other hosts can be invisible.
+    """
+    name = target.name.encode()[:SHORTENED].decode(errors="ignore")  # leaves space for the host and the suffix
+    prefix = f"{name}.{socket.gethostname().replace('/', '_')[:64]}."
+    for old_draft in target.parent.glob(f"{glob.escape(prefix)}*{DRAFT}"):
+        _delete_unlocked(old_draft)
     while True:
-        draft = Path(tempfile.mkdtemp(prefix=prefix, suffix=DRAFT, dir=parent))
+        draft = Path(tempfile.mkdtemp(prefix=prefix, suffix=DRAFT, dir=target.parent))
         with contextlib.suppress(FileNotFoundError):  # another process may delete it before it is locked
             handle = os.open(draft, os.O_RDONLY)
             with contextlib.suppress(OSError):  # a file system without locks
@@ -102,20 +114,19 @@ def plain_name(text: str) -> str:
     return f"{plain[:SHORTENED]}-{digest}"
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically: readers see the old or the new content, also if several processes write it."""
+    with clear_write_errors(path), _locked_draft(path) as draft:
+        with (draft / "file").open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        (draft / "file").replace(path)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: readers see the old content or the new content."""
-    draft = path.with_name(path.name + DRAFT)
-    with clear_write_errors(path):
-        try:
-            draft.unlink(missing_ok=True)  # it may be a link
-            with draft.open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+    """Write a text file like `write_bytes`, in UTF-8."""
+    write_bytes(path, text.encode())
 
 
 def with_checksum(body: Mapping[str, Any]) -> dict[str, Any]:

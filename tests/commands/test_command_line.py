@@ -1,6 +1,7 @@
 """The commands: the files and text that they write, and their one-line errors."""
 
 import argparse
+import contextlib
 import importlib
 import json
 import math
@@ -14,7 +15,7 @@ import sys
 
 import pytest
 
-from mini_gpt.runtime import errors
+from mini_gpt.runtime import errors, files
 from mini_gpt.training import loop
 from tests.conftest import REPOSITORY, SMALL
 
@@ -29,6 +30,20 @@ def type_in(monkeypatch, command, *arguments):
         assert isinstance(stop.code, str) and "\n" not in stop.code
         return stop.code
     return None
+
+
+def overtake(monkeypatch):
+    """Let another process write each new directory first, just before the command completes it."""
+    original = files.directory_written_whole
+
+    @contextlib.contextmanager
+    def overtaken(target):
+        with original(target) as draft:
+            yield draft
+            target.mkdir()
+            (target / "of another process").touch()
+
+    monkeypatch.setattr(files, "directory_written_whole", overtaken)
 
 
 @pytest.fixture

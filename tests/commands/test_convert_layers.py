@@ -1,6 +1,7 @@
 """A converted run has the same parameters in the other layout of layers, and resumes in it."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
 from mini_gpt.training import state as states
 from mini_gpt.training.run import InitialWeights, Run
-from tests.commands.test_command_line import type_in
+from tests.commands.test_command_line import overtake, type_in
 from tests.training.interruption import Interrupted, interrupt_after
 
 COMMAND = "mini_gpt.commands.convert_layers"
@@ -46,6 +47,21 @@ def test_training_resumes_in_the_other_layout(small, tmp_path, monkeypatch):
         np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
     steps = [[json.loads(row)["step"] for row in (d / "metrics.jsonl").open()] for d in (plain, scanned)]
     assert steps[0] == steps[1] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_copy_goes_to_a_new_directory_outside_the_run(trained, tmp_path, monkeypatch):
+    run = trained(train__steps=4)
+    before = sorted(run.rglob("*"))
+    convert = lambda to: type_in(monkeypatch, COMMAND, f"--workdir={run}", f"--to={to}")
+    for inside in (run / "copy", tmp_path / "new" / ".." / "run" / "eval" / "copy"):
+        assert re.match(rf"error: --to: found {run}/\S+, which is in --workdir; name", convert(inside))
+    for there in (run, run / "..", tmp_path / "new" / ".."):
+        assert convert(there) == f"error: {there.resolve()}: exists already; name a new directory"
+    overtake(monkeypatch)
+    assert convert(tmp_path / "copy") == f"error: {tmp_path / 'copy'}: exists already; name a new directory"
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["of another process"]
+    assert sorted(run.rglob("*")) == before and not (tmp_path / "new").exists() and not list(tmp_path.glob("*.draft"))
 
 
 @pytest.mark.slow

@@ -64,14 +64,34 @@ def test_a_failed_build_leaves_no_store(small, tmp_path, monkeypatch):
     assert len(open_store(small()).tokens("train")) > 0
 
 
-def test_the_store_of_a_faster_process_is_kept(small, tmp_path):
-    target = tmp_path / "store"
-    with files.directory_written_whole(target) as draft:
-        (draft / "file").write_text("slower")
-        target.mkdir()
-        (target / "file").write_text("faster")
-    assert (target / "file").read_text() == "faster"
-    assert list(tmp_path.glob("*.draft")) == []
+def test_the_store_of_a_faster_process_is_kept(small, tmp_path, monkeypatch):
+    build, faster = token_store._build, []
+
+    def overtaken(*arguments):
+        build(*arguments)
+        monkeypatch.setattr(token_store, "_build", build)
+        faster.append(open_store(small()).directory)  # of another process
+        (faster[0] / "mark").touch()
+
+    monkeypatch.setattr(token_store, "_build", overtaken)
+    assert open_store(small()).directory == faster[0] and (faster[0] / "mark").exists()
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == faster
+
+
+def test_the_tokenizer_of_a_faster_process_is_kept(small, tmp_path, monkeypatch):
+    save, folder = tokenizers.save, tmp_path / "cache" / "tokenizers"
+
+    def overtaken(tokenizer, draft):
+        save(tokenizer, draft)
+        monkeypatch.setattr(tokenizers, "save", save)
+        token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)  # another process is faster
+        (other,) = (path for path in folder.iterdir() if path != draft)
+        (other / "mark").touch()
+
+    config = small(data__tokenizer="characters")
+    monkeypatch.setattr(tokenizers, "save", overtaken)
+    assert token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data).encode("the").size == 3
+    assert sorted(path.name for path in folder.glob("*/*")) == ["mark", "tokenizer.json"]
 
 
 def test_only_drafts_of_killed_processes_are_deleted(tmp_path):

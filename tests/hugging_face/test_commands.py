@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from mini_gpt.model import parameters
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.commands.test_command_line import type_in
+from tests.commands.test_command_line import overtake, type_in
 from tests.conftest import SMALL
 from tests.hugging_face import numpy_forwards
 from tests.hugging_face.models import written
@@ -121,16 +121,31 @@ def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
     assert "| trained |" not in card and "| initial weights | those of llama, a Llama |" in card
 
 
+@pytest.mark.slow
+def test_of_two_writers_of_a_directory_the_second_is_refused(run, out, imports, monkeypatch, tmp_path):
+    overtake(monkeypatch)
+    refused = f"error: {tmp_path / 'new'}: exists already; name a new directory"
+    assert type_in(monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={tmp_path}/new") == refused
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["of another process"]
+    (tmp_path / "new" / "of another process").unlink()
+    (tmp_path / "new").rmdir()
+    assert imports(workdir="new") == refused
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["of another process"]
+    assert not list(tmp_path.glob("*.draft"))
+
+
 def test_errors_are_one_line_and_nothing_is_written(run, out, imports, monkeypatch, tmp_path):
     export = lambda *flags: type_in(monkeypatch, COMMAND, "export", *flags)
-    assert export(f"--workdir={run}", f"--output={out}") == f"error: --output: {out} exists; name a new directory"
+    assert export(f"--workdir={run}", f"--output={out}") == f"error: {out}: exists already; name a new directory"
     message = export(f"--workdir={run}", f"--output={tmp_path / 'new'}", "--checkpoint=3")
     assert message == "error: --checkpoint: found '3'; must be last, best or one of 4, 8"
     assert "--fast: no such flag" in export(f"--workdir={run}", f"--output={tmp_path / 'new'}", "--fast")
+    assert export(f"--workdir={run}", f"--output={tmp_path}/new/..").startswith(f"error: {tmp_path}: exists already")
+    assert imports(workdir="new/../there/..").startswith(f"error: {tmp_path}: exists already")
     assert not (tmp_path / "new").exists()
 
     (tmp_path / "there").mkdir()
-    assert imports(workdir="there") == f"error: --workdir: {tmp_path / 'there'} exists; name a new directory"
+    assert imports(workdir="there") == f"error: {tmp_path / 'there'}: exists already; name a new directory"
     message = imports("--config.model.d_model=64")
     assert message == "error: model.d_model: found 64; the imported model has 32"
     message = imports("--config.context_length=64")
