@@ -1,21 +1,58 @@
-"""Count the parameters of a config without allocating them.
+"""Count the parameters of a config or a run without allocating them.
 
-python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small
+    python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small
+
+The vocabulary is that of the run's tokenizer, or else the one that the config determines: for bpe it is
+data.vocab_size. The masked objective adds a token.
 """
+
+import argparse
+from pathlib import Path
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
+from mini_gpt.config.schema import LARGEST, Config, DataConfig
+from mini_gpt.data import tasks, tokenizers
 from mini_gpt.model import gpt, parameters
+from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training.run import SavedRun
+
+
+def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
+    """Return the name and the config that the command line gives, and the number of tokens in its embedding.
+
+    Raise UserError if the number depends on a corpus, which is not opened.
+    """
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", help="config file, with :NAME for a preset in it")
+    source.add_argument("--workdir", type=command_line.directory, help="a run directory; counts with its own tokenizer")
+    help = "number of tokens, with the document separator; default: that of the run or the config"
+    parser.add_argument("--vocab_size", type=int, help=help)
+    flags = parser.parse_args()
+    tokens = flags.vocab_size
+    require(tokens is None or 1 <= tokens <= LARGEST, "--vocab_size", tokens, f"must be in 1..{LARGEST}")
+    if flags.workdir:
+        run = SavedRun(flags.workdir)
+        config, tokens = run.trained, tokens or tokenizers.vocab_size(run.tokenizer)
+    else:
+        is_json = flags.config.endswith(".json")  # read it without the check of its corpus, which is not opened
+        config = configs.read(Path(flags.config)) if is_json else configs.load(flags.config)
+        tokens = tokens or _vocab_size(config.data)
+    return str(flags.workdir or flags.config), config, tokens + (config.train.objective == "masked")
+
+
+def _vocab_size(data: DataConfig) -> int:
+    if data.is_task:
+        return len(tasks.ALPHABET) + 1
+    if data.tokenizer == "characters":
+        remedy = "its size depends on the corpus; give --vocab_size, or the --workdir of a run"
+        raise UserError(f"data.tokenizer: found 'characters'; {remedy}")
+    return data.vocab_size if data.tokenizer == "bpe" else tokenizers.vocab_size(tokenizers.ByteTokenizer())
 
 
 @command_line.command
 def main() -> None:
-    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.count_parameters")
-    parser.add_argument("--config", required=True, help="config file, with :NAME for a preset in it")
-    parser.add_argument("--vocab_size", type=int, help="default: data.vocab_size for bpe, else 257")
-    flags = parser.parse_args()
-    config = configs.load(flags.config, {"data.corpus": "python_stdlib"})  # unused; a built-in corpus needs no path
-    vocab_size = flags.vocab_size or (config.data.vocab_size if config.data.tokenizer == "bpe" else 257)
+    _, config, vocab_size = parse(command_line.parser(__doc__, prog="python -m mini_gpt.commands.count_parameters"))
     print(parameters.report(gpt.abstract(config.model, vocab_size)[1]))
 
 

@@ -13,6 +13,8 @@ import dataclasses
 import itertools
 import math
 import re
+import shlex
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +22,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, count_parameters
 from mini_gpt.commands.results import markdown_table
-from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config, MeshConfig
 from mini_gpt.model.parameters import by_name, count
 from mini_gpt.runtime import sharding
@@ -35,6 +36,11 @@ STREAM_BYTES = 4  # the residual stream is float32
 # Number of arrays of width d_ff that the backward pass needs.
 HIDDEN = {"gelu": 4, "gelu_exact": 4, "relu": 2, "swiglu": 6}
 GIGA = 1e9
+# The arrays of the optimizer state that are as large as their parameters.
+OPTIMIZER_STATE = {
+    "adamw": "AdamW's two moments are",
+    "muon": "Muon's momentum of the blocks' matrices, and AdamW's two moments of the other parameters, are",
+}
 
 
 def meshes(config: Config, devices: int) -> list[MeshConfig]:
@@ -78,7 +84,7 @@ def cost(config: Config, state: TrainState, mesh: MeshConfig) -> dict[str, float
     return {
         "parameters": parameters,
         "gradients": parameters,
-        "AdamW": optimizer_state,
+        "optimizer": optimizer_state,
         "together": 2 * parameters + optimizer_state,
         "activations": tokens * _activations(config, mesh.tensor),
         "maps": m.num_layers * m.num_heads // mesh.tensor * tokens**2 * (8 + ACTIVATION_BYTES),
@@ -121,16 +127,15 @@ def cost_table(config: Config, state: TrainState, chosen: list[MeshConfig]) -> s
     return markdown_table(rows)
 
 
-def report(path: str) -> str:
-    """Return the Markdown page of a config, as in docs/sharding."""
-    config = configs.load(path, {"data.corpus": "python_stdlib"})  # unused; a built-in corpus needs no path
-    state = abstract_state(config)
+def report(source: str, config: Config, vocab_size: int, arguments: str) -> str:
+    """Return the Markdown page of a config, as in docs/sharding. arguments: those of this command."""
+    state = abstract_state(config, vocab_size)
     some_of_64 = [mesh for mesh in meshes(config, 64) if {mesh.data, mesh.fsdp, mesh.tensor} <= {1, 4, 8, 16, 64}]
-    return f"""# How the parameters of `{path}` are sharded
+    return f"""# How the parameters of `{source}` are sharded
 
-Written by `python -m mini_gpt.commands.mesh_cost --config={path}`.
-{count(state.parameters):,} parameters with a vocabulary of {config.data.vocab_size:,}. \
-AdamW's two moments are sharded like their parameters.
+Written by `python -m mini_gpt.commands.mesh_cost {arguments}`.
+{count(state.parameters):,} parameters with a vocabulary of {vocab_size:,}. \
+{OPTIMIZER_STATE[config.optimizer.name]} sharded like their parameters.
 
 {parameter_table(state)}
 
@@ -143,9 +148,9 @@ Some meshes of 64 devices:
 {cost_table(config, state, some_of_64)}"""
 
 
-def abstract_state(config: Config) -> TrainState:
+def abstract_state(config: Config, vocab_size: int) -> TrainState:
     """Return the abstract training state on a mesh of one device, with the PartitionSpecs of `sharding.RULES`."""
-    return states.abstract(config, config.data.vocab_size, _mesh(MeshConfig(1, 1, 1)))[1]
+    return states.abstract(config, vocab_size, _mesh(MeshConfig(1, 1, 1)))[1]
 
 
 def _mesh(mesh: MeshConfig) -> Any:
@@ -162,9 +167,8 @@ def _giga(size: float) -> str:
 
 @command_line.command
 def main() -> None:
-    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.mesh_cost")
-    parser.add_argument("--config", required=True, help="config file, such as configs/presets.py:gpt2_small")
-    print(report(parser.parse_args().config))
+    counted = count_parameters.parse(command_line.parser(__doc__, prog="python -m mini_gpt.commands.mesh_cost"))
+    print(report(*counted, shlex.join(sys.argv[1:])))
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def test_memory_is_that_of_the_shards_of_a_device(small, mesh):
         shards = [shard for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]
         return sum(shard.data.nbytes for shard in shards if shard.device == device)
 
-    found = mesh_cost.cost(config, mesh_cost.abstract_state(config), mesh)
+    found = mesh_cost.cost(config, mesh_cost.abstract_state(config, 320), mesh)
     assert (found["parameters"], found["gradients"]) == (held(state.parameters), held(state.parameters))
-    assert found["AdamW"] == held(state.optimizer_state)
+    assert found["optimizer"] == held(state.optimizer_state)
     assert found["together"] == 2 * held(state.parameters) + held(state.optimizer_state)
 
 
@@ -52,19 +52,22 @@ def test_costs_equal_sums_by_hand():
     fields = {"context_length": 8, "model.num_layers": 1, "model.d_model": 4, "model.num_heads": 2, "model.d_ff": 8}
     fields |= {"model.use_bias": False, "model.norm": "rmsnorm", "data.tokenizer": "bpe", "data.vocab_size": 300}
     config = configs.load("configs/default.py", fields)
-    abstract = mesh_cost.abstract_state(config)
+    abstract = mesh_cost.abstract_state(config, 300)
     # Four kernels of 4 × 4, two of 4 × 8, an embedding of 300 × 4; three scales of 4; two int32 of the optimizer.
     kernels, embedding, scales = 4 * (4 * 16 + 2 * 32), 4 * 1200, 4 * 12
     alone = mesh_cost.cost(config, abstract, MeshConfig(1, 1, 1))
     assert alone["parameters"] == alone["gradients"] == kernels + embedding + scales
-    assert alone["AdamW"] == pytest.approx(2 * alone["parameters"], abs=8)
+    assert alone["optimizer"] == pytest.approx(2 * alone["parameters"], abs=8)
     assert alone["sent: gradients"] == alone["sent: parameters"] == alone["sent: activations"] == 0
     # Per token, in units of 2 bytes: 6 widths at norms; q, k, v, attention output; 4 hidden widths; 3 at the last norm.
     assert alone["activations"] == 8 * 2 * (6 * 4 + 4 * 4 + 4 * 8 + 3 * 4)
     assert alone["maps"] == 2 * 8 * 8 * (4 + 4 + 2)
+    muon = mesh_cost.abstract_state(configs.override(config, {"optimizer.name": "muon"}), 300)
+    found = mesh_cost.cost(config, muon, MeshConfig(1, 1, 1))["optimizer"]
+    assert found == pytest.approx(kernels + 2 * (embedding + scales), abs=16)  # one moment of kernels; its counts
     after = configs.override(config, {"model.norm_placement": "post"})
     assert (
-        mesh_cost.cost(after, mesh_cost.abstract_state(after), MeshConfig(1, 1, 1))["activations"]
+        mesh_cost.cost(after, mesh_cost.abstract_state(after, 300), MeshConfig(1, 1, 1))["activations"]
         == alone["activations"] - 8 * 2 * 3 * 4
     )
     four = mesh_cost.cost(config, abstract, MeshConfig(4, 1, 1))
@@ -108,7 +111,7 @@ def test_the_compiled_step_sends_about_the_calculated_bytes(small):
     ):
         sizes = re.findall(r"(\w+)\[([\d,]*)\]", found)
         total += sent[kind] * sum(ITEM[name] * math.prod(map(int, filter(None, s.split(",")))) for name, s in sizes)
-    cost = mesh_cost.cost(config, mesh_cost.abstract_state(config), mesh)
+    cost = mesh_cost.cost(config, mesh_cost.abstract_state(config, 320), mesh)
     # XLA gathers parameters once, not twice. On CPUs, an all-reduce with twice the bytes replaces a reduce-scatter.
     assert 0.9 < total / (cost["sent: parameters"] + cost["sent: gradients"]) < 1.4
 
@@ -118,9 +121,17 @@ def test_the_tables_of_the_presets_are_up_to_date():
     for name in presets.SHAPES:
         written = (REPOSITORY / "docs" / "sharding" / f"{name}.md").read_text()
         config = configs.load(f"configs/presets.py:{name}", {"model.num_layers": 2})  # one row for all layers
-        assert mesh_cost.parameter_table(mesh_cost.abstract_state(config)) in written, f"{name}: make sharding-tables"
-    report = mesh_cost.report("configs/presets.py:gpt2_small")
+        table = mesh_cost.parameter_table(mesh_cost.abstract_state(config, config.data.vocab_size))
+        assert table in written, f"{name}: make sharding-tables"
+    source = "configs/presets.py:gpt2_small"
+    report = mesh_cost.report(source, configs.load(source), 50_257, f"--config={source}")
     assert (REPOSITORY / "docs" / "sharding" / "gpt2_small.md").read_text() == report + "\n", "make sharding-tables"
+
+
+def test_the_page_names_the_arrays_of_the_optimizer(small):
+    adamw, muon = (mesh_cost.report("a.py", small(optimizer__name=name), 257, "") for name in ("adamw", "muon"))
+    assert "AdamW's two moments are sharded" in adamw and "Muon" not in adamw
+    assert "Muon's momentum of the blocks' matrices, and AdamW's two moments of the other parameters, are" in muon
 
 
 def test_the_tables_of_the_guide_are_up_to_date():
@@ -141,8 +152,6 @@ def test_the_tables_of_the_guide_are_up_to_date():
 )
 def test_parameter_counts_of_the_larger_presets(name, count):
     config = configs.load(f"configs/presets.py:{name}")
-    layers = [
-        mesh_cost.count(mesh_cost.abstract_state(configs.override(config, {"model.num_layers": n})).parameters)
-        for n in (1, 2)
-    ]
+    shallow = [configs.override(config, {"model.num_layers": n}) for n in (1, 2)]
+    layers = [mesh_cost.count(mesh_cost.abstract_state(c, c.data.vocab_size).parameters) for c in shallow]
     assert layers[0] + (config.model.num_layers - 1) * (layers[1] - layers[0]) == count

@@ -1,0 +1,75 @@
+"""count_parameters and mesh_cost count the parameters that training would make, for any vocabulary."""
+
+import re
+
+import jax
+import pytest
+
+from mini_gpt.data import corpora, token_store
+from mini_gpt.training import workdir as workdirs
+from mini_gpt.training.assembly import assemble, make_mesh
+from tests.commands.test_command_line import type_in
+
+COUNTS = {"count_parameters": r"total +([\d,]+)", "mesh_cost": r"([\d,]+) parameters with a vocabulary"}
+
+
+@pytest.fixture
+def counted(monkeypatch, capsys):
+    """Return a function from flags to {command: its number of parameters, or its error line}."""
+
+    def count(*flags):
+        found = {}
+        for command, pattern in COUNTS.items():
+            error = type_in(monkeypatch, f"mini_gpt.commands.{command}", *flags)
+            total = re.search(pattern, capsys.readouterr().out)
+            found[command] = error or int(total[1].replace(",", ""))
+        return found
+
+    return count
+
+
+def claim(config, directory):
+    """Write the files of a new run; return the number of parameters in its training state."""
+    corpus = corpora.open_corpus(config.data)
+    tokenizer = token_store.fit_tokenizer(corpus, config.data)
+    workdirs.claim(directory, config, corpus, tokenizer)
+    state = assemble(config, make_mesh(config), corpus, tokenizer).abstract_state
+    return sum(leaf.size for leaf in jax.tree.leaves(state.parameters))
+
+
+TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "context_length": 64}
+MASKED = {"train__objective": "masked", "model__causal": False}
+
+
+@pytest.mark.parametrize(
+    "fields, config_is_enough",
+    [
+        ({}, True),
+        (MASKED, True),
+        (TASK, True),
+        (TASK | MASKED | {"data__isolate_documents": True, "model__tie_embeddings": False}, True),
+        ({"data__tokenizer": "bpe", "data__vocab_size": 270}, True),
+        ({"data__tokenizer": "bpe"}, False),  # the text has fewer than 8,192 tokens
+        ({"data__tokenizer": "characters"}, False),
+    ],
+    ids=str,
+)
+def test_the_count_is_that_of_the_training_state(counted, small, tmp_path, fields, config_is_enough):
+    trained = claim(small(**fields), tmp_path / "run")
+    assert counted(f"--workdir={tmp_path / 'run'}") == dict.fromkeys(COUNTS, trained)
+    if config_is_enough:
+        assert counted(f"--config={tmp_path / 'run' / 'config.json'}") == dict.fromkeys(COUNTS, trained)
+
+
+@pytest.mark.parametrize("name, width", [("tiny", 128), ("shakespeare_char", 384)])
+def test_a_given_vocabulary_is_counted(counted, name, width):
+    few, more = (counted(f"--config=configs/{name}.py", f"--vocab_size={size}") for size in (1, 101))
+    assert [more[command] - few[command] for command in COUNTS] == [100 * width, 100 * width]
+
+
+def test_sizes_out_of_range_or_unknown_are_refused(counted):
+    for size in (-5, 0, 2**24 + 1):
+        line = f"error: --vocab_size: found {size}; must be in 1..16777216"
+        assert counted("--config=configs/tiny.py", f"--vocab_size={size}") == dict.fromkeys(COUNTS, line)
+    (line,) = set(counted("--config=configs/shakespeare_char.py").values())
+    assert line.startswith("error: data.tokenizer: found 'characters'") and "--vocab_size" in line
