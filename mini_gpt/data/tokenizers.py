@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,33 +22,38 @@ Library = tokenizers.Tokenizer  # the class of the tokenizers library
 
 
 class Tokenizer(Protocol):
-    """token_bytes: [V], UTF-8 bytes of each token; separator: 0, or -1 if the model adds a space to each document."""
+    """texts: each token in UTF-8, possibly a part of a character; special tokens have no bytes.
+
+    token_bytes: [V], the lengths of `texts`; separator: 0, or -1 if the model adds a space to each document.
+    """
 
     kind: str
+    texts: Sequence[bytes]
     token_bytes: np.ndarray
 
     def encode(self, text: str) -> np.ndarray: ...
-    def decode(self, ids: Iterable[int]) -> str: ...
     def to_dict(self) -> dict: ...
 
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of tokens; ids above those of the tokenizer are ignored."""
+        return b"".join(self.texts[i] for i in ids if i < len(self.texts)).decode(errors="replace")
 
-class ByteTokenizer:
+
+class ByteTokenizer(Tokenizer):
     """Each byte of UTF-8 is a token."""
 
     kind = "bytes"
+    texts = (*(bytes([byte]) for byte in range(256)), b"")
     token_bytes = np.array([1] * 256 + [0])
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return bytes(i for i in ids if i < 256).decode(errors="replace")
-
     def to_dict(self) -> dict:
         return {"kind": self.kind}
 
 
-class CharacterTokenizer:
+class CharacterTokenizer(Tokenizer):
     """Each character of the corpus, in all splits, is a token. Ids are in order of code points."""
 
     kind = "characters"
@@ -57,7 +62,8 @@ class CharacterTokenizer:
         if not isinstance(characters, str) or not characters or list(characters) != sorted(set(characters)):
             raise ValueError("characters: must be unique and ordered by code point")
         self.characters = characters
-        self.token_bytes = np.array([len(c.encode()) for c in characters] + [0])
+        self.texts = [*(c.encode() for c in characters), b""]
+        self.token_bytes = np.array([len(text) for text in self.texts])
         self._codes = np.array([ord(c) for c in characters], np.uint32)
 
     def encode(self, text: str) -> np.ndarray:
@@ -69,14 +75,11 @@ class CharacterTokenizer:
             raise UserError(f"tokenizer: {found}; remove it, or train with data.tokenizer=bytes")
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.characters[i] for i in ids if i < len(self.characters))
-
     def to_dict(self) -> dict:
         return {"kind": self.kind, "characters": self.characters}
 
 
-class BpeTokenizer:
+class BpeTokenizer(Tokenizer):
     """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), of the tokenizers library.
 
     The other arguments are for imported models. separator: its id in `model`; this class swaps it with the last id.
@@ -98,8 +101,8 @@ class BpeTokenizer:
         self.order = np.arange(size)  # maps ids of this class to ids of `model`, and back
         if separator is not None:
             self.order[[separator, -1]] = self.order[[-1, separator]]
-        self._token_texts = [texts.get(token, b"") for token in self.order.tolist()]
-        self.token_bytes = np.array([len(text) for text in self._token_texts])
+        self.texts = [texts.get(token, b"") for token in self.order.tolist()]
+        self.token_bytes = np.array([len(text) for text in self.texts])
         if self.token_bytes[self.encode("a")].sum() > 1:
             self.token_bytes[-1] = -1  # subtract the space that the model adds before each document
 
@@ -118,10 +121,6 @@ class BpeTokenizer:
         with no_panic():
             ids = self.model.encode(text).ids
         return self.order[ids].astype(np.uint32)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        texts = self._token_texts
-        return b"".join(texts[i] for i in ids if i < len(texts)).decode(errors="replace")
 
     def to_dict(self) -> dict:
         described = {"kind": self.kind, "bpe": json.loads(self.model.to_str())}

@@ -1,26 +1,26 @@
 """Streaming of sampled tokens as text, up to a stop string or the end of the document."""
 
+import codecs
 from collections.abc import Sequence
 
+from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-
-REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to it
 
 
 class Writer:
     """One row's text, which grows as tokens are added.
 
-    The text ends before a stop string, or at the separator of documents. Tokens of an incomplete character
-    and text that may begin a stop string are held back.
+    The text ends before a stop string, or at the separator of documents. Bytes of an incomplete character
+    and text that may begin a stop string are held back. Without an end, the text is that of `tokenizer.decode`.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
         self.tokenizer, self.stops = tokenizer, tuple(stops)
-        self.separator = len(tokenizer.token_bytes) - 1
+        self.separator = tokenizers.separator(tokenizer)
         self.tokens: list[int] = []  # up to the end
         self.ended_by: str | None = None  # a stop string, or "end of document"
         self.text = ""  # all that `add` and `finish` have returned
-        self._held_tokens: list[int] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held_text = ""
 
     def add(self, tokens: Sequence[int]) -> str:
@@ -34,20 +34,15 @@ class Writer:
                 self.ended_by = self.ended_by or "end of document"
                 break
             self.tokens.append(token)
-            self._held_tokens.append(token)
-            text = self.tokenizer.decode(self._held_tokens)
-            if text.endswith(REPLACEMENT) and len(self._held_tokens) < 4:  # a character has at most 4 bytes in UTF-8
-                continue
-            self._held_tokens = []
-            new += self._release(text)
+            new += self._release(self._decoder.decode(self.tokenizer.texts[token]))
         return new
 
     def finish(self) -> str:
         """Return the text that is still held back."""
         if self.ended_by is not None:
             return ""
-        new = self._release(self.tokenizer.decode(self._held_tokens))
-        rest, self._held_tokens, self._held_text = self._held_text, [], ""  # no rest after a stop string
+        new = self._release(self._decoder.decode(b"", final=True))
+        rest, self._held_text = self._held_text, ""  # no rest after a stop string
         self.text += rest
         return new + rest
 

@@ -1,8 +1,11 @@
 """Streaming text from tokens: incomplete characters, stop strings and the end of a document."""
 
+import itertools
+
+import numpy as np
 import pytest
 
-from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer
 from mini_gpt.generation.streaming_text import Writer
 
 
@@ -16,6 +19,36 @@ def test_incomplete_characters_are_held_back():
     assert shown == ["a", "", "é", "", "", "", "😀", "b", ""]
     shown = written(Writer(ByteTokenizer()), b"a\xff\xffbcd\xc3")
     assert "".join(shown) == "a\ufffd\ufffdbcd\ufffd"
+
+
+# First, middle and last bytes of characters, bytes that no character has, and the limits of the ranges of UTF-8.
+BYTES = b"a\x7f\x80\x98\x9f\xa0\xbf\xc0\xc3\xe0\xed\xf0\xf4\xff"
+
+
+def test_streamed_bytes_are_those_that_python_decodes():
+    sequences = [bytes(chosen) for length in range(1, 4) for chosen in itertools.product(BYTES, repeat=length)]
+    rng = np.random.default_rng(0)
+    sequences += [bytes(rng.choice(list(BYTES), size=rng.integers(4, 20))) for _ in range(3_000)]
+    sequences += [b"\xff\xff\xff\xc3\xa9", b"\xf0\x9f\x98\x80" * 2]
+    for sequence in sequences:
+        writer = Writer(ByteTokenizer())
+        shown = "".join(written(writer, sequence))
+        assert shown == writer.text == sequence.decode(errors="replace") == ByteTokenizer().decode(sequence)
+
+
+@pytest.mark.parametrize("stops", [[], ["é"], ["a\ufffd", "\ufffdé"]], ids=str)
+def test_streamed_tokens_of_several_bytes_are_those_of_decode(stops):
+    tokenizer = BpeTokenizer.train(["é ü 😀😁 😀 größe 日本 aé " * 3], 300)
+    assert any(0x80 <= text[0] < 0xC0 and len(text) > 1 for text in tokenizer.texts if text), "ends inside characters"
+    rng = np.random.default_rng(0)
+    likely = [token for token, text in enumerate(tokenizer.texts) if text and text[0] > 127]
+    for _ in range(1_000):
+        tokens = rng.choice(likely, size=rng.integers(1, 12))
+        text = b"".join(tokenizer.texts[token] for token in tokens).decode(errors="replace")
+        writer = Writer(tokenizer, stops)
+        shown = "".join(written(writer, tokens))
+        assert shown == writer.text == text[: min((text.index(stop) for stop in stops if stop in text), default=None)]
+        assert tokenizer.decode(tokens) == text
 
 
 @pytest.mark.parametrize(
