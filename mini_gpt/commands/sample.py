@@ -13,7 +13,10 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from mini_gpt.commands import command_line
+from mini_gpt.data import tasks, tokenizers
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.generation.streaming_text import Writer
@@ -29,7 +32,7 @@ def _parse() -> argparse.Namespace:
     parser = command_line.parser(__doc__)
     command_line.add_run_flags(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", help="the text to continue")
+    prompt.add_argument("--prompt", help="the text to continue; an empty one starts a document")
     prompt.add_argument("--prompt_file", type=Path, help="a file with the text to continue, in UTF-8")
     prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
     add = parser.add_argument
@@ -39,9 +42,15 @@ def _parse() -> argparse.Namespace:
     add("--top_p", type=float, default=1.0, help="sample from the smallest set of tokens with this total probability")
     add("--min_p", type=float, default=0.0, help="sample from tokens with at least min_p times the highest probability")
     add("--repetition_penalty", type=float, default=1.0, help="above 1: earlier tokens become less likely")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; repeatable; an answer to a task ends at its end",
+    )
     add("--samples", type=int, default=1, help="number of texts")
-    add("--seed", type=int, default=0, help="seed of the sampling, the same for each prompt")
+    add("--seed", type=int, default=0, help="seed of the sampling; interactive: 1 higher for each later prompt")
     add("--json", action="store_true", help="print only JSON: one line for each text")
     flags = parser.parse_args()
     for name, least, most in (("samples", 1, 2**16), ("length", 0, MOST_TOKENS), ("seed", 0, 2**31 - 1)):
@@ -57,9 +66,9 @@ def main() -> None:
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.min_p, flags.repetition_penalty)
     command_line.set_up()
     run = Run(flags.workdir, checkpoint=flags.checkpoint)
-    for text in _prompts(flags):
+    for number, text in enumerate(_prompts(flags)):
         try:
-            _write(run, text, flags, sampling)
+            _write(run, text, flags, sampling, seed=(flags.seed + number) % 2**31)
         except (UserError, UnicodeEncodeError, KeyboardInterrupt) as stopped:
             if not flags.interactive:
                 raise
@@ -72,9 +81,12 @@ def _prompts(flags: argparse.Namespace) -> Iterator[str]:
         return
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # gives `input` line editing and a history
+    mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    if mark:
+        log.info("Each line is a prompt, and an empty line starts a document. Ctrl-C stops a text; Ctrl-D ends.")
     while True:
         try:
-            yield input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")
+            yield input(mark)
         except EOFError:
             return
 
@@ -88,28 +100,33 @@ def _read(path: Path) -> str:
         raise UserError(f"--prompt_file: {path}: {error.strerror}") from error
 
 
-def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling) -> None:
+def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling, seed: int) -> None:
     """Print the continuations of a prompt. Stream a single text; print several texts or JSON at the end."""
-    prompt = run.tokenizer.encode(text)
+    prompt, is_task = run.tokenizer.encode(text), run.config.data.is_task
+    if not text and not is_task:
+        prompt = np.array([tokenizers.separator(run.tokenizer)])
     requested = max(1, run.config.context_length - len(prompt)) if flags.length is None else flags.length
     length = _possible_length(run, len(prompt), requested)
-    writers = [Writer(run.tokenizer, flags.stop) for _ in range(flags.samples)]
-    streams = flags.samples == 1 and not flags.json
-    chunks = generation.stream(run.model, [prompt] * flags.samples, length=length, sampling=sampling, seed=flags.seed)
-    for number, tokens_BN in enumerate(chunks):
+    stops = [*flags.stop, tasks.END] if is_task else flags.stop
+    writers = [Writer(run.tokenizer, stops) for _ in range(flags.samples)]
+    streams, unprinted = flags.samples == 1 and not flags.json, text
+    for tokens_BN in generation.stream(
+        run.model, [prompt] * flags.samples, length=length, sampling=sampling, seed=seed
+    ):
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)
             if streams:
-                print(_escaped(text * (number == 0) + new), end="", flush=True)
+                print(_escaped(unprinted + new), end="", flush=True)
+                unprinted = ""
         if all(writer.ended_by for writer in writers):
             break
     for number, writer in enumerate(writers):
         rest = writer.finish()
         if streams:
-            print(_escaped(rest))
+            print(_escaped(unprinted + rest))
         elif flags.json:
             about = {"prompt": text, "text": writer.text, "tokens": writer.tokens, "sample": number}
-            print(json.dumps(about | {"seed": flags.seed, "ended_by": writer.ended_by or "length"}, ensure_ascii=False))
+            print(json.dumps(about | {"seed": seed, "ended_by": writer.ended_by or "length"}, ensure_ascii=False))
         else:
             print(f"--- {number + 1} of {len(writers)}\n{_escaped(text + writer.text)}")
 

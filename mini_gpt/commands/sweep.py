@@ -7,10 +7,10 @@ Each combination and seed has a run directory inside the sweep's directory. The 
 it skips complete runs and tries failed runs again.
 """
 
+import dataclasses
 import itertools
 import logging
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -22,17 +22,17 @@ from mini_gpt.commands.suites.base import Result, SuiteOptions
 from mini_gpt.commands.sweep_tables import Combination
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
-from mini_gpt.data import corpora, token_store
+from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import loop
+from mini_gpt.training import assembly, loop
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
 log = logging.getLogger("mini_gpt.sweep")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Sweep:
     """A sweep over the values of some fields.
 
@@ -48,14 +48,17 @@ class Sweep:
     options: SuiteOptions
     workdir: Path
 
-    def any_config(self) -> Config:
-        """Return the config of the first valid combination. Raise UserError if none is valid."""
-        for combination in self.combinations():
-            try:
-                return configs.load(self.config_path, self.overrides | dict(combination))
-            except UserError as error:
-                invalid = error
-        raise invalid
+    def checked_configs(self) -> dict[Combination, Config]:
+        """Return the config of each combination. Raise UserError if one is invalid or cannot be measured."""
+        found = {
+            combination: configs.load(self.config_path, self.overrides | dict(combination))
+            for combination in self.combinations()
+        }
+        for config in found.values():
+            SUITES[self.suite].check(config, self.options)
+            if config.data.is_task:
+                batches.check_fits(config)
+        return found
 
     def combinations(self) -> list[Combination]:
         return list(itertools.product(*([(field, value) for value in self.vary[field]] for field in self.vary)))
@@ -63,21 +66,24 @@ class Sweep:
     def run(self) -> None:
         """Train and measure the missing runs, and write SUITE.csv, .md and .png.
 
-        Raise UserError at the start if no combination is valid, or at the end if a run failed. Compare the others.
+        Raise UserError at the start if a config is invalid, or at the end if a run failed. Compare the others.
         """
-        config = self.any_config()
-        SUITES[self.suite].check(config, self.options)
-        command_line.set_up(config.data.cache_dir)
-        results: dict[Combination, list[Result]] = {combination: [] for combination in self.combinations()}
+        checked = self.checked_configs()
+        first = next(iter(checked.values()))
+        command_line.set_up(first.data.cache_dir)
+        for config in checked.values():
+            assembly.make_mesh(config)  # raises UserError if the devices do not fit
+        results: dict[Combination, list[Result]] = {combination: [] for combination in checked}
         failures, text, total = [], "", len(results) * self.seeds
         number = itertools.count(1)
-        for seed in range(config.seed, config.seed + self.seeds):
-            for combination in results:
+        for seed in range(first.seed, first.seed + self.seeds):
+            for combination, config in checked.items():
                 fields = dict(combination) | {"seed": str(seed)}
                 name = ",".join(f"{field}={value}" for field, value in fields.items())
                 log.info(f"[{next(number)} of {total}] {name}")
                 try:
-                    result = self._result(self.overrides | fields, self.workdir / files.plain_name(name))
+                    workdir = self.workdir / files.plain_name(name)
+                    result = self._result(dataclasses.replace(config, seed=seed), workdir)
                     results[combination].append(result)
                 except UserError as error:
                     failures.append(f"{name}: {error}")
@@ -93,13 +99,12 @@ class Sweep:
             log.info("\n".join(["", "Failed:", *(f"  {failure}" for failure in failures), ""]))
             raise UserError(f"{len(failures)} of {total} runs failed; the same command tries them again")
 
-    def _result(self, overrides: dict[str, str], workdir: Path) -> Result:
+    def _result(self, config: Config, workdir: Path) -> Result:
         """Return the result of one run. Train and measure the run if its result is not on disk.
 
         Raise UserError before training if the suite could not measure the run.
         """
-        config, suite = configs.load(self.config_path, overrides), SUITES[self.suite]
-        suite.check(config, self.options)
+        suite = SUITES[self.suite]
         workdirs.check_same_config(workdir, config)
         result = self._complete_result(config, workdir)
         if result is not None:

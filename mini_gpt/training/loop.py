@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 def train(config: Config, workdir: Path, *, init_from: Path | None = None, conclude: bool = True) -> TrainState:
     """Train the run in `workdir` up to `train.steps`: start it, or resume it from its last checkpoint.
 
-    init_from: another run; a new run takes the last weights and the tokenizer of that run. conclude: at the end,
-    score the whole validation split and print a summary.
+    init_from: another run; a new run takes the last weights and the tokenizer of that run. conclude: print a new
+    run's parameters, and at the end score the whole validation split and print a summary.
 
     Returns the last state. Raises UserError for errors that the user can fix; for wrong input, before files change.
     """
@@ -60,6 +60,8 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         if is_new and processes.is_main_process():
             workdirs.claim(workdir, config, corpus, tokenizer, weights.record() if weights else None)
         processes.barrier("made the run directory")
+        if is_new and conclude:
+            log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
         with files.clear_write_errors(workdir):
             state, stop = _start_or_resume(run, workdir, first_state)
     if stop.signal is not None:
@@ -117,8 +119,6 @@ def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> 
             raise UserError(f"train.steps: found {last}, but the run in {workdir} is already at step {start}")
         if start:
             log.info(f"{workdir} is at step {start}: {'resuming' if start < last else 'nothing is left to train'}")
-        else:
-            log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
         reporter = Reporter(workdir, start=start, steps=last) if processes.is_main_process() else SilentReporter()
         with contextlib.closing(reporter):
             if start == last:

@@ -64,7 +64,7 @@ def test_costs_equal_sums_by_hand():
     assert alone["maps"] == 2 * 8 * 8 * (4 + 4 + 2)
     muon = mesh_cost.abstract_state(configs.override(config, {"optimizer.name": "muon"}), 300)
     found = mesh_cost.cost(config, muon, MeshConfig(1, 1, 1))["optimizer"]
-    assert found == pytest.approx(kernels + 2 * (embedding + scales), abs=16)  # one moment of kernels; its counts
+    assert found == pytest.approx(kernels + 2 * (embedding + scales), abs=32)  # one moment of kernels; its counts
     after = configs.override(config, {"model.norm_placement": "post"})
     assert (
         mesh_cost.cost(after, mesh_cost.abstract_state(after, 300), MeshConfig(1, 1, 1))["activations"]

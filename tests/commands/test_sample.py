@@ -4,8 +4,11 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 
+from mini_gpt.data import tasks
+from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.training import loop
@@ -67,8 +70,7 @@ def test_prompts_come_from_a_flag_a_file_or_stdin(sample, capsys, tmp_path, monk
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
     assert sample("--interactive", "--length=3") is None
     captured = capsys.readouterr()
-    assert captured.out.startswith("one") and "\ntwo" in captured.out
-    assert captured.err == "error: prompt: found no token; give at least one\n", "and the next prompt is read"
+    assert captured.out.startswith("one") and "\ntwo" in captured.out and captured.err == ""
     assert sample("--prompt=a", "--length=3", "--samples=3") is None
     assert re.findall(r"^--- (\d) of 3\na", capsys.readouterr().out, re.MULTILINE) == ["1", "2", "3"]
 
@@ -88,6 +90,81 @@ def test_invalid_text_and_ctrl_c_do_not_end_interactive_mode(sample, capsys, mon
     captured = capsys.readouterr()
     assert "surrogates not allowed" in captured.err and "Traceback" not in captured.err
     assert "one" not in captured.out and captured.out.startswith("two") and len(asked) == 2
+
+
+@pytest.fixture
+def streamed(monkeypatch):
+    """Replace the model by one that writes the given bytes. Return the arguments of all calls."""
+    calls = []
+
+    def replace(tokens):
+        def stream(model, prompts, *, length, sampling, seed):
+            calls.append((list(prompts[0]), seed))
+            for token in tokens[:length]:
+                yield np.full((len(prompts), 1), token)
+
+        monkeypatch.setattr(generation, "stream", stream)
+        return calls
+
+    return replace
+
+
+@pytest.mark.slow
+def test_each_prompt_of_interactive_mode_has_a_seed_of_its_own(sample, streamed, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\na\n\n"))
+    calls = streamed(b"xyz")
+    assert sample("--interactive", "--seed=7", "--json") is None
+    assert calls == [([97], 7), ([97], 8), ([256], 9)], "an empty prompt is a separator"
+    assert [json.loads(line)["seed"] for line in capsys.readouterr().out.splitlines()] == [7, 8, 9]
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\na\n"))
+    assert sample("--interactive", "--seed=2147483647") is None
+    assert [seed for _, seed in calls[3:]] == [2**31 - 1, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_told_how_to_leave(sample, streamed, monkeypatch, caplog, terminal):
+    streamed(b"")
+    caplog.set_level("INFO", "mini_gpt")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+
+    def leave(prompt):
+        assert prompt == ("> " if terminal else "")
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", leave)
+    assert sample("--interactive") is None
+    assert ("Ctrl-D" in caplog.text) == terminal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--prompt="], ["--prompt_file=/dev/null"]])
+def test_an_empty_prompt_starts_a_document(sample, small, workdirs, capsys, arguments):
+    assert sample(*arguments, "--length=9", "--temperature=0", "--json") is None
+    run = Run(workdirs(small, "rope"))
+    (drawn,) = generation.generate(run.model, [[256]], length=9, sampling=Sampling(temperature=0))
+    assert json.loads(capsys.readouterr().out)["tokens"] == [*drawn, 256][: [*drawn, 256].index(256)]
+
+
+@pytest.mark.slow
+def test_the_prompt_is_printed_without_new_tokens(sample, capsys):
+    for samples, shown in ((1, "the cat\n"), (2, "--- 1 of 2\nthe cat\n--- 2 of 2\nthe cat\n")):
+        assert sample("--prompt=the cat", "--length=0", f"--samples={samples}") is None
+        assert capsys.readouterr().out == shown
+
+
+@pytest.mark.slow
+def test_a_task_ends_with_its_answer(trained, streamed, monkeypatch, capsys):
+    task = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
+    run, tokenizer = trained(**task), CharacterTokenizer(tasks.ALPHABET)
+    streamed(tokenizer.encode("ab\ncd=cd\n"))
+    command = ["sample.py", f"--workdir={run}", "--prompt=ab="]
+    assert type_in(monkeypatch, *command) is None and capsys.readouterr().out == "ab=ab\n"
+    assert type_in(monkeypatch, *command, "--stop=b", "--json") is None
+    assert json.loads(capsys.readouterr().out)["text"] == "a"
+    assert type_in(monkeypatch, *command, "--json") is None
+    assert json.loads(capsys.readouterr().out)["ended_by"] == "\n"
 
 
 def test_the_default_length_fills_the_trained_context(sample, capsys, caplog, tmp_path):
@@ -112,7 +189,6 @@ def test_positions_limit_the_length_or_a_warning_is_logged(sample, capsys, caplo
 
 
 BAD = [
-    (["--prompt=", "--length=3"], "prompt: found no token; give at least one"),
     (["--prompt=a", "--temperature=-1"], r"temperature: found -1\.0; must be 0, or at least 1e-06, and finite"),
     (["--prompt=a", "--top_p=0"], r"top_p: found 0\.0; must be in \(0, 1\]"),
     (["--prompt=a", "--top_p=1.5"], r"top_p: found 1\.5; must be in \(0, 1\]"),
