@@ -105,7 +105,12 @@ class Architecture:
                 paths = [f"blocks/{layer}/{path}" for path in ours.split()]
                 listed += self._module(f"{self.prefix}{self.layers}.{layer}.{theirs}", paths, model)
         listed += self._module(f"{self.prefix}{self.final_norm}", ["final_norm"], model)
-        return listed + ([] if model.tie_embeddings else [Tensor(f"{self.head}.weight", ("unembedding",))])
+        return listed + ([] if model.tie_embeddings else [Tensor(self.head_tensor, ("unembedding",))])
+
+    @property
+    def head_tensor(self) -> str:
+        """The name of the output layer's matrix."""
+        return f"{self.head}.weight"
 
     def _module(self, name: str, paths: list[str], model: ModelConfig) -> list[Tensor]:
         """Return the weight, and the bias if any, of a norm or of a linear layer that joins `paths`."""

@@ -28,14 +28,13 @@ def export(run: Run, output: Path) -> str:
 
     Raises UserError if the directory exists, or if no architecture can express the model.
     """
-    architecture = architectures.choose(run.config.model)
     order = run.tokenizer.order if isinstance(run.tokenizer, BpeTokenizer) else None
     with files.directory_written_whole(output) as draft:
         ids = tokenizer_files.write(run.tokenizer, draft, run.config.context_length)
         vocab_size = tokenizers.vocab_size(run.tokenizer)
-        write_model(run.config, vocab_size, run.model.parameters, draft, order=order, ids=ids)
-        (draft / "README.md").write_text(model_card.text(run, architecture.title), encoding="utf-8")
-    return architecture.title
+        title = write_model(run.config, vocab_size, run.model.parameters, draft, order=order, ids=ids)
+        (draft / "README.md").write_text(model_card.text(run, title), encoding="utf-8")
+    return title
 
 
 def write_model(
@@ -46,8 +45,8 @@ def write_model(
     *,
     order: np.ndarray | None = None,
     ids: Mapping[str, int | None] = types.MappingProxyType({}),
-) -> None:
-    """Write config.json and model.safetensors.
+) -> str:
+    """Write config.json and model.safetensors; return the title of the Transformers architecture.
 
     order: mini_gpt's id of each exported token id; None if they are equal. ids: the token ids in config.json.
     Raises UserError if no architecture can express the model.
@@ -73,6 +72,7 @@ def write_model(
     packed = {tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in tensors}
     save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it readable only by its owner
+    return architecture.title
 
 
 def _equivalent(

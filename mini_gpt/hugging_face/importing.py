@@ -31,7 +31,6 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
 
 INDEX = f"{WEIGHTS}.index.json"
-TIED_HEADS = {"lm_head.weight", "embed_out.weight"}  # files may store a tied embedding twice
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -92,10 +91,10 @@ def read_weights(
         wanted, found = _open(source, architecture, model, opened)
         for name, tensor in wanted.items():
             _check(f"{source}: {name}", found[name], tensor.shape([shapes[path] for path in tensor.paths]))
-        for name in TIED_HEADS & found.keys() - wanted.keys() if model.tie_embeddings else ():
+        if (head := architecture.head_tensor) in found.keys() - wanted.keys():
             table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
-            if not np.array_equal(found[name][:], found[table][:]):
-                raise UserError(f"{source}: {name}: it differs from {table}, but {CONFIG} ties them")
+            if not np.array_equal(found[head][:], found[table][:]):
+                raise UserError(f"{source}: {head}: it differs from {table}, but {CONFIG} ties them")
         for name, tensor in wanted.items():
             values = np.asarray(found[name][:]).astype(np.float32)
             if not np.isfinite(values).all():
@@ -132,7 +131,9 @@ def _open(
             raise UserError(f"{source}: {name}: tensor not found; this {architecture.title} config needs it")
     for name in found:
         plain = name.removeprefix(architecture.prefix)
-        if name not in wanted and name not in TIED_HEADS and not re.fullmatch(architecture.buffers, plain):
+        # A file may store a tied embedding also as the output layer.
+        known = name in wanted or name == architecture.head_tensor
+        if not known and not re.fullmatch(architecture.buffers, plain):
             raise UserError(f"{source}: {printable(name)}: unexpected tensor for this {architecture.title} config")
     return wanted, found
 

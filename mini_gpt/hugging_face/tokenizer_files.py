@@ -11,7 +11,7 @@ from mini_gpt.data import tokenizers as ours
 from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer, Tokenizer
 from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.errors import UserError, require, shown
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first name that is not yet a token is used
@@ -90,9 +90,10 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
     if kind == "WordLevel":
         if model.get_vocab_size() != vocab_size:
             raise UserError(f"{path}: found {model.get_vocab_size()} tokens; {right}")
-        characters = sorted(set(vocabulary) - {model.id_to_token(end)})
-        if any(len(c) != 1 for c in characters) or [vocabulary[c] for c in characters] != list(range(vocab_size - 1)):
-            raise UserError(f"{path}: model.type: found WordLevel; each token must be one character")
+        *characters, last = [model.id_to_token(token) or "" for token in range(vocab_size)]
+        if any(len(c) != 1 for c in characters) or characters != sorted(characters) or model.token_to_id(last) != end:
+            right = "must be single characters in the order of their code points, then the token that ends a document"
+            raise UserError(f"{path}: model.vocab: found {shown([*characters, last])}; {right}")
         return CharacterTokenizer("".join(characters))
     has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
     is_byte_level = kind == "BPE" and (has_all_bytes or "ByteLevel" in json.dumps(described["decoder"]))

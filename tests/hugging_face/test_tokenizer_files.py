@@ -43,6 +43,11 @@ def foreign(**changes):
     return model
 
 
+def characters(*tokens):
+    """Return tokenizer.json with a vocabulary of these tokens."""
+    return library.Tokenizer(library.models.WordLevel({token: at for at, token in enumerate(tokens)})).to_str()
+
+
 @pytest.mark.parametrize(
     "tokenizer, text",
     [(ByteTokenizer(), HARD), (BPE, HARD), (CharacterTokenizer("".join(sorted(set(TEXT)))), TEXT)],
@@ -123,12 +128,9 @@ def test_added_tokens_of_spaces_are_ordinary_text(tmp_path):
             1,
             "model.type: found 'BPE'; must be",
         ),
-        (
-            library.Tokenizer(library.models.WordLevel({"ab": 0, "b": 1})).to_str(),
-            2,
-            1,
-            "each token must be one character",
-        ),
+        (characters("ab", "c", "#"), 3, 2, r"found \['ab', 'c', '#'\]; must be single characters in the order of"),
+        (characters("b", "a", "#"), 3, 2, r"found \['b', 'a', '#'\]; must be single characters in the order of"),
+        (characters("#", "a", "b"), 3, 0, "then the token that ends a document"),
     ],
 )
 def test_other_tokenizers_are_refused(content, vocab_size, end, message, tmp_path):

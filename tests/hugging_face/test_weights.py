@@ -100,6 +100,19 @@ def test_a_tied_table_may_be_stored_twice_if_equal(tmp_path):
         read(tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["learned", "learned, relu, untied", "rope", "rope, stacked", "llama", "alibi"])
+@pytest.mark.parametrize("other", ["lm_head.weight", "embed_out.weight"])
+def test_only_the_output_layer_of_the_architecture_is_expected(name, other, tmp_path):
+    config, _ = written(name, tmp_path / "out")
+    own = "embed_out.weight" if EXPORTABLE[name][0] == "gpt_neox" else "lm_head.weight"
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert (own in tensors) == (not config.model.tie_embeddings)
+    if other != own:
+        rewrite(tmp_path / "out", lambda tensors: tensors | {other: np.zeros((VOCAB, 32), np.float32)})
+        with pytest.raises(UserError, match=f"{other}: unexpected tensor"):
+            read(tmp_path / "out")
+
+
 def without(name):
     return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
 
