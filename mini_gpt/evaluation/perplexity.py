@@ -17,16 +17,12 @@ MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each toke
 NOT_FINITE = "the model's loss is not finite"
 
 
-def make_nll_fn(model: LoadedModel, *, advance: Advance = silent) -> NllFn:
-    """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays.
-
-    advance: called with the number of tokens of each batch.
-    """
+def make_nll_fn(model: LoadedModel) -> NllFn:
+    """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays."""
 
     def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
         padded = tuple(sharding.pad_rows(batch, model.mesh) for batch in (inputs_BL, targets_BL))
         nll_BL = np.asarray(model.nll(*sharding.put_whole(padded, model.mesh)))
-        advance(inputs_BL.size)
         return nll_BL[: len(inputs_BL)]
 
     return nll_fn
@@ -43,17 +39,25 @@ def score_split(
     """Score the tokens of a split in blocks of the context length, each token once.
 
     token_bytes: [V], UTF-8 bytes of each token. most_tokens: score about this many tokens, the same in every call;
-    None: all. advance: called with the number of tokens of each batch. Raises the errors of `check_scorable`.
+    None: all. advance: called with the number of tokens of each batch, without padding rows. Raises the errors of
+    `check_scorable`.
 
     With the masked objective, only the masked tokens of whole blocks are scored, the same ones in every call. The score
     then has 0 bytes, because bits per byte need the loss of every token.
     """
     check_scorable(model.config, len(tokens))
-    nll_fn = make_nll_fn(model, advance=advance)
     score_stretch = _score_masked if model.masked else _score_next
     parts = stretches(tokens, most_tokens, model.config.context_length)
-    scores = [score_stretch(model, nll_fn, part, token_bytes) for part in parts]
+    scores = [score_stretch(model, part, token_bytes, advance) for part in parts]
     return Score(sum(s.nll_sum for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
+
+
+def cost(config: Config, num_tokens: int) -> int:
+    """Return the number of tokens that the model processes to score a whole split of `num_tokens`."""
+    length = config.context_length
+    if config.train.objective == "masked":
+        return num_tokens // length * length
+    return length * scoring.num_windows(num_tokens - 1, length, length)
 
 
 def check_scorable(config: Config, num_tokens: int) -> None:
@@ -98,18 +102,19 @@ def rows_at_a_time(model: LoadedModel, length: int) -> int:
     return shards * max(1, model.batch_tokens // length // shards)
 
 
-def _score_next(model: LoadedModel, nll_fn: NllFn, tokens: np.ndarray, token_bytes: np.ndarray) -> Score:
-    window = model.config.context_length
+def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, advance: Advance) -> Score:
+    nll_fn, window = make_nll_fn(model), model.config.context_length
     rows = rows_at_a_time(model, window)
-    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows)
+    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows, advance=advance)
     return scoring.score(nll, tokens[1:], token_bytes)
 
 
-def _score_masked(model: LoadedModel, nll_fn: NllFn, tokens: np.ndarray, token_bytes: np.ndarray) -> Score:
-    nll_sum, count = 0.0, 0
+def _score_masked(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, advance: Advance) -> Score:
+    nll_fn, nll_sum, count = make_nll_fn(model), 0.0, 0
     rows = rows_at_a_time(model, model.config.context_length)
     for filled, batch in batches.masked_blocks(tokens, model.config, vocab_size=len(token_bytes), batch_size=rows):
         nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
         nll_sum += float(nll_BL[:filled].sum(dtype=np.float64))
         count += int(batch["weights"][:filled].sum())
+        advance(batch["inputs"][:filled].size)
     return Score(nll_sum, count, 0)

@@ -26,7 +26,7 @@ def shown(title: str, cost: int) -> Iterator[Advance]:
 
         def advance(tokens: int) -> None:
             nonlocal done, last_line
-            tokens = min(tokens, cost - done)  # the last batch may have padding rows, which the cost does not count
+            tokens = min(tokens, cost - done)  # the cost of pruning is approximate
             done += tokens
             bar.update(tokens)
             if bar.disable and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mini_gpt.data.batches import in_full_batches
+from mini_gpt.evaluation.progress import Advance, silent
 
 NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -35,7 +36,9 @@ class Score:
         return self.nll_sum / math.log(2) / self.bytes
 
 
-def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int, batch_size: int) -> np.ndarray:
+def score_tokens(
+    nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int, batch_size: int, advance: Advance = silent
+) -> np.ndarray:
     """Return the loss of every token but the first, in nats, float32; its shape is [len(tokens) - 1].
 
     Windows start at 0, stride, 2·stride, …; each token is scored in the first window that has it as a target. With
@@ -43,7 +46,8 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
     window - stride + 1 tokens of context.
 
     nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window. Copies of the
-    last token pad the last window; copies of a row pad the last batch. Raises ValueError unless 1 ≤ stride ≤ window.
+    last token pad the last window; copies of a row pad the last batch. advance: called with the number of tokens of
+    each batch, without these rows. Raises ValueError unless 1 ≤ stride ≤ window.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride: found {stride}; must be in 1..window ({window})")
@@ -58,6 +62,7 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
             first = 0 if start == 0 else window - stride
             last = min(window, targets - start)
             nll[start + first : start + last] = nll_L[first:last]
+        advance(count * window)
     return nll
 
 

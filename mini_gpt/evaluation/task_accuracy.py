@@ -102,15 +102,19 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     """
     rows, config = [], model.config
     needed = {length: batches.row_length(config, length) for length in lengths}
-    title = f"up to {PROBLEMS} problems of each of {len(lengths)} lengths"
-    with progress.shown(title, PROBLEMS * sum(needed.values())) as advance:
-        for length in lengths:
+    reasons = {length: perplexity.why_undefined(config.model, needed[length]) for length in lengths}
+    problems = {
+        length: tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
+        for length in lengths
+        if reasons[length] is None
+    }
+    title = f"{sum(map(len, problems.values())):,} problems of {len(problems)} lengths"
+    with progress.shown(title, sum(len(found) * needed[length] for length, found in problems.items())) as advance:
+        for length, reason in reasons.items():
             row: dict[str, Any] = {"length": length, "exact_match": None, "token_accuracy": None, "nll": None}
             row |= {"problems": 0, "answer_tokens": 0}
-            reason = perplexity.why_undefined(config.model, needed[length])
-            if reason is None:
-                problems = tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
-                score = accuracy(model, tokenizer, problems, needed[length], advance=advance)
+            if length in problems:
+                score = accuracy(model, tokenizer, problems[length], needed[length], advance=advance)
                 reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
             if reason is None:
                 row |= {"exact_match": score.exact_match, "token_accuracy": score.token_accuracy, "nll": score.nll}

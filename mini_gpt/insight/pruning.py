@@ -43,7 +43,7 @@ def importance(
         gradient_NBH = np.asarray(_mask_gradient(model, sharding.put_whole(batch, model.mesh)))
         total_NH = total_NH + np.abs(gradient_NBH[:, :count].astype(np.float64)).sum(axis=1)
         rows += count
-        advance(batch["inputs"].size)
+        advance(batch["inputs"][:count].size)
     return total_NH / rows
 
 

@@ -17,7 +17,7 @@ class Perplexity(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens, length = run.store.tokens(options.split), run.config.context_length
-        with progress.shown(f"blocks of {length}", len(tokens)) as advance:
+        with progress.shown(f"blocks of {length}", perplexity.cost(run.config, len(tokens))) as advance:
             score = perplexity.score_split(run.model, tokens, run.tokenizer.token_bytes, advance=advance)
         base.check_finite(run, [score.nll_sum])
         return {
