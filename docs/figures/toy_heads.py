@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from docs.figures import training
-from mini_gpt.insight.explorer.page import PRESETS, WORDS, X_LD
+from mini_gpt.insight.explorer.toy import PRESETS, WORDS, X_LD
 from mini_gpt.model.attention.masks import Heads, Mask
 from mini_gpt.model.attention.reference import attend
 

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shutil
+import sys
 import zlib
 
 import numpy as np
@@ -15,16 +16,20 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from docs.figures import toy_heads
+from mini_gpt.commands import eval as eval_command
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
+from mini_gpt.data import tokenizers
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.explorer import page as explorer
+from mini_gpt.insight.explorer import toy
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
+from tests.evaluation.models import random_model
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'
 
@@ -41,8 +46,9 @@ def page_of(run: Run) -> dict:
 
 def evaluated(run: Run, **options) -> dict:
     """Return the data of the page that the suite writes."""
+    stem = suites.file_stem("explorer", SuiteOptions(**options))
     suites.evaluate(run, "explorer", SuiteOptions(**options))
-    return data_of((run.workdir / "eval" / "explorer.html").read_text(encoding="utf-8"))
+    return data_of((run.workdir / "eval" / f"{stem}.html").read_text(encoding="utf-8"))
 
 
 def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -130,14 +136,77 @@ def test_the_page_holds_the_learned_positions(small, tmp_path, position):
         assert held["learned"] is None and np.ptp(held["t5"]) > 0
 
 
-def test_the_largest_page_stays_under_five_megabytes():
-    logits_NHLS = np.random.default_rng(0).normal(size=(6, 6, 512, 512)).astype(np.float32)
-    visible_LS = np.tril(np.ones((512, 512), bool))
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_largest_page_stays_under_five_megabytes(small, causal):
+    fields = {} if causal else {"model__causal": False, "train__objective": "masked"}
+    config = small(context_length=512, model__num_layers=6, model__num_heads=6, model__d_model=48, **fields)
+    length = explorer.most_tokens(config)
+    assert length == (512 if causal else 362)
+    # Logits for which all levels are equally frequent compress least.
+    logits_NHLS = -explorer.FLOOR * np.random.default_rng(0).random((6, 6, length, length), np.float32) ** 2
+    visible_LS = np.tril(np.ones((length, length), bool)) if causal else np.ones((length, length), bool)
     weights_NHLS = np.where(visible_LS, np.exp(logits_NHLS), 0)
     weights_NHLS /= weights_NHLS.sum(-1, keepdims=True)
-    packed = explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=True)
-    page = explorer.build_page({"attention": packed | {"tokens": ["<"] * 512}})
-    assert len(page) < 5_000_000 and packed["error"] < 0.02
+    packed = explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=causal)
+    page = explorer.build_page({"attention": packed | {"tokens": ["<"] * length}})
+    assert 4_000_000 < len(page) < 5_000_000 and packed["error"] < 0.05
+
+
+def test_logits_that_do_not_fit_are_quantised_more_coarsely(monkeypatch):
+    logits_NHLS = -np.random.default_rng(0).random((2, 2, 32, 32), np.float32)
+    visible_LS = np.ones((32, 32), bool)
+    weights_NHLS = np.exp(logits_NHLS) / np.exp(logits_NHLS).sum(-1, keepdims=True)
+    pack = lambda: explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=False)
+    sizes = {254: len(pack()["logits"])}
+    for most in (3_000, 2_000, 1_200):
+        monkeypatch.setattr(explorer, "MOST_BYTES", most)
+        packed = pack()
+        assert len(packed["logits"]) <= most
+        sizes[packed["steps"]] = len(packed["logits"])
+        _, weights = unpacked(packed, 4, 32)
+        assert np.abs(weights - weights_NHLS.reshape(4, 32, 32)).max() == pytest.approx(packed["error"], abs=1e-6)
+    assert sorted(sizes.values()) == [sizes[steps] for steps in sorted(sizes)] and len(sizes) > 2
+    monkeypatch.setattr(explorer, "MOST_BYTES", 10)
+    with pytest.raises(ValueError, match="do not fit in a page"):
+        pack()
+
+
+@pytest.mark.parametrize("scaling", ["none", "linear", "ntk", "yarn"])
+def test_the_page_has_the_frequencies_of_the_runs_rope(small, scaling):
+    scaled = {} if scaling == "none" else {"model__rope__scaling": scaling, "model__rope__factor": 4.0}
+    config = small(model__position="rope", model__d_model=64, model__rope__base=500.0, **scaled)
+    shown = explorer._positions(random_model(config, tokenizers.ByteTokenizer().token_bytes))
+    encoding = ENCODINGS["rope"](config.model, rngs=nnx.Rngs(0))
+    page = [factor * shown["base"] ** (-pair / 8) for pair, factor in enumerate(shown["factors"])]
+    np.testing.assert_allclose(page, encoding.frequencies, rtol=1e-6)
+    assert shown["scaling"] == (None if scaling == "none" else f"{scaling}, factor 4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", [[], ["--checkpoint=best", "--split=test", "--override=model.attention_window=8"]])
+def test_the_page_has_the_labels_of_the_same_evaluation(trained, monkeypatch, others):
+    workdir = trained(model__position="rope")
+    (workdir / "eval").mkdir(exist_ok=True)
+    for stale in (workdir / "eval").iterdir():
+        stale.unlink()
+    arguments = [f"--workdir={workdir}", "--suite=explorer,heads", *others]
+    monkeypatch.setattr(sys, "argv", ["eval.py", *arguments])
+    eval_command.main()
+    (page,), (heads,) = (list((workdir / "eval").glob(f"{name}*")) for name in ("explorer*.html", "heads*.json"))
+    labels = [head["label"] for head in json.loads(heads.read_text())["heads"]]
+    assert data_of(page.read_text(encoding="utf-8"))["attention"]["labels"] == [labels]
+
+
+@pytest.mark.slow
+def test_each_text_has_its_own_page(trained):
+    run = Run(trained(model__position="rope"))
+    for text in ("one", "two <b>"):
+        suites.evaluate(run, "explorer", SuiteOptions(text=text))
+        suites.evaluate(run, "figures", SuiteOptions(text=text))
+    pages = [data_of(path.read_text(encoding="utf-8")) for path in (run.workdir / "eval").glob("explorer,*.html")]
+    assert sorted("".join(page["attention"]["tokens"]) for page in pages) == ["one", "two <b>"]
+    assert len(list((run.workdir / "eval").glob("figures,*/maps.png"))) == 2
 
 
 def test_markup_in_a_text_is_escaped():
@@ -170,6 +239,11 @@ def browser():
     chrome.quit()
 
 
+def show(browser, path):
+    browser.get(path.as_uri())
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
+
+
 @pytest.fixture(scope="module")
 def opened(browser, tmp_path_factory):
     """Open a page with hostile text; return the browser, a function that finds elements, and the run."""
@@ -182,8 +256,7 @@ def opened(browser, tmp_path_factory):
     loop.train(configs.load("configs/default.py", SMALL | fields), root / "run", conclude=False)
     suites.evaluate(Run(root / "run"), "heads", SuiteOptions())
     suites.evaluate(Run(root / "run"), "explorer", SuiteOptions())
-    browser.get(f"file://{root}/run/eval/explorer.html")
-    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
+    show(browser, root / "run" / "eval" / "explorer.html")
     return browser, lambda name: browser.find_element(By.ID, name), Run(root / "run")
 
 
@@ -238,14 +311,15 @@ def test_controls_change_the_page(opened):
     ActionChains(browser).move_to_element_with_offset(canvas, int(4.5 * cell - half), int(20.5 * cell - half)).perform()
     until(lambda: find("pointed").text.startswith("query 20"))
     shown = find("pointed").text
-    query, key, logit, weight = re.fullmatch(
-        r"query (\d+) .*\nkey +(\d+) .*\nlogit (\S+) +weight (\S+)", shown, re.DOTALL
-    ).groups()
+    pattern = r"query (\d+) .*\nkey +(\d+) .*\nlogit (\S+) ± (\S+) +weight (\S+) ± (\S+)"
+    query, key, *numbers = re.fullmatch(pattern, shown, re.DOTALL).groups()
+    logit, logit_error, weight, weight_error = map(float, numbers)
     tokens_BL = np.asarray(run.store.tokens("validation")[:32], np.int32)[None].repeat(8, axis=0)
     maps = attention_maps(run.model, tokens_BL)[1]
     assert (int(query), int(key)) == (20, 4)
-    assert float(weight) == pytest.approx(maps.weights_BHLS[0, 3, 20, 4], abs=0.005)
-    assert float(logit) == pytest.approx(maps.logits_BHLS[0, 3, 20, 4], abs=0.05)
+    assert weight == pytest.approx(maps.weights_BHLS[0, 3, 20, 4], abs=weight_error)
+    assert logit == pytest.approx(maps.logits_BHLS[0, 3, 20, 4], abs=logit_error)
+    assert max(logit_error, weight_error) < 0.05
     press(browser, "\ue012")  # left
     until(lambda: find("head-2").get_attribute("aria-pressed") == "true")
     label = json.loads((run.workdir / "eval" / "heads.json").read_text())["heads"][4 + 2]["label"]
@@ -288,6 +362,80 @@ def test_the_position_page_follows_its_sliders(opened):
     until(lambda: browser.execute_script("return document.getElementById('waves').height") == 256)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1200, 420])
+def test_the_map_stays_in_place_under_the_pointer(opened, width):
+    browser, find, _ = opened
+    browser.set_window_size(width, 1500)
+    press(browser, "3")
+    place = lambda: browser.execute_script("return document.getElementById('map').getBoundingClientRect().toJSON()")
+    before = place()
+    for row in (0, 1, 31):
+        x, y = (int((at + 0.5) / 32 * before["width"] - before["width"] / 2) for at in (0, row))
+        ActionChains(browser).move_to_element_with_offset(find("map"), x, y).perform()
+        WebDriverWait(browser, 10).until(lambda _, row=row: find("pointed").text.startswith(f"query {row} "))
+        assert place() == before and "weight" in find("pointed").text
+        box = browser.execute_script(
+            "const e = document.getElementById('pointed'); return [e.scrollHeight, e.clientHeight]"
+        )
+        assert box[0] <= box[1], "the whole text is visible"
+    browser.set_window_size(1200, 1500)
+
+
+@pytest.mark.slow
+def test_a_key_has_the_colour_of_its_strongest_head(opened, tmp_path):
+    browser, find, run = opened
+    data = data_of((run.workdir / "eval" / "explorer.html").read_text(encoding="utf-8"))
+    logits_NHLS = np.random.default_rng(0).normal(0, 3, (2, 4, 32, 32)).astype(np.float32)
+    visible_LS = np.tril(np.ones((32, 32), bool))
+    weights_NHLS = np.where(visible_LS, np.exp(logits_NHLS), 0)
+    weights_NHLS /= weights_NHLS.sum(-1, keepdims=True)
+    data["attention"] |= explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=True)
+    (tmp_path / "page.html").write_text(explorer.build_page(data), encoding="utf-8")
+    show(browser, tmp_path / "page.html")
+    press(browser, "1")
+    for head in (1, 2, 3):
+        ActionChains(browser).key_down("\ue008").click(find(f"head-{head}")).key_up("\ue008").perform()
+    colour = lambda name, style: browser.execute_script(
+        "return getComputedStyle(document.getElementById(arguments[0]))[arguments[1]]", name, style
+    )
+    parts = lambda text: np.array([float(number) for number in re.findall(r"[\d.]+", text)][:3])
+    heads = [parts(colour(f"head-{head}", "color")) / 255 for head in range(4)]
+    for pointed, others, weights_HS in (
+        ("query-20", "key", weights_NHLS[0, :, 20]),
+        ("key-9", "query", weights_NHLS[0, :, :, 9]),
+    ):
+        ActionChains(browser).move_to_element(find(pointed)).perform()
+        WebDriverWait(browser, 10).until(lambda _, name=pointed: "on" in find(name).get_attribute("class"))
+        clear = [
+            j for j in range(32) if weights_HS[:, j].max() > 0.02 and np.diff(np.sort(weights_HS[:, j]))[-1] > 0.01
+        ]
+        assert len({int(weights_HS[:, j].argmax()) for j in clear}) == 4
+        for j in clear:
+            shown = parts(colour(f"{others}-{j}", "backgroundColor").removeprefix("color(srgb"))
+            assert np.abs(heads - shown).sum(axis=1).argmin() == weights_HS[:, j].argmax()
+    show(browser, run.workdir / "eval" / "explorer.html")
+
+
+@pytest.mark.slow
+def test_the_position_page_shows_an_overridden_rope(opened):
+    browser, find, run = opened
+    changed = {"model.rope.base": "500", "model.rope.scaling": "linear", "model.rope.factor": "4"}
+    suites.evaluate(Run(run.workdir, overrides=changed), "explorer", SuiteOptions())
+    (path,) = (run.workdir / "eval").glob("explorer,model.rope*.html")
+    show(browser, path)
+    press(browser, "4")
+    assert find("scaling").text == "Frequencies with this run's scaling: linear, factor 4."
+    assert find("base-value").text == "500"
+    circle = browser.execute_script(
+        "const c = document.querySelector('circle'); return [c.cx, c.cy, c.r].map((v) => v.baseVal.value)"
+    )
+    tip = [float(find("turn-0-4").get_attribute(end)) for end in ("x2", "y2")]
+    turned = [circle[0] + circle[2] * np.cos(1), circle[1] - circle[2] * np.sin(1)]  # 4 tokens: 1 radian
+    np.testing.assert_allclose(tip, turned, atol=1e-3)
+    show(browser, run.workdir / "eval" / "explorer.html")
+
+
 def toy_shown(browser, name):
     settle = "requestAnimationFrame(() => setTimeout(arguments[0], 0))"
     browser.execute_async_script(settle)
@@ -299,7 +447,7 @@ def toy_shown(browser, name):
 def test_the_toy_page_computes_the_same_as_the_library(opened):
     browser, find, _ = opened
     press(browser, "5")
-    for preset in explorer.PRESETS:
+    for preset in toy.PRESETS:
         find(f"preset-{preset.replace(' ', '-')}").click()
         for temperature in (1.0, 0.4, 3.0):
             slide(browser, "temperature", temperature)
@@ -309,6 +457,6 @@ def test_the_toy_page_computes_the_same_as_the_library(opened):
     find("reset").click()
     find("word-3").click()  # "down" moves before "sat"
     find("word-1").click()  # "cat" moves before "The"
-    _, weights = toy_heads.maps(list(explorer.PRESETS)[-1], order=(1, 0, 3, 2))
+    _, weights = toy_heads.maps(list(toy.PRESETS)[-1], order=(1, 0, 3, 2))
     np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
     assert browser.get_log("browser") == []

@@ -1,11 +1,12 @@
 """The suites of eval.py. Each suite measures a run, and writes JSON, tables and figures."""
 
+import dataclasses
 import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from mini_gpt.commands import results
-from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
+from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions, file_stem
 from mini_gpt.commands.suites.diagnose import Diagnose
 from mini_gpt.commands.suites.explorer import Explorer
 from mini_gpt.commands.suites.extrapolation import Extrapolation
@@ -14,7 +15,7 @@ from mini_gpt.commands.suites.heads import Heads
 from mini_gpt.commands.suites.perplexity import Perplexity
 from mini_gpt.commands.suites.pruning import Pruning
 from mini_gpt.commands.suites.tasks import Tasks
-from mini_gpt.runtime import files, processes
+from mini_gpt.runtime import processes
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
@@ -50,6 +51,8 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     is written last: if it exists, all files exist.
     """
     suite = SUITES[name]
+    if "text" not in suite.flags:
+        options = dataclasses.replace(options, text=None)
     check_run(run, name, options)
     result = {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
     result |= {"request": requested(name, options)} if suite.flags else {}
@@ -73,14 +76,3 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
 def requested(name: str, options: SuiteOptions) -> dict[str, str | None]:
     """Return the options that a result records. A sweep measures again if they have changed."""
     return {flag: getattr(options, flag) for flag in SUITES[name].flags}
-
-
-def file_stem(
-    name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
-) -> str:
-    """Return the file name of a result, without ending: suite, and non-default split, checkpoint and overrides."""
-    parts = [name]
-    parts += [] if options.split == "validation" else [f"split={options.split}"]
-    parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]
-    parts += [f"{field}={value}" for field, value in (overrides or {}).items()]
-    return files.plain_name(",".join(parts))

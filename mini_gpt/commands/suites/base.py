@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.model.gpt import check_length
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
@@ -99,6 +100,18 @@ class Suite:
             if row["status"] == "ok":
                 groups.setdefault(self.label(row), []).append(row)
         return groups
+
+
+def file_stem(
+    name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
+) -> str:
+    """Return the file name of a result, without ending: suite, other split or checkpoint, overrides, text."""
+    parts = [name]
+    parts += [] if options.split == "validation" else [f"split={options.split}"]
+    parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]
+    parts += [f"{field}={value}" for field, value in (overrides or {}).items()]
+    parts += [] if options.text is None else [f"text={options.text}"]
+    return files.plain_name(",".join(parts))
 
 
 def split_tokens(run: Run, split: str) -> np.ndarray:

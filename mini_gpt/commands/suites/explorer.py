@@ -1,5 +1,7 @@
 """An HTML page of a checkpoint's attention; it needs no network."""
 
+import dataclasses
+
 from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Suite, SuiteOptions
@@ -22,15 +24,16 @@ class Explorer(Suite):
             tokens,
             title=f"{run.workdir.resolve().name}: what {config.num_layers} × {config.num_heads} heads attend to",
             subtitle=f"step {run.step:,}, {len(tokens)} tokens of {source}, position={config.position}",
-            labels=_labels(run),
+            labels=_labels(run, options),
         )
         return {".html": html}
 
 
-def _labels(run: Run) -> list[list[str]] | None:
+def _labels(run: Run, options: SuiteOptions) -> list[list[str]] | None:
     """Return labels[layer][head] of the suite `heads`, or None if it has no result for this step."""
+    stem = base.file_stem("heads", dataclasses.replace(options, text=None), run.checkpoint, run.overrides)
     try:
-        report = files.read_json(run.workdir / "eval" / "heads.json")
+        report = files.read_json(run.workdir / "eval" / f"{stem}.json")
         if report["checkpoint_step"] != run.step or report["overrides"] != run.overrides:
             return None
         labels = [[""] * run.config.model.num_heads for _ in range(run.config.model.num_layers)]

@@ -35,6 +35,8 @@ class Attention {
   logit(layer, head, i, j) {
     return this.rowMax[(layer * this.heads + head) * this.length + i] - this.below(layer, head, i, j);
   }
+  // How far quantisation may have moved a logit. The largest of a row is exact.
+  logitError(layer, head, i, j) { return Math.sqrt(this.below(layer, head, i, j) * this.floor) / this.steps + this.floor / (4 * this.steps ** 2); }
   weights(layer, head) {
     const key = layer * this.heads + head;
     if (!this.cache.has(key)) {
@@ -55,6 +57,12 @@ class Attention {
 
 // The text of a token; markup in it is never parsed.
 const shown = (token) => token.replace(/\n/g, "⏎").replace(/\r/g, "␍").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "·".repeat(s.length)) || "∅";
+
+// A number with the decimals that its error leaves, and the error, rounded up.
+function withError(value, error) {
+  const decimals = Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)))), unit = 10 ** -decimals;
+  return `${value.toFixed(decimals)} ± ${(Math.ceil(error / unit) * unit).toFixed(decimals)}`;
+}
 
 // Colours: like magma for weights, diverging for signed values.
 

@@ -36,12 +36,14 @@ function Heads({ attention, state, set }) {
   const canvas = useRef(), { length } = attention, row = 18;
   const heads = [state.head, ...state.more];
   const isolated = state.hover;
-  const strengthOf = new Float32Array(length);
+  const strengthOf = new Float32Array(length), strongest = new Uint16Array(length).fill(state.head); // of each token
   if (isolated !== null)
     for (const head of heads) {
       const weights = attention.weights(state.layer, head);
-      for (let j = 0; j < length; j++)
-        strengthOf[j] = Math.max(strengthOf[j], isolated.key ? weights[j * length + isolated.at] : weights[isolated.at * length + j]);
+      for (let j = 0; j < length; j++) {
+        const weight = isolated.key ? weights[j * length + isolated.at] : weights[isolated.at * length + j];
+        if (weight > strengthOf[j]) [strengthOf[j], strongest[j]] = [weight, head];
+      }
     }
   useEffect(() => {
     const element = canvas.current, width = element.clientWidth || 160, ratio = Math.min(2, devicePixelRatio || 1);
@@ -70,10 +72,10 @@ function Heads({ attention, state, set }) {
       const own = isolated !== null && isolated.key === key && isolated.at === n;
       const strength = isolated !== null && isolated.key !== key ? strengthOf[n] : 0;
       return html`<div class=${own ? "on" : ""} title=${n} id=${`${key ? "key" : "query"}-${n}`} onMouseEnter=${() => set({ hover: { key, at: n } })}
-        style=${strength > 0.01 ? `background:color-mix(in srgb, ${COLOURS[state.head % COLOURS.length]} ${Math.round(100 * strength)}%, transparent)` : ""}>${shown(token)}</div>`;
+        style=${strength > 0.01 ? `background:color-mix(in srgb, ${COLOURS[strongest[n] % COLOURS.length]} ${Math.round(100 * strength)}%, transparent)` : ""}>${shown(token)}</div>`;
     })}</div>`;
   return html`<${Pickers} ...${{ attention, state, set, many: true }} />
-    <p class="soft">Left: queries. Right: keys. Point at a token to see only its lines. Shift and click on a head to add it.</p>
+    <p class="soft">Left: queries. Right: keys. Point at a token to see only its lines. Shift and click on a head to add it; a token then has the colour of the head with the largest weight.</p>
     <div class="lines">${column(false)}<canvas ref=${canvas} id="lines" style=${`width:100%;height:${length * row}px`}></canvas>${column(true)}</div>`;
 }
 
@@ -111,18 +113,18 @@ function MapView({ attention, state, set }) {
     const place = (offset, size) => Math.max(0, Math.min(length - 1, Math.floor((offset / size) * length)));
     point({ j: place(event.clientX - box.left, box.width), i: place(event.clientY - box.top, box.height) });
   };
-  const context = (n) => `${attention.tokens.slice(Math.max(0, n - 12), n).map(shown).join("")}[${shown(attention.tokens[n])}]`;
+  const context = (n) => `${attention.tokens.slice(Math.max(0, n - 12), n).map(shown).join("").slice(-20)}[${shown(attention.tokens[n])}]`;
   let said = `weights are made in this page of logits in ${attention.steps} steps; they are within ${attention.error.toFixed(4)} of the model's`;
   if (at) {
     const logit = attention.logit(layer, head, at.i, at.j), weight = attention.weights(layer, head)[at.i * length + at.j];
     said = `query ${at.i}  ${context(at.i)}\nkey   ${at.j}  ${context(at.j)}\n` +
-      (logit === -Infinity ? "not visible" : `logit ${attention.cut(layer, head, at.i, at.j) ? "below " : ""}${logit.toFixed(3)}   weight ${weight.toFixed(4)}`);
+      (logit === -Infinity ? "not visible" : `logit ${attention.cut(layer, head, at.i, at.j) ? `at most ${logit.toFixed(1)}` : withError(logit, attention.logitError(layer, head, at.i, at.j))}   weight ${withError(weight, attention.error)}`);
   }
   return html`<${Pickers} ...${{ attention, state, set }} />
     <div class="controls"><div class="group">
       <button id="show-weights" aria-pressed=${!state.logits} onClick=${() => set({ logits: false })}>weights</button>
       <button id="show-logits" aria-pressed=${state.logits} onClick=${() => set({ logits: true })}>logits</button></div>
-      <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(2)} to ${most.toFixed(2)}; what is ${attention.floor} or more below its row's largest is shown as that` : "weights, by their root"}</span></div>
+      <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(1)} to ${most.toFixed(1)}; what is ${attention.floor} or more below its row's largest is shown as that` : "weights, by their root"}</span></div>
     <output id="pointed">${said}</output>
     <div class="map"><${Pixels} id="map" width=${length} height=${length} colourAt=${colourAt} deps=${[layer, head, state.logits]}
       onMouseMove=${move} onMouseLeave=${() => point(null)} /></div>`;
@@ -131,11 +133,8 @@ function MapView({ attention, state, set }) {
 // Positions: the formulas, computed here.
 
 const frequency = (base, pair, width) => base ** ((-2 * pair) / width);
-function similarityOf(base, width, distance) {
-  let sum = 0;
-  for (let pair = 0; pair < width / 2; pair++) sum += Math.cos(distance * frequency(base, pair, width));
-  return (2 * sum) / width;
-}
+const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+const similarityOf = (frequencies, distance) => mean(frequencies.map((f) => Math.cos(distance * f)));
 
 function Curve({ lines, x, y, low, high }) {
   const [w, h, left, bottom] = [440, 230, 38, 26], last = Math.max(...lines.map((line) => line.values.length)) - 1;
@@ -149,11 +148,11 @@ function Curve({ lines, x, y, low, high }) {
 }
 
 // Pairs of a head's dimensions as RoPE turns them: where the vector (1, 0) points at positions 0 to 7.
-function Turns({ width, base }) {
-  const half = width / 2, pairs = [...new Set([0, half >> 2, half >> 1, half - 1])], reach = 42;
+function Turns({ frequencies }) {
+  const half = frequencies.length, pairs = [...new Set([0, half >> 2, half >> 1, half - 1])].filter((pair) => pair in frequencies), reach = 42;
   return html`<svg viewBox="0 0 440 ${pairs.length > 2 ? 252 : 136}" role="img">
     ${pairs.map((pair, n) => {
-      const radians = frequency(base, pair, width), x = 110 + 220 * (n % 2), y = 58 + 126 * (n >> 1);
+      const radians = frequencies[pair], x = 110 + 220 * (n % 2), y = 58 + 126 * (n >> 1);
       return html`<g><circle cx=${x} cy=${y} r=${reach} fill="none" stroke="var(--line)" />
         ${Array.from({ length: 8 }, (_, place) => {
           const [dx, dy] = [Math.cos(place * radians), -Math.sin(place * radians)];
@@ -166,28 +165,24 @@ function Turns({ width, base }) {
 }
 
 function Positions({ data, state, set }) {
-  const { width, turned, slopes, learned, t5 } = data.positions, length = state.length, base = 10 ** state.baseLog;
-  const distances = Array.from({ length }, (_, n) => n);
-  const similar = distances.map((d) => similarityOf(base, width, d));
+  const { width, turned, factors, scaling, slopes, learned, t5 } = data.positions, length = state.length, base = 10 ** state.baseLog;
+  const distances = Array.from({ length }, (_, n) => n), least = Math.log10(data.positions.base);
+  const waves = Array.from({ length: Math.ceil(width / 2) }, (_, pair) => frequency(base, pair, width));
+  const turns = factors.map((factor, pair) => factor * frequency(base, pair, turned)); // radians a token
+  const similar = distances.map((d) => similarityOf(waves, d));
   const wave = (place, dimension) => {
-    const angle = place * frequency(base, Math.floor(dimension / 2), width);
+    const angle = place * waves[Math.floor(dimension / 2)];
     return dimension % 2 ? Math.cos(angle) : Math.sin(angle);
   };
-  const rotated = (offset, place) => { // of one unit query and key, all pairs alike
-    let sum = 0;
-    for (let pair = 0; pair < turned / 2; pair++) {
-      const f = frequency(base, pair, turned), q = [Math.cos((place + offset) * f), Math.sin((place + offset) * f)], k = [Math.cos(place * f), Math.sin(place * f)];
-      sum += q[0] * k[0] + q[1] * k[1];
-    }
-    return (2 * sum) / turned;
-  };
+  // Of one unit query and key, all pairs alike.
+  const rotated = (offset, place) => mean(turns.map((f) => Math.cos((place + offset) * f) * Math.cos(place * f) + Math.sin((place + offset) * f) * Math.sin(place * f)));
   const cosines = learned && new Int8Array(bytesOf(learned.cosines).buffer);
-  const longest = 2 * Math.PI / frequency(base, width / 2 - 1, width);
+  const longest = 2 * Math.PI / waves[waves.length - 1];
   const slider = (id, label, min, max, step, value, said, change) => html`<label class="group">${label}
     <input type="range" id=${id} min=${min} max=${max} step=${step} value=${value} onInput=${(event) => change(+event.target.value)} /> <b id=${`${id}-value`}>${said}</b></label>`;
   return html`<div class="controls">
       ${slider("length", "length", 16, 1024, 16, length, `${length} tokens`, (value) => set({ length: value }))}
-      ${slider("base", "base", 1, 6, 0.05, state.baseLog, base.toLocaleString("en", { maximumFractionDigits: 0 }), (value) => set({ baseLog: value }))}
+      ${slider("base", "base", Math.min(1, least), Math.max(6, least), "any", state.baseLog, base.toLocaleString("en", { maximumFractionDigits: 0 }), (value) => set({ baseLog: value }))}
     </div>
     <div class="panels">
       <div class="panel"><h2>Sinusoids, width ${width}</h2>
@@ -195,9 +190,10 @@ function Positions({ data, state, set }) {
         <p class="soft">Positions downwards, dimensions across; wavelengths from 6.28 to <b id="longest">${longest.toLocaleString("en", { maximumFractionDigits: 0 })}</b> tokens.</p></div>
       <div class="panel"><h2>Similarity of two positions</h2>
         <${Curve} low=${-1} high=${1} x="tokens apart" y=${`Cosine of two sinusoids: 1 apart ${similar[1].toFixed(3)}, 10 apart ${similar[10].toFixed(3)}. RoPE scores equal vectors by the same sum, over a head's pairs.`}
-          lines=${[{ name: `sinusoids, ${width} dimensions`, values: similar }, { name: `RoPE, ${turned} dimensions`, values: distances.map((d) => similarityOf(base, turned, d)) }]} /></div>
+          lines=${[{ name: `sinusoids, ${width} dimensions`, values: similar }, { name: `RoPE, ${turned} dimensions`, values: distances.map((d) => similarityOf(turns, d)) }]} /></div>
       <div class="panel"><h2>RoPE turns pairs of a head's ${turned} dimensions</h2>
-        <${Turns} width=${turned} base=${base} />
+        <${Turns} frequencies=${turns} />
+        ${scaling && html`<p class="soft" id="scaling">Frequencies with this run's scaling: ${scaling}.</p>`}
         <p class="soft">Where (1, 0) points at positions 0 to 7. Fast pairs tell near tokens apart, slow ones far tokens.</p></div>
       <div class="panel"><h2>RoPE: only the offset counts</h2>
         <${Curve} low=${-1} high=${1} x="tokens of offset" y="Scores of equal vectors, the key at 0 and at 1000: one curve."

@@ -11,40 +11,26 @@ import numpy as np
 from mini_gpt.config.schema import Config
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, figures, images
+from mini_gpt.insight.explorer import toy
 from mini_gpt.model import positions
 from mini_gpt.model.loaded import LoadedModel
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("vendor/htm-preact-3.1.1.js", "attention.js", "page.js")
-MOST_PAIRS = 36 * 512 * 513 // 2  # pairs of tokens that fit in the page: 6 layers of 6 heads, 512 tokens
+MOST_PAIRS = 36 * 512 * 513 // 2  # pairs of tokens that fit in the page: 6 layers of 6 causal heads, 512 tokens
 LONGEST = 512  # tokens
+FARTHEST = 1024  # tokens between a query and a key, in the curves of T5's biases
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
 MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay under 5 MB
-STEPS = (254, 127, 63)  # of quantisation; the first number that fits in the page is used
+MOST_STEPS = 254  # of quantisation; halved until the logits fit in the page
 FLOOR = 16.0  # nats below a row's largest logit at which logits are clipped; a weight there is ≤ 1.2e-7 of the largest
 HIDDEN = 255  # code of a masked pair
-
-# The toy example: attention of two heads in four dimensions, small enough to compute by hand. In the first two
-# dimensions "cat" is near "sat". In the last two "sat" is near "down". "The" is near no other word.
-WORDS = ("The", "cat", "sat", "down")
-X_LD = np.array(
-    [[0.5, -1.0, 1.0, 0.5], [2.0, 0.5, -0.5, 1.0], [1.5, 1.0, 1.0, -2.0], [-1.0, 1.5, 0.5, -1.5]], np.float32
-)
-_EYE = np.eye(4, dtype=np.float32)
-PRESETS: dict[
-    str, tuple[np.ndarray, np.ndarray]
-] = {  # (W_Q, W_K). Head 1 has the first two columns, head 2 the others.
-    "identity": (_EYE, _EYE),
-    "swapped blocks": (_EYE, _EYE[:, [2, 3, 0, 1]]),
-    "head 2 negated": (_EYE, _EYE * np.array([1, 1, -1, -1], np.float32)),
-    "random": tuple(np.random.default_rng(7).normal(size=(2, 4, 4)).round(1).astype(np.float32)),
-}
 
 
 def most_tokens(config: Config) -> int:
     """Return the largest number of tokens that a page can show."""
-    heads = config.model.num_layers * config.model.num_heads
-    return min(LONGEST, config.context_length, int((2 * MOST_PAIRS / heads) ** 0.5))
+    pairs = MOST_PAIRS / (config.model.num_layers * config.model.num_heads)  # of one head
+    return min(LONGEST, config.context_length, int((2 * pairs if config.model.causal else pairs) ** 0.5))
 
 
 def explorer(
@@ -73,12 +59,7 @@ def explorer(
                 **packed(logits_NHLS, weights_NHLS, np.asarray(maps[0].visible_BLS[0]), causal=config.causal),
             },
             "positions": _positions(model),
-            "toy": {
-                "words": WORDS,
-                "heads": 2,
-                "x": X_LD.tolist(),
-                "presets": {name: [matrix.tolist() for matrix in pair] for name, pair in PRESETS.items()},
-            },
+            "toy": toy.data(),
         }
     )
 
@@ -93,11 +74,15 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
         learned = {"every": every, "size": len(levels), "cosines": base64.b64encode(levels.tobytes()).decode()}
     if "t5" in config.position_pattern:
         table = figures.learned(model, "t5", "bias_table")
-        t5 = table[figures.t5_buckets(config, 2 * config.t5.max_distance)].T.round(4).tolist()
+        t5 = table[figures.t5_buckets(config, min(FARTHEST, 2 * config.t5.max_distance))].T.round(4).tolist()
+    rope, turned = config.rope, config.rotated_width
+    factors_P = positions.rope_frequencies(rope, turned) / positions.geometric_frequencies(rope.base, turned)
     return {
         "width": config.d_model,
-        "turned": config.rotated_width,
-        "base": config.rope.base if "rope" in config.position_pattern else config.sinusoidal.base,
+        "turned": turned,
+        "base": rope.base if "rope" in config.position_pattern else config.sinusoidal.base,
+        "scaling": None if rope.scaling == "none" else f"{rope.scaling}, factor {rope.factor:g}",
+        "factors": factors_P.tolist(),  # by which the scaling changes each pair's frequency
         "slopes": positions.alibi_slopes(config.num_heads),
         "learned": learned,
         "t5": t5,
@@ -115,11 +100,13 @@ def packed(
     top_NHL1 = np.where(np.isfinite(top_NHL1), top_NHL1, 0)
     roots = np.sqrt(np.clip(top_NHL1 - logits_NHLS, 0, FLOOR) / FLOOR)
     rows, columns = np.tril_indices(len(visible_LS)) if causal else np.indices(visible_LS.shape).reshape(2, -1)
-    for steps in STEPS:
+    for steps in (MOST_STEPS // 2**halvings for halvings in range(8)):
         levels = np.where(visible_LS, np.round(roots * steps), HIDDEN).astype(np.uint8)
         text = base64.b64encode(zlib.compress(levels[:, :, rows, columns].tobytes(), 9)).decode()
         if len(text) <= MOST_BYTES:
             break
+    else:
+        raise ValueError(f"{levels.shape} attention maps do not fit in a page; give at most `most_tokens` tokens")
     restored = np.where(visible_LS, np.exp(-FLOOR * (levels / steps) ** 2), 0)
     restored = restored / np.maximum(restored.sum(axis=-1, keepdims=True), 1e-30)
     return {
