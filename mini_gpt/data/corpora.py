@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 class Corpus:
     """The texts of a corpus. parts: {split of the source: function that yields its texts}.
 
-    fingerprint: a hash of the text, or for TFDS of the data set's name and sizes.
+    fingerprint: a hash of the text, or for TFDS of the data set's name and sizes. A complete reading of text files
+    raises UserError at its end if the text does not have this hash.
     """
 
     name: str
@@ -125,18 +126,28 @@ def _text(pattern: str) -> Corpus:
     if not paths:
         folder = pattern.rstrip("/") if os.path.isdir(os.path.expanduser(pattern)) else "books"
         raise UserError(f"data.path: {pattern!r} matches no file; give a glob such as '{folder}/**/*.txt'")
-    read = lambda path: _decoded(Path(path).read_bytes(), path)
     if glob.has_magic(pattern):  # refuse links to files outside the directory before the wildcards
         fixed = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).expanduser().parts)
         root = Path(*fixed).resolve()
         for path in paths:
             if not (target := Path(path).resolve()).is_relative_to(root):
                 raise UserError(f"data.path: {path} is a link to {target}, outside {root}; put the file in its place")
-    digest = hashlib.sha256()
-    for path in paths:
-        text = read(path).encode()
-        digest.update(f"{len(text)}\n".encode() + text)
-    return Corpus("text", digest.hexdigest(), len(paths), {"all": lambda: map(read, paths)})
+    fingerprints: list[str] = []  # one for each complete reading
+
+    def texts() -> Iterator[str]:
+        digest = hashlib.sha256()
+        for path in paths:
+            raw = Path(path).read_bytes()
+            digest.update(f"{len(raw)}\n".encode())
+            digest.update(raw)
+            yield _decoded(raw, path)
+        fingerprints.append(digest.hexdigest())
+        if fingerprints[-1] != fingerprints[0]:
+            raise UserError(f"data.path: a file of {pattern!r} has changed while the text was read; start again")
+
+    for _ in texts():
+        pass
+    return Corpus("text", fingerprints[0], len(paths), {"all": texts})
 
 
 def _catalogue(name: str, data_dir: str | None) -> Corpus:

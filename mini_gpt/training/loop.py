@@ -60,6 +60,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         if is_new and processes.is_main_process():
             workdirs.claim(workdir, config, corpus, tokenizer, weights.record() if weights else None)
         processes.barrier("made the run directory")
+        workdirs.check_corpus(workdir, corpus)  # each process has read the text itself
         if is_new and conclude:
             log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
         with files.clear_write_errors(workdir):

@@ -1,6 +1,7 @@
 """The token store: its contents, its reuse, and its repair after damage or a killed process."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -145,6 +146,40 @@ def test_a_corpus_or_split_without_text_is_refused(small, tmp_path, texts, overr
         (tmp_path / f"{number}.txt").write_text(text)
     with pytest.raises(UserError, match=message):
         open_store(small(data__path=str(tmp_path / "*.txt"), **overrides)).tokens("validation")
+
+
+class Replacing(tokenizers.ByteTokenizer):
+    """Replaces a file when the first text is encoded."""
+
+    def __init__(self, file, content):
+        self.file, self.content = file, content
+
+    def encode(self, text):
+        self.file.write_text(self.content)
+        return super().encode(text)
+
+
+@pytest.mark.parametrize("content", ["new 4 " * 20, "longer " * 50, ""])
+def test_text_replaced_while_it_is_tokenized_is_refused(small, tmp_path, content):
+    (tmp_path / "texts").mkdir()
+    for number in range(5):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"old {number} " * 20)
+    config = small(data__path=f"{tmp_path}/texts/*.txt")
+    before = corpora.open_corpus(config.data)
+    with pytest.raises(UserError, match=r"^data\.path: a file of '\S+' has changed while the text was read; start"):
+        token_store.open_store(before, config.data, Replacing(tmp_path / "texts" / "4.txt", content))
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+    with pytest.raises(UserError, match="has changed"):
+        token_store.fit_tokenizer(before, small(data__tokenizer="characters").data)
+    assert not (tmp_path / "cache" / "tokenizers").exists()
+    store = open_store(config)
+    now = b"".join(path.read_bytes() for path in sorted((tmp_path / "texts").iterdir()))
+    assert sum(counts["bytes"] for counts in store.meta["splits"].values()) == len(now)
+    assert bytes(store.tokens("train")[:90].astype(np.uint8)) == now[:90]
+    hashed = b"".join(
+        b"%d\n" % len(raw) + raw for raw in (p.read_bytes() for p in sorted((tmp_path / "texts").iterdir()))
+    )
+    assert store.meta["fingerprint"] == hashlib.sha256(hashed).hexdigest() != before.fingerprint
 
 
 @pytest.mark.parametrize("name", ["train.tokens", "test.tokens", "meta.json"])

@@ -1,5 +1,6 @@
 """A run directory refuses runs of another config or text, and refused runs change nothing."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def test_a_checkpoint_of_another_format_is_refused(small, tmp_path, monkeypatch)
         with pytest.raises(UserError, match="checkpoints/2: found checkpoint format 3; must be 2"):
             use()
     assert (tmp_path / "checkpoints" / "2").exists()
+
+
+def test_a_process_that_read_another_text_does_not_train(small, tmp_path, monkeypatch):
+    claim = loop.workdirs.claim
+
+    def claim_by_process_0(workdir, config, corpus, *rest):
+        claim(workdir, config, dataclasses.replace(corpus, fingerprint="of process 0"), *rest)
+
+    monkeypatch.setattr(loop.workdirs, "claim", claim_by_process_0)
+    with pytest.raises(UserError, match=r"^data\.corpus: found text .*trained on text \(fingerprint of process 0"):
+        loop.train(small(), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.slow
