@@ -60,11 +60,13 @@ def main() -> None:
     begun = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text")
-    shape = {"layers": 4, "width": 128, "heads": 4, "context": 64, "batch": 12, "steps": 200, "seed": 1337}
+    shape = {"layers": 4, "width": 128, "heads": 4, "context": 64, "batch": 12, "seed": 1337}
     for name, default in shape.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--train", action="store_true", help="2,000 steps with nanoGPT's evaluations")
+    steps = parser.add_mutually_exclusive_group()
+    steps.add_argument("--steps", type=int, help="steps to time after 20 others; default: 200")
+    steps.add_argument("--train", action="store_true", help="2,000 steps with nanoGPT's evaluations")
     o = parser.parse_args()
     torch.manual_seed(o.seed)
     text = Path(o.text).read_text(encoding="utf-8")
@@ -85,7 +87,7 @@ def main() -> None:
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=o.dtype == "bfloat16")
-    steps, seconds = 2000 if o.train else o.steps + 20, []
+    steps, seconds = 2000 if o.train else 20 + (200 if o.steps is None else o.steps), []
     x, y = batch(train)
     for step in range(steps):
         start = time.perf_counter()

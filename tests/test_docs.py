@@ -1,5 +1,6 @@
 """The docs: links, named files and config fields, and the extension guides, applied to a copy of the code."""
 
+import ast
 import functools
 import itertools
 import os
@@ -19,6 +20,7 @@ from tests.conftest import REPOSITORY
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 PAGES_AND_README = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+SCRIPTS = ("benchmarks", "docs", "mini_gpt", "tests")
 GUIDES = ("encoding", "task", "suite", "config_field")
 FENCE = re.compile(r'^( *)```(\w+)(?: title="([^"\n]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 
@@ -132,3 +134,14 @@ def test_the_extension_guides_work(extended):
     environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
     done = subprocess.run([sys.executable, "-c", script], cwd=extended, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_help_keeps_the_lines_of_descriptions_with_commands():
+    described = {}
+    for path in itertools.chain.from_iterable((REPOSITORY / name).rglob("*.py") for name in SCRIPTS):
+        source = path.read_text(encoding="utf-8")
+        calls = re.findall(r"ArgumentParser\(.*description=__doc__.*\)", source)
+        if calls and "\n\n" in (ast.get_docstring(ast.parse(source)) or ""):
+            described[relative(path)] = calls
+    assert {"docs/figures/shakespeare.py", "benchmarks/nanogpt_step.py"} <= described.keys()
+    assert [path for path, calls in described.items() if "RawDescriptionHelpFormatter" not in calls[0]] == []

@@ -1,4 +1,4 @@
-"""The errors of make if Python is too old or lacks venv."""
+"""The errors of make if Python is too old or lacks venv, and what the checks of a submission install."""
 
 import subprocess
 import sys
@@ -26,3 +26,15 @@ def test_make_names_what_to_install(tmp_path, lacks, message):
     assert done.returncode != 0
     assert message in done.stdout
     assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize("found", [[], ["chromium"], ["chromedriver"], ["chromium", "chromedriver"]])
+def test_both_programs_of_the_browser_are_installed(tmp_path, found):
+    script = (REPOSITORY / ".ci" / "run").read_text()
+    begin = script.index("{ command -v chromium")
+    install = script[begin : script.index("make test")]
+    for name in [*found, "apt-get"]:
+        (tmp_path / name).write_text('#!/bin/sh\n/bin/touch "$0.ran"\n')
+        (tmp_path / name).chmod(0o755)
+    subprocess.run(["/bin/bash", "-c", install], check=True, env={"PATH": str(tmp_path)})
+    assert (tmp_path / "apt-get.ran").exists() == (len(found) < 2)

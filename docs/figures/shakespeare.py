@@ -19,7 +19,7 @@ NANOGPT = 1.898  # nats a character; nanoGPT with the same recipe, on the whole 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workdirs", nargs="+", type=Path)
     flags = parser.parse_args()
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")

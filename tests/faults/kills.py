@@ -74,6 +74,7 @@ class Trainer:
         self.root = root
         self.processes = processes  # per start; process 0 writes the marks
         self.workdir = root / name
+        self.log = root / f"{name.replace('/', '-')}.log"
         self.cache = root / (cache or f"{name}-cache")
         self.before: list[str] = []  # prefix of the training command, such as setpriv
         texts = root / "texts"
@@ -101,18 +102,23 @@ class Trainer:
             call += [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={self.processes}", "--process_id"]
             others = (shlex.join([*call, str(number)]) + " &" for number in range(1, self.processes))
             call = ["sh", "-c", f"{' '.join(others)} exec {shlex.join([*call, '0'])}"]
-        process = subprocess.Popen(
-            call,
-            start_new_session=True,  # one process group: all are killed together
-            cwd=REPOSITORY,
-            env=environment,
-            pass_fds=[writing],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with self.log.open("wb") as output:  # not a pipe: it would be full while only the marks are read
+            process = subprocess.Popen(
+                call,
+                start_new_session=True,  # one process group: all are killed together
+                cwd=REPOSITORY,
+                env=environment,
+                pass_fds=[writing],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         os.close(writing)
         return process, reading
+
+    def output(self, process: subprocess.Popen, timeout: float | None = None) -> str:
+        """Wait until a started process ends, and return what it printed."""
+        process.wait(timeout)
+        return self.log.read_text(encoding="utf-8")
 
 
 class Marks:
@@ -151,7 +157,7 @@ def run_to_the_end(trainer: Trainer, status: int = 0) -> str:
     marks = Marks(pipe)
     while marks.read(None):
         pass
-    output = process.communicate()[0]
+    output = trainer.output(process)
     os.close(pipe)
     if process.returncode != status:
         raise AssertionError(f"exit status {process.returncode}\n{output}")
@@ -172,9 +178,9 @@ def kill_at_random(trainer: Trainer, rng: random.Random, tally: Tally, phase: st
     ended = process.poll() is not None or not alive
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    output = process.communicate()[0]
-    while marks.read(0) and select.select([pipe], [], [], 0)[0]:
+    while marks.read(None):  # until all processes have ended
         pass
+    output = trainer.output(process)
     os.close(pipe)
     tally.starts += 1
     if tally.starts > 1:

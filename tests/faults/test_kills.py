@@ -7,6 +7,17 @@ import pytest
 
 from tests.faults import kills
 from tests.faults.kills import Marks, Trainer
+from tests.faults.limits import seconds
+
+
+def test_much_output_does_not_block_a_process(tmp_path):
+    trainer, much = Trainer(tmp_path, "run"), "head -c 300000 /dev/zero | tr '\\0' x"
+    with seconds(20):
+        trainer.before = ["sh", "-c", f"{much}; exit 3"]
+        assert kills.run_to_the_end(trainer, status=3) == "x" * 300_000
+        trainer.before = ["bash", "-c", f"{much}; echo enter data >&$MARKS; {much}; sleep 60"]
+        tally = kills.Tally()
+        assert kills.kill_at_random(trainer, random.Random(0), tally, "data") and tally.phases == {"data": 1}
 
 
 @pytest.mark.slow
@@ -25,7 +36,7 @@ def test_a_process_saves_and_resumes_after_a_signal(tmp_path):
         while marks.entered["step"] < 7:
             assert marks.read(None)
         process.send_signal(number)
-        output = process.communicate(timeout=60)[0]
+        output = signalled.output(process, 60)
         assert process.returncode == status, output
         assert "the same command resumes the run" in output and "Traceback" not in output
     kills.run_to_the_end(signalled)
