@@ -3,9 +3,9 @@
 import argparse
 import ctypes
 import functools
-import io
 import logging
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from mini_gpt.config import loading as configs
 from mini_gpt.data.corpora import SPLITS
 from mini_gpt.runtime import errors, files, processes
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, shown
 
 log = logging.getLogger(__name__)
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
@@ -39,8 +39,17 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
         return super()._get_help_string(action) if has_default else action.help
 
 
+class _Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+        """Parse the arguments. Raise UserError for --flag=--, since argparse loses this value in some Pythons."""
+        for argument in sys.argv[1:] if args is None else args:
+            if re.fullmatch(r"--\w+=--", argument):
+                raise UserError(f"{argument}: found '--'; give another value")
+        return super().parse_known_args(args, namespace)
+
+
 def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    return _Parser(prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
@@ -66,10 +75,14 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 def directory(text: str) -> Path:
     """Return the directory that a flag names; `~` is expanded.
 
-    Raise UserError if it is empty, too long, or has a character that a terminal cannot show.
+    Raise UserError if it is empty, too long, a URL, or has a character that a terminal cannot show.
     """
     if not text:
         raise UserError("found a flag without its directory; give one, such as --workdir=DIR")
+    if re.match(r"\w+://", text):
+        raise UserError(f"found the URL {text!r}; must be a directory of this machine: copy or mount it")
+    if sys.getfilesystemencoding() != "utf-8" and not text.isascii():
+        raise UserError(f"{text!r}: found a path that this locale can't represent; set PYTHONUTF8=1")
     for character in text:
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):  # control, not UTF-8, line ends
             raise UserError(f"{text!r}: found {character!r} in the path of a directory; name one without it")
@@ -78,6 +91,14 @@ def directory(text: str) -> Path:
     if (found := len(os.fsencode(path.absolute()))) > longest:
         raise UserError(f"found a path that has {found} bytes; must have at most {longest}")
     return path
+
+
+def utf8(text: str) -> str:
+    """Return the text of a flag or a line, read as UTF-8 in any locale. Raise UserError if it is not UTF-8."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError:
+        raise UserError(f"{shown(text)}: found text that is not UTF-8; give UTF-8") from None
 
 
 def new_directory(text: str) -> Path:
@@ -120,8 +141,6 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
     sys.unraisablehook = lambda raised: None if str(raised.exc_value) == LOOP_CLOSED else sys.__unraisablehook__(raised)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack generated characters
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _keep_freed_memory()

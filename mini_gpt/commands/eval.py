@@ -16,7 +16,11 @@ def main() -> None:
     add = parser.add_argument
     add("--suite", default="perplexity", help=f"comma-separated, from: {', '.join(suites.SUITES)}")
     add("--override", action="append", default=[], metavar="FIELD=VALUE", help="change a config field; repeatable")
-    add("--text", help="for figures and explorer: the input text; default: the start of the split")
+    add(
+        "--text",
+        type=command_line.utf8,
+        help="for figures and explorer: the input text; default: the start of the split",
+    )
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags = parser.parse_args()

@@ -1,5 +1,6 @@
 """Write the results of suites and sweeps as files and tables."""
 
+import contextlib
 import csv
 import io
 import json
@@ -53,7 +54,8 @@ def write_tensorboard(
 ) -> None:
     """Replace a TensorBoard run by scalars (name, value, step) and figures at `step`."""
     shutil.rmtree(directory, ignore_errors=True)
-    with EventFile(directory) as events:
+    new = files.directory_written_whole(directory)
+    with contextlib.suppress(files.Exists), new as draft, EventFile(draft) as events:
         for scalar in scalars:
             events.scalar(*scalar)
         for name, figure in figures.items():

@@ -23,7 +23,7 @@ from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
-MOST_TOKENS = 10**6
+MOST_TOKENS, MOST_PROMPT = 10**6, 2**17  # of --length, and of a prompt in tokens
 log = logging.getLogger("mini_gpt.sample")
 
 
@@ -32,7 +32,7 @@ def _parse() -> argparse.Namespace:
     parser = command_line.parser(__doc__)
     command_line.add_run_flags(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", help="the text to continue; an empty one starts a document")
+    prompt.add_argument("--prompt", type=command_line.utf8, help="the text to continue; an empty one starts a document")
     prompt.add_argument("--prompt_file", type=Path, help="a file with the text to continue, in UTF-8")
     prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
     add = parser.add_argument
@@ -44,6 +44,7 @@ def _parse() -> argparse.Namespace:
     add("--repetition_penalty", type=float, default=1.0, help="above 1: earlier tokens become less likely")
     add(
         "--stop",
+        type=command_line.utf8,
         action="append",
         default=[],
         metavar="TEXT",
@@ -68,8 +69,9 @@ def main() -> None:
     run = Run(flags.workdir, checkpoint=flags.checkpoint)
     for number, text in enumerate(_prompts(flags)):
         try:
+            text = command_line.utf8(text) if flags.interactive else text
             _write(run, text, flags, sampling, seed=(flags.seed + number) % 2**31)
-        except (UserError, UnicodeEncodeError, KeyboardInterrupt) as stopped:
+        except (UserError, KeyboardInterrupt) as stopped:
             if not flags.interactive:
                 raise
             print(f"error: {stopped}" if str(stopped) else "", file=sys.stderr)  # Ctrl-C has no message
@@ -105,6 +107,8 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling, s
     prompt, is_task = run.tokenizer.encode(text), run.config.data.is_task
     if not text and not is_task:
         prompt = np.array([tokenizers.separator(run.tokenizer)])
+    if len(prompt) > MOST_PROMPT:
+        raise UserError(f"--prompt: found {len(prompt)} tokens; must be at most {MOST_PROMPT}")
     requested = max(1, run.config.context_length - len(prompt)) if flags.length is None else flags.length
     length = _possible_length(run, len(prompt), requested)
     stops = [*flags.stop, tasks.END] if is_task else flags.stop

@@ -124,15 +124,20 @@ class Sweep:
 
         Raise UserError if the corpus has changed since.
         """
+        path = workdir / "eval" / f"{suites.file_stem(self.suite, self.options)}.json"
         try:
-            result = files.read_json(workdir / "eval" / f"{suites.file_stem(self.suite, self.options)}.json")
-            measured = result["checkpoint_step"], result.get("request", {})
-            if measured != (config.train.steps, suites.requested(self.suite, self.options)):
-                return None
-            workdirs.check_corpus(workdir, corpora.open_corpus(config.data))
-            return result
-        except (FileNotFoundError, ValueError, KeyError):
+            result = files.read_with_checksum(path)
+            sweep_tables.check(SUITES[self.suite], result)
+        except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            log.warning(f"{path} is damaged ({type(error).__name__}: {error}): the run is measured again")
+            return None
+        measured = result.get("checkpoint_step"), result.get("request", {})
+        if measured != (config.train.steps, suites.requested(self.suite, self.options)):
+            return None
+        workdirs.check_corpus(workdir, corpora.open_corpus(config.data))
+        return result
 
     def _write(self, results: dict[Combination, list[Result]], failures: list[str]) -> str:
         """Write the tables and the figure. Return the Markdown and the paths of the files."""
@@ -147,7 +152,11 @@ class Sweep:
             ".md": text,
             ".png": figure,
         }
-        written = result_files.write(self.workdir, suites.file_stem(self.suite, self.options), contents)
+        try:
+            written = result_files.write(self.workdir, suites.file_stem(self.suite, self.options), contents)
+        except (UserError, OSError):
+            print(text)
+            raise
         return "\n".join([text, "Written to", *map(str, written)])
 
 

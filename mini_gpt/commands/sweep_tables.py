@@ -1,5 +1,6 @@
 """Tables and a figure of a sweep, with statistics over the seeds."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -9,8 +10,23 @@ from mini_gpt.commands import results as result_files
 from mini_gpt.commands.suites.base import Result, Row, Suite
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
+from mini_gpt.runtime.errors import shown
 
 Combination = tuple[tuple[str, str], ...]  # (field, value) of each varied field
+
+
+def check(suite: Suite, result: Result) -> None:
+    """Raise ValueError, KeyError, TypeError or OverflowError unless the tables can hold a result that was read."""
+    rows = suite.compared_rows(result)
+    for row in rows:
+        suite.label(row)
+        values = [row[value] for value in suite.values]
+        numbers = [row["length"], *(value for value in values if value is not None)]
+        is_text = isinstance(row["reason"], str | None)
+        if not is_text or not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+            raise ValueError(f"found the row {shown(row)}")
+    if not rows or type(result.get("train_length")) not in (int, type(None)):
+        raise ValueError("it has no rows, or no valid train_length")
 
 
 def gather(suite: Suite, fields: Sequence[str], results: Mapping[Combination, list[Result]]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 import re
 
+from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
@@ -67,12 +68,12 @@ def _measured(run: Run) -> str:
     """Return the result of `eval.py` for this checkpoint, if there is one."""
     path = run.workdir / "eval" / "perplexity.json"
     try:
-        found = files.read_json(path)
-        if found["checkpoint_step"] != run.step or found["overrides"]:
+        found = files.read_with_checksum(path)
+        if found["checkpoint_step"] != run.step or found["overrides"] or found["split"] not in corpora.SPLITS:
             return ""
-        split = f"{_table_cell(found['split'])} split of {_table_cell(run.config.data.corpus)}"
+        split = f"{found['split']} split of {_table_cell(run.config.data.corpus)}"
         size = f"{found['tokens_scored']:,} tokens, in blocks of {found['context_length']:,}"
         result = f"{found['nll']:.4f} nats a token, {found['bits_per_byte']:.4f} bits a byte"
         return f"\nOn the {split} ({size}): {result}.\n"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -1,5 +1,6 @@
 """Errors for users: one line on stderr, and exit status 1."""
 
+import io
 import os
 import sys
 import traceback
@@ -33,6 +34,7 @@ def printable(text: str) -> str:
 
 def run(main: Callable[[], None]) -> None:
     """Run a command. Print an expected error as one line on stderr, and exit with status 1."""
+    _open_streams()
     try:
         _run(main)
     except BaseException as stop:
@@ -41,13 +43,14 @@ def run(main: Callable[[], None]) -> None:
         code = stop.code if isinstance(stop, SystemExit) else "".join(traceback.format_exception(stop))
         if isinstance(code, str):
             print(code, file=sys.stderr, flush=True)
-        sys.stdout.flush()
+        _flush()
         os._exit(1 if isinstance(code, str) else code or 0)
 
 
 def _run(main: Callable[[], None]) -> None:
     try:
         main()
+        sys.stdout.flush()
     except BrokenPipeError:
         sys.exit(1)  # the reader of the pipe has closed it
     except (UserError, OSError) as error:
@@ -59,3 +62,29 @@ def _run(main: Callable[[], None]) -> None:
         sys.exit(f"error: found text that is no valid Unicode ({error.reason}); give UTF-8")
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        _flush()
+
+
+def _open_streams() -> None:
+    """Open closed standard streams as /dev/null: a file with their number would get what is printed.
+
+    Invalid input becomes surrogates, and printed characters that the encoding lacks become "?".
+    """
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number
+        pass
+    os.close(handle)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  open until the process ends
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def _flush() -> None:
+    """Flush stdout. If that fails, discard the rest: Python would flush it again at the exit, and fail again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,10 +12,12 @@ import pytest
 
 from mini_gpt.commands import sweep, sweep_tables
 from mini_gpt.commands.suites import SUITES
+from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from tests.commands import test_command_line as test_commands
 from tests.conftest import REPOSITORY, SMALL
+from tests.faults.test_commands import DAMAGED
 
 
 def type_in(monkeypatch, *arguments):
@@ -160,6 +162,57 @@ def test_a_sweep_continues_after_crashes_and_damage(monkeypatch, flags, training
 def test_a_bad_sweep_ends_in_one_line_and_writes_nothing(monkeypatch, flags, tmp_path, arguments, message):
     assert re.match(message, type_in(monkeypatch, *flags, *arguments))
     assert not (tmp_path / "sweep").exists()
+
+
+ROW = {"length": 32, "stride": 32, "protocol": "blocks", "status": "ok", "reason": None, "nll": 1.0}
+ROW |= {"perplexity": 2.7, "bits_per_byte": None, "sample_nll": 1.0}
+UNDEFINED = ROW | {"status": "undefined", "reason": "too long", "nll": None, "perplexity": None, "sample_nll": None}
+WRONG_ROWS = [
+    [],
+    {},
+    "rows",
+    5,
+    [5],
+    ["row"],
+    [[]],
+    [ROW | {"length": "32"}],
+    [ROW | {"length": None}],
+    [ROW | {"nll": "1.0"}],
+    [ROW | {"nll": [1.0]}],
+    [ROW | {"nll": True}],
+    [ROW | {"nll": float("nan")}],
+    [ROW | {"nll": 10**400}],
+    [ROW | {"reason": ["too long"]}],
+    [{name: value for name, value in ROW.items() if name != "protocol"}],
+    [{name: value for name, value in ROW.items() if name != "sample_nll"}],
+]
+
+
+def complete_result(small, tmp_path, monkeypatch, content):
+    """Return what a sweep takes from a run's eval/extrapolation.json."""
+    monkeypatch.setattr(sweep.workdirs, "check_corpus", lambda *_: None)
+    (tmp_path / "run" / "eval").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "run" / "eval" / "extrapolation.json").write_bytes(content.encode(errors="surrogateescape"))
+    one = sweep.Sweep("configs/default.py", {}, {}, 1, "extrapolation", SuiteOptions(), tmp_path)
+    return one._complete_result(small(train__steps=4), tmp_path / "run")
+
+
+def test_damaged_results_are_not_taken_into_tables(small, tmp_path, monkeypatch, caplog):
+    right = {"checkpoint_step": 4, "request": {"lengths": None, "strides": None}, "train_length": 32}
+    right |= {"rows": [ROW, UNDEFINED]}
+    taken = lambda content: complete_result(small, tmp_path, monkeypatch, content)
+    assert taken(json.dumps(right)) == right and not caplog.text
+    damaged = [json.dumps(right | {"rows": rows}) for rows in WRONG_ROWS] + [*DAMAGED.values(), json.dumps(right)[:-9]]
+    damaged += [json.dumps(right | {"train_length": length}) for length in ([32], "32", True)]
+    for content in damaged:
+        caplog.clear()
+        assert taken(content) is None, content[:200]
+        assert re.search(
+            r"extrapolation\.json is damaged \(\w+: .{1,300}\): the run is measured again$", caplog.text.strip()
+        )
+    for other in ({"checkpoint_step": 3}, {"checkpoint_step": None}, {"request": {}}, {"request": []}):
+        caplog.clear()
+        assert taken(json.dumps(right | other)) is None and not caplog.text
 
 
 @pytest.mark.slow

@@ -2,12 +2,17 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 
 import pytest
 
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.commands.sweep import Sweep
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
+from tests.commands.test_command_line import type_in
 from tests.faults import kills
 from tests.faults.kills import Marks, Trainer
 
@@ -38,9 +43,9 @@ def start_and_fill(trainer, disk, phase, times, leave):
     process, pipe = trainer.start()
     marks = Marks(pipe)
     while marks.entered[phase] < times:
-        assert marks.read(None), process.communicate()[0]
+        assert marks.read(None), trainer.output(process)
     fill(disk, leave)
-    output = process.communicate(timeout=120)[0]
+    output = trainer.output(process, 120)
     os.close(pipe)
     return process.returncode, output
 
@@ -73,6 +78,37 @@ def test_a_full_token_cache_ends_in_one_line(tmp_path, disk):
     assert not list(disk.rglob("*.draft"))
     (disk / "filler").unlink()
     kills.run_to_the_end(trainer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite, shown", [("perplexity", "nll"), ("extrapolation", "blocks"), ("figures", "split")])
+def test_a_measured_result_is_printed_if_the_disk_is_full(trained, disk, monkeypatch, capsys, suite, shown):
+    run, flags = shutil.copytree(trained(train__steps=4), disk / "run"), ["--lengths=1x"] * (suite == "extrapolation")
+    evaluate = lambda: type_in(monkeypatch, "eval.py", f"--workdir={run}", f"--suite={suite}", *flags)
+    errors = []
+    for leave in (0, 60_000, 300_000):
+        fill(disk, leave)
+        errors.append(evaluate())
+        printed = capsys.readouterr().out
+        assert shown in printed and not list(disk.rglob("*.draft"))
+        assert ("Written to" in printed) == (errors[-1] is None) == (run / "eval" / f"{suite}.json").exists()
+        (disk / "filler").unlink()
+        if errors[-1] is None:
+            break
+        assert re.match(rf"error: {run}/(eval|tensorboard)\S*: .*No space left on device", errors[-1]), errors
+    assert errors[0] is not None
+    assert evaluate() is None
+
+
+@pytest.mark.slow
+def test_the_tables_of_a_sweep_are_printed_if_the_disk_is_full(monkeypatch, tmp_path, disk, capsys):
+    result = {"checkpoint_step": 4, "context_length": 32, "nll": 1.25, "bits_per_byte": 2.0}
+    options = SuiteOptions()
+    swept = Sweep("configs/tiny.py", {}, {"seed": ["0"]}, 1, "perplexity", options, disk / "sweep")
+    fill(disk, 0)
+    with pytest.raises((UserError, OSError), match=f"{disk}/sweep.*No space left on device|No space.*{disk}/sweep"):
+        swept._write({(("seed", "0"),): [result]}, [])
+    assert "1.2500" in capsys.readouterr().out and not list(disk.rglob("*.draft"))
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Export and import on the command line: python -m mini_gpt.hugging_face."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from mini_gpt.config import loading as configs
+from mini_gpt.hugging_face import model_card
 from mini_gpt.model import parameters
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import overtake, type_in
 from tests.conftest import SMALL
+from tests.faults.test_commands import DAMAGED
 from tests.hugging_face import numpy_forwards
 from tests.hugging_face.models import written
 from tests.hugging_face.test_tokenizer_files import foreign
@@ -119,6 +123,23 @@ def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
         np.testing.assert_array_equal(tensor, tensors[name], name)
     card = (tmp_path / "back" / "README.md").read_text()
     assert "| trained |" not in card and "| initial weights | those of llama, a Llama |" in card
+
+
+def test_a_model_card_has_no_damaged_result(tmp_path):
+    run = SimpleNamespace(workdir=tmp_path, step=4, config=configs.load("configs/tiny.py", {}))
+    path = tmp_path / "eval" / "perplexity.json"
+    path.parent.mkdir()
+    assert model_card._measured(run) == ""
+    right = {"checkpoint_step": 4, "overrides": {}, "split": "test", "tokens_scored": 1000, "context_length": 32}
+    right |= {"nll": 1.25, "bits_per_byte": 2.0}
+    path.write_text(json.dumps(right))
+    assert "On the test split of python_stdlib (1,000 tokens, in blocks of 32): 1.2500 nats" in model_card._measured(
+        run
+    )
+    wrong = [json.dumps(right | {name: value}) for name in right for value in ([1], {"a": 1}, "x")]
+    for content in [*wrong, *DAMAGED.values()]:
+        path.write_bytes(content.encode(errors="surrogateescape"))
+        assert model_card._measured(run) == "", content[:200]
 
 
 @pytest.mark.slow

@@ -65,10 +65,13 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     contents: results.Contents = {".csv": results.csv_text(rows)} if rows else {}
     contents |= {} if figure is None else {".png": figure}
     contents |= other_files | {".json": results.json_text(result)}
-    if figure is not None:
-        results.write_tensorboard(run.workdir / "tensorboard" / stem, suite.scalars(result), {name: figure}, run.step)
-    written = results.write(run.workdir / "eval", stem, contents)
-    print(suite.printed(result))
+    curves = run.workdir / "tensorboard" / stem
+    try:
+        if figure is not None:
+            results.write_tensorboard(curves, suite.scalars(result), {name: figure}, run.step)
+        written = results.write(run.workdir / "eval", stem, contents)
+    finally:
+        print(suite.printed(result))  # also if a file can't be written
     print("\nWritten to", *written, sep="\n")
     return result
 
