@@ -1,12 +1,11 @@
 """TFDS builders of corpora that the TFDS catalogue lacks."""
 
-import functools
 import hashlib
 import io
 import platform
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import tensorflow_datasets as tfds
@@ -34,6 +33,30 @@ def _decoded(raw: bytes) -> str:
     return raw.decode(encoding).replace("\r\n", "\n")
 
 
+def content_hash(texts: Iterable[str]) -> str:
+    """Return the SHA-256 of texts, joined by a byte that UTF-8 lacks. For one text, it is that of the text."""
+    return hashlib.sha256(b"\xff".join(text.encode() for text in texts)).hexdigest()
+
+
+class PythonLibrary:
+    """The source files of the running Python's standard library.
+
+    fingerprint: a hash of their names and bytes. content: the `content_hash` of their texts, without empty ones.
+    """
+
+    def __init__(self, root: Path | None = None):
+        self.root = root or Path(sysconfig.get_paths()["stdlib"])
+        digest = hashlib.sha256()
+        texts = []
+        for path in python_sources(self.root):
+            raw = path.read_bytes()
+            digest.update(f"{path.relative_to(self.root).as_posix()} {len(raw)}\n".encode() + raw)
+            texts.append(_decoded(raw))
+        self.fingerprint = digest.hexdigest()
+        self.content = content_hash(filter(None, texts))
+        self.name = f"{platform.python_version()}-{self.fingerprint[:12]}"
+
+
 class PythonStdlib(tfds.core.GeneratorBasedBuilder):
     """The source files of the running Python's standard library. Each file is a document. Needs no download.
 
@@ -42,18 +65,9 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
 
-    def __init__(self, *, root: Path | None = None, **kwargs):
-        self.root = root or Path(sysconfig.get_paths()["stdlib"])
-        name = f"{platform.python_version()}-{self.fingerprint[:12]}"
-        super().__init__(config=tfds.core.BuilderConfig(name=name, version=self.VERSION), **kwargs)
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for path in python_sources(self.root):
-            raw = path.read_bytes()
-            digest.update(f"{path.relative_to(self.root).as_posix()} {len(raw)}\n".encode() + raw)
-        return digest.hexdigest()
+    def __init__(self, *, library: PythonLibrary, **kwargs):
+        self.root = library.root
+        super().__init__(config=tfds.core.BuilderConfig(name=library.name, version=self.VERSION), **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
         text = tfds.features.Text()

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import glob
 import hashlib
 import io
@@ -9,19 +10,19 @@ import itertools
 import logging
 import os
 import re
+import shutil
 import socket
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow_datasets as tfds
 
 from mini_gpt.config.schema import DataConfig
-from mini_gpt.data import tasks
-from mini_gpt.data.builders import PythonStdlib, TinyShakespeare
+from mini_gpt.data import builders, tasks
+from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, shown
 
@@ -29,6 +30,7 @@ SPLITS = ("train", "validation", "test")
 FEWEST_DOCUMENTS = 100  # with fewer, a split by document can be far from its fractions
 NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
 FEATURE_MODULES = {feature.__module__ for feature in vars(tfds.features).values() if isinstance(feature, type)}
+MakeBuilder = Callable[..., tfds.core.DatasetBuilder]  # data_dir, the directory of all data sets, may be given
 log = logging.getLogger(__name__)
 
 
@@ -56,17 +58,20 @@ def open_corpus(data: DataConfig) -> Corpus:
     """Open `data.corpus`. Prepares it first if needed. Raises UserError if that fails."""
     tfds.disable_progress_bar()
     tfds_dir = files.cache_directory(data.cache_dir) / "tfds"
-    options: dict[str, Any] = {"data_dir": tfds_dir, "file_format": "array_record"}
     if data.corpus == "text":
         return _text(data.path or "")
     if data.corpus == "python_stdlib":
-        builder = PythonStdlib(**options)
-        return _from_builder(builder, f"python_stdlib {builder.builder_config.name}", "text", builder.fingerprint)
+        library = PythonLibrary()
+        make = functools.partial(PythonStdlib, library=library, data_dir=tfds_dir, file_format="array_record")
+        target = tfds_dir / PythonStdlib.name / library.name / str(PythonStdlib.VERSION)
+        return _own(make, target, f"python_stdlib {library.name}", library.content, library.fingerprint)
     if data.corpus == "tiny_shakespeare":
         path = Path(data.path) if data.path else None
         if path and not path.is_file():
             raise UserError(f"data.path: {path} not found; give the file, or None to download it")
-        return _from_builder(TinyShakespeare(path=path, **options), "tiny_shakespeare", "text")
+        make = functools.partial(TinyShakespeare, path=path, data_dir=tfds_dir, file_format="array_record")
+        target = tfds_dir / TinyShakespeare.name / str(TinyShakespeare.VERSION)
+        return _own(make, target, "tiny_shakespeare", builders.SHAKESPEARE_SHA256)
     if data.corpus.startswith("tfds:"):
         return _catalogue(data.corpus.removeprefix("tfds:"), data.path)
     if data.is_task:
@@ -158,13 +163,40 @@ def _catalogue(name: str, data_dir: str | None) -> Corpus:
         raise UserError(f"data.corpus: found {found}; must be tfds:NAME[/CONFIG][:VERSION], from the TFDS catalogue")
     if data_dir is not None and (own := Path(data_dir).expanduser() / re.split("[/:]", name)[0]).is_dir():
         files.check_contents(own)
+    make = functools.partial(tfds.builder, name, data_dir=data_dir, file_format="array_record")
     with _errors_of_tfds("open", name), contextlib.redirect_stderr(io.StringIO()):
-        builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+        builder = make()
     texts = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
     if "text" not in texts and len(texts) != 1:
         found = ", ".join(texts) or "none"
         raise UserError(f"data.corpus: tfds:{name} has the text features {found}; must have one, or one named text")
-    return _from_builder(builder, f"tfds:{builder.info.full_name}", "text" if "text" in texts else texts[0])
+    title = f"tfds:{builder.info.full_name}"
+    if not builder.is_prepared():
+        _prepare(make, Path(builder.data_dir), title)
+        builder = make()
+    return _read(builder, title, "text" if "text" in texts else texts[0])
+
+
+def _own(make: MakeBuilder, target: Path, name: str, content: str, fingerprint: str | None = None) -> Corpus:
+    """Open a data set that mini_gpt builds, in its directory. Prepares it if it is missing or damaged.
+
+    content: the `content_hash` of its texts. Raises UserError if the texts that were just prepared have another hash.
+    """
+
+    def opened() -> Corpus:
+        corpus = _read(make(), name, "text", fingerprint)
+        if builders.content_hash(text for _, text in corpus.documents()) != content:
+            raise UserError(f"data.corpus: the text of {name} in {target} is not that of its source; start again")
+        return corpus
+
+    if target.exists():
+        try:
+            return opened()
+        except Exception as error:
+            log.warning(f"{target} is damaged ({_first_line(error)}): it is prepared again")
+            shutil.rmtree(target)
+    _prepare(make, target, name)
+    return opened()
 
 
 @contextlib.contextmanager
@@ -172,7 +204,7 @@ def _errors_of_tfds(action: str, name: str) -> Iterator[None]:
     """Turn errors of TFDS, of any type, into UserErrors."""
     try:
         yield
-    except UserError:
+    except (UserError, NotImplementedError):
         raise
     except tfds.core.registered.DatasetNotFoundError:
         near = difflib.get_close_matches(name.split("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
@@ -195,26 +227,33 @@ def _tfds_feature_class(name: str) -> type:
 
 _any_feature_class = tfds.features.FeatureConnector.cls_from_name
 tfds.features.FeatureConnector.cls_from_name = staticmethod(_tfds_feature_class)
+# For each data set that is not prepared, TFDS would leave a directory tmp*tfds in /tmp, and ask a server for its size.
+tfds.core.DatasetInfo.initialize_from_bucket = lambda info: None
 
 
-def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fingerprint: str | None = None) -> Corpus:
-    """Return the corpus of a TFDS builder. feature: the name of its text feature."""
-    if not builder.is_prepared():
-        _require_network(builder, name)
-        log.info("preparing %s in %s", name, builder.data_dir)
-        try:
-            with _errors_of_tfds("prepare", name), contextlib.redirect_stdout(io.StringIO()):  # hide banners
-                builder.download_and_prepare()
-        except UserError as error:
-            # Ignore an error of TFDS (it has a cause) if another process has prepared the data.
-            if error.__cause__ is None or not builder.is_prepared():
-                raise
+def _prepare(make: MakeBuilder, target: Path, name: str) -> None:
+    """Prepare a data set in a draft directory. TFDS itself would keep the files of a killed process."""
+    log.info("preparing %s in %s", name, target)
+    with files.directory_written_whole(target) as draft:
+        prepared = make(data_dir=draft)
+        _require_network(prepared, name)
+        downloads = make().data_dir_root / "downloads"
+        with _errors_of_tfds("prepare", name), contextlib.redirect_stdout(io.StringIO()):  # hide banners
+            prepared.download_and_prepare(download_dir=downloads)
+        for path in Path(prepared.data_dir).iterdir():
+            path.rename(draft / path.name)
+        shutil.rmtree(draft / prepared.name)
+
+
+def _read(builder: tfds.core.DatasetBuilder, name: str, feature: str, fingerprint: str | None = None) -> Corpus:
+    """Return the corpus of a prepared TFDS builder. feature: the name of its text feature."""
     root = Path(builder.data_dir).resolve()
     for path in (Path(path) for info in builder.info.splits.values() for path in info.filepaths):
         if not path.resolve().is_relative_to(root):  # dataset_info.json could name any file
             raise UserError(f"data.corpus: {name} names the file {path}, outside {root}; prepare it again")
     try:
-        sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}
+        with _errors_of_tfds("open", name):
+            sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}
     except NotImplementedError as error:
         found = f"{name} in {builder.data_dir} has no random access ({_first_line(error)})"
         remedy = "prepare it with file_format='array_record', or set data.path to another directory"
@@ -224,8 +263,13 @@ def _from_builder(builder: tfds.core.DatasetBuilder, name: str, feature: str, fi
         fingerprint = hashlib.sha256(repr((builder.info.full_name, shape)).encode()).hexdigest()
 
     def texts(split: str) -> Callable[[], Iterator[str]]:
-        source = sources[split]
-        return lambda: (_decoded(source[i][feature], f"{name}, document {i} of {split}") for i in range(len(source)))
+        def read() -> Iterator[str]:
+            for index in range(len(sources[split])):
+                with _errors_of_tfds("read", name):
+                    raw = sources[split][index][feature]
+                yield _decoded(raw, f"{name}, document {index} of {split}")
+
+        return read
 
     return Corpus(name, fingerprint, sum(map(len, sources.values())), {split: texts(split) for split in sources})
 

@@ -5,6 +5,10 @@ import functools
 import hashlib
 import http.server
 import json
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 
 import pytest
@@ -86,18 +90,30 @@ def make_library(root):
     return root
 
 
-def test_the_standard_library_is_decoded_as_python_does(tmp_path):
+TEXTS_OF_LIBRARY = ["print('hello')\n", "# -*- coding: latin-1 -*-\nname = 'é'\n"]
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Make a small library in place of Python's, and return its directory."""
     root = make_library(tmp_path / "lib")
-    builder = builders.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
-    builder.download_and_prepare()
-    documents = [(d["path"].decode(), d["text"].decode()) for d in builder.as_data_source(split="train")]
-    assert documents == [
-        ("json/tool.py", "print('hello')\n"),
-        ("latin.py", "# -*- coding: latin-1 -*-\nname = 'é'\n"),
-    ]
-    (root / "latin.py").write_text("other")
-    again = builders.PythonStdlib(root=root, data_dir=tmp_path / "tfds", file_format="array_record")
-    assert again.fingerprint != builder.fingerprint and not again.is_prepared(), "other sources make another data set"
+    monkeypatch.setattr(corpora, "PythonLibrary", lambda: builders.PythonLibrary(root))
+    return root
+
+
+def texts_of(corpus):
+    return [text for _, text in corpus.documents()]
+
+
+def test_the_standard_library_is_decoded_as_python_does(small, library):
+    data = small(data__corpus="python_stdlib", data__path=None).data
+    corpus = corpora.open_corpus(data)
+    assert texts_of(corpus) == TEXTS_OF_LIBRARY
+    raw = {path: (library / path).read_bytes() for path in ("json/tool.py", "latin.py")}
+    hashed = b"".join(f"{path} {len(content)}\n".encode() + content for path, content in raw.items())
+    assert corpus.fingerprint == hashlib.sha256(hashed).hexdigest()
+    (library / "latin.py").write_text("other")
+    assert texts_of(corpora.open_corpus(data)) == [TEXTS_OF_LIBRARY[0], "other"], "other sources, another data set"
 
 
 def test_the_standard_library_has_enough_documents():
@@ -108,7 +124,115 @@ def test_the_standard_library_has_enough_documents():
 
 def test_a_library_without_sources_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"data\.corpus.*no \.py files"):
-        builders.PythonStdlib(root=tmp_path, data_dir=tmp_path)
+        builders.PythonLibrary(tmp_path)
+
+
+def test_a_library_replaced_while_it_is_prepared_is_refused(small, library, monkeypatch):
+    generate = builders.PythonStdlib._generate_examples
+
+    def replace_and_generate(self):
+        (library / "latin.py").write_text("# replaced by an upgrade")
+        return generate(self)
+
+    monkeypatch.setattr(builders.PythonStdlib, "_generate_examples", replace_and_generate)
+    data = small(data__corpus="python_stdlib", data__path=None).data
+    with pytest.raises(
+        UserError, match=r"^data\.corpus: the text of python_stdlib .* is not that of its source; start"
+    ):
+        corpora.open_corpus(data)
+    assert texts_of(corpora.open_corpus(data)) == [TEXTS_OF_LIBRARY[0], "# replaced by an upgrade"]
+
+
+def flip(content, share):
+    place = int(share * (len(content) - 1))
+    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+DAMAGES = {
+    "flip at the start": lambda content: flip(content, 0),
+    "flip in the middle": lambda content: flip(content, 0.5),
+    "flip at the end": lambda content: flip(content, 1),
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "replace": lambda content: b"[]",
+    "remove": None,
+}
+NAMES = ("dataset_info.json", "features.json", "*array_record-00000-of-00001")
+
+
+def damage(directory, name, kind):
+    (path,) = directory.rglob(name)
+    changed = DAMAGES[kind](path.read_bytes()) if DAMAGES[kind] else None
+    path.unlink()
+    if changed is not None:
+        path.write_bytes(changed)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("corpus", ["python_stdlib", "tiny_shakespeare"])
+def test_damaged_prepared_data_is_prepared_again(request, small, tmp_path, caplog, corpus, name, kind):
+    if corpus == "python_stdlib":
+        request.getfixturevalue("library")
+        data, expected = small(data__corpus=corpus, data__path=None).data, TEXTS_OF_LIBRARY
+    else:
+        file = request.getfixturevalue("shakespeare")
+        data, expected = small(data__corpus=corpus, data__path=str(file)).data, [file.read_text()]
+    before = corpora.open_corpus(data)
+    damage(tmp_path / "cache" / "tfds", name, kind)
+    after = corpora.open_corpus(data)
+    assert texts_of(after) == expected and after.fingerprint == before.fingerprint
+    is_noticed = "is damaged (" in caplog.text and "it is prepared again" in caplog.text
+    assert is_noticed or ("flip" in kind and name != NAMES[-1]), "a flip may change a letter of the description only"
+    caplog.clear()
+    assert texts_of(corpora.open_corpus(data)) == expected and "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_tfds_data_set_ends_in_one_line(small, newsroom, name, kind):
+    data = small(data__corpus="tfds:newsroom", data__path=str(newsroom)).data
+    expected = texts_of(corpora.open_corpus(data))
+    damage(newsroom, name.replace("*", "*train."), kind)
+    try:
+        found = texts_of(corpora.open_corpus(data))
+    except UserError as error:
+        assert "newsroom" in str(error) and "\n" not in str(error)
+    else:
+        assert found == expected
+
+
+def test_preparation_leaves_no_other_files(small, library, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    corpora.open_corpus(small(data__corpus="python_stdlib", data__path=None).data)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    (prepared,) = (tmp_path / "cache" / "tfds" / "python_stdlib").iterdir()
+    assert [path.name for path in prepared.iterdir()] == ["1.0.0"]
+    shards = {"dataset_info.json", "features.json", "python_stdlib-train.array_record-00000-of-00001"}
+    assert {path.name for path in (prepared / "1.0.0").iterdir()} == shards
+
+
+KILLED = """
+import os, signal, sys
+from mini_gpt.config import loading
+from mini_gpt.data import builders, corpora
+builders.PythonStdlib._generate_examples = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+config = loading.load("configs/default.py", {"data.cache_dir": sys.argv[1]})
+corpora.open_corpus(config.data)
+"""
+
+
+@pytest.mark.slow
+def test_files_of_a_killed_preparation_are_deleted(small, tmp_path):
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        process = subprocess.run([sys.executable, "-c", KILLED, str(cache)], check=False)
+        assert process.returncode == -signal.SIGKILL
+    (prepared,) = (cache / "tfds" / "python_stdlib").iterdir()
+    assert len(list(prepared.iterdir())) == 1
+    corpora.open_corpus(small(data__corpus="python_stdlib", data__path=None).data)
+    assert [path.name for path in prepared.iterdir()] == ["1.0.0"]
 
 
 @pytest.fixture
