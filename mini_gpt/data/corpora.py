@@ -48,9 +48,14 @@ class Corpus:
     parts: dict[str, Callable[[], Iterator[str]]]
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """Yield (part, text), always in the same order."""
+        """Yield (part, text) of all texts that are not empty, in a fixed order. Raises UserError if there are none."""
+        found = False
         for part, texts in self.parts.items():
-            yield from ((part, text) for text in texts() if text)
+            for text in filter(None, texts()):
+                found = True
+                yield part, text
+        if not found:
+            raise UserError(f"data.corpus: {self.name} holds no text; use a corpus with text")
 
 
 @processes.main_process_first()

@@ -104,8 +104,6 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
             count["tokens"] += len(tokens)
             count["documents"] += 1
             count["bytes"] += len(text.encode())
-    if not sum(count["tokens"] for count in counts.values()):
-        raise UserError(f"data.corpus: {corpus.name} holds no text; use a corpus with text")
     for name, count in counts.items():
         count["crc32"] = _crc32(directory / f"{name}.tokens")
     meta = {

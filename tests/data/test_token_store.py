@@ -15,12 +15,15 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
 
+KINDS = ("bytes", "characters", "bpe")
+
+
 def open_store(config, tokenizer=None):
     corpus = corpora.open_corpus(config.data)
     return token_store.open_store(corpus, config.data, tokenizer or token_store.fit_tokenizer(corpus, config.data))
 
 
-@pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_split_is_its_documents_joined_by_separators(small, kind):
     config = small(data__tokenizer=kind, data__vocab_size=300)
     corpus = corpora.open_corpus(config.data)
@@ -137,7 +140,8 @@ def test_a_draft_deleted_before_it_is_locked_is_made_again(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "texts, overrides, message",
     [
-        (["", ""], {}, "holds no text"),
+        *((["", ""], {"data__tokenizer": kind}, "^data.corpus: text holds no text") for kind in KINDS),
+        ([""] * 150, {"data__tokenizer": "characters"}, "^data.corpus: text holds no text"),
         (["abc"], {"data__split_fractions": (1.0, 0.0, 0.0)}, "the validation split is empty"),
     ],
 )
