@@ -1,5 +1,6 @@
 """The loss of the same target tokens at different context lengths, such as multiples of the trained one."""
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -7,9 +8,10 @@ import numpy as np
 
 from mini_gpt.evaluation import perplexity, progress, scoring
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 
 LENGTHS = "1x,2x,4x,8x,16x"  # x: times the trained length
+LENGTH = re.compile(r"[-+\d_./]{1,20}(e[-+]?\d)?x?")  # 1e999999999 would take all memory
 SLIDING_TARGETS = 16_384  # at most, because overlapping windows process each token many times
 
 
@@ -49,14 +51,13 @@ def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, 
     lengths = set()
     for part in text.split(","):
         try:
-            length = Fraction(part.removesuffix("x")) * (trained if part.endswith("x") else 1)
+            number = Fraction(part.removesuffix("x") if LENGTH.fullmatch(part) else "")
+            length = number * (trained if part.endswith("x") else 1)
         except (ValueError, ZeroDivisionError):
             length = Fraction(1, 2)  # not whole, so that the next check fails
-        if length.denominator != 1:
-            expected = f"a whole number, such as 128 or 2x (2 times the trained length of {trained})"
-            raise UserError(f"{flag}: found {part!r}; must be {expected}")
-        if length < least:
-            raise UserError(f"{flag}: found {part!r}; must be at least {least}")
+        expected = f"a whole number, such as 128 or 2x (2 times the trained length of {trained})"
+        require(length.denominator == 1, flag, part, f"must be {expected}")
+        require(length >= least, flag, part, f"must be at least {least}")
         lengths.add(int(length))
     return tuple(sorted(lengths))
 

@@ -23,7 +23,10 @@ def require(condition: bool, field: str, found: Any, remedy: str) -> None:
 
 def shown(found: Any) -> str:
     """Return the repr of a value for a message, cut after LONGEST_SHOWN characters."""
-    text = repr(found)
+    try:
+        text = repr(found)
+    except (ValueError, RecursionError):  # a number of over 4,300 digits, or a list in a list in a list ...
+        return f"a value of type {type(found).__name__} that is too long to show"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 

@@ -122,7 +122,7 @@ def _detected(timeout: float) -> Job | None:
 def _checked(job: Job) -> tuple[str, int]:
     """Return host and port of process 0. Raises UserError for flags that are out of range."""
     host, _, port = job.coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if not (host and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 2**16):
         raise UserError(f"--coordinator: found {job.coordinator}; must be HOST:PORT of process 0, such as node1:1234")
     if job.num_processes < 1:
         raise UserError(f"--num_processes: found {job.num_processes}; must be at least 1")

@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from mini_gpt.model.parameters import Parameters, by_name
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.orbax_files import VerifyingHandler, plain_path
 from mini_gpt.training.state import TrainState
 
@@ -214,9 +214,8 @@ class Checkpoints:
             return steps[-1]
         if choice == "best":
             return self._best(steps)
-        if choice.isdecimal() and int(choice) in steps:
-            return int(choice)
-        raise UserError(f"--checkpoint: found {choice!r}; must be last, best or one of {', '.join(map(str, steps))}")
+        require(choice in map(str, steps), "--checkpoint", choice, f"must be last, best or one of {str(steps)[1:-1]}")
+        return int(choice)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. Raises the errors of `save`."""

@@ -159,6 +159,8 @@ def test_bad_training_flags_end_in_one_line_and_write_nothing(monkeypatch, flags
 BAD_EVAL = [
     (["--suite=nothing"], r"error: --suite: found 'nothing'; must be one of perplexity"),
     (["--checkpoint=77"], r"error: --checkpoint: found '77'; must be last, best or one of 4, 8"),
+    (["--checkpoint=" + "9" * 5000], r"error: --checkpoint: found '9{199}…; must be last, best or one of 4, 8"),
+    (["--lengths=1e5000", "--suite=extrapolation"], r"error: --lengths: found '1e5000'; must be a whole number"),
     (
         ["--override=context_length=64"],
         r"error: context_length: found 64; learned positions end at model\.max_positions \(32\)",

@@ -1,6 +1,7 @@
 """Configs: strict reading, defaults of unset fields, one-line errors, and the use of every field."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -312,9 +313,26 @@ def test_bad_values_are_refused_in_one_line(overrides, message):
     assert "\n" not in str(raised.value)
 
 
+DEEP = functools.reduce(lambda inner, _: [inner], range(10**5), 0)
+
+
+@pytest.mark.parametrize("value", [10**5000, [10**5000], DEEP, "0x" + "f" * 5000], ids=["int", "list", "deep", "text"])
+@pytest.mark.parametrize("name", sorted(specs(Config)))
+def test_values_without_a_repr_are_refused_in_one_line(name, value):
+    if isinstance(value, str) and not isinstance(configs._parse(value, specs(Config)[name].hint), int):
+        return  # a text field
+    with pytest.raises(UserError, match=rf"^{name}: found a value of type (int|list) that is too long") as raised:
+        configs.load("configs/default.py", {name: value})
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
+        (
+            "config.seed = 10**5000",
+            r"^seed: found a value of type int that is too long to show; must be a whole number",
+        ),
         ("config.model.num_layer = 3", r"^model\.num_layer: no such config field; did you mean model\.num_layers"),
         ("config.model.num_layers = 'three'", r"^model\.num_layers: found 'three'; must be a whole number"),
         ("config.model.heads: = 3", r"my\.py: SyntaxError"),

@@ -14,7 +14,6 @@ from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
-
 KINDS = ("bytes", "characters", "bpe")
 
 

@@ -153,6 +153,10 @@ def test_lengths_are_tokens_or_multiples_of_the_context(text, lengths):
         ("64,", r"--lengths: found ''; must be a whole number"),
         ("0.3x", r"--lengths: found '0.3x'; must be a whole number"),
         ("infx", r"--lengths: found 'infx'; must be a whole number"),
+        ("1e5000", r"--lengths: found '1e5000'; must be a whole number"),
+        ("1e999999999x", r"--lengths: found '1e999999999x'; must be a whole number"),
+        ("9" * 5000, r"--lengths: found '9{199}…; must be a whole number"),
+        ("1/0", r"--lengths: found '1/0'; must be a whole number"),
     ],
 )
 def test_bad_lengths_are_refused(text, message):

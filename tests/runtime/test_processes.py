@@ -237,6 +237,7 @@ def test_a_port_that_is_taken_is_named(joined):
         ((None, 2, 0), "found only some"),
         (("node1", 2, 0), "--coordinator: found node1; must be HOST:PORT"),
         (("node1:x", 2, 0), "must be HOST:PORT"),
+        (("node1:" + "9" * 5000, 2, 0), "must be HOST:PORT"),
         (("node1:1", 0, 0), "--num_processes: found 0; must be at least 1"),
         (("node1:1", 2, 2), r"--process_id: found 2; must be in 0\.\.1"),
     ],
