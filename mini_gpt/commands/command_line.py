@@ -125,9 +125,9 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
 
 def run_name(config_path: str, overrides: dict[str, str], *varied: str) -> str:
     """Return a name for a run, such as tiny,model.position=alibi. varied: the fields that a sweep varies."""
-    file, _, argument = config_path.partition(":")
+    file, argument = configs.find_file(config_path)
     changed = [f"{name}={value}" for name, value in overrides.items()]
-    return files.plain_name(",".join([Path(file).stem, *filter(None, [argument]), *changed, *varied]))
+    return files.plain_name(",".join([file.stem, *filter(None, [argument]), *changed, *varied]))
 
 
 def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:

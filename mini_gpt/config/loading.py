@@ -32,12 +32,25 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
     overrides: {dotted name: value}; text is parsed as on the command line. Raises UserError for an unknown field, a
     wrong type, a value out of range, or a corpus location that only a config.json names (mini_gpt/config/places.py).
     """
-    config = _checked(flatten(_values_of_file(str(path))) | _parse_overrides(overrides))
-    file = Path(str(path).partition(":")[0])
+    file, argument = find_file(str(path))
+    config = _checked(flatten(_values_of_file(file, argument)) | _parse_overrides(overrides))
     if file.suffix == ".json":
         config = with_known_cache(config, overrides)
         places.check_corpus(config.data, overrides, file, "--config.")
     return config
+
+
+def find_file(path: str) -> tuple[Path, str]:
+    """Return the file and the argument of a path such as `configs/presets.py:gpt3_175b`. A file may have a `:` too.
+
+    Raises UserError if there is no such file.
+    """
+    parts = path.split(":")
+    for end in range(len(parts), 0, -1):
+        for root in ROOTS:
+            if (file := root / ":".join(parts[:end])).is_file():
+                return file, ":".join(parts[end:])
+    raise UserError(f"--config: {path} not found; name a file such as configs/tiny.py")
 
 
 def with_known_cache(config: Config, typed: Collection[str]) -> Config:
@@ -128,19 +141,15 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _values_of_file(path: str) -> Mapping[str, Any]:
-    name, _, argument = path.partition(":")
-    file = next((str(root / name) for root in ROOTS if (root / name).is_file()), None)
-    if file is None:
-        raise UserError(f"--config: {name} not found; name a file such as configs/tiny.py")
-    if file.endswith(".json"):
-        return to_dict(read(Path(file)))
-    spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
+def _values_of_file(file: Path, argument: str) -> Mapping[str, Any]:
+    if file.suffix == ".json":
+        return to_dict(read(file))
+    spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
     try:
         module = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(Path(file).resolve().parent.parent))  # for `from configs import default`
+        sys.path.insert(0, str(file.resolve().parent.parent))  # for `from configs import default`
         try:
             spec.loader.exec_module(module)
         finally:

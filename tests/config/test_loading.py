@@ -351,7 +351,27 @@ def test_mistakes_in_a_config_file_are_refused_in_one_line(tmp_path, line, messa
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["a:b/config.py", "a:b/x:y.py", "c.py"])
+@pytest.mark.parametrize("argument", ["", "32", "3:2"])
+def test_a_path_may_have_a_colon_and_an_argument(tmp_path, name, argument):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(
+        "from configs import default\n\ndef get_config(argument='none'):\n    config = default.get_config()\n"
+        "    config.data.path = argument\n    return config\n"
+    )
+    path = f"{file}:{argument}" if argument else str(file)
+    assert configs.load(path).data.path == (argument or "none")
+    assert configs.find_file(path) == (file, argument)
+    saved = tmp_path / "run:1" / "config.json"
+    saved.parent.mkdir()
+    saved.write_text(json.dumps(configs.to_dict(configs.load("configs/default.py"))))
+    assert configs.load(saved) == configs.load("configs/default.py")
+
+
 def test_missing_and_unreadable_files_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--config: /no/a:b/config\.json not found; name a file"):
+        configs.load("/no/a:b/config.json")
     with pytest.raises(UserError, match=r"nothing\.py not found"):
         configs.load("configs/nothing.py")
     with pytest.raises(UserError, match=r"config\.json: not found"):
