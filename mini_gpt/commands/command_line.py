@@ -86,7 +86,7 @@ def directory(text: str) -> Path:
     for character in text:
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):  # control, not UTF-8, line ends
             raise UserError(f"{text!r}: found {character!r} in the path of a directory; name one without it")
-    path = Path(text).expanduser()
+    path = files.expanded(text)
     longest = os.pathconf("/", "PC_PATH_MAX") - RESERVED_PATH
     if (found := len(os.fsencode(path.absolute()))) > longest:
         raise UserError(f"found a path that has {found} bytes; must have at most {longest}")

@@ -72,7 +72,7 @@ def _cache_key(data: DataConfig) -> str | None:
 
 
 def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
+    return os.path.abspath(files.expanded(path))
 
 
 def _marker_file(key: str) -> Path:

@@ -71,7 +71,7 @@ def open_corpus(data: DataConfig) -> Corpus:
         target = tfds_dir / PythonStdlib.name / library.name / str(PythonStdlib.VERSION)
         return _own(make, target, f"python_stdlib {library.name}", library.content, library.fingerprint)
     if data.corpus == "tiny_shakespeare":
-        path = Path(data.path) if data.path else None
+        path = files.expanded(data.path) if data.path else None
         if path and not path.is_file():
             raise UserError(f"data.path: {path} not found; give the file, or None to download it")
         make = functools.partial(TinyShakespeare, path=path, data_dir=tfds_dir, file_format="array_record")
@@ -132,16 +132,17 @@ def _by_hash(text: str, shares: dict[str, float]) -> str:
 
 
 def _text(pattern: str) -> Corpus:
-    paths = sorted(p for p in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(p))
+    given = files.expanded(pattern)
+    # The part that exists is no glob, although it may have a `[` or a `*`.
+    root = given if os.path.isfile(given) else next(path for path in (given, *given.parents) if os.path.isdir(path))
+    found = glob.glob(os.path.join(glob.escape(str(root)), given.relative_to(root)), recursive=True)
+    paths = sorted(path for path in found if os.path.isfile(path))
     if not paths:
-        folder = pattern.rstrip("/") if os.path.isdir(os.path.expanduser(pattern)) else "books"
-        raise UserError(f"data.path: {pattern!r} matches no file; give a glob such as '{folder}/**/*.txt'")
-    if glob.has_magic(pattern):  # refuse links to files outside the directory before the wildcards
-        fixed = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).expanduser().parts)
-        root = Path(*fixed).resolve()
-        for path in paths:
-            if not (target := Path(path).resolve()).is_relative_to(root):
-                raise UserError(f"data.path: {path} is a link to {target}, outside {root}; put the file in its place")
+        folder = pattern.rstrip("/") if given.is_dir() else "books"
+        raise UserError(f"data.path: {shown(pattern)} matches no file; give a glob such as '{folder}/**/*.txt'")
+    for path in paths:  # refuse links to files outside the directory before the wildcards
+        if not (target := Path(path).resolve()).is_relative_to(root.resolve()):
+            raise UserError(f"data.path: {path} is a link to {target}, outside {root}; put the file in its place")
     fingerprints: list[str] = []  # one for each complete reading
 
     def texts() -> Iterator[str]:
@@ -160,13 +161,14 @@ def _text(pattern: str) -> Corpus:
     return Corpus("text", fingerprints[0], len(paths), {"all": texts})
 
 
-def _catalogue(name: str, data_dir: str | None) -> Corpus:
-    if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):
+def _catalogue(name: str, path: str | None) -> Corpus:
+    data_dir = None if path is None else files.expanded(path)
+    if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"data.path: {data_dir} not found; give the directory of TFDS data sets, or None")
     if not NAME_IN_TFDS.fullmatch(name):  # with a namespace, TFDS would download code
         found = shown(f"tfds:{name}")
         raise UserError(f"data.corpus: found {found}; must be tfds:NAME[/CONFIG][:VERSION], from the TFDS catalogue")
-    if data_dir is not None and (own := Path(data_dir).expanduser() / re.split("[/:]", name)[0]).is_dir():
+    if data_dir is not None and (own := data_dir / re.split("[/:]", name)[0]).is_dir():
         files.check_contents(own)
     make = functools.partial(tfds.builder, name, data_dir=data_dir, file_format="array_record")
     with _errors_of_tfds("open", name), contextlib.redirect_stderr(io.StringIO()):

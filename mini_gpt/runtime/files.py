@@ -34,11 +34,18 @@ class Exists(UserError):
     """A new directory exists already."""
 
 
+def expanded(path: str) -> Path:
+    """Return a path with `~` expanded. Raises UserError if there is no such home directory."""
+    found = os.path.expanduser(path)
+    if found.startswith("~"):
+        raise UserError(f"{path}: found no home directory for ~; set HOME, or give the path without ~")
+    return Path(found)
+
+
 def cache_directory(cache_dir: str | None) -> Path:
     """Return `data.cache_dir`, or if it is None, $XDG_CACHE_HOME/mini_gpt or ~/.cache/mini_gpt."""
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_gpt"
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mini_gpt")
+    return expanded(default if cache_dir is None else cache_dir)
 
 
 @contextlib.contextmanager

@@ -156,6 +156,39 @@ def test_bad_training_flags_end_in_one_line_and_write_nothing(monkeypatch, flags
     assert not (tmp_path / "run").exists()
 
 
+NO_HOME = "found no home directory for ~; set HOME, or give the path without ~"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--workdir=~no_such_user/x"],
+        ["--init_from=~no_such_user/x"],
+        ["--config.data.cache_dir=~no_such_user/x"],
+        *(
+            ["--config.data.path=~no_such_user/x", f"--config.data.corpus={corpus}"]
+            for corpus in ("text", "tiny_shakespeare", "tfds:lm1b")
+        ),
+    ],
+)
+def test_a_path_without_a_home_directory_ends_in_one_line(monkeypatch, flags, tmp_path, more):
+    line = type_in(monkeypatch, "train.py", *flags, f"--workdir={tmp_path}/run", *more)
+    assert line == f"error: ~no_such_user/x: {NO_HOME}"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", ["train.py --config=configs/tiny.py", "eval.py --workdir=x", "sample.py --workdir=x"]
+)
+def test_a_command_without_a_home_directory_ends_in_one_line(command):
+    environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"} | {"HOME": "~"}
+    ended = subprocess.run(
+        [sys.executable, *command.split()], env=environment, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert ended.returncode == 1 and ended.stderr == f"error: ~/.cache/mini_gpt: {NO_HOME}\n"
+
+
 BAD_EVAL = [
     (["--suite=nothing"], r"error: --suite: found 'nothing'; must be one of perplexity"),
     (["--checkpoint=77"], r"error: --checkpoint: found '77'; must be last, best or one of 4, 8"),

@@ -31,6 +31,25 @@ def test_text_files_are_documents_in_order_of_name(small, corpus_files):
     assert texts == [text for _, text in corpus.documents()], "documents can be iterated again"
 
 
+@pytest.mark.parametrize(
+    "name", ["[draft].txt", "input[1].txt", "a*b.txt", "what?.txt", "**", "~notes.txt", "#1 %s.txt"]
+)
+def test_a_file_that_exists_is_not_read_as_a_glob(small, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("[2024] texts", "2024"):
+        (tmp_path / folder).mkdir()
+        for file in (name, "d.txt", "input1.txt", "axb.txt", "whatx.txt"):
+            (tmp_path / folder / file).write_text(f"{folder}/{file}")
+    for folder in ("[2024] texts", f"{tmp_path}/[2024] texts", "./[2024] texts"):
+        corpus = corpora.open_corpus(small(data__path=f"{folder}/{name}").data)
+        assert [text for _, text in corpus.documents()] == [f"[2024] texts/{name}"]
+        corpus = corpora.open_corpus(small(data__path=f"{folder}/**/*.txt").data)
+        found = sorted({name, "d.txt", "input1.txt", "axb.txt", "whatx.txt"} - {"**"})
+        assert [text for _, text in corpus.documents()] == [f"[2024] texts/{file}" for file in found]
+    monkeypatch.chdir(tmp_path / "2024")
+    assert corpora.open_corpus(small(data__path=f"./{name}").data).num_documents == 1
+
+
 def test_the_fingerprint_depends_on_text_not_path(small, tmp_path):
     def fingerprint(name, texts):
         directory = tmp_path / name
