@@ -179,7 +179,7 @@ def _catalogue(name: str, path: str | None) -> Corpus:
         raise UserError(f"data.corpus: tfds:{name} has the text features {found}; must have one, or one named text")
     title = f"tfds:{builder.info.full_name}"
     if not builder.is_prepared():
-        _prepare(make, Path(builder.data_dir), title)
+        _prepare(make, title)
         builder = make()
     return _read(builder, title, "text" if "text" in texts else texts[0])
 
@@ -202,7 +202,7 @@ def _own(make: MakeBuilder, target: Path, name: str, content: str, fingerprint: 
         except Exception as error:
             log.warning(f"{target} is damaged ({_first_line(error)}): it is prepared again")
             shutil.rmtree(target)
-    _prepare(make, target, name)
+    _prepare(make, name)
     return opened()
 
 
@@ -211,7 +211,7 @@ def _errors_of_tfds(action: str, name: str) -> Iterator[None]:
     """Turn errors of TFDS, of any type, into UserErrors."""
     try:
         yield
-    except (UserError, NotImplementedError):
+    except UserError:
         raise
     except tfds.core.registered.DatasetNotFoundError:
         near = difflib.get_close_matches(name.split("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
@@ -238,15 +238,15 @@ tfds.features.FeatureConnector.cls_from_name = staticmethod(_tfds_feature_class)
 tfds.core.DatasetInfo.initialize_from_bucket = lambda info: None
 
 
-def _prepare(make: MakeBuilder, target: Path, name: str) -> None:
+def _prepare(make: MakeBuilder, name: str) -> None:
     """Prepare a data set in a draft directory. TFDS itself would keep the files of a killed process."""
-    log.info("preparing %s in %s", name, target)
-    with files.directory_written_whole(target) as draft:
+    builder = make()
+    _require_network(builder, name)
+    log.info("preparing %s in %s", name, builder.data_dir)
+    with contextlib.suppress(files.Exists), files.directory_written_whole(Path(builder.data_dir)) as draft:
         prepared = make(data_dir=draft)
-        _require_network(prepared, name)
-        downloads = make().data_dir_root / "downloads"
         with _errors_of_tfds("prepare", name), contextlib.redirect_stdout(io.StringIO()):  # hide banners
-            prepared.download_and_prepare(download_dir=downloads)
+            prepared.download_and_prepare(download_dir=builder.data_dir_root / "downloads")
         for path in Path(prepared.data_dir).iterdir():
             path.rename(draft / path.name)
         shutil.rmtree(draft / prepared.name)
@@ -255,16 +255,16 @@ def _prepare(make: MakeBuilder, target: Path, name: str) -> None:
 def _read(builder: tfds.core.DatasetBuilder, name: str, feature: str, fingerprint: str | None = None) -> Corpus:
     """Return the corpus of a prepared TFDS builder. feature: the name of its text feature."""
     root = Path(builder.data_dir).resolve()
-    for path in (Path(path) for info in builder.info.splits.values() for path in info.filepaths):
-        if not path.resolve().is_relative_to(root):  # dataset_info.json could name any file
-            raise UserError(f"data.corpus: {name} names the file {path}, outside {root}; prepare it again")
-    try:
-        with _errors_of_tfds("open", name):
+    with _errors_of_tfds("open", name):
+        for path in (Path(path) for info in builder.info.splits.values() for path in info.filepaths):
+            if not path.resolve().is_relative_to(root):  # dataset_info.json could name any file
+                raise UserError(f"data.corpus: {name} names the file {path}, outside {root}; prepare it again")
+        try:
             sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}
-    except NotImplementedError as error:
-        found = f"{name} in {builder.data_dir} has no random access ({_first_line(error)})"
-        remedy = "prepare it with file_format='array_record', or set data.path to another directory"
-        raise UserError(f"data.corpus: {found}; {remedy}") from None
+        except NotImplementedError as error:
+            found = f"{name} in {builder.data_dir} has no random access ({_first_line(error)})"
+            remedy = "prepare it with file_format='array_record', or set data.path to another directory"
+            raise UserError(f"data.corpus: {found}; {remedy}") from None
     if fingerprint is None:
         shape = [(split, info.num_examples, info.num_bytes) for split, info in sorted(builder.info.splits.items())]
         fingerprint = hashlib.sha256(repr((builder.info.full_name, shape)).encode()).hexdigest()
