@@ -135,7 +135,7 @@ def _text(pattern: str) -> Corpus:
     given = files.expanded(pattern)
     # The part that exists is no glob, although it may have a `[` or a `*`.
     root = given if os.path.isfile(given) else next(path for path in (given, *given.parents) if os.path.isdir(path))
-    found = glob.glob(os.path.join(glob.escape(str(root)), given.relative_to(root)), recursive=True)
+    found = glob.glob(str(Path(glob.escape(str(root)), given.relative_to(root))), recursive=True)
     paths = sorted(path for path in found if os.path.isfile(path))
     if not paths:
         folder = pattern.rstrip("/") if given.is_dir() else "books"
