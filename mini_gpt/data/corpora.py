@@ -272,9 +272,9 @@ def _read(builder: tfds.core.DatasetBuilder, name: str, feature: str, fingerprin
     def texts(split: str) -> Callable[[], Iterator[str]]:
         def read() -> Iterator[str]:
             for index in range(len(sources[split])):
-                with _errors_of_tfds("read", name):
-                    raw = sources[split][index][feature]
-                yield _decoded(raw, f"{name}, document {index} of {split}")
+                with _errors_of_tfds("read", name):  # a damaged shard can give None
+                    text = _decoded(sources[split][index][feature], f"{name}, document {index} of {split}")
+                yield text
 
         return read
 
