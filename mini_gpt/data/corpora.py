@@ -151,7 +151,9 @@ def _text(pattern: str) -> Corpus:
             raw = Path(path).read_bytes()
             digest.update(f"{len(raw)}\n".encode())
             digest.update(raw)
-            yield _decoded(raw, path)
+            text = _decoded(raw, path)
+            del raw  # while the text is used, its bytes would take memory
+            yield text
         fingerprints.append(digest.hexdigest())
         if fingerprints[-1] != fingerprints[0]:
             raise UserError(f"data.path: a file of {pattern!r} has changed while the text was read; start again")

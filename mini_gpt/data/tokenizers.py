@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,8 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 FILE = "tokenizer.json"
+PIECE = 2**16  # least number of characters that the library gets at a time
+BEFORE_SPACE = re.compile(r"\S(?=[ \n])")
 Library = tokenizers.Tokenizer  # the class of the tokenizers library
 
 
@@ -98,7 +101,7 @@ class BpeTokenizer(Tokenizer):
             raise ValueError(f"special: found {shown(self.special)}; must be names of tokens")
         if type(size) is not int or not max(texts, default=0) < size <= LARGEST:
             raise ValueError(f"found {size} ids; must be above the last token's id, and at most {LARGEST}")
-        self.order = np.arange(size)  # maps ids of this class to ids of `model`, and back
+        self.order = np.arange(size, dtype=np.uint32)  # maps ids of this class to ids of `model`, and back
         if separator is not None:
             self.order[[separator, -1]] = self.order[[-1, separator]]
         self.texts = [texts.get(token, b"") for token in self.order.tolist()]
@@ -114,19 +117,33 @@ class BpeTokenizer(Tokenizer):
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
         size = vocab_size - 1  # without the separator, so that no text is encoded as the separator
         trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-        model.train_from_iterator(texts, trainer)
+        model.train_from_iterator((piece for text in texts for piece in _pieces(text)), trainer)
         return cls(model)
 
     def encode(self, text: str) -> np.ndarray:
+        pieces = _pieces(text) if self.separator is None else [text]  # an imported tokenizer may merge spaces
+        ids = itertools.chain.from_iterable(self.model.encode(piece).ids for piece in pieces)
         with no_panic():
-            ids = self.model.encode(text).ids
-        return self.order[ids].astype(np.uint32)
+            return self.order[np.fromiter(ids, np.uint32)]
 
     def to_dict(self) -> dict:
         described = {"kind": self.kind, "bpe": json.loads(self.model.to_str())}
         if self.separator is not None:
             described |= {"separator": self.separator, "vocab_size": self.vocab_size, "special": self.special}
         return described
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text before spaces, because the library takes some hundred bytes of memory for each character of a text.
+
+    Byte-level BPE begins a token wherever a space or a line end follows another character, so the tokens are the same.
+    """
+    begin = 0
+    while begin < len(text):
+        found = BEFORE_SPACE.search(text, begin + PIECE)
+        end = found.end() if found else len(text)
+        yield text[begin:end]
+        begin = end
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:

@@ -1,7 +1,12 @@
 """Tokenizers: text to ids and back, vocabulary sizes, and errors."""
 
+import random
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+import tokenizers as library
 
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime.errors import UserError
@@ -65,6 +70,69 @@ def test_bpe_is_trained_once_on_the_training_split(small, monkeypatch):
     first, second = token_store.fit_tokenizer(corpus, data), token_store.fit_tokenizer(corpus, data)
     assert seen == [text for split, text in corpora.split_documents(corpus, data) if split == "train"]
     assert tokenizers.fingerprint(first) == tokenizers.fingerprint(second)
+
+
+PARTS = [
+    "a",
+    "word",
+    "don't",
+    " ",
+    "  ",
+    "\n",
+    "\t",
+    "\r\n",
+    "\xa0",
+    "\u2028",
+    "\x1c",
+    "\x85",
+    "9",
+    "12",
+    "é",
+    "日本",
+    "。",
+    "'s",
+    "_",
+    "…",
+]
+
+
+def test_bpe_of_pieces_is_that_of_the_whole_text(monkeypatch):
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(PARTS, k=rng.randrange(60))) for _ in range(500)]
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    whole = library.Tokenizer(library.models.BPE())
+    whole.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = library.trainers.BpeTrainer(vocab_size=399, initial_alphabet=alphabet, show_progress=False)
+    whole.train_from_iterator(texts, trainer)
+    for size in (0, 1, 7):
+        monkeypatch.setattr(tokenizers, "PIECE", size)
+        tokenizer = tokenizers.BpeTokenizer.train(texts, 400)
+        assert tokenizer.model.get_vocab() == whole.get_vocab()
+        assert any(len(list(tokenizers._pieces(text))) > 5 for text in texts)
+        for text in texts:
+            assert "".join(tokenizers._pieces(text)) == text
+            assert tokenizer.encode(text).tolist() == whole.encode(text).ids
+
+
+MEASURED = """
+import random, resource, sys
+from mini_gpt.data import tokenizers
+rng = random.Random(0)
+words = ["".join(rng.choices("abcdefghij", k=rng.randrange(1, 9))) for _ in range(5000)]
+text = " ".join(rng.choices(words, k=2_000_000))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tokenizer = tokenizers.BpeTokenizer.train([text], 1000)
+count = len(tokenizer.encode(text))
+print(len(text), count, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.slow
+def test_memory_of_bpe_is_bounded_for_a_long_text():
+    output = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True).stdout
+    characters, count, more_bytes = map(int, output.split())
+    assert characters > 10**7 and count > 10**6
+    assert more_bytes < 150 * 2**20 + 4 * characters, "the whole text at once takes over 200 bytes a character"
 
 
 @pytest.mark.parametrize(
