@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mini_gpt.config import places
-from mini_gpt.config.fields import REQUIRED, build, choices, convert, specs
+from mini_gpt.config.fields import REQUIRED, Spec, build, choices, convert, specs
 from mini_gpt.config.schema import Config, pattern
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
@@ -33,7 +33,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
     wrong type, a value out of range, or a corpus location that only a config.json names (mini_gpt/config/places.py).
     """
     file, argument = find_file(str(path))
-    config = _checked(flatten(_values_of_file(file, argument)) | _parse_overrides(overrides))
+    config = _checked(_values_of_file(file, argument) | _parse_overrides(overrides))
     if file.suffix == ".json":
         config = with_known_cache(config, overrides)
         places.check_corpus(config.data, overrides, file, "--config.")
@@ -141,9 +141,16 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _values_of_file(file: Path, argument: str) -> Mapping[str, Any]:
+def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
+    """Return {dotted name: value} of a config file. Fields of a run that follow from others may be None."""
     if file.suffix == ".json":
-        return to_dict(read(file))
+        values = flatten(to_dict(read(file)))
+        unset = {
+            name: None
+            for name, spec in specs(Config).items()
+            if spec.follows and values[name] == _followed(spec, values)
+        }
+        return values | unset
     spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
@@ -154,7 +161,7 @@ def _values_of_file(file: Path, argument: str) -> Mapping[str, Any]:
             spec.loader.exec_module(module)
         finally:
             sys.path.pop(0)
-        return (module.get_config(argument) if argument else module.get_config()).to_dict()
+        return flatten((module.get_config(argument) if argument else module.get_config()).to_dict())
     except UserError:
         raise
     except Exception as error:  # report any error of the user's code in one line
@@ -167,18 +174,23 @@ def _checked(values: Mapping[str, Any]) -> Config:
     for name in values:
         check_field(name)
     given: dict[str, Any] = {}
-    unset: dict[str, Any] = {}
+    unset: dict[str, Spec] = {}
     for name, spec in specs(Config).items():
         value = values.get(name, spec.before)
         if value is REQUIRED:
             raise UserError(f"{name}: missing; python -m mini_gpt.config lists all fields")
         if value is None and spec.follows:
-            unset[name] = spec.follows
+            unset[name] = spec
         else:
             given[name] = convert(name, value, spec.hint)
-    for name, follows in unset.items():
-        given[name] = follows(given) if callable(follows) else given[follows]
+    for name, spec in unset.items():
+        given[name] = _followed(spec, given)
     return build(Config, given)
+
+
+def _followed(spec: Spec, values: Mapping[str, Any]) -> Any:
+    """Return the value of a field that follows from other fields."""
+    return spec.follows(values) if callable(spec.follows) else values[spec.follows or ""]
 
 
 def _parse_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:

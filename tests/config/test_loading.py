@@ -369,6 +369,27 @@ def test_a_path_may_have_a_colon_and_an_argument(tmp_path, name, argument):
     assert configs.load(saved) == configs.load("configs/default.py")
 
 
+FOLLOWED = [
+    {"model.d_model": 64},
+    {"model.num_heads": 8},
+    {"model.dropout": 0.1},
+    {"model.activation": "swiglu"},
+    {"model.position": "learned", "context_length": 512},
+    {"model.random_positions": 700},
+    {"context_length": 512, "model.rope.scaling": "yarn", "model.rope.factor": 4.0},
+    {"model.d_ff": 96, "model.d_model": 64},
+]
+
+
+@pytest.mark.parametrize("overrides", FOLLOWED)
+@pytest.mark.parametrize("own", [{}, {"model.d_ff": 1000, "model.num_kv_heads": 2, "model.sublayer_dropout": 0.3}])
+def test_fields_of_a_run_follow_other_fields_as_in_its_config(tmp_path, overrides, own):
+    run = tmp_path / "config.json"
+    run.write_text(json.dumps(configs.to_dict(configs.load("configs/default.py", own))))
+    assert configs.load(run) == configs.load("configs/default.py", own)
+    assert configs.load(run, overrides) == configs.load("configs/default.py", own | overrides)
+
+
 def test_missing_and_unreadable_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"--config: /no/a:b/config\.json not found; name a file"):
         configs.load("/no/a:b/config.json")
