@@ -27,6 +27,24 @@ from mini_gpt.training import loop
 REPOSITORY = Path(__file__).parent.parent
 
 
+def pytest_deselected(items):
+    """Count the tests that -m leaves out. With -n, each worker of pytest-xdist counts the same ones."""
+    for item in items:
+        counts = getattr(item.config, "workeroutput", {})
+        counts["left out"] = counts.get("left out", 0) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.left_out = getattr(node, "workeroutput", {}).get("left out", 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say how many tests `make test` left out. Without -n, the summary of pytest does."""
+    if config.option.markexpr == "not slow" and hasattr(config, "left_out"):
+        terminalreporter.write_line(f"{config.left_out} slow tests were left out; make test-slow runs them")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _shared_compilation_cache():
     """Compile each program once for all test runs on this machine."""

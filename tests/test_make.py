@@ -1,5 +1,6 @@
 """The errors of make if Python is too old or lacks venv, and what the checks of a submission install."""
 
+import re
 import subprocess
 import sys
 
@@ -38,3 +39,14 @@ def test_both_programs_of_the_browser_are_installed(tmp_path, found):
         (tmp_path / name).chmod(0o755)
     subprocess.run(["/bin/bash", "-c", install], check=True, env={"PATH": str(tmp_path)})
     assert (tmp_path / "apt-get.ran").exists() == (len(found) < 2)
+
+
+@pytest.mark.slow
+def test_the_summary_counts_the_tests_that_are_left_out():
+    """Collect a file with slow tests, alone and with the workers, as `make test` has them."""
+    said = {}
+    for flags in (["--collect-only", "-m", "slow"], ["-n", "1", "-m", "not slow"]):
+        call = [sys.executable, "-m", "pytest", "-q", *flags, "tests/faults/test_kills.py"]
+        said[flags[0]] = subprocess.run(call, cwd=REPOSITORY, capture_output=True, text=True).stdout
+    (count,) = re.findall(r"^(\d+)/\d+ tests collected", said["--collect-only"], re.MULTILINE)
+    assert f"\n{count} slow tests were left out; make test-slow runs them" in said["-n"], said
