@@ -267,3 +267,19 @@ def test_random_positions_do_not_depend_on_the_batch_size(small, tmp_path):
         results.append(suites.evaluate(run, "extrapolation", SuiteOptions(lengths="1x,4x", strides="0.5x"))["rows"])
     for left, right in zip(*results, strict=True):
         assert left["nll"] == pytest.approx(right["nll"], rel=1e-5) and math.isfinite(left["nll"])
+
+
+def test_a_result_with_other_lengths_is_not_replaced_in_silence(tmp_path, caplog):
+    caplog.set_level("INFO", "mini_gpt")
+    path, request = tmp_path / "extrapolation.json", {"lengths": "1x", "strides": None}
+    said = {}
+    for content in (None, {"request": request}, {}, [], {"request": request | {"lengths": "2x"}}):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_text(json.dumps(content))
+        caplog.clear()
+        suites._log_replaced(path, request)
+        said[str(content)] = caplog.messages
+    *others, (replaced,) = said.values()
+    assert others == [[]] * 4
+    assert replaced == f"{path}: replaces the result with the options {{'lengths': '2x', 'strides': None}}"

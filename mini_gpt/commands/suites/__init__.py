@@ -1,8 +1,11 @@
 """The suites of eval.py. Each suite measures a run, and writes JSON, tables and figures."""
 
+import contextlib
 import dataclasses
 import difflib
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from mini_gpt.commands import results
@@ -15,12 +18,14 @@ from mini_gpt.commands.suites.heads import Heads
 from mini_gpt.commands.suites.perplexity import Perplexity
 from mini_gpt.commands.suites.pruning import Pruning
 from mini_gpt.commands.suites.tasks import Tasks
-from mini_gpt.runtime import processes
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime import files, processes
+from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training.run import Run
 
 ALL = (Perplexity(), Extrapolation(), Tasks(), Heads(), Pruning(), Figures(), Explorer(), Diagnose())
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
+
+log = logging.getLogger(__name__)
 
 
 def check(names: list[str], options: SuiteOptions) -> None:
@@ -54,6 +59,8 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     if "text" not in suite.flags:
         options = dataclasses.replace(options, text=None)
     check_run(run, name, options)
+    stem = file_stem(name, options, run.checkpoint, run.overrides)
+    _log_replaced(run.workdir / "eval" / f"{stem}.json", requested(name, options))
     result = {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
     result |= {"request": requested(name, options)} if suite.flags else {}
     result |= suite.measure(run, options)
@@ -61,7 +68,6 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     if not processes.is_main_process():
         return result
     rows, figure = suite.rows(result), suite.draw(result)
-    stem = file_stem(name, options, run.checkpoint, run.overrides)
     contents: results.Contents = {".csv": results.csv_text(rows)} if rows else {}
     contents |= {} if figure is None else {".png": figure}
     contents |= other_files | {".json": results.json_text(result)}
@@ -74,6 +80,14 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
         print(suite.printed(result))  # also if a file can't be written
     print("\nWritten to", *written, sep="\n")
     return result
+
+
+def _log_replaced(path: Path, request: Mapping[str, str | None]) -> None:
+    """Log that a result with other lengths or strides is replaced, since the file name does not have them."""
+    with contextlib.suppress(OSError, ValueError):
+        before = files.read_with_checksum(path).get("request", request)
+        if before != request:
+            log.info(f"{path}: replaces the result with the options {shown(before)}")
 
 
 def requested(name: str, options: SuiteOptions) -> dict[str, str | None]:

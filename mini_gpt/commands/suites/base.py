@@ -105,7 +105,10 @@ class Suite:
 def file_stem(
     name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
 ) -> str:
-    """Return the file name of a result, without ending: suite, other split or checkpoint, overrides, text."""
+    """Return the file name of a result, without ending: suite, other split or checkpoint, overrides, text.
+
+    Lengths and strides are only in the result: a new result replaces one with other lengths.
+    """
     parts = [name]
     parts += [] if options.split == "validation" else [f"split={options.split}"]
     parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]
