@@ -43,7 +43,7 @@ class TrainBatches:
         config = self.config
         indices = [step * config.train.batch_size + row for row in self.rows]
         starts_B = np.array([self._start(index) for index in indices])
-        windows_BM = self.tokens[starts_B[:, None] + np.arange(config.context_length + 1)].astype(np.int32)
+        windows_BM = windows(self.tokens, starts_B, config.context_length + 1)
         if config.train.objective == "next_token":
             return next_token_batch(windows_BM)
         seeds = [(config.seed, index) for index in indices]
@@ -93,13 +93,23 @@ def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Itera
         yield len(batch), batch + batch[:1] * (batch_size - len(batch))
 
 
+def windows(tokens: np.ndarray, starts: Sequence[int] | np.ndarray, length: int) -> np.ndarray:
+    """Return the windows of a stream that begin at `starts`, as int32 [len(starts), length]."""
+    return tokens[np.add.outer(starts, np.arange(length))].astype(np.int32)
+
+
+def evenly_spaced(num_tokens: int, length: int, count: int) -> np.ndarray:
+    """Return the starts of `count` evenly spaced windows in a stream of `num_tokens`."""
+    return np.linspace(0, num_tokens - length, count).astype(int)
+
+
 def masked_blocks(
     tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of a stream's full blocks, as `in_full_batches` does. A block's start seeds its mask."""
     length = config.context_length
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
-        blocks_BL = np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
+        blocks_BL = windows(tokens, starts, length)
         yield count, _masked_batch(blocks_BL, config.train.mask_rate, vocab_size, [(0, start) for start in starts])
 
 

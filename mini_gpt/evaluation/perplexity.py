@@ -86,7 +86,7 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
         return [tokens]
     pieces = max(1, min(MAX_STRETCHES, most_tokens // window))
     length = max(1, most_tokens // pieces // window) * window
-    starts = np.linspace(0, len(tokens) - 1 - length, pieces).astype(int)
+    starts = batches.evenly_spaced(len(tokens), length + 1, pieces)
     return [tokens[start : start + length + 1] for start in starts]
 
 

@@ -19,6 +19,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.model import loss as losses
+from mini_gpt.model.gpt import keys_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
@@ -80,9 +81,7 @@ def accuracy(
 
 @jax.jit
 def _predict(model: LoadedModel, inputs_BL, targets_BL, indices_B) -> tuple[jax.Array, jax.Array]:
-    # Random positions depend on the problem's index, because many problems have the same first token.
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), indices_B)
-    logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_B)
+    logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_of(indices_B))
     return losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
 
 

@@ -256,7 +256,8 @@ def positions_and_segments(
 
     With `model.random_positions`, each row has sorted random positions without repetition (Ruoss et al. 2023), drawn
     with its key in keys_B. Without keys, they depend only on the row's first token and length. A score is then the same
-    in every call and batch, and does not depend on later tokens.
+    in every call and batch, and does not depend on later tokens. If many rows have the same first token, as the
+    problems of a task, give `keys_of` the number of each row.
     """
     positions_BL = segments_BL = None
     if separator_id is not None:
@@ -267,11 +268,16 @@ def positions_and_segments(
     count = config.random_positions
     if count is not None:
         if keys_B is None:
-            keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens_BL[:, 0])
+            keys_B = keys_of(tokens_BL[:, 0])
         # Take the indices of the largest random numbers, because choice(replace=False) would sort all numbers.
         numbers_BN = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys_B)
         positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
     return positions_BL, segments_BL
+
+
+def keys_of(numbers_B: jax.Array) -> jax.Array:
+    """Return a random key for each number."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
 
 
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.data import batches
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.insight import attention
 from mini_gpt.model.gpt import Trace
@@ -31,8 +32,8 @@ class Layer(NamedTuple):
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
     """Return 2 to WINDOWS evenly spaced windows, int32."""
-    starts = np.linspace(0, len(tokens) - length, min(WINDOWS, max(2, len(tokens) // length))).astype(int)
-    return np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
+    starts = batches.evenly_spaced(len(tokens), length, min(WINDOWS, max(2, len(tokens) // length)))
+    return batches.windows(tokens, starts, length)
 
 
 def place(model: LoadedModel) -> int:
