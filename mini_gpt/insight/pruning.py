@@ -1,4 +1,4 @@
-"""Gradient-based importance of heads, and the loss as heads are removed.
+"""The importance of heads by their gradients and by ablation, and the loss as heads are removed.
 
 Michel et al. (2019) could remove about 20% of the heads of a translation model and 40% of BERT's. Other models differ.
 """
@@ -6,7 +6,7 @@ Michel et al. (2019) could remove about 20% of the heads of a translation model 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
 from mini_gpt.model import loss as losses
+from mini_gpt.model.gpt import keys_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
@@ -28,6 +29,13 @@ IMPORTANCE_TOKENS = 65_536  # of the training split
 SCORED_TOKENS = 32_768  # of the split whose loss is measured
 SEEDS = 5  # random orders of removal
 MOST_POINTS = 16  # of a curve
+LABELS = {  # of the orders of removal, in the figure
+    "ablation": "by ablation, head by head",
+    "gradient": "by gradient",
+    "importance": "by gradient, normalised in each layer",
+}
+
+Order = list[tuple[int, int]]  # all (layer, head), in the order of removal
 
 
 def importance(
@@ -40,28 +48,58 @@ def importance(
     config = model.config.model
     total_NH, rows = np.zeros((config.num_layers, config.num_heads)), 0
     for count, batch in texts:
-        gradient_NBH = np.asarray(_mask_gradient(model, sharding.put_whole(batch, model.mesh)))
-        total_NH = total_NH + np.abs(gradient_NBH[:, :count].astype(np.float64)).sum(axis=1)
+        ones_NBH = jnp.ones((config.num_layers, len(batch["inputs"]), config.num_heads), jnp.float32)
+        gradient_NBH = np.asarray(_mask_gradient(model, _put(model, rows, count, batch), ones_NBH))
+        total_NH = total_NH + np.abs(gradient_NBH.astype(np.float64)).sum(axis=1)
         rows += count
         advance(batch["inputs"][:count].size)
     return total_NH / rows
 
 
+def ablation(
+    model: LoadedModel, texts: Iterable[tuple[int, Batch]], *, advance: Advance = progress.silent
+) -> np.ndarray:
+    """Return increase_NH in nats a token, float64: the loss without one head, minus the loss with all heads.
+
+    texts: as in `importance`. The loss is the mean over texts.
+    """
+    layers, heads = model.config.model.num_layers, model.config.model.num_heads
+    without_XNH = 1 - np.eye(layers * heads, dtype=np.float32).reshape(-1, layers, heads)
+    masks_XNH = np.concatenate([np.ones_like(without_XNH[:1]), without_XNH])
+    total_X, rows = np.zeros(len(masks_XNH)), 0
+    for count, batch in texts:
+        put = _put(model, rows, count, batch)
+        for number, mask_NH in enumerate(masks_XNH):
+            total_X[number] += float(_loss_sum(model, put, jnp.asarray(mask_NH[:, None])))
+            advance(batch["inputs"].size)
+        rows += count
+    return ((total_X[1:] - total_X[0]) / rows).reshape(layers, heads)
+
+
+def _put(model: LoadedModel, first: int, count: int, batch: Batch) -> dict[str, jax.Array]:
+    """Put a batch on the devices, with the numbers of its rows, and weights of 0 in all rows from `count` on."""
+    places_B = np.arange(len(batch["inputs"]), dtype=np.int32)
+    weights_BL = batch["weights"] * (places_B < count)[:, None]
+    return sharding.put_whole(batch | {"rows": first + places_B, "weights": weights_BL}, model.mesh)
+
+
 @jax.jit
-def _mask_gradient(model: LoadedModel, batch: dict[str, jax.Array]) -> jax.Array:
-    """Return gradient_NBH of each row's mean loss with respect to its head mask."""
+def _loss_sum(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: jax.Array) -> jax.Array:
+    """Return the sum over rows of each row's mean loss."""
     inputs_BL, targets_BL, weights_BL = batch["inputs"], batch["targets"], batch["weights"]
-    config, row_weights_BL = model.config.model, weights_BL / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1)
+    row_weights_BL = weights_BL / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1)
+    text_BL = targets_BL if model.masked else None
+    with_mask = dataclasses.replace(model, head_mask_NBH=mask_NBH)
+    x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]))
+    with sharding.use_mesh(model.mesh):
+        table_VD = model.merge().output_table
+        loss = losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
+    return sharding.replicate(loss, model.mesh)
 
-    def loss(mask_NBH: jax.Array) -> jax.Array:
-        with_mask = dataclasses.replace(model, head_mask_NBH=mask_NBH)
-        x_BLD = with_mask.hidden(inputs_BL, targets_BL if model.masked else None)
-        with sharding.use_mesh(model.mesh):
-            table_VD = model.merge().output_table
-            return losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
 
-    ones_NBH = jnp.ones((config.num_layers, len(inputs_BL), config.num_heads), jnp.float32)
-    return sharding.replicate(jax.grad(loss)(ones_NBH), model.mesh)
+@jax.jit
+def _mask_gradient(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: jax.Array) -> jax.Array:
+    return sharding.replicate(jax.grad(_loss_sum, argnums=2)(model, batch, mask_NBH), model.mesh)
 
 
 def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, Batch]]:
@@ -73,8 +111,7 @@ def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, 
             yield from batches.masked_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows)
             continue
         for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
-            windows_BM = np.stack([piece[start : start + length + 1] for start in starts]).astype(np.int32)
-            yield count, batches.next_token_batch(windows_BM)
+            yield count, batches.next_token_batch(batches.windows(piece, starts, length + 1))
 
 
 def problem_batches(
@@ -86,17 +123,21 @@ def problem_batches(
         yield count, batches.problem_batch(part, model.config, tokenizer, length)
 
 
-def removal_order(importance_NH: np.ndarray) -> list[tuple[int, int]]:
-    """Return all (layer, head), the least important first.
+def removal_orders(importance_NH: np.ndarray, ablation_NH: np.ndarray) -> dict[str, Order]:
+    """Return the orders "ablation", "gradient" and "importance", each from the least important head on.
 
-    The importances of a layer are divided by their ℓ2 norm (Michel et al. 2019, 4.1), unless layers have one head.
+    importance: as gradient, but the importances of a layer are divided by their ℓ2 norm (Michel et al. 2019, 4.1),
+    unless layers have one head.
     """
     norms_N1 = np.linalg.norm(importance_NH, axis=1, keepdims=True) if importance_NH.shape[1] > 1 else np.ones((1, 1))
     relative_NH = importance_NH / np.maximum(norms_N1, np.finfo(np.float64).tiny)
-    return [divmod(int(index), importance_NH.shape[1]) for index in np.argsort(relative_NH, axis=None, kind="stable")]
+    scores = {"ablation": ablation_NH, "gradient": importance_NH, "importance": relative_NH}
+    heads = importance_NH.shape[1]
+    in_order = lambda score_NH: np.argsort(score_NH, axis=None, kind="stable").tolist()
+    return {name: [divmod(index, heads) for index in in_order(score_NH)] for name, score_NH in scores.items()}
 
 
-def random_order(layers: int, heads: int, seed: int) -> list[tuple[int, int]]:
+def random_order(layers: int, heads: int, seed: int) -> Order:
     """Return all (layer, head) in a random order."""
     return [divmod(int(index), heads) for index in np.random.default_rng(seed).permutation(layers * heads)]
 
@@ -106,11 +147,11 @@ def counts(num_heads: int) -> list[int]:
     return sorted({round(share * num_heads) for share in np.linspace(0, 1, min(MOST_POINTS, num_heads) + 1)})
 
 
-def curves(importance_NH: np.ndarray, loss: Callable[[np.ndarray], float]) -> list[dict[str, Any]]:
-    """Return a row for each order, seed and number of removed heads. loss: a function of mask_NH."""
-    layers, heads = importance_NH.shape
-    orders: dict[int | None, list[tuple[int, int]]] = {None: removal_order(importance_NH)}
-    orders |= {seed: random_order(layers, heads, seed) for seed in range(SEEDS)}
+def curves(orders: Mapping[str, Order], loss: Callable[[np.ndarray], float]) -> list[dict[str, Any]]:
+    """Return a row for each order and number of removed heads, also for SEEDS random orders. loss: of mask_NH."""
+    layers, heads = (1 + max(places) for places in zip(*next(iter(orders.values())), strict=True))
+    every = [(name, None, order) for name, order in orders.items()]
+    every += [("random", seed, random_order(layers, heads, seed)) for seed in range(SEEDS)]
 
     @functools.cache  # all orders share the first and the last mask
     def loss_without(removed: frozenset[tuple[int, int]]) -> float:
@@ -120,33 +161,40 @@ def curves(importance_NH: np.ndarray, loss: Callable[[np.ndarray], float]) -> li
         return loss(mask_NH)
 
     rows = []
-    for (seed, order), removed in itertools.product(orders.items(), counts(layers * heads)):
-        row = {"order": "importance" if seed is None else "random", "seed": seed, "removed": removed}
+    for (name, seed, order), removed in itertools.product(every, counts(layers * heads)):
         nll = loss_without(frozenset(order[:removed]))
-        rows.append(row | {"share": removed / (layers * heads), "nll": nll})
+        share = removed / (layers * heads)
+        rows.append({"order": name, "seed": seed, "removed": removed, "share": share, "nll": nll})
     return rows
 
 
 def cost(num_heads: int) -> int:
     """Return the approximate number of tokens that the model processes in a measurement."""
-    return IMPORTANCE_TOKENS + (2 + (1 + SEEDS) * (len(counts(num_heads)) - 2)) * SCORED_TOKENS
+    curves_inside = (len(LABELS) + SEEDS) * (len(counts(num_heads)) - 2)
+    return (2 + num_heads) * IMPORTANCE_TOKENS + (2 + curves_inside) * SCORED_TOKENS
 
 
-def pruning_figure(importance_NH: np.ndarray, rows: list[dict[str, Any]], *, title: str) -> Figure:
-    """Return a figure: a grid of importances, layer 0 at the bottom, beside the curves of `rows`."""
+def pruning_figure(
+    importance_NH: np.ndarray, ablation_NH: np.ndarray, rows: list[dict[str, Any]], *, title: str
+) -> Figure:
+    """Return a figure: grids of ablation and gradient, layer 0 at the bottom, beside the curves of `rows`."""
     layers, heads = importance_NH.shape
-    size = (7.2 + 0.55 * heads, max(4.3, 1.6 + 0.4 * layers))
-    figure, (left, right) = new_figure(size, 1, 2, title=title, width_ratios=(1.4 + 0.55 * heads, 5.5))
-    image = left.imshow(importance_NH, origin="lower", cmap="YlGnBu", vmin=0, aspect="auto")
-    label_heads(left, layers, heads, "Importance of each head")
-    figure.colorbar(image, ax=left, label="mean |∂loss/∂mask|, nats a token", shrink=0.8)
+    width = 1.9 + 0.55 * heads
+    size = (6.5 + 2 * width, max(4.3, 1.6 + 0.4 * layers))
+    figure, (left, middle, right) = new_figure(size, 1, 3, title=title, width_ratios=(width, width, 6))
+    grids = [(left, ablation_NH, "Ablation", "loss without the head − loss, nats a token")]
+    grids += [(middle, importance_NH, "Gradient", "mean |∂loss/∂mask|, nats a token")]
+    for axes, score_NH, name, unit in grids:
+        image = axes.imshow(score_NH, origin="lower", cmap="YlGnBu", vmin=min(0, score_NH.min()), aspect="auto")
+        label_heads(axes, layers, heads, name)
+        figure.colorbar(image, ax=axes, label=unit, shrink=0.8)
 
-    by_importance = [row for row in rows if row["seed"] is None]
-    shares = [100 * row["share"] for row in by_importance]
-    plot_curve(right, Curve("least important first", shares, [row["nll"] for row in by_importance]), "C0")
-    random = np.array([row["nll"] for row in rows if row["seed"] is not None]).reshape(-1, len(shares))
+    shares = [100 * share for share in dict.fromkeys(row["share"] for row in rows)]
+    for number, (order, label) in enumerate(LABELS.items()):
+        plot_curve(right, Curve(label, shares, [row["nll"] for row in rows if row["order"] == order]), f"C{number}")
+    random = np.array([row["nll"] for row in rows if row["order"] == "random"]).reshape(-1, len(shares))
     mean, low, high = (list(function(random, axis=0)) for function in (np.mean, np.min, np.max))
-    plot_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "C1")
+    plot_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "grey")
     title = "Loss after removal, without retraining"
     finish(right, xlabel="heads removed (%)", ylabel="loss (nats a token)", title=title)
     return figure

@@ -4,15 +4,18 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
-from mini_gpt.data import tokenizers
+from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning
+from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
 
@@ -81,12 +84,77 @@ def test_importance_is_the_mean_absolute_gradient(run, fields):
     np.testing.assert_allclose(importance_NH, gradients_NH / 11, rtol=0.02, atol=2e-5)
 
 
-def test_importances_are_normalised_in_each_layer():
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
+def test_ablation_is_the_loss_without_the_head(run, fields):
+    model = (trained := run(**fields)).model
+    texts = list(pruning.text_batches(model, trained.store.tokens("train")[: 32 * 11 + 1]))
+    increase_NH = pruning.ablation(model, texts)
+
+    def loss(parameters):
+        nll_fn = perplexity.make_nll_fn(dataclasses.replace(model, parameters=parameters))
+        losses = []
+        for count, batch in texts:
+            nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
+            losses += list((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:count])
+        assert len(losses) == 11
+        return np.mean(losses)
+
+    for place in np.ndindex(2, 2):
+        alone = loss(without(model.parameters, *place, 2)) - loss(model.parameters)
+        assert increase_NH[place] == pytest.approx(alone, abs=2e-6)
+    assert np.abs(increase_NH).max() > 1e-3
+
+
+def test_heads_are_removed_in_four_kinds_of_order():
     importance_NH = np.array([[3.0, 4.0], [0.1, 0.0]])  # divided by the norms 5 and 0.1: 0.6, 0.8; 1, 0
-    assert pruning.removal_order(importance_NH) == [(1, 1), (0, 0), (0, 1), (1, 0)]
-    assert pruning.removal_order(np.zeros((1, 2))) == [(0, 0), (0, 1)]
+    orders = pruning.removal_orders(importance_NH, np.array([[0.2, -0.1], [0.3, 0.0]]))
+    assert orders == {
+        "ablation": [(0, 1), (1, 1), (0, 0), (1, 0)],
+        "gradient": [(1, 1), (1, 0), (0, 0), (0, 1)],
+        "importance": [(1, 1), (0, 0), (0, 1), (1, 0)],
+    }
+    assert list(orders) == list(pruning.LABELS)
+    assert pruning.removal_orders(np.zeros((1, 2)), np.zeros((1, 2)))["importance"] == [(0, 0), (0, 1)]
     assert sorted(pruning.random_order(2, 3, seed=4)) == [(layer, head) for layer in range(2) for head in range(3)]
     assert pruning.counts(4) == [0, 1, 2, 3, 4] and pruning.counts(144)[::8] == [0, 72, 144]
+    rows = pruning.curves(orders, lambda mask_NH: float((mask_NH * [[1, 2], [4, 8]]).sum()))  # each mask its own loss
+    losses = {(row["order"], row["seed"]): [] for row in rows}
+    for row in rows:
+        assert row["share"] == row["removed"] / 4 == len(losses[row["order"], row["seed"]]) / 4
+        losses[row["order"], row["seed"]].append(row["nll"])
+    assert losses["ablation", None] == [15, 13, 5, 4, 0]
+    assert losses["gradient", None] == [15, 7, 3, 2, 0]
+    assert losses["importance", None] == [15, 7, 6, 4, 0]
+    assert {seed for order, seed in losses if order == "random"} == set(range(pruning.SEEDS))
+
+
+@pytest.mark.slow
+def test_each_problem_draws_its_own_random_positions(small):
+    tokenizer = tokenizers.CharacterTokenizer(tasks.ALPHABET)
+    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
+    fields |= {"context_length": 12, "train__batch_size": 3, "model__random_positions": 60, "model__num_heads": 2}
+    config = small(model__position="rope", **fields)
+    model = random_model(config, tokenizer.token_bytes, noise=0.3)
+    problems = [("abcd", "abcd"), ("abca", "abca"), ("acdb", "acdb"), ("ab", "ab"), ("add", "add")]
+    texts = list(pruning.problem_batches(model, tokenizer, problems))
+    importance_NH, increase_NH = pruning.importance(model, texts), pruning.ablation(model, texts)
+    module = model.merge()
+
+    def loss(number, mask_NBH):
+        """Return the mean loss of a problem's answer, with positions from the key of its number."""
+        batch = batches.problem_batch(problems[number : number + 1], config, tokenizer, 12)
+        key = jax.random.fold_in(jax.random.key(0), number)
+        inputs = Inputs(batch["inputs"], positions_and_segments(config.model, batch["inputs"], None, key[None])[0])
+        nll_BL = losses.nll(module.logits(module.forward(inputs, head_mask_NBH=mask_NBH)[0]), batch["targets"])
+        return (nll_BL * batch["weights"]).sum() / batch["weights"].sum()
+
+    ones_NBH = jnp.ones((1, 1, 2))
+    gradients_NBH = [jax.grad(loss, argnums=1)(number, ones_NBH) for number in range(5)]
+    np.testing.assert_allclose(importance_NH, np.mean(np.abs(gradients_NBH), axis=0)[:, 0], rtol=1e-4)
+    for head in range(2):
+        alone = [loss(n, ones_NBH.at[0, 0, head].set(0)) - loss(n, ones_NBH) for n in range(5)]
+        assert increase_NH[0, head] == pytest.approx(np.mean(alone), abs=1e-5)
 
 
 @pytest.mark.slow
@@ -96,16 +164,22 @@ def test_the_suite_measures_a_curve_for_each_order(run, capsys):
     workdir = trained.workdir
     assert json.loads((workdir / "eval" / "pruning.json").read_text())["rows"] == result["rows"]
     assert (workdir / "eval" / "pruning.png").read_bytes().startswith(b"\x89PNG")
-    assert len(capsys.readouterr().out.splitlines()) == 6 + 2, "a line for each count"
+    assert len(capsys.readouterr().out.splitlines()) == 6 + 5, "a line for each count, and the files"
     curves = {}
     for row in result["rows"]:
         curves.setdefault((row["order"], row["seed"]), []).append(row["nll"])
-    assert len(curves) == 1 + pruning.SEEDS and {len(curve) for curve in curves.values()} == {5}
+    assert len(curves) == len(pruning.LABELS) + pruning.SEEDS and {len(curve) for curve in curves.values()} == {5}
     assert len({(curve[0], curve[-1]) for curve in curves.values()}) == 1, "both ends are the same for every order"
     assert curves["importance", None][0] == loss_of(trained, most_tokens=pruning.SCORED_TOKENS)
-    first = result["removal_order"][0]
-    pruned = without(trained.model.parameters, *first, 2)
-    assert curves["importance", None][1] == pytest.approx(loss_of(trained, pruned, pruning.SCORED_TOKENS), rel=1e-5)
+    assert result["removal_order"] == result["removal_orders"]["importance"]
+    for order, heads in result["removal_orders"].items():
+        pruned = without(trained.model.parameters, *heads[0], 2)
+        assert curves[order, None][1] == pytest.approx(loss_of(trained, pruned, pruning.SCORED_TOKENS), rel=1e-5)
+    figure = suites.SUITES["pruning"].draw(result)
+    drawn = {line.get_label(): list(line.get_ydata()) for axes in figure.axes for line in axes.get_lines()}
+    for order, label in pruning.LABELS.items():
+        assert drawn.pop(label) == curves[order, None]
+    assert list(drawn) == ["at random, 5 seeds"]
 
 
 @pytest.mark.slow

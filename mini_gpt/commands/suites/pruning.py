@@ -1,4 +1,4 @@
-"""Measure each head's importance on the training split, and the loss as heads are removed."""
+"""Measure each head's importance by gradient and by ablation, and the loss as heads are removed."""
 
 import dataclasses
 
@@ -22,10 +22,10 @@ class Pruning(Suite):
         if config.data.is_task:
             problems = base.problems(run, options.split, pruning.SCORED_TOKENS)
             train_problems = base.problems(run, "train", pruning.IMPORTANCE_TOKENS)
-            train_batches = pruning.problem_batches(model, tokenizer, train_problems)
+            train_batches = list(pruning.problem_batches(model, tokenizer, train_problems))
         else:
             tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
-            train_batches = pruning.text_batches(model, train_tokens)
+            train_batches = list(pruning.text_batches(model, train_tokens))
 
         def nll(mask_NH: np.ndarray) -> float:
             pruned = dataclasses.replace(model, head_mask_NBH=jnp.asarray(mask_NH[:, None]))
@@ -37,26 +37,34 @@ class Pruning(Suite):
         num_heads = config.model.num_layers * config.model.num_heads
         with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads)) as advance:
             importance_NH = pruning.importance(model, train_batches, advance=advance)
-            base.check_finite(run, importance_NH.flat)
-            rows = pruning.curves(importance_NH, nll)
+            ablation_NH = pruning.ablation(model, train_batches, advance=advance)
+            base.check_finite(run, [*importance_NH.flat, *ablation_NH.flat])
+            orders = pruning.removal_orders(importance_NH, ablation_NH)
+            rows = pruning.curves(orders, nll)
         base.check_finite(run, (row["nll"] for row in rows))
         return {
             "context_length": run.config.context_length,
             "importance": importance_NH.tolist(),
-            "removal_order": pruning.removal_order(importance_NH),
+            "ablation": ablation_NH.tolist(),
+            "removal_order": orders["importance"],
+            "removal_orders": orders,
             "rows": rows,
         }
 
     def draw(self, result: Result) -> Figure:
         title = f"Step {result['checkpoint_step']:,}: importance of the heads"
-        return pruning.pruning_figure(np.array(result["importance"]), result["rows"], title=title)
+        importance_NH, ablation_NH = np.array(result["importance"]), np.array(result["ablation"])
+        return pruning.pruning_figure(importance_NH, ablation_NH, result["rows"], title=title)
 
     def printed(self, result: Result) -> str:
-        """Return a row for each number of removed heads: the loss after removal by importance and in random order."""
-        lines = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "importance"}
+        """Return a row for each number of removed heads: the loss after removal in each order."""
         printed = []
-        for removed, nll in lines.items():
-            random = [row["nll"] for row in result["rows"] if row["order"] == "random" and row["removed"] == removed]
+        for removed in dict.fromkeys(row["removed"] for row in result["rows"]):
+            nll: dict[str, list[float]] = {}
+            for row in result["rows"]:
+                if row["removed"] == removed:
+                    nll.setdefault(row["order"], []).append(row["nll"])
+            random = nll.pop("random")
             spread = {"random mean": float(np.mean(random)), "lowest": min(random), "highest": max(random)}
-            printed.append({"heads removed": removed, "by importance": nll} | spread)
+            printed.append({"heads removed": removed} | {f"by {name}": loss for name, (loss,) in nll.items()} | spread)
         return results.table(printed)
