@@ -10,7 +10,7 @@ import numpy as np
 
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.gpt import Inputs, Trace, positions_and_segments
+from mini_gpt.model.gpt import Inputs, Trace, keys_of, positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
@@ -43,37 +43,46 @@ def each_layer(
     arguments: tuple = (),
     *,
     text_BL: np.ndarray | None = None,
+    rows_B: np.ndarray | None = None,
 ) -> list[Any]:
     """Return `reduce(trace, *arguments)` of each layer in NumPy, without keeping the traces.
 
     The batch and the arguments are sharded by rows. reduce: a module-level function that jit can trace. text_BL: the
-    text before tokens were masked, to find document boundaries; tokens_BL unless given.
+    text before tokens were masked, to find document boundaries; tokens_BL unless given. rows_B: a number for each row,
+    to draw its random positions; its first token unless given.
     """
-    put = sharding.put_whole((tokens_BL, tokens_BL if text_BL is None else text_BL, arguments), model.mesh)
+    text_BL, rows_B = tokens_BL if text_BL is None else text_BL, tokens_BL[:, 0] if rows_B is None else rows_B
+    put = sharding.put_whole((tokens_BL, text_BL, rows_B, arguments), model.mesh)
     return jax.device_get(_each_layer(model, *put, reduce=reduce))
 
 
-def attention_statistics(model: LoadedModel, tokens_BL: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
-    """Return {curve: value}, and weights_NHLS of the first row's first LOGGED_TOKENS tokens.
+def attention_statistics(
+    model: LoadedModel, tokens_BL: np.ndarray, is_query_BL: np.ndarray
+) -> tuple[dict[str, float], np.ndarray]:
+    """Return {curve: value} over the queries with True in is_query_BL, and weights_NHLS of a part of the first row.
 
+    The part is its first LOGGED_TOKENS tokens without the padding at its end, which is False in is_query_BL.
     attention/logit_variance/layer_N: variance of the scaled logits, with biases, over visible pairs. At initialization
     it is about 1 or less with the scale 1/sqrt(K), and K times that without it (Vaswani et al. 2017, footnote 4).
     attention/entropy/layer_N, and layer_N/head_M for each head: mean entropy of the weights in nats. It is near 0
     if the softmax is saturated.
     """
-    layers = jax.device_get(_each_layer(model, tokens_BL, tokens_BL, (), reduce=_statistics))
+    layers = jax.device_get(
+        _each_layer(model, tokens_BL, tokens_BL, tokens_BL[:, 0], (is_query_BL,), reduce=_statistics)
+    )
     curves = {}
     for number, (variance, entropy, entropy_H, _) in enumerate(layers):
         curves[f"attention/logit_variance/layer_{number}"] = float(variance)
         curves[f"attention/entropy/layer_{number}"] = float(entropy)
         curves |= {f"attention/entropy/layer_{number}/head_{head}": float(mean) for head, mean in enumerate(entropy_H)}
-    return curves, np.stack([maps_HLS for *_, maps_HLS in layers])
+    shown = min(LOGGED_TOKENS, int(is_query_BL[0].sum()))
+    return curves, np.stack([maps_HLS[:, :shown, :shown] for *_, maps_HLS in layers])
 
 
 @functools.partial(jax.jit, static_argnames="reduce")
-def _each_layer(model: LoadedModel, tokens_BL, text_BL, arguments: tuple, *, reduce) -> list[Any]:
+def _each_layer(model: LoadedModel, tokens_BL, text_BL, rows_B, arguments: tuple, *, reduce) -> list[Any]:
     module = model.merge()
-    inputs = Inputs(tokens_BL, *positions_and_segments(module.config, text_BL, model.separator_id))
+    inputs = Inputs(tokens_BL, *positions_and_segments(module.config, text_BL, model.separator_id, keys_of(rows_B)))
     with sharding.use_mesh(model.mesh):
         reduce_trace = lambda trace: reduce(trace, *arguments)
         _, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)
@@ -84,9 +93,10 @@ def _maps(trace: Trace) -> AttentionMaps:
     return trace.attention
 
 
-def _statistics(trace: Trace) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _statistics(trace: Trace, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     logits_BHLS, weights_BHLS, visible_BLS = trace.attention
-    visible_BHLS = jnp.broadcast_to(visible_BLS[:, None], logits_BHLS.shape)
-    entropy_H = jnp.mean(jnp.sum(jax.scipy.special.entr(weights_BHLS), axis=-1), axis=(0, 2))
+    visible_BHLS = jnp.broadcast_to((visible_BLS & is_query_BL[..., None])[:, None], logits_BHLS.shape)
+    entropy_BHL = jnp.sum(jax.scipy.special.entr(weights_BHLS), axis=-1)
+    entropy_H = jnp.mean(entropy_BHL, axis=(0, 2), where=is_query_BL[:, None])
     variance = jnp.var(logits_BHLS, where=visible_BHLS)
     return variance, jnp.mean(entropy_H), entropy_H, weights_BHLS[0, :, :LOGGED_TOKENS, :LOGGED_TOKENS]

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, tasks
+from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.scoring import Score
@@ -24,13 +24,14 @@ SAMPLING = Sampling(temperature=0.8, top_k=40)
 class Evaluator(ABC):
     """Evaluates a model on validation data, during training and at its end.
 
-    probe_BL: one row of tokens, of the context length. prompt: a prompt for sample.py. has_sample: whether
-    evaluations write a sample. suite_flag: the flag that eval.py needs to score this run.
+    probe_BL: one row of tokens, of the context length. is_query_BL: False for its padding. prompt: a prompt for
+    sample.py. has_sample: whether evaluations write a sample. suite_flag: the flag that eval.py needs to score a run.
     """
 
     suite_flag = ""
     sample_title: str
     probe_BL: np.ndarray
+    is_query_BL: np.ndarray
     prompt: str
 
     def __init__(self, config: Config, tokenizer: Tokenizer):
@@ -55,7 +56,7 @@ class Evaluator(ABC):
 
         The images show the attention maps at the start of the probe, and the similarity of learned positions.
         """
-        curves, maps_NHLS = attention_statistics(model, self.probe_BL)
+        curves, maps_NHLS = attention_statistics(model, self.probe_BL, self.is_query_BL)
         pictures = {"attention/maps": images.map_grid(maps_NHLS)}
         if "learned" in self.config.model.position_pattern:
             table_PD = sharding.to_host(model.parameters["positions"]["learned"]["embedding"], model.mesh)
@@ -74,6 +75,7 @@ class TextEvaluator(Evaluator):
         self.tokens = tokens
         perplexity.check_scorable(config, len(tokens))
         self.probe_BL = np.asarray(tokens[: config.context_length], np.int32)[None]
+        self.is_query_BL = np.ones(self.probe_BL.shape, bool)
         self.prompt = (tokenizer.decode(tokens[:PROMPT_TOKENS]).split() or [" "])[0]
 
     def score(self, model: LoadedModel, *, most_tokens: int | None = None) -> Score:
@@ -117,6 +119,7 @@ class TaskEvaluator(Evaluator):
         name, shortest = config.data.corpus, tasks.find(config.data.corpus).shortest
         self.problems = tasks.different(name, "validation", count, shortest=shortest, longest=config.data.task_length)
         self.probe_BL = batches.problem_batch(self.problems[:1], config, tokenizer, config.context_length)["inputs"]
+        self.is_query_BL = self.probe_BL != tokenizers.separator(tokenizer)
         self.prompt = self.problems[0][0] + tasks.ANSWER
 
     def score(self, model: LoadedModel, problems: list[tuple[str, str]]) -> task_accuracy.TaskScore:

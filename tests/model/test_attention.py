@@ -9,6 +9,8 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data import tasks
+from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.attention import masks
@@ -19,8 +21,10 @@ from mini_gpt.model.gpt import Inputs
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import Position
 from mini_gpt.runtime import sharding
+from mini_gpt.training.evaluators import TaskEvaluator
 from tests import oracle
 from tests.conftest import slow
+from tests.evaluation.models import random_model
 
 
 def draw(*shape, seed=0, dtype=jnp.float32):
@@ -135,25 +139,39 @@ def test_the_scale_keeps_the_logits_variance_at_one():
 
 
 @pytest.mark.slow
-def test_attention_statistics_use_visible_pairs_only():
+def test_attention_statistics_use_visible_pairs_without_padding():
     config = configs.load("configs/tiny.py", {"model.position": "alibi"})
     module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)
     _, _, maps = module.forward(Inputs(tokens), trace=lambda trace: trace.attention)
     definition, params = gpt.split(module)
     model = LoadedModel(params, definition, config, sharding.make_mesh(1, 1, 1), None, 1024)
-    statistics, maps_NHLS = attention_statistics(model, np.asarray(tokens))
+    lengths = (9, 12)  # the first row has three tokens of padding
+    is_query_BL = np.arange(12) < np.array(lengths)[:, None]
+    statistics, maps_NHLS = attention_statistics(model, np.asarray(tokens), is_query_BL)
     assert len(statistics) == (2 + config.model.num_heads) * config.model.num_layers
-    np.testing.assert_allclose(maps_NHLS, np.stack([m.weights_BHLS[0] for m in maps]), rtol=1e-4, atol=1e-6)
+    shown = np.stack([m.weights_BHLS[0, :, :9, :9] for m in maps])
+    np.testing.assert_allclose(maps_NHLS, shown, rtol=1e-4, atol=1e-6)
     for layer, m in enumerate(maps):
-        logits = [m.logits_BHLS[b, h, i, : i + 1] for b in range(2) for h in range(4) for i in range(12)]
-        weights = [np.asarray(m.weights_BHLS[b, h, i, : i + 1]) for b in range(2) for h in range(4) for i in range(12)]
-        entropy = np.mean([-(w * np.log(w)).sum() for w in weights])
-        assert statistics[f"attention/logit_variance/layer_{layer}"] == pytest.approx(
-            np.var(np.concatenate(logits)), rel=1e-4
-        )
-        assert statistics[f"attention/entropy/layer_{layer}"] == pytest.approx(entropy, rel=1e-4)
+        queries = [(b, i) for b in range(2) for i in range(lengths[b])]
+        logits = [m.logits_BHLS[b, h, i, : i + 1] for h in range(4) for b, i in queries]
+        variance = np.var(np.concatenate(logits))
+        assert statistics[f"attention/logit_variance/layer_{layer}"] == pytest.approx(variance, rel=1e-4)
+        entropies = []
         for head in range(4):
-            entropy = np.mean(
-                [-(w * np.log(w)).sum() for w in weights[12 * head : 12 * head + 12] + weights[12 * head + 48 :][:12]]
-            )
-            assert statistics[f"attention/entropy/layer_{layer}/head_{head}"] == pytest.approx(entropy, rel=1e-4)
+            weights = [np.asarray(m.weights_BHLS[b, head, i, : i + 1]) for b, i in queries]
+            entropies.append(np.mean([-(w * np.log(w)).sum() for w in weights]))
+            found = statistics[f"attention/entropy/layer_{layer}/head_{head}"]
+            assert found == pytest.approx(entropies[-1], rel=1e-4)
+        assert statistics[f"attention/entropy/layer_{layer}"] == pytest.approx(np.mean(entropies), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_padding_does_not_change_the_attention_curves_of_a_task():
+    fields = {"data.task_length": 6, "model.num_layers": 1, "model.d_model": 16, "model.num_heads": 2}
+    tokenizer, logged = CharacterTokenizer(tasks.ALPHABET), []
+    for length in (14, 30):
+        config = configs.load("configs/tasks.py:copy", fields | {"context_length": length})
+        evaluator = TaskEvaluator(config, tokenizer)
+        curves, _ = evaluator.attention_metrics(random_model(config, tokenizer.token_bytes))
+        logged.append((evaluator.problems[0], curves))
+    assert logged[0][0] == logged[1][0] and logged[0][1] == pytest.approx(logged[1][1], rel=1e-4)
