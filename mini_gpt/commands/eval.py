@@ -19,7 +19,7 @@ def main() -> None:
     add(
         "--text",
         type=command_line.utf8,
-        help="for figures and explorer: the input text; default: the start of the split",
+        help="for heads, figures and explorer: the input text; default: text of the split",
     )
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)

@@ -26,7 +26,7 @@ Row = dict[str, Any]
 class SuiteOptions:
     """Options of a suite; None means the default of the suite.
 
-    split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of
+    split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of heads,
     figures and explorer.
     """
 

@@ -1,4 +1,6 @@
-"""Measure and label the attention of each head on a split."""
+"""Measure and label the attention of each head on a split or on a given text."""
+
+import math
 
 from matplotlib.figure import Figure
 
@@ -8,28 +10,31 @@ from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.evaluation import progress
 from mini_gpt.insight.heads import inputs, report
+from mini_gpt.model.gpt import check_length
 from mini_gpt.training.run import Run
 
-PRINTED = ("layer", "head", "label", "strength", "also", "entropy", "distance", "pair")
+PRINTED = ("layer", "head", "label", "strength", "also", "entropy", "distance", "offset", "pair")
 
 
 class Heads(Suite):
     name = "heads"
+    flags = ("text",)
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        texts = _inputs(run, options.split)
+        texts = _inputs(run, options.split) if options.text is None else _own_text(run, options)
         if run.config.data.is_task:
             train_BL = _inputs(run, "train").tokens_BL
             train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
         else:
             train_tokens = run.store.tokens("train")
-        with progress.shown("head report", report.cost(texts)) as advance:
+        with progress.shown("head report", report.cost(texts, run.config.context_length)) as advance:
             heads = report.head_report(run.model, run.tokenizer, texts, train_tokens, advance=advance)
         base.check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
         return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}
 
     def draw(self, result: Result) -> Figure:
-        title = f"Step {result['checkpoint_step']:,}, {result['split']} texts of {result['context_length']} tokens"
+        texts = f"{result['split']} texts of {result['context_length']} tokens"
+        title = f"Step {result['checkpoint_step']:,}, {texts if result['request']['text'] is None else '--text'}"
         return report.head_figure(result["heads"], title=title)
 
     def rows(self, result: Result) -> list[Row]:
@@ -49,9 +54,17 @@ def _inputs(run: Run, split: str) -> inputs.Inputs:
     return inputs.of_problems(inputs_BL, run.tokenizer)
 
 
+def _own_text(run: Run, options: SuiteOptions) -> inputs.Inputs:
+    """Return --text, in as few windows of equal length as possible."""
+    tokens = base.opening(run, options, inputs.TOKENS)
+    windows = math.ceil(len(tokens) / run.config.context_length)
+    check_length(run.config.model, run.config.context_length)
+    return inputs.of_text(tokens, run.tokenizer, len(tokens) // windows)
+
+
 def _flat(head: Row) -> Row:
     kinds, pair = head["kinds"], head["pair"]
-    row = {name: head[name] for name in ("layer", "head", "label", "entropy", "distance")}
+    row = {name: head[name] for name in ("layer", "head", "label", "entropy", "distance", "offset")}
     row["strength"] = kinds[head["label"]]["strength"] if head["label"] in kinds else None
     row["also"] = ", ".join(head["also"])
     key, query = (repr(pair[end]["before"][-6:] + pair[end]["token"]) for end in ("key", "query"))

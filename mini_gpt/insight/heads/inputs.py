@@ -1,4 +1,4 @@
-"""The texts of a head report, and properties of their tokens: delimiters, rare tokens, relations in Python source."""
+"""The texts of a head report, and the properties of their tokens: delimiters, letters, relations in Python source."""
 
 import collections
 import itertools
@@ -8,33 +8,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mini_gpt.data import tokenizers
+from mini_gpt.data import batches, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity
 from mini_gpt.insight.heads import python_source
+from mini_gpt.insight.heads.templates import Templates, Vocabulary
 
 TOKENS = 65_536  # in all rows together
 RARE = 0.05  # share of the text that the rarest tokens make up
-
-Templates = dict[str, np.ndarray]  # {kind: mask_BLS, True where a key is of the kind for a query}
 
 
 class Inputs(NamedTuple):
     """Rows of tokens to measure attention on.
 
-    counts_BL: False for queries to ignore, such as padding. relations: a function from row numbers to the templates of
-    Python's syntax.
+    is_query_BL: False for tokens to ignore as queries, such as padding. relations: a function from row numbers to the
+    templates of Python's syntax.
     """
 
     tokens_BL: np.ndarray
-    counts_BL: np.ndarray
+    is_query_BL: np.ndarray
     relations: Callable[[Sequence[int]], Templates] = lambda rows: {}
 
 
 def of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int) -> Inputs:
     """Return evenly spaced windows of a split, with the relations of documents that parse as Python."""
     starts = window_starts(tokens, length)
-    tokens_BL = np.stack([tokens[start : start + length] for start in starts]).astype(np.int32)
+    tokens_BL = batches.windows(tokens, starts, length)
     return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), python_relations(tokens, tokenizer, starts, length))
 
 
@@ -45,19 +44,29 @@ def of_problems(inputs_BL: np.ndarray, tokenizer: Tokenizer) -> Inputs:
 
 def window_starts(tokens: np.ndarray, length: int) -> np.ndarray:
     """Return the starts of evenly spaced windows, with up to about TOKENS tokens in all."""
-    count = max(1, min(TOKENS // length, len(tokens) // length))
-    return np.linspace(0, len(tokens) - length, count).astype(int)
+    return batches.evenly_spaced(len(tokens), length, max(1, min(TOKENS, len(tokens)) // length))
 
 
-def delimiters(tokenizer: Tokenizer) -> np.ndarray:
-    """Return for each token whether it is the separator or only punctuation and line ends. The mask token is False."""
-    texts = (tokenizer.decode([token]) for token in range(tokenizers.separator(tokenizer)))
-    return np.array([*map(_is_delimiter, texts), True, False])
+def vocabulary(tokenizer: Tokenizer, train_tokens: np.ndarray) -> Vocabulary:
+    """Return the properties of each token; `train_tokens` have the rare ones.
+
+    Delimiters are the separator and tokens of only symbols, punctuation and line ends. Bytes of non-ASCII characters
+    are letters.
+    """
+    texts = [tokenizer.decode([token]) for token in range(tokenizers.separator(tokenizer))] + ["\n", ""]
+    first_V, last_V = ([_is_letter(text[place:][:1]) for text in texts] for place in (0, -1))
+    is_delimiter_V = np.array([*map(_is_delimiter, texts)])
+    return Vocabulary(is_delimiter_V, rare(train_tokens, len(texts) - 1), np.array(first_V), np.array(last_V))
+
+
+def _is_letter(character: str) -> bool:
+    return character.isalnum() or (character != "" and character in "_\ufffd")
 
 
 def _is_delimiter(text: str) -> bool:
     inner = text.strip(" \t")
-    return bool(inner) and all(c in "\r\n" or (c != "_" and unicodedata.category(c)[0] == "P") for c in inner)
+    is_symbol = lambda c: c not in "_\ufffd" and unicodedata.category(c)[0] in "PS"
+    return bool(inner) and all(c in "\r\n" or is_symbol(c) for c in inner)
 
 
 def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:

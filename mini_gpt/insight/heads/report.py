@@ -18,20 +18,21 @@ from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight import attention, curves
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import scores as head_scores
-from mini_gpt.insight.heads.inputs import Inputs, Templates
+from mini_gpt.insight.heads import templates as head_templates
+from mini_gpt.insight.heads.inputs import Inputs
 from mini_gpt.insight.heads.scores import HeadSums, StrongestPairs
-from mini_gpt.model.gpt import Trace
+from mini_gpt.insight.heads.templates import Templates
 from mini_gpt.model.loaded import LoadedModel
 
 INDUCTION_ROWS = 32
-SHORTEST_REPEATED = 4  # tokens of a row for induction: at least two periods of two tokens
+SHORTEST_REPEATED = 6  # tokens of a row for induction; in shorter rows, all periods would be two tokens
 FEWEST_REPEATED = 3  # different tokens; with two, all periods would be equal
 CLEAR = 0.5  # least strength for a label
 FEWEST = 50  # least number of queries for a label
 EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global"
 AROUND = 12  # tokens of text shown before each token of a pair
-NOT_MEASURED = {"score": None, "chance": None, "strength": None, "queries": 0}
-IMPLIED = {"local window": ("previous token", "next token", "self")}  # no label if a narrower kind is clear
+IMPLIED = {"local window": ("previous token", "next token", "self", "fixed offset")}  # no label if a narrower is clear
+LAST = ("local window", "self", "first token", "delimiter")  # wide, or where heads rest without a key of their kind
 OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of labels that are not kinds
 
 
@@ -46,35 +47,35 @@ def head_report(
     """Return a row for each head, layer by layer.
 
     kinds: for each kind of key its score (mean weight on such keys), chance, strength (0 by chance, at most 1) and
-    number of queries. entropy: of the weights, divided by the log of the number of visible keys. distance: mean to
-    the keys, in tokens. A kind is clear if its strength is at least CLEAR and it has at least FEWEST queries. label:
-    the strongest clear kind. Without one, it is "global" if attention is nearly uniform, otherwise "mixed". also: the
-    other clear kinds. pair: the largest weight on another token, with its text.
+    number of queries. offset: key - query of the kind "fixed offset". entropy: of the weights, divided by the log of
+    the number of visible keys. distance: mean to the keys, in tokens. A kind is clear if its strength is at least CLEAR
+    and it has at least FEWEST queries. label: the strongest clear kind, of LAST only if no other kind is clear.
+    Without a clear kind, it is "global" if attention is nearly uniform, otherwise "mixed". also: the other clear kinds.
+    pair: the largest weight on another token, with its text.
 
     Rare tokens are those that are rare in `train_tokens`. Induction is measured on repeated random tokens that are not
-    rare, all other kinds on `inputs`. No token is masked, even under the masked objective (Clark et al. 2019).
+    rare, in rows of the context length; all other kinds on `inputs`. No token is masked, even under the masked
+    objective (Clark et al. 2019).
     """
-    length, vocab_size = inputs.tokens_BL.shape[1], tokenizers.vocab_size(tokenizer)
-    is_delimiter_V, is_rare_V = head_inputs.delimiters(tokenizer), head_inputs.rare(train_tokens, vocab_size)
+    vocabulary = head_inputs.vocabulary(tokenizer, train_tokens)
 
     def templates(rows: Sequence[int]) -> Templates:
         tokens_BL = inputs.tokens_BL[rows]
-        opens_BL = np.arange(length) == np.zeros((len(tokens_BL), 1), int)
+        opens_BL = np.arange(tokens_BL.shape[1]) == np.zeros((len(tokens_BL), 1), int)
         if model.separator_id is not None:
             opens_BL = opens_BL | (tokens_BL == model.separator_id)
-        causal = model.config.model.causal
-        found = head_scores.templates(tokens_BL, opens_BL, is_delimiter_V, is_rare_V, causal=causal)
+        found = head_templates.of_tokens(tokens_BL, opens_BL, vocabulary, causal=model.config.model.causal)
         return found | inputs.relations(rows)
 
-    at_a_time = attention.rows_at_a_time(model, length, len(inputs.tokens_BL))
-    layers = _measure(model, inputs, templates, at_a_time, advance)
-    frequent = np.flatnonzero(~is_rare_V[: tokenizers.separator(tokenizer)])
+    layers = _measure(model, inputs, templates, advance)
+    frequent = np.flatnonzero(~vocabulary.is_rare_V[: tokenizers.separator(tokenizer)])
     repeated: Sequence[_Layer | None] = [None] * len(layers)
+    length = model.config.context_length
     if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED:
-        random_BL, period_B = head_scores.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
+        random_BL, period_B = head_templates.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
         random = Inputs(random_BL, np.ones(random_BL.shape, bool))
-        template = lambda rows: head_scores.induction_template(length, period_B[rows])
-        repeated = _measure(model, random, template, at_a_time, advance)
+        template = lambda rows: head_templates.induction(length, period_B[rows])
+        repeated = _measure(model, random, template, advance)
     return [
         _row(number, head, layer, induction) | {"pair": _pair(layer.pairs, head, inputs.tokens_BL, tokenizer)}
         for number, (layer, induction) in enumerate(zip(layers, repeated, strict=True))
@@ -82,10 +83,9 @@ def head_report(
     ]
 
 
-def cost(inputs: Inputs) -> int:
+def cost(inputs: Inputs, context_length: int) -> int:
     """Return the number of tokens that the model processes for a report."""
-    rows, length = inputs.tokens_BL.shape
-    return (rows + INDUCTION_ROWS) * length
+    return inputs.tokens_BL.size + INDUCTION_ROWS * context_length
 
 
 def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> 
             clear.pop(wide, None)
     if not clear:
         return ("global" if entropy >= EVEN else "mixed"), []
-    ordered = sorted(clear, key=lambda kind: -round(clear[kind], 2))  # the first listed wins a tie
+    ordered = sorted(clear, key=lambda kind: (kind in LAST, -round(clear[kind], 2)))  # the first listed wins a tie
     return ordered[0], ordered[1:]
 
 
@@ -136,18 +136,19 @@ def _measure(
     model: LoadedModel,
     inputs: Inputs,
     templates: Callable[[Sequence[int]], Templates],
-    at_a_time: int,
     advance: Advance,
 ) -> list[_Layer]:
     """Measure each layer on all rows, except the copies that fill the last batch."""
     kinds: tuple[str, ...] = ()
     parts: list[list[tuple[HeadSums, StrongestPairs]]] = []
+    at_a_time = attention.rows_at_a_time(model, inputs.tokens_BL.shape[1], len(inputs.tokens_BL))
     for count, rows in in_full_batches(range(len(inputs.tokens_BL)), at_a_time):
         found, tokens_BL = templates(rows), inputs.tokens_BL[rows]
-        counts_BL = inputs.counts_BL[rows] & (np.arange(at_a_time) < count)[:, None]
-        arguments = (np.stack(list(found.values()), axis=1), counts_BL)
+        is_query_BL = inputs.is_query_BL[rows] & (np.arange(at_a_time) < count)[:, None]
+        arguments = (np.stack(list(found.values()), axis=1), is_query_BL)
         kinds = tuple(found)
-        parts.append(attention.each_layer(model, tokens_BL, _sums_and_pairs, arguments))
+        rows_B = np.array(rows, np.int32)
+        parts.append(attention.each_layer(model, tokens_BL, head_scores.measure, arguments, rows_B=rows_B))
         advance(tokens_BL[:count].size)
     measured = []
     for of_layer in zip(*parts, strict=True):
@@ -157,29 +158,16 @@ def _measure(
     return measured
 
 
-def _sums_and_pairs(trace: Trace, templates_BTLS: jax.Array, counts_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
-    return head_scores.measure(trace.attention, templates_BTLS, counts_BL)
-
-
 def _row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dict[str, Any]:
-    kinds = _kinds(layer, head) | (_kinds(induction, head) if induction else {"induction": NOT_MEASURED})
-    choosing = max(float(layer.sums.choosing), 1)
-    entropy, distance = (float(sum_H[head]) / choosing for sum_H in (layer.sums.entropy_H, layer.sums.distance_H))
+    kinds = head_scores.of_kinds(layer.kinds, layer.sums, head)
+    offset, kinds["fixed offset"] = head_scores.fixed_offset(layer.sums, head)
+    repeated = head_scores.of_kinds(induction.kinds, induction.sums, head) if induction else {}
+    kinds["induction"] = repeated.get("induction", head_scores.NOT_MEASURED)
+    queries = max(float(layer.sums.queries), 1)
+    entropy, distance = (float(sum_H[head]) / queries for sum_H in (layer.sums.entropy_H, layer.sums.distance_H))
     label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": distance}
-    return row | {"kinds": kinds}
-
-
-def _kinds(layer: _Layer, head: int) -> dict[str, dict[str, Any]]:
-    """Return {kind: score, chance, strength and queries} of one head."""
-    kinds: dict[str, dict[str, Any]] = dict.fromkeys(layer.kinds, NOT_MEASURED)
-    sums = (layer.sums.mass_HT[head], layer.sums.chance_T, layer.sums.queries_T)
-    for kind, mass, chance, queries in zip(layer.kinds, *(sum_T.tolist() for sum_T in sums), strict=True):
-        if queries:
-            strength = float(head_scores.strength(mass, chance, queries))
-            means = {"score": mass / queries, "chance": chance / queries}
-            kinds[kind] = means | {"strength": strength, "queries": int(queries)}
-    return kinds
+    return row | {"offset": offset, "kinds": kinds}
 
 
 def _pair(pairs: StrongestPairs, head: int, tokens_BL: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -217,6 +205,7 @@ def _plot_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> No
         strength = row["kinds"].get(label, {}).get("strength")
         value = f"{strength:.2f}" if strength is not None else f"entropy {row['entropy']:.2f}"
         words = label.replace(" ", "\n") if len(label) > 10 else label
+        words += f" {row['offset']}" if label == "fixed offset" else ""
         axes.text(x, y, f"{words}\n{value}", ha="center", va="center", fontsize=7)
 
 

@@ -1,39 +1,46 @@
 """Scores of a head's attention to keys of one kind, compared with chance.
 
-The template of a kind marks, for each query, the keys of the kind. The score is the mean weight on these keys. The
-strength is 0 for uniform attention to the visible keys and 1 for attention only to keys of the kind, at any length.
+The score is the mean weight on the keys of a kind, which its template marks for each query. The strength is 0 for
+attention by chance and 1 for attention only to keys of the kind, at any length. For kinds of places, chance is uniform
+attention to the visible keys. For all other kinds, chance also has the head's own mean weight at each distance, over
+the same queries, so that a head that only selects distances is at chance.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.insight.attention import relative_entropy
-from mini_gpt.model.attention.reference import AttentionMaps
+from mini_gpt.insight.heads.templates import PLACES
+from mini_gpt.model.gpt import Trace
 
-LOCAL = 4  # tokens: the query and three before it; without a causal mask, also three after it
 MANY = 16  # least number of visible keys for the query of a strongest pair
+NOT_MEASURED = {"score": None, "chance": None, "strength": None, "queries": 0}
 
 Numbers = float | np.ndarray
 
 
 class HeadSums(NamedTuple):
-    """Sums over the queries of one layer; float32.
+    """Sums over the queries of one layer that see at least two keys; float32.
 
-    mass_HT: weight on the keys of each kind (T). chance_T: share of the visible keys that are of the kind. queries_T:
-    number of queries that see keys of the kind and other keys; mass and chance are sums over these. entropy_H: entropy
-    / log(number of visible keys). distance_H: in tokens. choosing: number of queries that see at least two keys.
-    Entropy and distance are sums over these.
+    mass_HT: weight on the keys of each kind (T). uniform_T, by_distance_HT: the same for the two kinds of chance.
+    queries_T: number of queries that see keys of the kind and other keys; the fields above are sums over these.
+    mass_HO, uniform_O, queries_O: the same for each offset, query - key + L - 1. entropy_H: entropy / log(number of
+    visible keys). distance_H: in tokens. queries: number of all these queries.
     """
 
     mass_HT: jax.Array
-    chance_T: jax.Array
+    uniform_T: jax.Array
+    by_distance_HT: jax.Array
     queries_T: jax.Array
+    mass_HO: jax.Array
+    uniform_O: jax.Array
+    queries_O: jax.Array
     entropy_H: jax.Array
     distance_H: jax.Array
-    choosing: jax.Array
+    queries: jax.Array
 
 
 class StrongestPairs(NamedTuple):
@@ -43,32 +50,51 @@ class StrongestPairs(NamedTuple):
     index_BH: jax.Array
 
 
-def measure(maps: AttentionMaps, templates_BTLS: jax.Array, counts_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
-    """Return sums over the queries with True in counts_BL, and the strongest pairs.
+def measure(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
+    """Return sums over the queries with True in is_query_BL, and the strongest pairs.
 
     Pairs are taken from queries that see at least MANY keys, or if there are none, from those that see the most.
     """
-    weights_BHLS, visible_BLS = maps.weights_BHLS, maps.visible_BLS & counts_BL[..., None]
+    visible_BLS = trace.attention.visible_BLS & is_query_BL[..., None]
+    visible_BLS &= (visible_BLS.sum(-1) > 1)[..., None]
     visible_BL = visible_BLS.sum(-1)
+    weights_BHLS = jnp.where(visible_BLS[:, None], trace.attention.weights_BHLS, 0)
     of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
     of_kind_BTL = of_kind_BTLS.sum(-1)
     eligible_BTL = (of_kind_BTL > 0) & (of_kind_BTL < visible_BL[:, None])
     counted_BTLS = (of_kind_BTLS & eligible_BTL[..., None]).astype(jnp.float32)
-    choosing_BL = visible_BL > 1
-    entropy_BHL = relative_entropy(weights_BHLS, visible_BL)
-    positions_L = jnp.arange(visible_BLS.shape[-1])
-    distance_LS = jnp.abs(positions_L[:, None] - positions_L)
-    distance_BHL = (weights_BHLS * distance_LS).sum(-1)
+    uniform_BLS = visible_BLS / jnp.maximum(visible_BL, 1)[..., None]
+
+    length = visible_BLS.shape[-1]
+    offset_LS = jnp.arange(length)[:, None] - jnp.arange(length)
+    at_offset = lambda numbers_LS: jnp.zeros(2 * length - 1).at[offset_LS + length - 1].add(numbers_LS)
+    at_offsets = jax.vmap(at_offset)
+
+    def by_distance(kind: tuple[jax.Array, jax.Array]) -> jax.Array:
+        """Return mass_H of weights that have the head's mean weight at each distance, relative to uniform weights."""
+        counted_BLS, eligible_BL = kind
+        mass_HO = at_offsets(jnp.einsum("bhls,bl->hls", weights_BHLS, eligible_BL))
+        uniform_O = at_offset(jnp.einsum("bls,bl->ls", uniform_BLS, eligible_BL))
+        factor_HLS = (mass_HO / jnp.maximum(uniform_O, 1e-9))[:, offset_LS + length - 1]
+        of_kind_BHL = jnp.einsum("bls,hls->bhl", counted_BLS, factor_HLS)
+        of_all_BHL = jnp.einsum("bls,hls->bhl", visible_BLS.astype(jnp.float32), factor_HLS)
+        return (of_kind_BHL / jnp.maximum(of_all_BHL, 1e-9)).sum((0, 2))
+
+    kinds = (counted_BTLS.swapaxes(0, 1), eligible_BTL.swapaxes(0, 1).astype(jnp.float32))
     sums = HeadSums(
         jnp.einsum("bhls,btls->ht", weights_BHLS, counted_BTLS),
-        jnp.where(eligible_BTL, of_kind_BTL / jnp.maximum(visible_BL, 1)[:, None], 0).sum((0, 2)),
+        jnp.einsum("bls,btls->t", uniform_BLS, counted_BTLS),
+        jax.lax.map(by_distance, kinds).T,
         eligible_BTL.sum((0, 2)),
-        jnp.where(choosing_BL[:, None], entropy_BHL, 0).sum((0, 2)),
-        jnp.where(choosing_BL[:, None], distance_BHL, 0).sum((0, 2)),
-        choosing_BL.sum(),
+        at_offsets(weights_BHLS.sum(0)),
+        at_offset(uniform_BLS.sum(0)),
+        at_offset(visible_BLS.sum(0)),
+        relative_entropy(weights_BHLS, visible_BL).sum((0, 2)),
+        jnp.einsum("bhls,ls->h", weights_BHLS, jnp.abs(offset_LS).astype(jnp.float32)),
+        (visible_BL > 0).sum(),
     )
     sees_many_BL = visible_BL >= jnp.minimum(MANY, visible_BL.max())
-    pairs_BLS = sees_many_BL[..., None] & (distance_LS > 0)
+    pairs_BLS = sees_many_BL[..., None] & (offset_LS != 0)
     pairs_BHX = jnp.where(pairs_BLS[:, None], weights_BHLS, 0).reshape(*weights_BHLS.shape[:2], -1)
     return sums, StrongestPairs(pairs_BHX.max(-1), pairs_BHX.argmax(-1))
 
@@ -78,43 +104,32 @@ def strength(mass: Numbers, chance: Numbers, queries: Numbers) -> Numbers:
     return (mass - chance) / np.maximum(queries - chance, 1e-9)
 
 
-def templates(
-    tokens_BL: np.ndarray, opens_BL: np.ndarray, is_delimiter_V: np.ndarray, is_rare_V: np.ndarray, *, causal: bool
-) -> dict[str, np.ndarray]:
-    """Return the template of each kind, as boolean BLS. opens_BL: True at the first token of each segment.
+def of_kinds(kinds: tuple[str, ...], sums: HeadSums, head: int) -> dict[str, dict[str, Any]]:
+    """Return {kind: score, chance, strength and queries} of one head, from sums in NumPy."""
+    chance_T = np.where(np.isin(kinds, PLACES), sums.uniform_T, sums.by_distance_HT[head])
+    measured = zip(sums.mass_HT[head].tolist(), chance_T.tolist(), sums.queries_T.tolist(), strict=True)
+    return {kind: _values(*numbers) for kind, numbers in zip(kinds, measured, strict=True)}
 
-    Kinds that depend on tokens exclude the query's own position.
+
+def fixed_offset(sums: HeadSums, head: int) -> tuple[int | None, dict[str, Any]]:
+    """Return the offset (key - query) of the largest strength, and score, chance, strength and queries.
+
+    Offsets of -1, 0 and 1 are other kinds. Offsets of more than half the length have too few queries: the last key that
+    they reach is the first token for most of them.
     """
-    length = tokens_BL.shape[1]
-    ahead_LS = np.arange(length) - np.arange(length)[:, None]
-    kinds = {"previous token": ahead_LS == -1}
-    if not causal:
-        kinds["next token"] = ahead_LS == 1
-    kinds |= {
-        "self": ahead_LS == 0,
-        "local window": np.abs(ahead_LS) < LOCAL,
-        "first token": opens_BL[:, None],
-        "delimiter": is_delimiter_V[tokens_BL][:, None] & (ahead_LS != 0),
-        "duplicate token": (tokens_BL[:, :, None] == tokens_BL[:, None]) & (ahead_LS != 0),
-        "rare token": is_rare_V[tokens_BL][:, None] & (ahead_LS != 0),
-    }
-    return {kind: np.broadcast_to(keys, (len(tokens_BL), length, length)) for kind, keys in kinds.items()}
+    mass_O, chance_O, queries_O = map(np.asarray, (sums.mass_HO[head], sums.uniform_O, sums.queries_O))
+    length = (len(queries_O) + 1) // 2
+    offset_O = np.arange(length - 1, -length, -1)
+    candidates = np.flatnonzero((np.abs(offset_O) > 1) & (np.abs(offset_O) <= length // 2) & (queries_O > 0))
+    if not len(candidates):
+        return None, NOT_MEASURED
+    strength_O = np.asarray(strength(mass_O, chance_O, queries_O))
+    best = int(candidates[strength_O[candidates].argmax()])
+    return int(offset_O[best]), _values(*(float(numbers_O[best]) for numbers_O in (mass_O, chance_O, queries_O)))
 
 
-def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens_BL and period_B: each row repeats a random sequence of period_B different tokens.
-
-    Periods differ, so that a head with a fixed offset is not mistaken for an induction head.
-    """
-    most, random = min(length // 2, len(tokens)), np.random.default_rng(seed)
-    period_B = random.integers(max(2, most // 2), most + 1, size=rows)
-    repeated = [np.resize(random.permutation(tokens)[:period], length) for period in period_B]
-    return np.stack(repeated).astype(np.int32), period_B
-
-
-def induction_template(length: int, period_B: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the template of keys after an earlier copy of the query, beyond the first period (Olsson et al. 2022)."""
-    positions_L, period_B11 = np.arange(length), period_B[:, None, None]
-    behind_LS = positions_L[:, None] - positions_L
-    follows_BLS = ((behind_LS + 1) % period_B11 == 0) & (behind_LS >= 0) & (positions_L > 0)
-    return {"induction": follows_BLS & (positions_L[:, None] >= period_B11)}
+def _values(mass: float, chance: float, queries: float) -> dict[str, Any]:
+    if not queries:
+        return NOT_MEASURED
+    means = {"score": mass / queries, "chance": chance / queries}
+    return means | {"strength": float(strength(mass, chance, queries)), "queries": int(queries)}

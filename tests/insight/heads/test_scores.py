@@ -2,12 +2,16 @@
 
 import math
 
+import jax
 import numpy as np
 import pytest
 
 from mini_gpt.insight.heads import scores as head_scores
+from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.report import label_of
+from mini_gpt.insight.heads.templates import Vocabulary
 from mini_gpt.model.attention.reference import AttentionMaps
+from mini_gpt.model.gpt import Trace
 
 
 def causal(length):
@@ -25,6 +29,14 @@ def shifted(length, by):
     return weights_LS
 
 
+def no_kinds(size):
+    return Vocabulary(*np.zeros((4, size), bool))
+
+
+def traced(weights_BHLS, visible_BLS):
+    return Trace(AttentionMaps(weights_BHLS * 0, np.float32(weights_BHLS), visible_BLS), None, None, None)
+
+
 def heads_of(length):
     uniform = normalised(causal(length))
     sink = shifted(length, length)
@@ -35,20 +47,24 @@ def heads_of(length):
         "first token": sink,
         "global": uniform,
         "mixed": (shifted(length, 1) + sink + uniform) / 3,
-        "mixed too": shifted(length, 7),
+        "fixed offset": shifted(length, 7),
+        "fixed offset too": shifted(length, 13),
     }
 
 
 def measured(weights_HLS, tokens_L, templates):
     """Return {kind: (strength, queries)} for each head, the entropies [H], and (sums, strongest pairs)."""
     length = len(tokens_L)
-    maps = AttentionMaps(weights_HLS[None] * 0, np.float32(weights_HLS[None]), causal(length)[None])
     templates_BTLS = np.stack(list(templates.values()), axis=1)
-    sums, strongest = head_scores.measure(maps, templates_BTLS, np.ones((1, len(tokens_L)), bool))
-    strengths_HT = head_scores.strength(*map(np.asarray, (sums.mass_HT, sums.chance_T, sums.queries_T)))
-    queries_T, entropy_H = np.asarray(sums.queries_T), np.asarray(sums.entropy_H) / int(sums.choosing)
-    rows = [dict(zip(templates, zip(row, queries_T, strict=True), strict=True)) for row in strengths_HT]
-    return rows, entropy_H, (sums, strongest)
+    trace = traced(weights_HLS[None], causal(length)[None])
+    sums, strongest = jax.jit(head_scores.measure)(trace, templates_BTLS, np.ones((1, length), bool))
+    sums = head_scores.HeadSums(*map(np.asarray, sums))
+    rows = []
+    for head in range(len(weights_HLS)):
+        kinds = head_scores.of_kinds(tuple(templates), sums, head)
+        kinds["fixed offset"] = head_scores.fixed_offset(sums, head)[1]
+        rows.append({kind: (values["strength"] or 0.0, values["queries"]) for kind, values in kinds.items()})
+    return rows, sums.entropy_H / sums.queries, (sums, strongest)
 
 
 @pytest.mark.parametrize("length", [64, 300, 1024])
@@ -57,7 +73,8 @@ def test_synthetic_heads_get_their_label_at_any_length(length):
     opens_BL = np.arange(length)[None] == 0
     drawn_V = np.random.default_rng(1).random(length)
     drawn_V[tokens_L[0]] = 0.5  # neither a delimiter nor rare
-    templates = head_scores.templates(tokens_L[None], opens_BL, drawn_V < 0.1, drawn_V > 0.95, causal=True)
+    vocabulary = no_kinds(length)._replace(is_delimiter_V=drawn_V < 0.1, is_rare_V=drawn_V > 0.95)
+    templates = head_templates.of_tokens(tokens_L[None], opens_BL, vocabulary, causal=True)
     heads = heads_of(length)
     strengths, entropy_H, _ = measured(np.stack(list(heads.values())), tokens_L, templates)
     for name, of, entropy in zip(heads, strengths, entropy_H, strict=True):
@@ -77,26 +94,44 @@ def test_sums_equal_those_over_single_pairs():
     weights_HLS = np.stack([normalised(rng.random((length, length)) * causal(length)) for _ in range(3)])
     tokens_L, delimiter_V, rare_V = np.array([2, 1, 3, 2, 0, 4, 0, 3, 1, 2, 2, 0]), np.arange(5) == 1, np.arange(5) >= 3
     opens_L = np.isin(np.arange(length), [0, 5])
-    templates = head_scores.templates(tokens_L[None], opens_L[None], delimiter_V, rare_V, causal=True)
+    letter_V = np.arange(5) >= 2
+    vocabulary = Vocabulary(delimiter_V, rare_V, letter_V, letter_V)
+    templates = head_templates.of_tokens(tokens_L[None], opens_L[None], vocabulary, causal=True)
+    other = lambda i, j: j not in (i, 0, 5)
+    letters = lambda i, j: all(tokens_L[j : i + 1] >= 2)
     is_kind = {
         "previous token": lambda i, j: j == i - 1,
         "self": lambda i, j: j == i,
         "local window": lambda i, j: i - 3 <= j <= i,
         "first token": lambda i, j: j in (0, 5),
-        "delimiter": lambda i, j: tokens_L[j] == 1 and j != i,
-        "duplicate token": lambda i, j: tokens_L[j] == tokens_L[i] and j != i,
-        "rare token": lambda i, j: tokens_L[j] >= 3 and j != i,
+        "delimiter": lambda i, j: tokens_L[j] == 1 and other(i, j),
+        "current word": lambda i, j: letters(i, j) and other(i, j),
+        "word start": lambda i, j: letters(j, j) and other(i, j) and not letters(j - 1, j - 1),
+        "duplicate token": lambda i, j: tokens_L[j] == tokens_L[i] and other(i, j),
+        "rare token": lambda i, j: tokens_L[j] >= 3 and other(i, j),
     }
     assert list(templates) == list(is_kind)
     _, entropy_H, (sums, strongest) = measured(weights_HLS, tokens_L, templates)
+    offset_mass = lambda head, back: sum(weights_HLS[head, i, i - back] for i in range(max(back, 1), length))
+    offset_uniform = lambda back: sum(1 / (i + 1) for i in range(max(back, 1), length))
+    for head, back in np.ndindex(3, length):
+        assert sums.mass_HO[head, back + length - 1] == pytest.approx(offset_mass(head, back), rel=1e-5)
+        assert sums.uniform_O[back + length - 1] == pytest.approx(offset_uniform(back), rel=1e-5)
+        assert sums.queries_O[back + length - 1] == length - max(back, 1)
     for place, of_kind in enumerate(is_kind.values()):
         keys_of = {i: [j for j in range(i + 1) if of_kind(i, j)] for i in range(length)}
         keys_of = {i: keys for i, keys in keys_of.items() if 0 < len(keys) < i + 1}
         assert sums.queries_T[place] == len(keys_of) > 0
-        assert sums.chance_T[place] == pytest.approx(sum(len(keys) / (i + 1) for i, keys in keys_of.items()))
+        assert sums.uniform_T[place] == pytest.approx(sum(len(keys) / (i + 1) for i, keys in keys_of.items()))
         for head in range(3):
             mass = sum(weights_HLS[head, i, j] for i, keys in keys_of.items() for j in keys)
             assert sums.mass_HT[head, place] == pytest.approx(mass, rel=1e-5)
+            mass_at = lambda back, head=head, of=keys_of: sum(weights_HLS[head, i, i - back] for i in of if i >= back)
+            uniform_at = lambda back, of=keys_of: sum(1 / (i + 1) for i in of if i >= back)
+            factor = [mass_at(back) / max(uniform_at(back), 1e-9) for back in range(length)]
+            chance = lambda i, j, factor=factor: factor[i - j] / sum(factor[: i + 1])
+            by_distance = sum(chance(i, j) for i, keys in keys_of.items() for j in keys)
+            assert sums.by_distance_HT[head, place] == pytest.approx(by_distance, rel=1e-5)
     for head, weights_LS in enumerate(weights_HLS):
         rows = range(1, length)
         entropies = [-sum(w * math.log(w) for w in weights_LS[i, : i + 1]) / math.log(i + 1) for i in rows]
@@ -112,22 +147,20 @@ def test_sums_equal_those_over_single_pairs():
 def test_padding_does_not_count():
     length = 8
     weights_BHLS = np.stack([normalised(causal(length))[None]] * 2).astype(np.float32)
-    maps = AttentionMaps(weights_BHLS, weights_BHLS, causal(length)[None])
     opens_BL = np.arange(length)[None] == np.zeros((2, 1))
-    tokens_BL, none_V = np.zeros((2, length), int), np.zeros(1, bool)
-    templates = head_scores.templates(tokens_BL, opens_BL, none_V, none_V, causal=True)
+    templates = head_templates.of_tokens(np.zeros((2, length), int), opens_BL, no_kinds(1), causal=True)
     stacked = np.stack(list(templates.values()), axis=1)
-    counts_BL = np.array([[True] * length, [True] * 5 + [False] * 3])
-    full, half, both = (head_scores.measure(maps, stacked, counts_BL[rows])[0] for rows in ([0, 0], [1, 1], [0, 1]))
-    for name in ("mass_HT", "chance_T", "queries_T", "entropy_H", "distance_H", "choosing"):
+    is_query_BL = np.array([[True] * length, [True] * 5 + [False] * 3])
+    trace = traced(weights_BHLS, causal(length)[None])
+    full, half, both = (head_scores.measure(trace, stacked, is_query_BL[rows])[0] for rows in ([0, 0], [1, 1], [0, 1]))
+    for name in set(head_scores.HeadSums._fields) - {"by_distance_HT"}:
         alone = np.asarray(getattr(full, name)) + np.asarray(getattr(half, name))
         np.testing.assert_allclose(np.asarray(getattr(both, name)), alone / 2, rtol=1e-6)
-    assert both.choosing == 7 + 4 and half.queries_T[0] == 2 * 4
+    assert both.queries == 7 + 4 and half.queries_T[0] == 2 * 4
 
 
 def test_bidirectional_attention_has_a_next_token_kind():
-    none_V = np.zeros(1, bool)
-    templates = head_scores.templates(np.zeros((1, 6), int), np.zeros((1, 6), bool), none_V, none_V, causal=False)
+    templates = head_templates.of_tokens(np.zeros((1, 6), int), np.zeros((1, 6), bool), no_kinds(1), causal=False)
     assert list(templates)[:5] == ["previous token", "next token", "self", "local window", "first token"]
     assert templates["next token"][0, 2].tolist() == [False, False, False, True, False, False]
     assert templates["local window"][0, 2].tolist() == [True] * 6
@@ -136,11 +169,11 @@ def test_bidirectional_attention_has_a_next_token_kind():
 def test_induction_keys_follow_earlier_copies_of_the_query():
     frequent = np.arange(3, 90)
     for tokens, length, most in ((frequent, 65, 32), (frequent[:7], 33, 7)):
-        tokens_BL, period_B = head_scores.repeated_tokens(tokens, length, rows=12, seed=1)
+        tokens_BL, period_B = head_templates.repeated_tokens(tokens, length, rows=12, seed=1)
         assert tokens_BL.shape == (12, length) and set(tokens_BL.flat) <= set(tokens)
         assert len(set(period_B)) > 2 and most // 2 <= min(period_B) < max(period_B) <= most
         assert len({tuple(row) for row in tokens_BL}) == 12
-        (template_BLS,) = head_scores.induction_template(length, period_B).values()
+        (template_BLS,) = head_templates.induction(length, period_B).values()
         for row, period in enumerate(period_B):
             assert len(set(tokens_BL[row, :period])) == period
             assert (tokens_BL[row, :-period] == tokens_BL[row, period:]).all()
@@ -150,11 +183,10 @@ def test_induction_keys_follow_earlier_copies_of_the_query():
 
 
 def test_a_fixed_distance_is_not_induction():
-    tokens_BL, period_B = head_scores.repeated_tokens(np.arange(60), length=64, rows=32, seed=0)
-    templates_BTLS = head_scores.induction_template(64, period_B)["induction"][:, None]
-    counts_BL = np.ones(tokens_BL.shape, bool)
+    tokens_BL, period_B = head_templates.repeated_tokens(np.arange(60), length=64, rows=32, seed=0)
+    templates_BTLS = head_templates.induction(64, period_B)["induction"][:, None]
     for back in (3, 20, 24, 31):
-        weights_BHLS = np.broadcast_to(shifted(64, back), (32, 1, 64, 64)).astype(np.float32)
-        maps = AttentionMaps(weights_BHLS, weights_BHLS, causal(64)[None])
-        sums, _ = head_scores.measure(maps, templates_BTLS, counts_BL)
-        assert head_scores.strength(sums.mass_HT, sums.chance_T, sums.queries_T)[0, 0] < 0.15
+        trace = traced(np.broadcast_to(shifted(64, back), (32, 1, 64, 64)), causal(64)[None])
+        sums, _ = head_scores.measure(trace, templates_BTLS, np.ones(tokens_BL.shape, bool))
+        for chance in (sums.uniform_T, sums.by_distance_HT[0]):
+            assert head_scores.strength(sums.mass_HT[0, 0], chance[0], sums.queries_T[0]) < 0.15
