@@ -150,7 +150,7 @@ def counts(num_heads: int) -> list[int]:
 def curves(orders: Mapping[str, Order], loss: Callable[[np.ndarray], float]) -> list[dict[str, Any]]:
     """Return a row for each order and number of removed heads, also for SEEDS random orders. loss: of mask_NH."""
     layers, heads = (1 + max(places) for places in zip(*next(iter(orders.values())), strict=True))
-    every = [(name, None, order) for name, order in orders.items()]
+    every: list[tuple[str, int | None, Order]] = [(name, None, order) for name, order in orders.items()]
     every += [("random", seed, random_order(layers, heads, seed)) for seed in range(SEEDS)]
 
     @functools.cache  # all orders share the first and the last mask
