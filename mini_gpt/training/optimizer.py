@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -45,17 +46,35 @@ def _linear_decay(peak: float, last: float, steps: int) -> optax.Schedule:
     return lambda count: jnp.maximum(line(count), last)
 
 
+def schedules(config: Config) -> dict[str, optax.Schedule]:
+    """Return the schedules by the name of their metric: of the optimizer and, for Muon, of its AdamW."""
+    o, steps = config.optimizer, config.train.steps
+    made = {"learning_rate": make_schedule(o, steps)}
+    if o.name == "muon":
+        peak = o.muon.adam_learning_rate or o.learning_rate
+        made["adam_learning_rate"] = make_schedule(dataclasses.replace(o, learning_rate=peak), steps)
+    return made
+
+
+def at_step(optimizer_state: optax.OptState, step: jax.Array) -> optax.OptState:
+    """Return the state with all schedules at this step. Their own counts do not include skipped steps."""
+    is_schedule = lambda node: isinstance(node, optax.ScaleByScheduleState)
+    moved = lambda node: node._replace(count=step) if is_schedule(node) else node
+    return jax.tree.map(moved, optimizer_state, is_leaf=is_schedule)
+
+
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     """Return AdamW (Loshchilov and Hutter 2019) or Muon, after global-norm clipping, with weight decay of matrices."""
-    o, make = config.optimizer, {"adamw": _adamw, "muon": _muon}[config.optimizer.name]
-    return optax.chain(optax.clip_by_global_norm(o.clip_norm), make(o, config.train.steps))
+    o, rates = config.optimizer, schedules(config)
+    made = _muon(o, rates) if o.name == "muon" else _adamw(o, rates["learning_rate"])
+    return optax.chain(optax.clip_by_global_norm(o.clip_norm), made)
 
 
-def _adamw(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    return optax.adamw(make_schedule(o, steps), b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decays)
+def _adamw(o: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    return optax.adamw(rate, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decays)
 
 
-def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+def _muon(o: OptimizerConfig, rates: Mapping[str, optax.Schedule]) -> optax.GradientTransformation:
     """Return Muon (Jordan et al. 2024) for the hidden matrices, AdamW for the rest.
 
     The update of an m × n matrix is orthogonalised and scaled by 0.2 sqrt(max(m, n)). Its entries then have the same
@@ -70,10 +89,9 @@ def _muon(o: OptimizerConfig, steps: int) -> optax.GradientTransformation:
         _layers_together(orthogonalised),
         optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape[-2:]) ** 0.5 * u, updates)),
         optax.add_decayed_weights(o.weight_decay),
-        optax.scale_by_learning_rate(make_schedule(o, steps)),
+        optax.scale_by_learning_rate(rates["learning_rate"]),
     )
-    rate = o.learning_rate if o.muon.adam_learning_rate is None else o.muon.adam_learning_rate
-    adamw = _adamw(dataclasses.replace(o, learning_rate=rate), steps)
+    adamw = _adamw(o, rates["adam_learning_rate"])
     labels = lambda parameters: jax.tree.map(lambda hidden: "muon" if hidden else "adamw", is_hidden_matrix(parameters))
     return optax.partition({"muon": muon, "adamw": adamw}, labels)
 

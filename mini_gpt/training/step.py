@@ -13,7 +13,7 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
-from mini_gpt.training.optimizer import make_optimizer, make_schedule
+from mini_gpt.training.optimizer import at_step, make_optimizer, schedules
 from mini_gpt.training.state import TrainState
 
 Metrics = dict[str, Any]  # scalar arrays; Any, since jax.Array does not declare is_ready
@@ -29,11 +29,12 @@ def make_train_step(
     stays inside documents.
 
     metrics: float32 scalars loss (unsmoothed NLL, nats a token), objective (the minimised loss), learning_rate,
-    gradient_norm (before clipping), parameter_norm (before the update); and the bool finite, True if loss, objective
-    and gradient are. A non-finite step skips the update. Unless `train.nonfinite` is skip, so do all later steps: the
-    host reads the metrics during the next step, and then needs the state before the non-finite step.
+    adam_learning_rate (of Muon's AdamW), gradient_norm (before clipping), parameter_norm (before the update); and the
+    bool finite, True if loss, objective and gradient are. A non-finite step skips the update. Unless `train.nonfinite`
+    is skip, so do all later steps: the host reads the metrics during the next step, and then needs the state before the
+    non-finite step.
     """
-    optimizer, schedule = make_optimizer(config), make_schedule(config.optimizer, config.train.steps)
+    optimizer, rates = make_optimizer(config), schedules(config)
     mesh = sharding.mesh_of(abstract_state)
     microbatches = config.train.accumulation_steps
     unmasked = "inputs" if config.train.objective == "next_token" else "targets"  # the tokens before masking
@@ -67,7 +68,7 @@ def make_train_step(
         metrics = {
             "loss": totals["loss"] / count,
             "objective": totals["objective"] / count,
-            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            **{name: jnp.asarray(rate(state.step), jnp.float32) for name, rate in rates.items()},
             "gradient_norm": optax.tree.norm(gradients),
             "parameter_norm": optax.tree.norm(state.parameters),
         }
@@ -75,7 +76,8 @@ def make_train_step(
         halted = state.halted | (~finite & (config.train.nonfinite != "skip"))
 
         def update() -> tuple[Parameters, Any]:
-            updates, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.parameters)
+            before = at_step(state.optimizer_state, state.step)
+            updates, optimizer_state = optimizer.update(gradients, before, state.parameters)
             return optax.apply_updates(state.parameters, updates), optimizer_state
 
         # Not jnp.where, which adds 1 ms to a small step of 34 ms on CPUs.

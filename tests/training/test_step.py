@@ -169,3 +169,38 @@ def test_rematerialisation_saves_memory_and_keeps_gradients(small, dtype, tolera
         for left, right in zip(moments[0], other, strict=True):
             np.testing.assert_allclose(left, right, atol=tolerance * np.abs(left).max())
     assert memory[0] > 1.5 * memory[1] > 1.5 * memory[2]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", *slow("muon")])
+@pytest.mark.parametrize("schedule", ["wsd", *slow("cosine", "inverse_sqrt")])
+def test_the_logged_rate_is_applied_also_after_skipped_steps(small, optimizer, schedule):
+    """Without gradients, an update is only weight decay: rate · decay · parameter, which gives the applied rate."""
+    fields = {"name": optimizer, "schedule": schedule, "warmup_steps": 2, "weight_decay": 0.5, "final_fraction": 0.2}
+    fields = {f"optimizer__{name}": value for name, value in fields.items()} | {"optimizer__decay_fraction": 0.5}
+    config = small(
+        optimizer__muon__adam_learning_rate=5e-3, train__nonfinite="skip", model__position="learned", **fields
+    )
+    mesh = sharding.make_mesh(*config.mesh.sizes)
+    definition, abstract = states.abstract(config, VOCAB, mesh)
+    state, train_step = states.create(config, VOCAB, abstract), make_train_step(definition, config, abstract)
+    peaks = {"learning_rate": 1e-3} | ({"adam_learning_rate": 5e-3} if optimizer == "muon" else {})
+    for t in range(1, 9):
+        batch = make_batch(config)
+        batch["weights"][:] = np.inf if t in (1, 4, 5) else 0.0
+        before = jax.tree.map(np.array, state.parameters)
+        state, metrics = train_step(state, sharding.put_batch(batch, mesh))
+        share = {
+            "wsd": min(t / 2, 1.0, 1 - 0.8 * (t - 4) / 4),
+            "cosine": t / 2 if t <= 2 else 0.2 + 0.4 * (1 + np.cos(np.pi * (t - 2) / 6)),
+            "inverse_sqrt": min(t / 2, (2 / t) ** 0.5),
+        }[schedule]
+        assert metrics.keys() & {"learning_rate", "adam_learning_rate"} == peaks.keys()
+        for name, peak in peaks.items():
+            assert float(metrics[name]) == pytest.approx(peak * share, rel=1e-5)
+        applied = 0.0 if t in (1, 4, 5) else 0.5 * share
+        for part, peak in (
+            (lambda tree: tree["blocks"][0]["mlp"]["up"]["kernel"], peaks["learning_rate"]),
+            (lambda tree: tree["embedding"], peaks.get("adam_learning_rate", peaks["learning_rate"])),
+        ):
+            expected = part(before) * (1 - applied * peak)
+            np.testing.assert_allclose(part(state.parameters), expected, rtol=3e-7)
