@@ -57,8 +57,11 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     # Barrier: a slow process must not mistake this run's new files for an existing run.
     processes.barrier("looked at the run directory")
     with workdirs.locked(workdir, new=is_new) if processes.is_main_process() else contextlib.nullcontext():
-        if is_new and processes.is_main_process():
-            workdirs.claim(workdir, config, corpus, tokenizer, weights.record() if weights else None)
+        if processes.is_main_process():
+            if is_new:
+                workdirs.claim(workdir, config, corpus, tokenizer, weights.record() if weights else None)
+            else:
+                workdirs.record_length(workdir, config)
         processes.barrier("made the run directory")
         workdirs.check_corpus(workdir, corpus)  # each process has read the text itself
         if is_new and conclude:
@@ -116,8 +119,6 @@ def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> 
         compiling = background.submit(run.compiled_step) if last not in checkpoints.steps() else None
         restored = checkpoints.restore_last(run.abstract_state)
         start, state, record = restored or (0, first_state(), Record())
-        if start > last:
-            raise UserError(f"train.steps: found {last}, but the run in {workdir} is already at step {start}")
         if start:
             log.info(f"{workdir} is at step {start}: {'resuming' if start < last else 'nothing is left to train'}")
         reporter = Reporter(workdir, start=start, steps=last) if processes.is_main_process() else SilentReporter()

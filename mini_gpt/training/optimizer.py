@@ -56,6 +56,12 @@ def schedules(config: Config) -> dict[str, optax.Schedule]:
     return made
 
 
+def same_rates(a: Config, b: Config, steps: int) -> bool:
+    """Return whether two runs that differ in length have the same learning rates in their first `steps` steps."""
+    counts, others = jnp.arange(steps), schedules(b)
+    return all(jnp.array_equal(rate(counts), others[name](counts)) for name, rate in schedules(a).items())
+
+
 def at_step(optimizer_state: optax.OptState, step: jax.Array) -> optax.OptState:
     """Return the state with all schedules at this step. Their own counts do not include skipped steps."""
     is_schedule = lambda node: isinstance(node, optax.ScaleByScheduleState)

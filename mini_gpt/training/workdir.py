@@ -15,6 +15,7 @@ from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.training.optimizer import same_rates
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
 INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # the source of the initial weights
@@ -23,7 +24,7 @@ LOCK = "lock"  # an empty file, locked by the process that trains
 # Fields that may differ when a run is resumed. The corpus is compared by its fingerprint, not by its path.
 FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")
 FREE_FIELDS = ("data.path", "data.cache_dir", "train.log_every", "train.nonfinite", "train.nonfinite_limit")
-SCHEDULES_WITHOUT_END = ("inverse_sqrt", "constant")
+LENGTH = "train.steps"  # may differ if the learning rates up to the last checkpoint stay the same
 log = logging.getLogger(__name__)
 
 
@@ -115,17 +116,39 @@ def check_same_config(workdir: Path, config: Config) -> None:
     """Raise UserError, with the fields that differ, if the directory holds a run of another config."""
     if not (workdir / CONFIG).exists():
         return
-    may_have_more_steps = config.optimizer.schedule in SCHEDULES_WITHOUT_END
+    saved = configs.read(workdir / CONFIG)
     listed = "; ".join(
         f"{name} was {old!r}, is {new!r}"
-        for name, (old, new) in configs.differences(configs.read(workdir / CONFIG), config).items()
-        if not (name.startswith(FREE_SECTIONS) or name in FREE_FIELDS)
-        and not (name == "train.steps" and may_have_more_steps)
+        for name, (old, new) in configs.differences(saved, config).items()
+        if not (name.startswith(FREE_SECTIONS) or name in (*FREE_FIELDS, LENGTH))
     )
     if listed:
         raise UserError(
             f"--workdir: {workdir} holds another run ({listed}); name a new directory, or give the run's own values"
         )
+    _check_length(workdir, saved, config)
+
+
+def _check_length(workdir: Path, saved: Config, config: Config) -> None:
+    """Raise UserError unless a run of the length of `config` would have the same checkpoints."""
+    directory, old, new = workdir / CHECKPOINTS, saved.train.steps, config.train.steps
+    names = [path.name for path in directory.iterdir()] if directory.exists() else []
+    steps = sorted(int(name) for name in names if name.isdecimal())
+    if steps and new < steps[-1]:
+        raise UserError(f"{LENGTH}: found {new}, but the run in {workdir} is already at step {steps[-1]}")
+    same = [step for step in steps if old == new or same_rates(saved, config, step)]
+    if same != steps:
+        remedy = f"copy the run, and delete the copy's checkpoints after step {same[-1]}" if same else "start a new run"
+        reason = f"this changes learning rates up to step {steps[-1]}, the last checkpoint"
+        raise UserError(f"{LENGTH} was {old}, is {new}: {reason}; {remedy}")
+
+
+def record_length(workdir: Path, config: Config) -> None:
+    """Write the length of a resumed run to its config.json, if it has changed."""
+    saved = configs.read(workdir / CONFIG)
+    if saved.train.steps != config.train.steps:
+        log.info(f"{LENGTH} was {saved.train.steps}, is {config.train.steps}")
+        files.write_json(workdir / CONFIG, configs.to_dict(configs.override(saved, {LENGTH: config.train.steps})))
 
 
 def _read_record(path: Path, content: str, fields: Mapping[str, type]) -> dict[str, Any]:

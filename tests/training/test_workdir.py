@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,50 @@ from mini_gpt.config import loading as configs
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.training.interruption import assert_same_bits, rows
+from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after, rows, without_rates
 
 
 @pytest.mark.slow
-def test_more_steps_need_a_schedule_without_an_end(small, tmp_path):
+def test_more_steps_need_a_schedule_that_does_not_change(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path / "run")
     longer = loop.train(small(train__steps=8), tmp_path / "run")
     assert_same_bits(longer.parameters, loop.train(small(train__steps=8), tmp_path / "uninterrupted").parameters)
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, 9))
+    assert configs.read(tmp_path / "run" / "config.json").train.steps == 8
     cosine = {"optimizer__schedule": "cosine"}
     loop.train(small(train__steps=6, **cosine), tmp_path / "cosine")
-    with pytest.raises(UserError, match=r"train\.steps was 6, is 8"):
+    with pytest.raises(UserError, match=r"train\.steps was 6, is 8: .*; copy the run, .* checkpoints after step 4$"):
         loop.train(small(train__steps=8, **cosine), tmp_path / "cosine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_wsd_run_is_lengthened_before_its_decay(small, tmp_path, monkeypatch, optimizer):
+    """The decay is in steps 10 and 11 of 11, and in steps 13 to 15 of 15."""
+    fields = {"optimizer__schedule": "wsd", "optimizer__name": optimizer, "checkpoint__keep": 9, "eval__every": 100}
+    config = lambda steps: small(train__steps=steps, **fields)
+    uninterrupted = loop.train(config(15), tmp_path / "uninterrupted", conclude=False)
+
+    def assert_equals_uninterrupted(run):
+        assert_same_bits(loop.train(config(15), run, conclude=False), uninterrupted)
+        assert configs.read(run / "config.json") == config(15)
+        assert list(map(without_rates, rows(run))) == list(map(without_rates, rows(tmp_path / "uninterrupted")))
+
+    for steps, taken in ((11, 9), (15, 6)):  # the second lengthens the run; the third resumes it in its decay
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            interrupt_after(patch, taken)
+            loop.train(config(steps), tmp_path / "cut", conclude=False)
+    assert_equals_uninterrupted(tmp_path / "cut")
+
+    finished = tmp_path / "finished"
+    loop.train(config(11), finished, conclude=False)
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    for steps, message in ((15, r"up to step 11, .* checkpoints after step 8$"), (9, "already at step 11$")):
+        with pytest.raises(UserError, match=message):
+            loop.train(config(steps), finished)
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+    shutil.rmtree(finished / "checkpoints" / "11")
+    assert_equals_uninterrupted(finished)
 
 
 @pytest.mark.slow
