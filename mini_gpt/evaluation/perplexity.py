@@ -1,5 +1,7 @@
 """The loss of a split in blocks of the context length, for training and eval.py."""
 
+from typing import Any
+
 import numpy as np
 
 from mini_gpt.config.schema import Config, ModelConfig
@@ -58,6 +60,19 @@ def cost(config: Config, num_tokens: int) -> int:
     if config.train.objective == "masked":
         return num_tokens // length * length
     return length * scoring.num_windows(num_tokens - 1, length, length)
+
+
+def result(score: Score, model: LoadedModel) -> dict[str, Any]:
+    """Return the score of a split as fields of eval/perplexity.json."""
+    return {
+        "protocol": "masked blocks" if model.masked else "blocks",
+        "context_length": model.config.context_length,
+        "nll": score.nll,
+        "perplexity": score.perplexity,
+        "bits_per_byte": score.bits_per_byte if score.bytes else None,
+        "tokens_scored": score.tokens,
+        "bytes_scored": score.bytes,
+    }
 
 
 def check_scorable(config: Config, num_tokens: int) -> None:

@@ -42,11 +42,13 @@ log = logging.getLogger(__name__)
 class Record:
     """The record of a checkpoint.
 
-    validation_loss: in nats a token, None if it was not measured. data_offset: batches skipped by rewinds. bad_steps:
+    validation_loss: in nats a token, None if it was not measured. eval_tokens: the size of the sample of the validation
+    split on which it was measured, None in old checkpoints. data_offset: batches skipped by rewinds. bad_steps:
     non-finite steps so far. scheduled: False for a checkpoint that was saved only because the run stopped early.
     """
 
     validation_loss: float | None = None
+    eval_tokens: int | None = None
     data_offset: int = 0
     bad_steps: int = 0
     scheduled: bool = True
@@ -201,9 +203,11 @@ class Checkpoints:
             self.records[step] = record
         return self.records[step]
 
-    def best_loss(self) -> float:
-        """Return the lowest validation loss of the checkpoints; infinity if there is none."""
-        return min((self._record_or_empty(step).loss_or_infinity for step in self.steps()), default=math.inf)
+    def best_loss(self, eval_tokens: int) -> float:
+        """Return the lowest validation loss of the checkpoints on this sample; infinity if there is none."""
+        records = map(self._record_or_empty, self.steps())
+        losses = (record.loss_or_infinity for record in records if record.eval_tokens in (eval_tokens, None))
+        return min(losses, default=math.inf)
 
     def resolve(self, choice: str) -> int:
         """Return the step that 'last', 'best' or a number denotes. Raises UserError if there is no such checkpoint."""
@@ -227,7 +231,12 @@ class Checkpoints:
             self.manager.close()
 
     def _best(self, steps: Sequence[int]) -> int:
-        return min(reversed(steps), key=lambda step: self._record_or_empty(step).loss_or_infinity)
+        """Return the step with the lowest validation loss on the sample of the last step that has a loss."""
+        records = {step: self._record_or_empty(step) for step in steps}
+        scored = [step for step in steps if records[step].loss_or_infinity < math.inf] or steps
+        samples = (records[scored[-1]].eval_tokens, None)
+        same = [step for step in scored if records[step].eval_tokens in samples]
+        return min(reversed(same), key=lambda step: records[step].loss_or_infinity)
 
     def _record_or_empty(self, step: int) -> Record:
         """Return the record of a checkpoint, or an empty record if it is damaged."""

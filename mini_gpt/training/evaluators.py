@@ -1,6 +1,7 @@
 """Evaluation during training: the loss on validation text or problems, attention on a fixed row, and samples."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 
@@ -48,8 +49,8 @@ class Evaluator(ABC):
         """Return a text with up to `length` generated tokens, or the answers to a few problems."""
 
     @abstractmethod
-    def conclusion(self, model: LoadedModel) -> str:
-        """Return the result of a finished run in one line."""
+    def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:
+        """Return the result of a finished run in one line, and as fields of eval/perplexity.json; {} for a task."""
 
     def attention_metrics(self, model: LoadedModel) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """Return statistics of the attention on the probe, and images by name, as RGB pixels in uint8.
@@ -96,14 +97,15 @@ class TextEvaluator(Evaluator):
         )
         return self.tokenizer.decode([*prompt, *generated])
 
-    def conclusion(self, model: LoadedModel) -> str:
+    def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:
         score = self.score(model)
         kind = "masked tokens" if model.masked else "tokens"
         bits = f", {score.bits_per_byte:.3f} bits a byte" if score.bytes else ""
-        return (
+        line = (
             f"Validation loss {score.nll:.4f} nats a token{bits} "
             f"({score.tokens:,} {kind}, the whole split, in blocks of {self.config.context_length})."
         )
+        return line, perplexity.result(score, model)
 
 
 class TaskEvaluator(Evaluator):
@@ -142,10 +144,11 @@ class TaskEvaluator(Evaluator):
             lines.append(f"{question}{tasks.ANSWER}{written.rstrip(tasks.END).replace(tasks.END, '⏎')}    {verdict}")
         return "\n".join(lines)
 
-    def conclusion(self, model: LoadedModel) -> str:
+    def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:
         score = self.score(model, self.problems)
-        return (
+        line = (
             f"{score.solved:,} of {score.problems:,} validation problems solved ({score.exact_match:.1%}), "
             f"{score.token_accuracy:.2%} of the answers' tokens right; up to {self.config.data.task_length} "
             f"{tasks.find(self.config.data.corpus).unit}."
         )
+        return line, {}  # the last row of metrics.jsonl has the same numbers

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import shlex
 import sys
@@ -20,7 +21,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files, processes, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, stopping
+from mini_gpt.training import assembly, monitor, stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
@@ -72,20 +73,28 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
         sys.exit(128 + stop.signal)  # as if the signal had killed the process
     if conclude:
-        _print_summary(workdir, run.evaluator, run.loaded(state.parameters))
+        _conclude(workdir, run.evaluator, run.loaded(state.parameters), int(state.step))
     return state
 
 
-def _print_summary(workdir: Path, evaluator: Evaluator, model: LoadedModel) -> None:
-    """Score the whole validation split, and print the result, a sample and the next commands."""
+def _conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int) -> None:
+    """Score the whole validation split, write the result as eval.py does, and print a summary with next commands."""
+    conclusion, result = evaluator.conclusion(model)
+    if result and math.isfinite(result["nll"]) and processes.is_main_process():
+        path = workdir / "eval" / "perplexity.json"
+        path.parent.mkdir(exist_ok=True)
+        files.write_json(path, {"checkpoint_step": step, "split": "validation", "overrides": {}} | result)
+        monitor.write_whole_split(workdir, result["nll"], step)
     # The shell finds python and tensorboard only in an activated virtual environment.
     activated = os.environ.get("VIRTUAL_ENV")
     programs = "" if activated else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
     directory = shlex.quote(str(workdir))
-    commands = [f"tensorboard --logdir={directory}", f"python eval.py --workdir={directory}{evaluator.suite_flag}"]
+    named = f"{workdir.name}:{workdir / monitor.TENSORBOARD}"  # otherwise TensorBoard calls the run "tensorboard"
+    board = f"dir={directory}" if set(",:") & set(str(workdir)) else f"dir_spec={shlex.quote(named)}"
+    commands = [f"tensorboard --log{board}", f"python eval.py --workdir={directory}{evaluator.suite_flag}"]
     if evaluator.config.model.causal:
         commands.append(f"python sample.py --workdir={directory} --prompt={shlex.quote(evaluator.prompt)}")
-    lines = ["", evaluator.conclusion(model)]
+    lines = ["", conclusion]
     if evaluator.has_sample:
         sample = evaluator.sample(model, SUMMARY_TOKENS)
         lines += ["", evaluator.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
@@ -121,10 +130,11 @@ def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> 
         start, state, record = restored or (0, first_state(), Record())
         if start:
             log.info(f"{workdir} is at step {start}: {'resuming' if start < last else 'nothing is left to train'}")
-        reporter = Reporter(workdir, start=start, steps=last) if processes.is_main_process() else SilentReporter()
+        reporter = Reporter(workdir, run.config, start=start) if processes.is_main_process() else SilentReporter()
         with contextlib.closing(reporter):
             if start == last:
                 return state, StopRequest()
+            log.info("compiling the training step ...")
             train_step = compiling.result() if compiling else run.compiled_step()
             with stopping.listening() as stop:
                 loop = _Loop(run, train_step, first_state, reporter, checkpoints, stop, record)
@@ -178,13 +188,14 @@ class _Loop:
         steps = range(start + 1, self.config.train.steps + 1)
         prepared = batches.iterate(self.assembly.train_batches, start + self.record.data_offset, len(steps))
         pending: tuple[int, Metrics, _Due] | None = None  # read during the next step: the device need not wait
-        self.best_loss = self.checkpoints.best_loss()
+        self.best_loss = self.checkpoints.best_loss(self.config.eval.tokens)
         self.clock.restart(start)
         for step, batch in zip(steps, sharding.prefetch_to_device(prepared, self.assembly.mesh), strict=False):
             state, metrics = self.train_step(state, batch)
             if step == start + 1:
                 jax.block_until_ready(metrics)
                 self.clock.restart(step)  # the first step takes longer
+                self.reporter.start(step)
             if pending is not None:
                 self._finish(*pending, state)
                 pending = None
@@ -250,7 +261,9 @@ class _Loop:
 
     def _save(self, step: int, state: TrainState, validation_loss: float | None, *, scheduled: bool) -> None:
         self.reporter.flush()
-        self.record = dataclasses.replace(self.record, validation_loss=validation_loss, scheduled=scheduled)
+        self.record = dataclasses.replace(
+            self.record, validation_loss=validation_loss, eval_tokens=self.config.eval.tokens, scheduled=scheduled
+        )
         self.checkpoints.save(step, state, self.record)
 
     def _rewind(self, step: int, count: int) -> tuple[int, TrainState]:

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -19,13 +20,18 @@ import numpy as np
 from matplotlib.figure import Figure
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.api_pb2 import MetricName
 from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from tensorboardX.utils import figure_to_image
 from tqdm import tqdm
 
+from mini_gpt.config import loading as configs
+from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
 
-METRICS = "metrics.jsonl"
+METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+WHOLE_SPLIT = "whole_split"  # TensorBoard's run, inside the run's own, with the loss of the whole validation split
 LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
 WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for the deviation, for the median; threshold in deviations
@@ -63,6 +69,18 @@ class EventFile(contextlib.AbstractContextManager):
     def figure(self, name: str, figure: Figure, step: int) -> None:
         self._write(step, summary=summary.image(name, figure_to_image(figure, False), dataformats="CHW"))
 
+    def hyperparameters(self, config: Config) -> None:
+        """Add the config fields and the names of the results for TensorBoard's page HParams."""
+        fields = configs.flatten(configs.to_dict(config)).items()
+        plain = {name: str(value) if isinstance(value, tuple) else value for name, value in fields}
+        experiment, start, _ = summary.hparams(plain, {_tag("validation/loss"): None, _tag("train/loss"): None})
+        content = experiment.value[0].metadata.plugin_data
+        data = HParamsPluginData.FromString(content.content)
+        data.experiment.metric_infos.add().name.MergeFrom(MetricName(group=WHOLE_SPLIT, tag=_tag("validation/loss")))
+        content.content = data.SerializeToString()
+        for part in (experiment, start):
+            self._write(0, summary=part)
+
     def flush(self) -> None:
         self.writer.flush()
 
@@ -76,41 +94,61 @@ class EventFile(contextlib.AbstractContextManager):
         self.writer.write_event(Event(step=step, wall_time=time.time(), **content))
 
 
+def _tag(name: str) -> str:
+    """Return TensorBoard's tag of a metric or image. TensorBoard sorts by tag: losses come first, attention last."""
+    group, _, rest = name.partition("/")
+    return f"loss/{group}" if rest == "loss" else f"weights/{name}" if group == "attention" else name
+
+
+def write_whole_split(workdir: Path, loss: float, step: int) -> None:
+    """Write the loss of the whole validation split for TensorBoard, in nats a token; replace an earlier one."""
+    directory = workdir / TENSORBOARD / WHOLE_SPLIT
+    shutil.rmtree(directory, ignore_errors=True)
+    with EventFile(directory) as events:
+        events.scalar(_tag("validation/loss"), loss, step)
+
+
 class Reporter:
     """Writes metrics.jsonl and TensorBoard's files. If a run resumes at step `start`, later rows are deleted."""
 
-    def __init__(self, workdir: Path, *, start: int, steps: int):
+    def __init__(self, workdir: Path, config: Config, *, start: int):
         self.path = workdir / METRICS
         self._open(start)
-        self.steps = steps
-        self.first: tuple[float, int] | None = None  # time and step of the first row
+        self.events.hyperparameters(config)
+        self.steps = config.train.steps
         self.last_line = 0.0
-        visible = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
-        self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not visible)
+        self.visible = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+        self.bar = tqdm(disable=True)
 
     def _open(self, start: int) -> None:
         if self.path.exists():
             kept = [line for line, row in _lines(self.path) if row["step"] <= start]
             files.write_text(self.path, "".join(f"{line}\n" for line in kept))
         self.file = files.open_to_append(self.path)
-        self.events = EventFile(self.path.with_name("tensorboard"), first_step=start + 1)
-        self.step = start
+        self.events = EventFile(self.path.with_name(TENSORBOARD), first_step=start + 1)
 
     def drop_after(self, step: int) -> None:
         """Delete the rows after a step to which the run is rewound."""
         self.file.close()
         self.events.close()
         self._open(step)
-        self.bar.reset(self.steps)
-        self.bar.update(step)
+
+    def start(self, step: int) -> None:
+        """Show progress from this step on. Its time left is estimated from later steps only: this one took longer."""
+        self.bar.close()
+        # smoothing=0: the mean speed since then. Otherwise an evaluation multiplies the estimate for some time.
+        self.bar = tqdm(
+            total=self.steps, initial=step, unit="step", dynamic_ncols=True, disable=not self.visible, smoothing=0
+        )
+        self.begin, self.first, self.step = time.monotonic(), step, step
 
     def write(self, step: int, row: dict[str, float], images: dict[str, np.ndarray], texts: dict[str, str]) -> None:
         """Write a row of metrics, {name: value}, with RGB images in uint8 and texts by name."""
         self.file.write(json.dumps({"step": step} | row) + "\n")
         for name, value in row.items():
-            self.events.scalar(name, value, step)
+            self.events.scalar(_tag(name), value, step)
         for name, pixels in images.items():
-            self.events.image(name, pixels, step)
+            self.events.image(_tag(name), pixels, step)
         for name, text in texts.items():
             self.events.text(name, text, step)
         self._show(step, row)
@@ -133,14 +171,14 @@ class Reporter:
         self.bar.set_postfix_str(line)
         self.step = step
         now = time.monotonic()
-        begin, first = self.first = self.first or (now, step)
         if "validation/loss" in row:
             bits = row.get("validation/bits_per_byte")
             line = f"loss of the validation sample {row['validation/loss']:.4f} nats a token"
             log.info(f"step {step} of {self.steps}: {line}" + (f", {bits:.3f} bits a byte" if bits is not None else ""))
         elif self.bar.disable and now - self.last_line > SECONDS_BETWEEN_LINES:
-            if step > first:
-                line += f", {tqdm.format_interval((now - begin) / (step - first) * (self.steps - step))} left"
+            if step > self.first:
+                seconds = (now - self.begin) / (step - self.first) * (self.steps - step)
+                line += f", {tqdm.format_interval(seconds)} left"
             log.info(f"step {step} of {self.steps}: {line}")
             self.last_line = now
 
@@ -150,6 +188,7 @@ class SilentReporter:
 
     def write(self, step: int, *contents: dict[str, Any]) -> None: ...
     def flush(self) -> None: ...
+    def start(self, step: int) -> None: ...
     def drop_after(self, step: int) -> None: ...
     def close(self) -> None: ...
 

@@ -73,7 +73,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(small, tmp_path, monkeypatch
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert sorted(checkpoints.manager.all_steps()) == [2, 5, 6]
     assert [checkpoints.resolve(which) for which in ("last", "best", "5")] == [6, 2, 5]
-    assert checkpoints.best_loss() == 2.0
+    assert checkpoints.best_loss(256) == 2.0
     with pytest.raises(UserError, match="must be last, best or one of 2, 5, 6"):
         checkpoints.resolve("3")
     assert Run(tmp_path, checkpoint="best").step == 2
@@ -86,6 +86,19 @@ def test_a_better_loss_is_saved_between_checkpoints(small, tmp_path, monkeypatch
     loop.train(small(train__steps=6, eval__every=2, checkpoint__every=6, checkpoint__keep=1), tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert [checkpoints.resolve(which) for which in ("last", "best")] == [6, 4]
+
+
+@pytest.mark.slow
+def test_best_compares_losses_of_one_sample(small, tmp_path, monkeypatch):
+    losses = iter([1.0, 2.0, 3.5, 3.0, 3.2, 3.3])
+    monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda self, parameters: {"validation/loss": next(losses)})
+    fields = {"eval__every": 1, "checkpoint__every": 100, "checkpoint__keep": 1}
+    found = []
+    for steps, tokens in ((2, 256), (4, 512), (6, 512)):
+        loop.train(small(train__steps=steps, eval__tokens=tokens, **fields), tmp_path, conclude=False)
+        checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
+        found.append((checkpoints.resolve("best"), checkpoints.steps()))
+    assert found == [(1, [1, 2]), (4, [4]), (4, [4, 6])]
 
 
 @pytest.mark.slow

@@ -1,21 +1,32 @@
 """What a run logs: metrics, images, its speed and its summary."""
 
+import contextlib
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+from tensorboard.plugins.hparams import metadata
 from tensorboardX import event_file_writer
+from tqdm import tqdm
 
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.config import loading as configs
+from mini_gpt.runtime import files
 from mini_gpt.training import assembly, loop, monitor
 from mini_gpt.training.run import Run
 from tests.training.interruption import Interrupted, interrupt_after, rows
 
 
 @pytest.mark.slow
-def test_all_metrics_and_images_are_logged(small, tmp_path):
+def test_all_metrics_and_images_are_logged(small, tmp_path, caplog):
+    caplog.set_level("INFO", "mini_gpt")
     loop.train(small(model__num_layers=2, model__position="learned", eval__sample_tokens=4), tmp_path)
+    said = [message.split(":")[0] for message in caplog.messages]
+    assert said.index("compiling the training step ...") < said.index("step 1 of 8")
     logged = rows(tmp_path)
     assert set(logged[0]) == {"step"} | {
         f"train/{name}" for name in ("loss", "objective", "learning_rate", "gradient_norm", "parameter_norm")
@@ -28,13 +39,42 @@ def test_all_metrics_and_images_are_logged(small, tmp_path):
     board.Reload()
     for name in logged[3]:
         if name != "step":
-            points = [(event.step, event.value) for event in board.Scalars(name)]
+            renamed = {"train/loss": "loss/train", "validation/loss": "loss/validation"}
+            tag = renamed.get(name, name.replace("attention/", "weights/attention/"))
+            points = [(event.step, event.value) for event in board.Scalars(tag)]
             expected = [(row["step"], row[name]) for row in logged if name in row]
             assert [step for step, _ in points] == [step for step, _ in expected], name
             np.testing.assert_allclose([value for _, value in points], [value for _, value in expected], rtol=1e-6)
     assert [event.step for event in board.Tensors("sample/text_summary")] == [4, 8]
-    for name in ("attention/maps", "positions/similarity"):
+    for name in ("weights/attention/maps", "positions/similarity"):
         assert [event.step for event in board.Images(name)] == [4, 8]
+    tags = sorted(board.Tags()["scalars"] + board.Tags()["images"])  # TensorBoard's order of cards
+    assert tags[:2] == ["loss/train", "loss/validation"] and tags[-1].startswith("weights/attention/")
+
+
+@pytest.mark.slow
+def test_tensorboard_has_the_config_and_the_results(small, tmp_path):
+    config = small(train__steps=4, model__num_layers=2, model__position=("rope", "none"))
+    for _ in range(2):  # a second start of a finished run adds no second result
+        loop.train(config, tmp_path / "run")
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    contents = runs.GetAccumulator("run/tensorboard").PluginTagToContent("hparams")
+    start = metadata.parse_session_start_info_plugin_data(contents[metadata.SESSION_START_INFO_TAG]).hparams
+    shown = {name: getattr(value, value.WhichOneof("kind")) for name, value in start.items()}
+    fields = configs.flatten(configs.to_dict(config))
+    assert shown == {
+        name: str(value) if isinstance(value, tuple) else value for name, value in fields.items() if value is not None
+    }
+    experiment = metadata.parse_experiment_plugin_data(contents[metadata.EXPERIMENT_TAG])
+    assert {info.name for info in experiment.hparam_infos} == shown.keys()
+    results = {(info.name.group, info.name.tag): None for info in experiment.metric_infos}
+    for group, tag in results:
+        board = runs.GetAccumulator("/".join(filter(None, ["run/tensorboard", group])))
+        results[group, tag] = [event.value for event in board.Scalars(tag)]
+    last, whole = rows(tmp_path / "run")[-1], files.read_json(tmp_path / "run" / "eval" / "perplexity.json")["nll"]
+    assert results[("whole_split", "loss/validation")] == pytest.approx([whole])
+    assert results[("", "loss/validation")] == pytest.approx([last["validation/loss"]])
+    assert results[("", "loss/train")] == pytest.approx([row["train/loss"] for row in rows(tmp_path / "run")])
 
 
 @pytest.mark.slow
@@ -89,6 +129,34 @@ def test_logged_speed_excludes_compilation_and_evaluation(small, tmp_path, monke
     assert set(rates.values()) == {one}
 
 
+@pytest.mark.parametrize("visible", [False, True])
+@pytest.mark.parametrize("start", [0, 500])
+def test_time_left_is_estimated_from_warm_steps(small, tmp_path, monkeypatch, caplog, start, visible):
+    """Fake clock: an hour for compilation and the first step, then a second a step, and a minute for an evaluation."""
+    now = 0.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: now))
+    caplog.set_level("INFO", "mini_gpt")
+    with contextlib.closing(monitor.Reporter(tmp_path, small(train__steps=900), start=start)) as reporter:
+        reporter.visible = visible
+        for rewound in (False, True):
+            if rewound:
+                reporter.drop_after(start)
+            now += 3600
+            reporter.start(start + 1)
+            reporter.write(start + 1, {"train/loss": 5.0}, {}, {})
+            assert f"{start + 1}/900 [00:00<?" in str(reporter.bar) or not visible
+            for step, seconds in ((start + 11, 10), (start + 21, 70)):
+                now += seconds
+                reporter.write(step, {"train/loss": 4.0}, {}, {})
+                spent = {11: 10, 21: 80}[step - start]
+                left = tqdm.format_interval(spent / (step - start - 1) * (900 - step))
+                if visible:
+                    assert f"{step}/900 [{tqdm.format_interval(spent)}<{left}" in str(reporter.bar)
+                else:
+                    assert caplog.messages[-1] == f"step {step} of 900: loss 4.000, {left} left"
+
+
 @pytest.mark.slow
 def test_a_run_resumed_within_a_second_shows_each_step_once(small, tmp_path, monkeypatch):
     clock = SimpleNamespace(time=lambda: 1e9)  # the name of an event file has the time in seconds
@@ -102,7 +170,7 @@ def test_a_run_resumed_within_a_second_shows_each_step_once(small, tmp_path, mon
     assert [row["step"] for row in rows(tmp_path)] == list(range(1, 9))
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
-    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 9))
+    assert [event.step for event in board.Scalars("loss/train")] == list(range(1, 9))
 
 
 @pytest.mark.slow
@@ -134,5 +202,12 @@ def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsy
     size = sum(token != 256 for token in tokens[1:])
     nll, bits = total / (len(tokens) - 1), total / np.log(2) / size
     assert f"Validation loss {nll:.4f} nats a token, {bits:.3f} bits a byte ({len(tokens) - 1:,} tokens" in output
-    for command in ("tensorboard --logdir=", "python eval.py --workdir=", "python sample.py --workdir="):
+    written = files.read_json(tmp_path / "eval" / "perplexity.json")
+    assert written["nll"] == pytest.approx(nll, rel=1e-5) and written["tokens_scored"] == len(tokens) - 1
+    suites.evaluate(run, "perplexity", SuiteOptions())
+    measured = files.read_json(tmp_path / "eval" / "perplexity.json")
+    for name in (written | measured).keys() - {files.CHECKSUM}:
+        assert written[name] == (pytest.approx(measured[name]) if name != "overrides" else {})
+    assert f"tensorboard --logdir_spec={tmp_path.name}:{tmp_path}/tensorboard\n" in output
+    for command in ("python eval.py --workdir=", "python sample.py --workdir="):
         assert f"{command}{tmp_path}" in output

@@ -20,15 +20,7 @@ class Perplexity(Suite):
         with progress.shown(f"blocks of {length}", perplexity.cost(run.config, len(tokens))) as advance:
             score = perplexity.score_split(run.model, tokens, run.tokenizer.token_bytes, advance=advance)
         base.check_finite(run, [score.nll_sum])
-        return {
-            "protocol": "masked blocks" if run.model.masked else "blocks",
-            "context_length": length,
-            "nll": score.nll,
-            "perplexity": score.perplexity,
-            "bits_per_byte": score.bits_per_byte if score.bytes else None,
-            "tokens_scored": score.tokens,
-            "bytes_scored": score.bytes,
-        }
+        return perplexity.result(score, run.model)
 
     def compared_rows(self, result: Result) -> list[Row]:
         return [result | {"length": result["context_length"], "status": "ok", "reason": None}]
