@@ -33,10 +33,9 @@ def linear(p, x):
 
 def sinusoid(position, width, base=10_000.0):
     row = np.zeros(width)
-    for i in range(width // 2):
-        wavelength = 2 * math.pi * base ** (2 * i / width)
-        row[2 * i] = math.sin(2 * math.pi * position / wavelength)
-        row[2 * i + 1] = math.cos(2 * math.pi * position / wavelength)
+    for i in range(width):
+        wavelength = 2 * math.pi * base ** (2 * (i // 2) / width)
+        row[i] = (math.cos if i % 2 else math.sin)(2 * math.pi * position / wavelength)
     return row
 
 

@@ -176,15 +176,17 @@ class Bench:
 
 
 def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> float:
-    """Return 6N + 12·layers·heads·head width·context: forward and backward without recomputation (PaLM, appendix B).
+    """Return 6N + 12·layers·heads·head width·keys: forward and backward without recomputation (PaLM, appendix B).
 
-    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. As in the paper, the
-    masked half of attention counts too.
+    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. keys: the most that a
+    query sees, the context or `model.attention_window`. As in the paper, all queries count as many.
     """
-    model = config.model
+    model, keys = config.model, config.context_length
+    if model.attention_window is not None:
+        keys = min(keys, model.attention_window if model.causal else 2 * model.attention_window - 1)
     looked_up = ["positions/learned/embedding"] + ([] if model.tie_embeddings else ["embedding"])
     multiplied = sum(x.size for name, x in model_parameters.by_name(parameters).items() if name not in looked_up)
-    return 6 * multiplied + 12 * model.num_layers * model.num_heads * model.head_width * config.context_length
+    return 6 * multiplied + 12 * model.num_layers * model.num_heads * model.head_width * keys
 
 
 def spread(values: Sequence[float], scale: float = 1) -> dict[str, Any]:

@@ -138,8 +138,6 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("num_layers", f"with model.scan_layers it must be divisible by {period}, the pattern's length")
         if self.position == "learned" and (self.random_positions or 0) > self.max_positions:
             self.refuse("random_positions", f"learned positions end at model.max_positions ({self.max_positions})")
-        if self.position == "sinusoidal" and self.d_model % 2:
-            self.refuse("d_model", "sinusoidal positions need an even width")
         if "rope" in encodings:
             self._check_rope()
         else:

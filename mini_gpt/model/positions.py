@@ -59,7 +59,8 @@ class Sinusoidal(Position):
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
         angles_BLP = _angles(positions_BL, geometric_frequencies(self.base, x_BLD.shape[-1]))
         waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
-        return x_BLD + (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1).astype(x_BLD.dtype)
+        waves_BLD = (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., : x_BLD.shape[-1]]
+        return x_BLD + waves_BLD.astype(x_BLD.dtype)
 
 
 class Rope(Position):

@@ -11,6 +11,7 @@ import pytest
 from mini_gpt.commands import bench
 from mini_gpt.config import loading as configs
 from mini_gpt.model import gpt
+from mini_gpt.model.attention.masks import Mask
 from mini_gpt.training import loop
 from tests.training.interruption import assert_same_bits
 
@@ -50,6 +51,15 @@ def test_flops_per_token_follow_palm(tied):
     rest = 12 * 13 * 768 + 2 * 768  # biases and norms: 13 vectors a layer, and the final norm
     attention = 12 * 12 * 768 * 1024  # 12 · layers · width · context
     assert bench.flops_per_token(config, parameters) == 6 * (products + rest) + attention
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 7, 16, 17, 32, 40])
+def test_flops_of_attention_count_the_keys_of_the_mask(small, causal, window):
+    objective = "next_token" if causal else "masked"
+    config = small(model__causal=causal, model__attention_window=window, train__objective=objective)
+    keys = int(Mask(causal, window).visible(config.context_length).sum(-1).max())
+    assert bench.flops_per_token(config, {}) == 12 * config.model.num_layers * config.model.d_model * keys
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,13 @@ def test_sinusoids_have_the_wavelengths_of_the_paper():
     np.testing.assert_allclose(waves([round(slowest)])[0, 126:], [0, 1], atol=2e-3)
 
 
+@pytest.mark.parametrize("width", [1, 5, 9])
+def test_an_odd_width_ends_with_a_sine(width):
+    encoding = make("sinusoidal", scale_embeddings=True, d_model=width, num_heads=1)
+    found = encoding.embed(jnp.zeros((1, 30, width)), jnp.arange(30)[None])[0]
+    np.testing.assert_allclose(found, [oracle.sinusoid(p, width) for p in range(30)], atol=1e-5)
+
+
 def test_sinusoids_are_bounded_unique_and_shift_linearly():
     rows = waves(list(range(500)))
     assert np.abs(rows).max() <= 1
