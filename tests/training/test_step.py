@@ -204,3 +204,16 @@ def test_the_logged_rate_is_applied_also_after_skipped_steps(small, optimizer, s
         ):
             expected = part(before) * (1 - applied * peak)
             np.testing.assert_allclose(part(state.parameters), expected, rtol=3e-7)
+
+
+@pytest.mark.parametrize("position", ["alibi", *slow("rope", "none", "learned", "sinusoidal", "t5")])
+def test_only_key_biases_have_no_gradient_without_rope(small, position):
+    """The softmax cancels q·b, which is the same for all keys. Tests of meshes use RoPE, or compare losses only."""
+    config = small(model__position=position)
+    definition, abstract = states.abstract(config, VOCAB, sharding.make_mesh(*config.mesh.sizes))
+    values, batch = states.create(config, VOCAB, abstract).parameters, make_batch(config)
+    values = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(0), x.shape), values)
+    loss = lambda values: losses.nll(nnx.merge(definition, values)(batch["inputs"]), batch["targets"]).mean()
+    largest = {name: float(abs(x).max()) for name, x in parameters.by_name(jax.jit(jax.grad(loss))(values)).items()}
+    without = {name for name, size in largest.items() if size < 1e-5 * max(largest.values())}
+    assert without == (set() if position == "rope" else {"blocks/0/attention/key/bias"})
