@@ -230,8 +230,16 @@ def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, ext
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             assert choice.choose(setting, q, mask, **{"biased": False, "dropout": False} | extra) == chosen
-    falls_back = setting not in ("auto", chosen)
-    assert len(caplog.messages) == falls_back and all(chosen in line for line in caplog.messages)
+    fused = {"cuda": "cudnn", "tpu": "splash"}.get(platform)
+    best = (
+        setting
+        if setting != "auto"
+        else fused or ("blockwise" if length >= {"cpu": 128}.get(platform, 4096) else "reference")
+    )
+    said = f"model.attention: {best} does not support "
+    assert len(caplog.messages) == (best != chosen)
+    for line in caplog.messages:
+        assert line.startswith(said) and f"; using {chosen}" in line and ("memory" in line) == (chosen == "reference")
 
 
 @pytest.mark.parametrize(

@@ -30,15 +30,18 @@ def check(requested: str) -> None:
 
 
 def choose(requested: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout: bool) -> str:
-    """Return the name of an implementation; if it is not the requested one, log the reason once."""
+    """Return the name of an implementation; if it is not the requested or the fastest one, log the reason once."""
     platform = devices.platform(jax.devices()[0])
     is_long = q_BLHK.shape[1] >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
-    fallback = "blockwise" if is_long and not dropout else "reference"
-    name = FUSED.get(platform, fallback) if requested == "auto" else requested
+    unfused = "blockwise" if is_long else "reference"
+    name = FUSED.get(platform, unfused) if requested == "auto" else requested
     obstacle = _obstacle(name, q_BLHK, mask, biased=biased, dropout=dropout)
-    if obstacle and requested != "auto":
-        log_once(f"model.attention: {requested} does not support {obstacle}; using {fallback}")
-    return fallback if obstacle else name
+    if obstacle is None:
+        return name
+    fallback = "reference" if dropout else unfused
+    memory = ", whose memory grows with the square of the length" if fallback == "reference" else ""
+    log_once(f"model.attention: {name} does not support {obstacle}; using {fallback}{memory}")
+    return fallback
 
 
 def _obstacle(name: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout: bool) -> str | None:
