@@ -44,4 +44,5 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Zero entries with probability `rate`, else scale by 1/(1 - rate) (Srivastava et al. 2014); no-op for key None."""
     if key is None or rate == 0.0:
         return x
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
+    kept = x.astype(jnp.float32) / (1 - rate)  # in bfloat16, 1 - rate would be rounded
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), kept, 0).astype(x.dtype)

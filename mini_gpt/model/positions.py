@@ -76,13 +76,14 @@ class Rope(Position):
         self.temperature = yarn_scale(config.rope.factor) if config.rope.scaling == "yarn" else 1.0
 
     def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        dtype = x_BLHK.dtype
         if self.temperature != 1.0:
-            x_BLHK = x_BLHK * self.temperature
+            x_BLHK = self.temperature * x_BLHK.astype(jnp.float32)
         angles_BL1P = _angles(positions_BL, self.frequencies)[:, :, None, :]
         cos, sin = jnp.cos(angles_BL1P), jnp.sin(angles_BL1P)
         first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)
-        rotated = [first * cos - second * sin, second * cos + first * sin]
-        return jnp.concatenate([half.astype(x_BLHK.dtype) for half in rotated] + [rest], axis=-1)
+        parts = [first * cos - second * sin, second * cos + first * sin, rest]
+        return jnp.concatenate([part.astype(dtype) for part in parts], axis=-1)
 
 
 class Alibi(Position):

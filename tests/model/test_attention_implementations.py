@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, positions
-from mini_gpt.model.attention import blockwise, choice, kernels, reference
-from mini_gpt.model.attention.masks import Context, Heads, Mask
+from mini_gpt.model.attention import blockwise, cached, choice, kernels, reference
+from mini_gpt.model.attention.masks import Context, Heads, KeyValues, Mask
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
@@ -255,3 +255,35 @@ def test_a_kernel_without_its_device_is_an_error(setting, platform, message, mon
     config = configs.load("configs/tiny.py", {"model.attention": setting}).model
     with pytest.raises(UserError, match=rf"^model.attention: found '{setting}', which {message}$"):
         MiniGPT(config, 257, rngs=nnx.Rngs(0))
+
+
+def attend_to_cache(heads, mask, scale):
+    past = cached.Past(KeyValues.of(heads.k_BSGK, heads.v_BSGK), 0, None, mask.visible(heads.k_BSGK.shape[1])[:, 0])
+    return cached.attend_to_cache(heads.q_BLHK[:, :1], past, None, scale)
+
+
+SCALED = {
+    "reference": lambda heads, mask, scale: reference.attend(heads, mask.visible(heads.k_BSGK.shape[1]), scale=scale)[
+        0
+    ],
+    "blockwise": lambda heads, mask, scale: blockwise.attend(
+        heads, without_bias(mask)._replace(positions_BL=jnp.zeros((1, heads.q_BLHK.shape[1]), int)), scale
+    ),
+    "cached": attend_to_cache,
+    "splash": lambda heads, mask, scale: kernels.splash(heads, without_bias(mask), scale, interpret=True),
+}
+WIDTHS = [48, *slow(8, 16, 24, 32, 40, 56, 64, 80, 96, 112, 128)]
+
+
+@pytest.mark.parametrize("name", ["reference", "blockwise", "cached", *slow("splash")])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_scale_of_bfloat16_logits_is_exact(name, width):
+    """The rounding of entries is noise, which does not change the slope of the logits over the exact ones."""
+    S, K, scale = (128, 128, width**-0.5) if name == "splash" else (8, width, width**-0.5)
+    q, k = (draw(8192 // S, S, 2, K, seed=seed, dtype=jnp.bfloat16) for seed in range(2))
+    identity = jnp.broadcast_to(jnp.eye(S, K, dtype=jnp.bfloat16)[:, None], k.shape)  # the output: the weights
+    weights_BLHS = jax.jit(lambda *heads: SCALED[name](Heads(*heads), Mask(False), scale))(q, k, identity)[..., :S]
+    found = np.log(np.asarray(weights_BLHS, np.float64))
+    exact = scale * np.einsum("blhk,bshk->blhs", *(np.asarray(x, np.float64) for x in (q, k)))[:, : found.shape[1]]
+    found, exact = (x - x.mean(-1, keepdims=True) for x in (found, exact))
+    assert (found * exact).sum() / (exact**2).sum() == pytest.approx(1, abs=3e-4)

@@ -153,6 +153,24 @@ def test_linear_rope_scaling_interpolates_positions():
     )
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("scaling", ["none", "linear", "ntk", "yarn"])
+@pytest.mark.parametrize("width", [8, 24, 48, 64, 96, 128])
+def test_rotation_in_bfloat16_keeps_lengths(width, scaling, fraction):
+    """The rounding of entries is noise, which does not change the slope of the vectors over the exact ones."""
+    fields = {"rope.fraction": fraction, "d_model": width, "num_heads": 1, "rope.scaling": scaling}
+    fields |= {"rope.factor": 8.0, "rope.original_context": 64} if scaling != "none" else {}
+    encoding = make("rope", **fields)
+    x_LK = jax.random.normal(jax.random.key(0), (16_384 // width, width)).astype(jnp.bfloat16)
+    found = encoding.rotate(x_LK[None, :, None], jnp.arange(len(x_LK))[None])[0, :, 0]
+    more = {"scaling": scaling, "factor": 8.0, "original_context": 64}
+    temperature = 0.1 * math.log(8) + 1 if scaling == "yarn" else 1.0
+    rows = np.asarray(x_LK, np.float64)
+    exact = [temperature * oracle.rope(row, at, int(width * fraction), **more) for at, row in enumerate(rows)]
+    assert found.dtype == jnp.bfloat16
+    assert (np.asarray(found, np.float64) * exact).sum() / np.square(exact).sum() == pytest.approx(1, abs=1e-4)
+
+
 def test_the_temperature_of_yarn_scales_partial_rope_too():
     encoding = make("rope", **{"rope.scaling": "yarn", "rope.factor": 8.0, "rope.fraction": 0.25})
     x_BLHK = jax.random.normal(jax.random.key(0), (1, 1, 2, 64))

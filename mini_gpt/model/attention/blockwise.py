@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.masks import HIDDEN, Context, Heads
+from mini_gpt.model.attention.masks import HIDDEN, Context, Heads, scaled
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
 UNROLLED = {256: 64, 512: 128}  # {longest sequence: block size}; the loop over pairs of blocks is unrolled
@@ -32,7 +32,7 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
 
     # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
-    q_NBCGRK = blocks((scale * q_BLHK).reshape(B, L, G, H // G, K))
+    q_NBCGRK = blocks(scaled(scale, q_BLHK).reshape(B, L, G, H // G, K))
     q_NBGRK = q_NBCGRK.transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
     k_NBGSK, v_NBGSK = (blocks(x_BLGK).swapaxes(2, 3) for x_BLGK in (k_BLGK, v_BLGK))
     layout = {"positions": blocks(positions_BL)}

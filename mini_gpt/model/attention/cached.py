@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.model.attention.masks import HIDDEN, KeyValues
+from mini_gpt.model.attention.masks import HIDDEN, KeyValues, scaled
 
 
 class Past(NamedTuple):
@@ -32,7 +32,7 @@ def attend_to_cache(q_B1HK: jax.Array, past: Past, bias_BH1S: jax.Array | None, 
     keys_XSK, values_XSK = past.cache
     B, _, H, K = q_B1HK.shape
     G = keys_XSK.shape[0] // B
-    q_XRK = (scale * q_B1HK).reshape(B * G, H // G, K)
+    q_XRK = scaled(scale, q_B1HK).reshape(B * G, H // G, K)
     logits_XRS = jnp.einsum("xrk,xsk->xrs", q_XRK, keys_XSK, preferred_element_type=jnp.float32)
     logits_BGRS = logits_XRS.reshape(B, G, H // G, -1)
     if bias_BH1S is not None:

@@ -8,7 +8,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import PartitionSpec
 
-from mini_gpt.model.attention.masks import Context, Heads, Mask
+from mini_gpt.model.attention.masks import Context, Heads, Mask, scaled
 
 
 def cudnn(heads: Heads, context: Context, scale: float) -> jax.Array:
@@ -44,7 +44,7 @@ def _splash(heads: Heads, segments_BL: jax.Array | None, *, mask: Mask, scale: f
         mask_of_head = splash_mask.LocalMask((L, L), (reach, 0 if mask.causal else reach), offset=0)
     mask_of_group = splash_mask.MultiHeadMask([mask_of_head] * (H // G))
     kernel = splash_kernel.make_splash_mqa_single_device(mask_of_group, interpret=interpret)
-    q_BGMLK = (scale * q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4)
+    q_BGMLK = scaled(scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4)
     k_BGLK, v_BGLK = k_BLGK.swapaxes(1, 2), v_BLGK.swapaxes(1, 2)
     segments = None if segments_BL is None else splash_kernel.SegmentIds(segments_BL, segments_BL)
     over_groups = jax.vmap(kernel, (0, 0, 0, None))

@@ -47,6 +47,11 @@ def cross_attention(length: int, key_is_token_BS: jax.Array) -> jax.Array:
     return jnp.repeat(key_is_token_BS[:, None, :], length, axis=1)
 
 
+def scaled(factor: float, x: jax.Array) -> jax.Array:
+    """Return factor · x in x's dtype, computed in float32: a factor rounded to bfloat16 is off by up to 0.4%."""
+    return (factor * x.astype(jnp.float32)).astype(x.dtype)
+
+
 class Heads(NamedTuple):
     """H query heads and G key-value heads; H/G query heads share one key-value head (Ainslie et al. 2023)."""
 

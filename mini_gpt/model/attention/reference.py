@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.model.attention.masks import HIDDEN, Heads, KeyValues
+from mini_gpt.model.attention.masks import HIDDEN, Heads, KeyValues, scaled
 
 
 class AttentionMaps(NamedTuple):
@@ -33,7 +33,7 @@ def attend(
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]
     # Each group's queries are the rows of one matrix, because products with one batch axis are fastest on CPUs.
-    q_XRK = (scale * q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(B * G, -1, K)
+    q_XRK = scaled(scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(B * G, -1, K)
     k_XSK, v_XSK = KeyValues.of(k_BSGK, v_BSGK)
     logits_XRS = jnp.einsum("xrk,xsk->xrs", q_XRK, k_XSK, preferred_element_type=jnp.float32)
     logits_BHLS = logits_XRS.reshape(B, H, L, S)
