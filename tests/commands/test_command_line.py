@@ -179,14 +179,15 @@ def test_a_path_without_a_home_directory_ends_in_one_line(monkeypatch, flags, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", ["train.py --config=configs/tiny.py", "eval.py --workdir=x", "sample.py --workdir=x"]
+    "command", ["train.py --config=configs/tiny.py", "eval.py --workdir=x", "sample.py --workdir=x --prompt=a"]
 )
 def test_a_command_without_a_home_directory_ends_in_one_line(command):
     environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"} | {"HOME": "~"}
     ended = subprocess.run(
         [sys.executable, *command.split()], env=environment, cwd=REPOSITORY, capture_output=True, text=True
     )
-    assert ended.returncode == 1 and ended.stderr == f"error: ~/.cache/mini_gpt: {NO_HOME}\n"
+    lines = ended.stderr.splitlines()  # Matplotlib may say first that it uses a temporary directory
+    assert ended.returncode == 1 and lines[-1] == f"error: ~/.cache/mini_gpt: {NO_HOME}" and len(lines) <= 2
 
 
 BAD_EVAL = [
