@@ -29,8 +29,9 @@ from tqdm import tqdm
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
+from mini_gpt.training import workdir as workdirs
 
-METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+TENSORBOARD = "tensorboard"
 WHOLE_SPLIT = "whole_split"  # TensorBoard's run, inside the run's own, with the loss of the whole validation split
 LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
@@ -112,7 +113,7 @@ class Reporter:
     """Writes metrics.jsonl and TensorBoard's files. If a run resumes at step `start`, later rows are deleted."""
 
     def __init__(self, workdir: Path, config: Config, *, start: int):
-        self.path = workdir / METRICS
+        self.path = workdir / workdirs.METRICS
         self._open(start)
         self.events.hyperparameters(config)
         self.steps = config.train.steps

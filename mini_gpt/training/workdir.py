@@ -4,7 +4,7 @@ import contextlib
 import errno
 import fcntl
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training.optimizer import same_rates
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
+METRICS = "metrics.jsonl"
 INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # the source of the initial weights
 LOCK = "lock"  # an empty file, locked by the process that trains
 
@@ -37,10 +38,18 @@ def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer |
     if (workdir / CONFIG).exists():
         check_same_config(workdir, config)
         check_corpus(workdir, corpus)
+        _check_not_lost(workdir, CHECKPOINTS, [METRICS])
         return tokenizers.load(workdir / TOKENIZER)
-    if (workdir / CHECKPOINTS).exists():
-        raise UserError(f"--workdir: {workdir} has checkpoints but no {CONFIG}; name a new directory")
+    _check_not_lost(workdir, CONFIG, [CHECKPOINTS, METRICS, IMPORTED_FROM])
     return None
+
+
+def _check_not_lost(workdir: Path, name: str, later: Sequence[str]) -> None:
+    """Raise UserError if a file is missing, but files that are written after it exist: a new run would delete these."""
+    found = [other for other in later if (workdir / other).exists()]
+    if found and not (workdir / name).exists():
+        remedy = f"restore {name} from a backup, or name a new directory"
+        raise UserError(f"--workdir: {workdir} has {', '.join(found)}, but no {name}; {remedy}")
 
 
 @contextlib.contextmanager
@@ -67,13 +76,18 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
 def claim(
     workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer, origin: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the files of a new run. origin: the run and the step of its initial weights; None if they are random."""
-    if origin is None:
-        (workdir / INIT_FROM).unlink(missing_ok=True)
-    else:
+    """Write the files of a new run. origin: the run and the step of its initial weights; None if they are random.
+
+    Raises UserError if the directory has one of these files with other contents. Equal ones are of a killed process.
+    """
+    record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
+    made = {INIT_FROM: origin, CORPUS: record, f"{TOKENIZER}/{tokenizers.FILE}": tokenizer.to_dict()}
+    for name, body in made.items():
+        if (workdir / name).exists() and _read_record(workdir / name, "this run", {}) != body:
+            raise UserError(f"{workdir / name}: found the file of another run; move it away, or name a new directory")
+    if origin is not None:
         files.write_json(workdir / INIT_FROM, origin)
     tokenizers.save(tokenizer, workdir / TOKENIZER)
-    record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
     files.write_json(workdir / CORPUS, record)
     files.write_json(workdir / CONFIG, configs.to_dict(config))  # last: it marks the directory as complete
 

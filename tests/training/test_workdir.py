@@ -1,6 +1,7 @@
 """A run directory refuses runs of another config or text, and refused runs change nothing."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data import corpora, token_store
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
+from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after, rows, without_rates
 
@@ -145,3 +148,57 @@ def test_config_json_is_the_resolved_config(small, tmp_path):
     loop.train(config, tmp_path)
     assert configs.read(tmp_path / "config.json") == config
     assert json.loads((tmp_path / "config.json").read_text())["model"]["d_ff"] == 128
+
+
+@pytest.mark.slow
+def test_a_directory_that_has_lost_a_file_is_refused(small, tmp_path, trained):
+    """Every set of files that may be left of a run is refused unchanged, or trained to the end with nothing lost."""
+    whole = trained(train__steps=2)
+    names = ["config.json", "checkpoints", "metrics.jsonl", "tokenizer", "corpus.json"]
+    for number, kept in enumerate(itertools.product((True, False), repeat=len(names))):
+        workdir = tmp_path / str(number)
+        shutil.copytree(whole, workdir)
+        for name in (name for name, keep in zip(names, kept, strict=True) if not keep):
+            shutil.rmtree(workdir / name) if (workdir / name).is_dir() else (workdir / name).unlink()
+        config, checkpoints, metrics, tokenizer, corpus = kept
+        is_killed_at_the_start = not (checkpoints or metrics) and (not config or (tokenizer and corpus))
+        before = contents(workdir)
+        if (config and checkpoints and tokenizer and corpus) or is_killed_at_the_start:
+            assert int(loop.train(small(train__steps=2), workdir, conclude=False).step) == 2
+            after = contents(workdir)
+            assert all(after[name] == text for name, text in before.items() if name.endswith((".json", ".jsonl")))
+        else:
+            with pytest.raises((UserError, FileNotFoundError)):
+                loop.train(small(train__steps=2), workdir, conclude=False)
+            assert contents(workdir) == before, kept
+
+
+def contents(workdir):
+    """Return {path: bytes} of all files, except those that grow without loss."""
+    found = {str(path.relative_to(workdir)): path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    return {name: text for name, text in found.items() if not name.startswith(("tensorboard", "lock"))}
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "tokenizer/tokenizer.json", "init_from.json", "imported_from.json"])
+def test_a_new_run_overwrites_no_file_of_others(small, tmp_path, name):
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True)
+    path.write_text('{"mine": 1}')
+    with pytest.raises(UserError, match=f"{name}: found the file of another run|has {name}, but no config.json"):
+        loop.train(small(), tmp_path / "run", conclude=False)
+    assert path.read_text() == '{"mine": 1}'
+    assert {found.name for found in path.parent.iterdir()} <= {"lock", path.name}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
+def test_files_of_a_run_killed_at_its_start_are_accepted(small, tmp_path, kind):
+    config = small(data__tokenizer=kind, data__vocab_size=300)
+    corpus = corpora.open_corpus(config.data)
+    tokenizer = token_store.fit_tokenizer(corpus, config.data)
+    arguments = (tmp_path / "run", config, corpus, tokenizer, {"workdir": "/a", "checkpoint_step": 5})
+    (tmp_path / "run" / "tokenizer").mkdir(parents=True)
+    workdirs.claim(*arguments)
+    before = contents(tmp_path / "run")
+    (tmp_path / "run" / "config.json").unlink()
+    workdirs.claim(*arguments)
+    assert contents(tmp_path / "run") == before

@@ -7,6 +7,7 @@ from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.insight.diagnosis import checks
 from mini_gpt.training import monitor
+from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
 
@@ -16,7 +17,7 @@ class Diagnose(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
-        path = run.workdir / monitor.METRICS
+        path = run.workdir / workdirs.METRICS
         history = [row for row in (monitor.read(path) if path.exists() else []) if row["step"] <= run.step]
         findings = checks.diagnose(run.model, tokens, train_tokens, history)
         value = lambda finding: finding.value if math.isfinite(finding.value) else None
