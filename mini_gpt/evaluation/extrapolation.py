@@ -96,7 +96,9 @@ def extrapolation(
 
     `nll` is in nats per token. It is None, and `reason` is given, if the model has no positions for the length or its
     loss is not finite. `sample_nll` is the mean over the targets of the sliding windows, for blocks too, to compare
-    both protocols. Entry i of the losses by position is the mean in nats over targets with i + 1 tokens of context.
+    both protocols. Entry i of the losses by position is the mean in nats over targets with i + 1 tokens of context. The
+    context starts at the block's first token; if documents are isolated, it starts at the last separator before the
+    target, so a list can be shorter than a block.
     """
     reasons = {w.length: perplexity.why_undefined(model.config.model, w.length) for w in windowings}
     defined = [w for w in windowings if reasons[w.length] is None]
@@ -120,7 +122,8 @@ def extrapolation(
                 score = scoring.score(nll, tokens[w.first_target : w.last_target + 1], token_bytes)
                 sample_nll = float(np.mean(nll[sample_start - w.first_target :], dtype=np.float64))
                 if w.protocol == "blocks":
-                    by_position[str(w.length)] = _by_position(nll, w.length)
+                    contexts = _contexts(part[:-1], w.length, model.separator_id)
+                    by_position[str(w.length)] = (np.bincount(contexts, nll) / np.bincount(contexts))[1:].tolist()
             row = {
                 "length": w.length,
                 "protocol": w.protocol,
@@ -138,7 +141,8 @@ def extrapolation(
     return rows, by_position
 
 
-def _by_position(nll: np.ndarray, length: int) -> list[float]:
-    positions = np.arange(len(nll)) % length
-    sums = np.bincount(positions, weights=nll, minlength=length)
-    return (sums / np.bincount(positions, minlength=length)).tolist()
+def _contexts(inputs: np.ndarray, length: int, separator_id: int | None) -> np.ndarray:
+    """Return the tokens of context that each target has in blocks. separator_id: as in `positions_and_segments`."""
+    places = np.arange(len(inputs))
+    is_first = (places % length == 0) | (inputs == (-1 if separator_id is None else separator_id))
+    return places - np.maximum.accumulate(np.where(is_first, places, 0)) + 1

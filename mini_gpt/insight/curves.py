@@ -86,7 +86,7 @@ def tick_labels(ticks: list[float], logarithmic: bool) -> list[str]:
 
 
 def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list[float]], *, trained: int) -> Figure:
-    """Return a plot of loss by context length beside a plot of loss by position in the window, in nats a token."""
+    """Return a plot of loss by context length beside a plot of loss by tokens of context, in nats a token."""
     figure, (left, right) = new_figure((11, 4.3), 1, 2, subplot_kw={"ylabel": "loss (nats a token)"})
     plot_curves(left, curves, trained=trained)
     left.set(xlabel="context length (tokens)", title="The same targets at each context length")
@@ -95,7 +95,7 @@ def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter("{x:g}")
     _mark_trained_length(right, trained)
-    finish(right, xlabel="tokens of context before the target", title="By position in the window")
+    finish(right, xlabel="tokens of context before the target", title="By context before the target")
     return figure
 
 

@@ -15,18 +15,18 @@ from tests.conftest import slow
 from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 200 + [2] * 56 + [0])
+TOKENS = np.random.default_rng(0).integers(256, size=150)
 
 
 @pytest.fixture
 def measure(small, monkeypatch):
-    """Return a function that scores random tokens and returns (rows, by_position, model, tokens)."""
+    """Return a function that scores tokens, by default random ones, and returns (rows, by_position, model, tokens)."""
 
-    def make(lengths, strides, count=150, **overrides):
+    def make(lengths, strides, tokens=TOKENS, **overrides):
         monkeypatch.setattr(extrapolation, "SLIDING_TARGETS", 40)
         config = small(context_length=8, **overrides)
         model = random_model(config, TOKEN_BYTES)
-        tokens = np.random.default_rng(0).integers(256, size=count)
-        windowings = extrapolation.plan(count, "validation", lengths, strides)
+        windowings = extrapolation.plan(len(tokens), "validation", lengths, strides)
         rows, by_position = extrapolation.extrapolation(model, tokens, TOKEN_BYTES, windowings)
         return rows, by_position, model, tokens
 
@@ -69,6 +69,21 @@ def test_each_row_is_the_mean_over_its_targets(measure, position):
         for place in (0, 3, length - 1):
             each = [loss_of_one(model, tokens, start, start + place + 1) for start in range(0, 149 - place, length)]
             assert means[place] == pytest.approx(np.mean(each), abs=1e-5)
+
+
+def test_losses_by_position_count_context_inside_the_document(measure):
+    tokens, separators = TOKENS.copy(), [6, 7, 31, 60, 66, 95]  # also at the ends of blocks, and an empty document
+    tokens[separators] = 256
+    _, by_position, model, _ = measure((8, 20), (), tokens, data__isolate_documents=True)
+    for length in (8, 20):
+        expected = {}
+        for target in range(1, 150):
+            first = max((target - 1) // length * length, *(place for place in [0, *separators] if place < target))
+            loss = loss_of_one(model, tokens, first, target)
+            expected.setdefault(target - first, []).append(loss)
+        assert sorted(expected) == list(range(1, len(by_position[str(length)]) + 1))
+        means = [np.mean(expected[count]) for count in sorted(expected)]
+        np.testing.assert_allclose(by_position[str(length)], means, atol=1e-5)
 
 
 def test_blocks_of_the_trained_length_equal_perplexity(measure):
