@@ -3,8 +3,8 @@
 python -m benchmarks.evaluation_harness --workdir=runs/tiny --output=DIR [--device=cpu]
 
 DIR is a new directory for the exported model and the harness's task. The text is the longest document of the validation
-split, cut to whole blocks of the context length. A separator precedes it, so that its first token is scored too. Needs
-requirements-hugging-face.txt, and lm_eval for the third loss.
+split, cut to whole blocks of the context length that end with a whole character. A separator precedes it, so that its
+first token is scored too. Needs requirements-hugging-face.txt, and lm_eval for the third loss.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 import transformers
 
 from mini_gpt.data import tokenizers
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.hugging_face import exporting
 from mini_gpt.training.run import Run
@@ -48,10 +49,10 @@ def main() -> None:
     split = np.asarray(run.store.tokens("validation"), np.int64)
     longest = max(np.split(split, np.flatnonzero(split == separator)), key=len)
     document = longest[longest != separator]
-    document = document[: len(document) // length * length]
+    text = longest_whole_blocks(run.tokenizer, document, length)
+    document = run.tokenizer.encode(text)
     if not len(document):
-        raise SystemExit(f"no document of the validation split has a block of {length} tokens")
-    text = run.tokenizer.decode(document)
+        raise SystemExit(f"the longest document of the validation split has no text of whole blocks of {length} tokens")
     stream, size = np.append(separator, document), len(text.encode())
 
     flags.output.mkdir(parents=True)
@@ -65,6 +66,15 @@ def main() -> None:
     show("Transformers", by_transformers(model_directory, stream, text, length, flags.device))
     if importlib.util.find_spec("lm_eval"):
         show("harness", by_harness(model_directory, text, flags.output, flags.device) * math.log(2) * size)
+
+
+def longest_whole_blocks(tokenizer: Tokenizer, document: np.ndarray, length: int) -> str:
+    """Return the longest start of a document that is encoded as whole blocks and not cut inside a character."""
+    for blocks in range(len(document) // length, 0, -1):
+        text = tokenizer.decode(document[: blocks * length])
+        if np.array_equal(tokenizer.encode(text), document[: blocks * length]):
+            return text
+    return ""
 
 
 def by_transformers(directory: Path, stream: np.ndarray, text: str, length: int, device: str) -> float:

@@ -72,7 +72,7 @@ class TaskBatches:
     def __getitem__(self, step: int) -> Batch:
         config, data = self.config, self.config.data
         indices = [step * config.train.batch_size + row for row in self.rows]
-        lengths = {"shortest": tasks.find(data.corpus).shortest, "longest": data.task_length}
+        lengths = tasks.trained_lengths(data)
         problems = [tasks.problem(data.corpus, "train", config.seed, index, **lengths) for index in indices]
         return problem_batch(problems, config, self.tokenizer, config.context_length)
 

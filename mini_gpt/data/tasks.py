@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mini_gpt.config.schema import TASK
+from mini_gpt.config.schema import TASK, DataConfig
 from mini_gpt.runtime.errors import UserError
 
 ANSWER, END = "=", "\n"  # the answer starts after ANSWER and ends with END
@@ -108,6 +108,11 @@ def check_length(corpus: str, field: str, length: int) -> None:
         most = f" and at most {task.longest}" if task.longest is not None else ""
         remedy = f"{corpus} has problems of at least {task.shortest}{most} ({task.unit})"
         raise UserError(f"{field}: found {length}; {remedy}")
+
+
+def trained_lengths(data: DataConfig) -> dict[str, int]:
+    """Return the shortest and the longest length of the training problems, as arguments of `problem`."""
+    return {"shortest": find(data.corpus).shortest, "longest": data.task_length}
 
 
 def problem(corpus: str, split: str, seed: int, index: int, *, shortest: int, longest: int) -> Problem:

@@ -44,13 +44,13 @@ def noise(keys_B: jax.Array, places_B: jax.Array, vocab_size: int) -> jax.Array:
     return jax.vmap(row_noise)(keys_B, places_B)
 
 
-def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array | None, sampling: Sampling) -> jax.Array:
-    """Return sampled tokens_B, int32. seen_BV: true for tokens in the text. noise_BV: from `noise`; None: greedy."""
-    if seen_BV is not None and sampling.repetition_penalty != 1:
+def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array, sampling: Sampling) -> jax.Array:
+    """Return sampled tokens_B, int32. seen_BV: true for tokens in the text; None: no penalty. noise_BV: see `noise`."""
+    if seen_BV is not None:
         penalty = sampling.repetition_penalty
         penalized_BV = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
         logits_BV = jnp.where(seen_BV, penalized_BV, logits_BV)
-    if noise_BV is None or sampling.temperature == 0:
+    if sampling.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     logits_BV = filter_logits(logits_BV / sampling.temperature, sampling)
     return jnp.argmax(logits_BV + noise_BV, axis=-1).astype(jnp.int32)

@@ -118,8 +118,8 @@ class TaskEvaluator(Evaluator):
         super().__init__(config, tokenizer)
         # Of the `eval.tokens`, each problem (question, answer) counts as context_length tokens.
         count = max(1, config.eval.tokens // config.context_length)
-        name, shortest = config.data.corpus, tasks.find(config.data.corpus).shortest
-        self.problems = tasks.different(name, "validation", count, shortest=shortest, longest=config.data.task_length)
+        lengths = tasks.trained_lengths(config.data)
+        self.problems = tasks.different(config.data.corpus, "validation", count, **lengths)
         self.probe_BL = batches.problem_batch(self.problems[:1], config, tokenizer, config.context_length)["inputs"]
         self.is_query_BL = self.probe_BL != tokenizers.separator(tokenizer)
         self.prompt = self.problems[0][0] + tasks.ANSWER

@@ -104,8 +104,7 @@ class Run(SavedRun):
     def problems(self, split: str, count: int) -> list[tuple[str, str]]:
         """Return up to `count` different problems, (question, answer), of the lengths that the run was trained on."""
         data = self.config.data
-        shortest = tasks.find(data.corpus).shortest
-        return tasks.different(data.corpus, split, count, shortest=shortest, longest=data.task_length)
+        return tasks.different(data.corpus, split, count, **tasks.trained_lengths(data))
 
     def _check_overrides(self) -> None:
         for name in self.overrides:

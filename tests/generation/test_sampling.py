@@ -69,14 +69,14 @@ def test_draws_keep_the_proportions_of_allowed_tokens():
 
 def test_repeated_tokens_are_less_likely():
     logits_BV = jnp.array([[2.0, -1.0, 1.5]])
-    noise_BV, greedy = None, {"temperature": 0.0}  # greedy decoding uses no noise
+    noise_BV, greedy = jnp.array([[0.0, 9.0, 0.0]]), {"temperature": 0.0}  # greedy decoding uses no noise
     for seen, expected in (([0, 0, 0], 0), ([1, 1, 0], 2), ([1, 1, 1], 0)):
         seen_BV = jnp.array([seen], bool)
         assert int(draw(logits_BV, seen_BV, noise_BV, Sampling(**greedy, repetition_penalty=1.5))[0]) == expected
-        assert int(draw(logits_BV, seen_BV, noise_BV, Sampling(**greedy))[0]) == 0
+        assert int(draw(logits_BV, None, noise_BV, Sampling(**greedy))[0]) == 0
     below_BV = jnp.array([[-2.0, -1.5]])  # the penalty multiplies a logit below 0
     seen_BV = jnp.array([[False, True]])
-    assert int(draw(below_BV, seen_BV, noise_BV, Sampling(**greedy, repetition_penalty=1.5))[0]) == 0
+    assert int(draw(below_BV, seen_BV, noise_BV[:, :2], Sampling(**greedy, repetition_penalty=1.5))[0]) == 0
 
 
 @pytest.mark.parametrize(

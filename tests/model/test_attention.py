@@ -13,7 +13,6 @@ from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model import MiniGPT, gpt
-from mini_gpt.model.attention import masks
 from mini_gpt.model.attention.masks import Context, Heads, Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
 from mini_gpt.model.attention.reference import attend
@@ -125,8 +124,6 @@ def test_masks_equal_written_out_matrices():
     np.testing.assert_array_equal(Mask(True, 2).visible(4), [near])
     around = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     np.testing.assert_array_equal(Mask(False, 2).visible(4), [around])
-    padding = jnp.array([[on, on, off, off]])
-    np.testing.assert_array_equal(masks.cross_attention(2, padding), [[[on, on, off, off]] * 2])
 
 
 def test_the_scale_keeps_the_logits_variance_at_one():

@@ -42,11 +42,6 @@ class Mask(NamedTuple):
         return [(i, j) for i in range(count) for j in range(max(0, i - reach), last(i) + 1)]
 
 
-def cross_attention(length: int, key_is_token_BS: jax.Array) -> jax.Array:
-    """Return visible_BLS of cross-attention: every query sees every key that is not padding."""
-    return jnp.repeat(key_is_token_BS[:, None, :], length, axis=1)
-
-
 def scaled(factor: float, x: jax.Array) -> jax.Array:
     """Return factor · x in x's dtype, computed in float32: a factor rounded to bfloat16 is off by up to 0.4%."""
     return (factor * x.astype(jnp.float32)).astype(x.dtype)
