@@ -122,8 +122,8 @@ def extrapolation(
                 score = scoring.score(nll, tokens[w.first_target : w.last_target + 1], token_bytes)
                 sample_nll = float(np.mean(nll[sample_start - w.first_target :], dtype=np.float64))
                 if w.protocol == "blocks":
-                    contexts = _contexts(part[:-1], w.length, model.separator_id)
-                    by_position[str(w.length)] = (np.bincount(contexts, nll) / np.bincount(contexts))[1:].tolist()
+                    positions = _positions(part[:-1], w.length, model.separator_id)
+                    by_position[str(w.length)] = (np.bincount(positions, nll) / np.bincount(positions)).tolist()
             row = {
                 "length": w.length,
                 "protocol": w.protocol,
@@ -141,8 +141,10 @@ def extrapolation(
     return rows, by_position
 
 
-def _contexts(inputs: np.ndarray, length: int, separator_id: int | None) -> np.ndarray:
-    """Return the tokens of context that each target has in blocks. separator_id: as in `positions_and_segments`."""
+def _positions(inputs: np.ndarray, length: int, separator_id: int | None) -> np.ndarray:
+    """Return each input's position in its block, or in its document. separator_id: as in `positions_and_segments`."""
     places = np.arange(len(inputs))
-    is_first = (places % length == 0) | (inputs == (-1 if separator_id is None else separator_id))
-    return places - np.maximum.accumulate(np.where(is_first, places, 0)) + 1
+    is_first = places % length == 0
+    if separator_id is not None:
+        is_first |= inputs == separator_id
+    return places - np.maximum.accumulate(np.where(is_first, places, 0))
