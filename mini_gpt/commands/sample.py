@@ -42,19 +42,8 @@ def _parse() -> argparse.Namespace:
     add("--top_p", type=float, default=1.0, help="sample from the smallest set of tokens with this total probability")
     add("--min_p", type=float, default=0.0, help="sample from tokens with at least min_p times the highest probability")
     add("--repetition_penalty", type=float, default=1.0, help="above 1: earlier tokens become less likely")
-<<<<<<< HEAD
-    add(
-        "--stop",
-        type=command_line.utf8,
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end before this text; repeatable; an answer to a task ends at its end",
-    )
-=======
     stop = "end before this text; repeatable; a task's run also ends at the end of the answer"
-    add("--stop", action="append", default=[], metavar="TEXT", help=stop)
->>>>>>> a104c15 (Count positions from 0 in by_position; shorten the help of --stop)
+    add("--stop", type=command_line.utf8, action="append", default=[], metavar="TEXT", help=stop)
     add("--samples", type=int, default=1, help="number of texts")
     add("--seed", type=int, default=0, help="seed of the sampling; interactive: 1 higher for each later prompt")
     add("--json", action="store_true", help="print only JSON: one line for each text")
