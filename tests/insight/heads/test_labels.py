@@ -15,6 +15,7 @@ from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.templates import PLACES, Vocabulary
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace
+from tests.conftest import slow
 from tests.evaluation.models import random_model
 
 L, ROWS = 128, 64
@@ -74,7 +75,7 @@ CONTENT = ("delimiter", "current word", "word start", "duplicate token", "rare t
 CONTENT += ("matching bracket", "earlier use of a name", "definition of a call")
 
 
-@pytest.mark.parametrize("share", [1.0, 0.9])
+@pytest.mark.parametrize("share", [1.0, *slow(0.9)])
 @pytest.mark.parametrize("kind", CONTENT)
 def test_content_comes_before_resting_places(kind, share):
     of_kind_BLS = templates()[kind] & CAUSAL_LS
