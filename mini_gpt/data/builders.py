@@ -67,7 +67,9 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
 
     def __init__(self, *, library: PythonLibrary, **kwargs):
         self.root = library.root
-        super().__init__(config=tfds.core.BuilderConfig(name=library.name, version=self.VERSION), **kwargs)
+        config = tfds.core.BuilderConfig(name=library.name, version=self.VERSION)
+        self.get_builder_config = lambda **_: config  # otherwise TFDS warns that it does not know the config
+        super().__init__(config=config, **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
         text = tfds.features.Text()
