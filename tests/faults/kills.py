@@ -215,7 +215,7 @@ def compare(reference: Path, other: Path) -> None:
         last, best = Run(workdir), Run(workdir, checkpoint="best")
         kept = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
         sums = {step: kept._body(step)["checksums"] for step in (last.step, best.step)}
-        states.append((last.step, best.step, last.parameters, best.parameters, sums))
+        states.append((last.step, best.step, last.model.parameters, best.model.parameters, sums))
         kept.manager.close()
     assert states[0][:2] == states[1][:2], (states[0][:2], states[1][:2])
     assert states[0][4] == states[1][4]
