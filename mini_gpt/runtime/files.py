@@ -217,7 +217,10 @@ def check_contents(directory: Path) -> None:
     root = directory.resolve()
     for parent, directories, names in os.walk(root):
         for path in (Path(parent, name) for name in (*directories, *names)):
-            mode = path.lstat().st_mode
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # training deletes checkpoints
+                continue
             if stat.S_ISLNK(mode):
                 target = path.resolve()
                 if not target.is_relative_to(root) or path.is_relative_to(target):  # a link to a parent is a loop

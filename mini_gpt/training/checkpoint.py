@@ -21,15 +21,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from mini_gpt.model.parameters import Parameters, by_name
+from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training.checksums import checksums
 from mini_gpt.training.orbax_files import VerifyingHandler, plain_path
 from mini_gpt.training.state import TrainState
 
 FORMAT = 2
 PARTS = ("parameters", "training")  # in separate directories, so that the parameters can be read alone
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
+MOST_CHOICES = 20  # checkpoints that a reader tries, if training deletes each of them
 MOST_COMPRESSED = 100  # most array bytes per file byte; real weights compress by less than a tenth
 # Read errors that do not mean damage, and the errno of such OSErrors.
 NOT_DAMAGE = (UserError, PermissionError, MemoryError)
@@ -137,14 +139,24 @@ class Checkpoints:
         halted = jax.jit(lambda: jnp.bool(False), out_shardings=abstract_state.halted.sharding)()
         return TrainState(training["step"], restored["parameters"], training["optimizer_state"], halted)
 
-    def restore_parameters(self, step: int, abstract_parameters: Parameters) -> Parameters:
-        """Return only the parameters. Raises UserError if they are damaged."""
-        try:
-            return self._restore(step, {"parameters": abstract_parameters})["parameters"]
-        except Damaged as reason:
-            others = ", ".join(str(other) for other in self.steps() if other != step)
-            advice = f"other steps for --checkpoint: {others}" if others else "there is no other checkpoint"
-            raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
+    def restore_parameters(self, choice: str, abstract_parameters: Parameters) -> tuple[int, Parameters]:
+        """Return (step, parameters) of the checkpoint that 'last', 'best' or a number denotes.
+
+        If training deletes it meanwhile, choose again. Raises UserError if it is missing or damaged.
+        """
+        for _ in range(MOST_CHOICES):
+            step = self.resolve(choice)
+            try:
+                return step, self._restore(step, {"parameters": abstract_parameters})["parameters"]
+            except Damaged as reason:
+                self.manager.reload()
+                self.records.clear()
+                if step in self.steps():
+                    others = ", ".join(str(other) for other in self.steps() if other != step)
+                    advice = f"other steps for --checkpoint: {others}" if others else "there is no other checkpoint"
+                    raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
+        problem = f"training deleted {MOST_CHOICES} checkpoints, one after the other, while they were read"
+        raise UserError(f"{self.directory}: {problem}; raise checkpoint.keep, or wait for the end of the run")
 
     def restore_last(self, abstract: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
         """Return (step, state, record) of the last undamaged checkpoint, or None; move damaged checkpoints away.
@@ -316,32 +328,3 @@ def _in_all_processes(read: Callable[[], Any]) -> Any:
 def _parts(state: TrainState) -> dict[str, Any]:
     training = {"step": state.step, "optimizer_state": state.optimizer_state}
     return {"parameters": state.parameters, "training": training}
-
-
-def checksums(tree: Any) -> dict[str, str]:
-    """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
-
-    Each half is a sum modulo 2**32, in any order, over the array: the bits of each entry times an odd hash of its
-    index. One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
-    """
-    # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
-    sums = {name: np.asarray(_sums(leaf)) for name, leaf in by_name(tree).items()}
-    return {name: "".join(f"{int(part):08x}" for part in both) for name, both in sums.items()}
-
-
-@jax.jit
-def _sums(x: jax.Array) -> jax.Array:
-    """Return both sums, uint32. Compiled once for each shape."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
-    index = jnp.zeros(x.shape, jnp.uint32)
-    for axis, size in enumerate(x.shape):  # not flattened: a sharded array stays sharded
-        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-    first, second = (_hash(index ^ jnp.uint32(seed)) | 1 for seed in (0x9E3779B9, 0x7F4A7C15))
-    return jnp.stack([jnp.sum(bits * odd, dtype=jnp.uint32) for odd in (first, second)])
-
-
-def _hash(x: jax.Array) -> jax.Array:
-    """Return a hash of each uint32 number (the finaliser of MurmurHash3, Appleby 2016)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)

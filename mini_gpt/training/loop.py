@@ -60,7 +60,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     with workdirs.locked(workdir, new=is_new) if processes.is_main_process() else contextlib.nullcontext():
         if processes.is_main_process():
             if is_new:
-                workdirs.claim(workdir, config, corpus, tokenizer, weights.record() if weights else None)
+                workdirs.claim(workdir, config, corpus, tokenizer, weights.record(workdir) if weights else None)
             else:
                 workdirs.record_length(workdir, config)
         processes.barrier("made the run directory")

@@ -49,9 +49,10 @@ class EventFile(contextlib.AbstractContextManager):
 
     def __init__(self, directory: Path, *, first_step: int | None = None):
         directory.mkdir(parents=True, exist_ok=True)
-        # Numbered: names have the time only in seconds, so a run resumed within a second would overwrite a file.
+        # Numbered, since TensorBoard reads files in the order of their names. The rest of a name has the time in
+        # seconds: a clock may be set back, or show the same second twice. Earlier versions wrote "events.out".
         number = len(list(directory.glob("events*")))
-        self.writer = EventsWriter(str(directory / "events"), filename_suffix=f".{number:06}")
+        self.writer = EventsWriter(str(directory / f"events.part{number:06}"))
         if first_step is not None:
             self._write(first_step, file_version="brain.Event:2")
             self._write(first_step, session_log=SessionLog(status=SessionLog.START))

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,18 +40,18 @@ class SavedRun:
     def open_checkpoints(self) -> contextlib.closing[Checkpoints]:
         return contextlib.closing(Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True))
 
-    def read_parameters(self, step: int, config: Config, abstract: Parameters, source: str) -> Parameters:
-        """Return the parameters of a checkpoint in the layout of `config`, sharded like `abstract`.
+    def read_parameters(self, choice: str, config: Config, abstract: Parameters, source: str) -> tuple[int, Parameters]:
+        """Return the step of a checkpoint, and its parameters in the layout of `config`, sharded like `abstract`.
 
-        Raises UserError, with a message that starts with `source`, if a shape differs from `abstract`.
-        Raises UserError if the checkpoint is damaged.
+        choice: 'last', 'best' or a number. Raises UserError, with a message that starts with `source`, if a shape
+        differs from `abstract`. Raises UserError if the checkpoint is missing or damaged.
         """
         vocab_size = states.vocab_size(self.trained, self.tokenizer)
         _, written = states.abstract_parameters(self.trained, vocab_size, sharding.mesh_of(abstract))
         model_parameters.check_shapes(written, abstract, source)
         with self.open_checkpoints() as checkpoints:
-            restored = checkpoints.restore_parameters(step, written)
-        return model_parameters.convert_layout(restored, abstract, stacked=config.model.scan_layers)
+            step, restored = checkpoints.restore_parameters(choice, written)
+        return step, model_parameters.convert_layout(restored, abstract, stacked=config.model.scan_layers)
 
 
 class Run(SavedRun):
@@ -68,11 +69,9 @@ class Run(SavedRun):
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config.mesh.fsdp, self.config.mesh.tensor)
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])
-        with self.open_checkpoints() as checkpoints:
-            self.step = checkpoints.resolve(checkpoint)
         vocab_size = states.vocab_size(self.config, self.tokenizer)
         definition, abstract = states.abstract_parameters(self.config, vocab_size, self.mesh)
-        parameters = self.read_parameters(self.step, self.config, abstract, "--override: the checkpoint")
+        self.step, parameters = self.read_parameters(checkpoint, self.config, abstract, "--override: the checkpoint")
         if bad := model_parameters.non_finite(parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
         separator_id = tokenizers.separator_id(self.config.data, self.tokenizer)
@@ -139,28 +138,31 @@ class InitialWeights:
                 )
         return run
 
-    @functools.cached_property
-    def step(self) -> int:
-        """The step of the checkpoint. Raises UserError if there is none."""
-        with self.run.open_checkpoints() as checkpoints:
-            try:
-                return checkpoints.resolve(self.checkpoint)
-            except UserError as error:
-                raise UserError(f"--init_from: {self.workdir} does not have the checkpoint ({error})") from None
-
-    def record(self) -> dict[str, str | int]:
-        """Return the content of init_from.json."""
-        return {"workdir": str(self.workdir.resolve()), "checkpoint_step": self.step}
+    def record(self, workdir: Path) -> dict[str, str | int]:
+        """Return the content of init_from.json in `workdir`. Must be called after `parameters`."""
+        places = {"workdir": str(self.workdir.resolve()), "relative": _relative(self.workdir, workdir)}
+        return places | {"checkpoint_step": int(self.checkpoint)}
 
     def parameters(self, abstract: Parameters) -> Parameters:
-        """Return the weights. Raises UserError if a shape does not fit the new config, or a weight is not finite."""
+        """Return the weights. A second call reads the same checkpoint.
+
+        Raises UserError if the checkpoint is missing, a shape does not fit the new config, or a weight is not finite.
+        """
         changed = configs.differences(self.run.trained, self.config).items()
         listed = [f"{name} {old!r} → {new!r}" for name, (old, new) in changed if name.startswith(("model.", "context"))]
-        parameters = self.run.read_parameters(self.step, self.config, abstract, f"--init_from: {self.workdir}")
-        log.info(f"starting with the weights of {self.workdir}, step {self.step}" + "".join(f"\n  {x}" for x in listed))
+        try:
+            step, parameters = self.run.read_parameters(self.checkpoint, self.config, abstract, str(self.workdir))
+        except UserError as error:
+            raise UserError(f"--init_from: {error}") from None
+        self.checkpoint = str(step)
+        log.info(f"starting with the weights of {self.workdir}, step {step}" + "".join(f"\n  {x}" for x in listed))
         if bad := model_parameters.non_finite(parameters):
-            raise UserError(f"--init_from: {self.workdir}, step {self.step}: {bad}; take another checkpoint or run")
+            raise UserError(f"--init_from: {self.workdir}, step {step}: {bad}; take another checkpoint or run")
         return parameters
+
+
+def _relative(init_from: Path, workdir: Path) -> str:
+    return os.path.relpath(init_from.resolve(), workdir.resolve())
 
 
 def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) -> InitialWeights | None:
@@ -170,7 +172,12 @@ def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) 
     """
     exists = (workdir / workdirs.CONFIG).exists()
     recorded = workdirs.initial_run(workdir) if exists else None
-    if exists and (recorded and recorded["workdir"]) != (init_from and str(init_from.resolve())):
+    if recorded and init_from:  # the second holds if both directories were moved together
+        same_path = recorded["workdir"] == str(init_from.resolve())
+        is_same = same_path or recorded.get("relative") == _relative(init_from, workdir)
+    else:
+        is_same = recorded is None and init_from is None
+    if exists and not is_same:
         raise UserError(
             f"--init_from: found {init_from}; the run in {workdir} was started from "
             f"{recorded['workdir'] if recorded else 'random weights'}; give the same, or name a new directory"

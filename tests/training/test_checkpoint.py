@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import multiprocessing
 import random
 import shutil
 import zipfile
@@ -17,10 +18,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, token_store
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import files, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
-from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record, checksums
+from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
+from mini_gpt.training.checksums import checksums
 from mini_gpt.training.run import Run
 from mini_gpt.training.state import TrainState
 from tests.training.interruption import assert_same_bits
@@ -98,13 +100,78 @@ def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
         Run(directory.parent)
 
 
+def small_state():
+    """Return a state of one array, and its shapes."""
+    arrays = {"a": jnp.arange(6.0)}
+    state = TrainState(jnp.int32(0), arrays, arrays, jnp.bool(False))
+    return state, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def save_repeatedly(directory, started):
+    state, _ = small_state()
+    with contextlib.closing(Checkpoints(directory, keep=1)) as checkpoints:
+        for step in range(1, 10_000):
+            checkpoints.save(step, state._replace(parameters={"a": jnp.full(6, float(step))}), Record())
+            checkpoints.wait()
+            started.set()
+
+
+@pytest.mark.slow
+def test_readers_beside_a_writer_find_a_whole_checkpoint(tmp_path):
+    _, abstract = small_state()
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    process = context.Process(target=save_repeatedly, args=(tmp_path / "checkpoints", started))
+    process.start()
+    assert started.wait(120)
+    try:
+        steps = []
+        for _ in range(40):
+            files.check_contents(tmp_path)
+            with contextlib.closing(Checkpoints(tmp_path / "checkpoints", read_only=True)) as checkpoints:
+                step, parameters = checkpoints.restore_parameters("last", abstract.parameters)
+            assert parameters["a"].tolist() == [step] * 6
+            steps.append(step)
+        assert process.is_alive() and steps[-1] > steps[0]
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_a_checkpoint_deleted_while_it_is_read_is_chosen_again(tmp_path, monkeypatch, delay):
+    """delay: how many reads succeed before training replaces checkpoint 1 by 2."""
+    state, abstract = small_state()
+    directory, reads = tmp_path / "checkpoints", []
+    for step in (1, 2):
+        with contextlib.closing(Checkpoints(tmp_path / str(step))) as checkpoints:
+            checkpoints.save(step, state._replace(parameters={"a": jnp.full(6, float(step))}), Record())
+    shutil.copytree(tmp_path / "1", directory)
+    body, restore = Checkpoints._body, ocp.StandardCheckpointHandler.restore
+
+    def replaced(original):
+        def read(*args, **kwargs):
+            if len(reads) == delay:
+                shutil.rmtree(directory / "1")
+                shutil.copytree(tmp_path / "2" / "2", directory / "2")
+            reads.append(original)
+            return original(*args, **kwargs)
+
+        return read
+
+    monkeypatch.setattr(Checkpoints, "_body", replaced(body))
+    monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", replaced(restore))
+    with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
+        step, parameters = checkpoints.restore_parameters("last", abstract.parameters)
+        expected = 2 if delay < 2 else 1
+        assert step == expected and parameters["a"].tolist() == [expected] * 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rewind", [False, True])
 def test_an_undamaged_checkpoint_is_always_found(tmp_path, rewind):
     """All combinations of two checkpoints, scheduled or not, with a damaged record, a damaged array or no damage."""
-    arrays = {"a": jnp.arange(6.0)}
-    state = TrainState(jnp.int32(0), arrays, arrays, jnp.bool(False))
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    state, abstract = small_state()
     with contextlib.closing(Checkpoints(tmp_path / "whole", keep=9)) as checkpoints:
         for step, scheduled in itertools.product((4, 5), (True, False)):
             checkpoints.save(10 * step + scheduled, state._replace(step=jnp.int32(step)), Record(scheduled=scheduled))

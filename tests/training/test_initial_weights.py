@@ -1,14 +1,17 @@
 """Runs that start from the weights of another run (--init_from)."""
 
 import json
+import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import loop
-from mini_gpt.training.run import Run
+from mini_gpt.training import assembly, loop
+from mini_gpt.training import state as states
+from mini_gpt.training.run import Run, find_initial_weights
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 
 
@@ -72,3 +75,30 @@ def test_a_run_keeps_the_tokenizer_of_its_first_weights(small, tmp_path, corpus_
     config = small(data__tokenizer="characters", data__path=f"{tmp_path}/few/*.txt")
     loop.train(config, tmp_path / "tuned", init_from=tmp_path / "source")
     assert Run(tmp_path / "tuned").tokenizer.to_dict() == Run(tmp_path / "source").tokenizer.to_dict()
+
+
+@pytest.mark.slow
+def test_runs_that_were_moved_together_keep_their_initial_weights(small, tmp_path, monkeypatch):
+    project, moved = tmp_path / "project", tmp_path / "moved"
+    loop.train(small(train__steps=1), project / "source", conclude=False)
+    loop.train(small(train__steps=1), project / "tuned", init_from=project / "source", conclude=False)
+    project.rename(moved)
+    monkeypatch.chdir(moved)
+    state = loop.train(small(train__steps=2), Path("tuned"), init_from=Path("source"), conclude=False)
+    assert int(state.step) == 2
+    shutil.copytree("source", "other")
+    with pytest.raises(UserError, match=r"--init_from: found other; the run in tuned was started from .*/source"):
+        loop.train(small(train__steps=3), Path("tuned"), init_from=Path("other"), conclude=False)
+
+
+@pytest.mark.slow
+def test_a_second_read_takes_the_same_checkpoint(small, tmp_path):
+    source, config = tmp_path / "source", small(train__steps=1, checkpoint__keep=5)
+    loop.train(config, source, conclude=False)
+    weights = find_initial_weights(tmp_path / "tuned", source, config)
+    mesh = assembly.make_mesh(config)
+    _, abstract = states.abstract_parameters(config, states.vocab_size(config, weights.run.tokenizer), mesh)
+    first = weights.parameters(abstract)
+    loop.train(small(train__steps=2, checkpoint__keep=5), source, conclude=False)
+    assert_same_bits(first, weights.parameters(abstract))
+    assert weights.record(tmp_path / "tuned")["checkpoint_step"] == 1

@@ -1,6 +1,7 @@
 """What a run logs: metrics, images, its speed and its summary."""
 
 import contextlib
+import itertools
 from types import SimpleNamespace
 
 import jax
@@ -18,7 +19,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.runtime import files
 from mini_gpt.training import assembly, loop, monitor
 from mini_gpt.training.run import Run
-from tests.training.interruption import Interrupted, interrupt_after, rows
+from tests.training.interruption import rows
 
 
 @pytest.mark.slow
@@ -157,20 +158,24 @@ def test_time_left_is_estimated_from_warm_steps(small, tmp_path, monkeypatch, ca
                     assert caplog.messages[-1] == f"step {step} of 900: loss 4.000, {left} left"
 
 
-@pytest.mark.slow
-def test_a_run_resumed_within_a_second_shows_each_step_once(small, tmp_path, monkeypatch):
-    clock = SimpleNamespace(time=lambda: 1e9)  # the name of an event file has the time in seconds
+@pytest.mark.parametrize("step", [0.0, -1000.0, 1000.0])
+@pytest.mark.parametrize("old", [False, True])
+def test_tensorboard_shows_each_step_once_with_any_clock(tmp_path, monkeypatch, step, old):
+    """step: seconds from one event file to the next. old: the first file has a name of an earlier version."""
+    times = itertools.count(1e9, step)
+    clock = SimpleNamespace(time=lambda: next(times))  # the name of an event file has the time in seconds
     monkeypatch.setattr(event_file_writer, "time", clock)
-    config = small(checkpoint__every=4)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        interrupt_after(patch, 6)
-        loop.train(config, tmp_path)
-    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5, 6]
-    loop.train(config, tmp_path)
-    assert [row["step"] for row in rows(tmp_path)] == list(range(1, 9))
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    for first, last in ((1, 20), (11, 40), (31, 60)):
+        with monitor.EventFile(tmp_path, first_step=first) as events:
+            for number in range(first, last + 1):
+                events.scalar("loss", first + number, number)
+        if old and first == 1:
+            next(tmp_path.iterdir()).rename(tmp_path / "events.out.tfevents.1000000000.host.000000")
+    board = EventAccumulator(str(tmp_path))
     board.Reload()
-    assert [event.step for event in board.Scalars("loss/train")] == list(range(1, 9))
+    firsts = [1] * 10 + [11] * 20 + [31] * 30
+    expected = [(number, first + number) for number, first in enumerate(firsts, 1)]
+    assert [(event.step, event.value) for event in board.Scalars("loss")] == expected
 
 
 @pytest.mark.slow
@@ -211,3 +216,12 @@ def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsy
     assert f"tensorboard --logdir_spec={tmp_path.name}:{tmp_path}/tensorboard\n" in output
     for command in ("python eval.py --workdir=", "python sample.py --workdir="):
         assert f"{command}{tmp_path}" in output
+
+
+def test_rows_with_impossible_steps_are_dropped(small, tmp_path):
+    bad = ["9" * 400, "9" * 5000, "-" + "9" * 400, "1e999", "NaN", '"3"', "null", "[]", "{}"]
+    lines = [f'{{"step": {step}, "train/loss": 1.0}}' for step in ("1", *bad, "2", "3")]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert [row["step"] for row in monitor.read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    monitor.Reporter(tmp_path, small(), start=2).close()
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2]

@@ -1,0 +1,38 @@
+"""Checksums of the arrays of a checkpoint."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mini_gpt.model.parameters import by_name
+
+
+def checksums(tree: Any) -> dict[str, str]:
+    """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
+
+    Each half is a sum modulo 2**32, in any order, over the array: the bits of each entry times an odd hash of its
+    index. One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
+    """
+    # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
+    sums = {name: np.asarray(_sums(leaf)) for name, leaf in by_name(tree).items()}
+    return {name: "".join(f"{int(part):08x}" for part in both) for name, both in sums.items()}
+
+
+@jax.jit
+def _sums(x: jax.Array) -> jax.Array:
+    """Return both sums, uint32. Compiled once for each shape."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
+    index = jnp.zeros(x.shape, jnp.uint32)
+    for axis, size in enumerate(x.shape):  # not flattened: a sharded array stays sharded
+        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    first, second = (_hash(index ^ jnp.uint32(seed)) | 1 for seed in (0x9E3779B9, 0x7F4A7C15))
+    return jnp.stack([jnp.sum(bits * odd, dtype=jnp.uint32) for odd in (first, second)])
+
+
+def _hash(x: jax.Array) -> jax.Array:
+    """Return a hash of each uint32 number (the finaliser of MurmurHash3, Appleby 2016)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
