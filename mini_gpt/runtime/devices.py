@@ -1,8 +1,10 @@
-"""The devices that JAX finds, and whether they support bfloat16."""
+"""The devices that JAX finds, whether they support bfloat16, and errors from full memory."""
 
+import contextlib
 import importlib.util
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ PLUGINS = {"jax_cuda12_plugin": "GPU", "jax_cuda13_plugin": "GPU", "jax_rocm7_pl
 FIRST_WITH_BFLOAT16 = (8, 0)  # the compute capability of NVIDIA's Ampere GPUs
 CPU_INFO = Path("/proc/cpuinfo")  # on Linux; on other systems the CPU's features are unknown
 CPU_FLAGS_OF_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+FULL_MEMORY = "RESOURCE_EXHAUSTED|out of memory|can't start new thread|cannot allocate memory"
 log = logging.getLogger(__name__)
 
 
@@ -66,3 +69,19 @@ def check_dtype(dtype: str, device: Any) -> None:
             f"{device.compute_capability}, below {'.'.join(map(str, FIRST_WITH_BFLOAT16))}) only emulates; must be "
             "float32 or auto"
         )
+
+
+@contextlib.contextmanager
+def clear_memory_errors() -> Iterator[None]:
+    """Turn any library's error from full memory in training into a UserError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        text = str(error) or "MemoryError"
+        if not isinstance(error, MemoryError) and not re.search(FULL_MEMORY, text, re.IGNORECASE):
+            raise
+        found = text.splitlines()[0][:200]
+        raise UserError(
+            f"out of memory ({found}); raise train.accumulation_steps or mesh.fsdp, or lower train.batch_size, "
+            "context_length, model.num_layers or model.d_model (a run that has started may change only mesh and eval)"
+        ) from error

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 
 from mini_gpt.runtime import errors
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 
 START_TIMEOUT = 300  # seconds
 LONGEST_PREPARATION = 24 * 3600  # seconds that other processes wait while process 0 prepares a corpus
@@ -38,6 +38,8 @@ def start(
     before anything that uses a device. Raises UserError if the others do not connect within `timeout` seconds (JAX
     would abort without naming the missing processes).
     """
+    in_range = 0 < timeout <= LONGEST_PREPARATION
+    require(in_range, "--start_timeout", timeout, f"must be above 0 and at most {LONGEST_PREPARATION} seconds")
     if jax.distributed.is_initialized():
         return jax.process_index()
     if num_processes == 1 and coordinator is None:

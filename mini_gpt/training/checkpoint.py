@@ -61,6 +61,12 @@ class Record:
         loss = self.validation_loss
         return loss if loss is not None and math.isfinite(loss) else math.inf
 
+    def is_possible(self) -> bool:
+        """Return whether all values have their types, and the counts are in range. A record may come from elsewhere."""
+        counts = (self.data_offset, self.bad_steps, 0 if self.eval_tokens is None else self.eval_tokens)
+        counts_are = all(type(count) is int and 0 <= count < 2**31 for count in counts)
+        return counts_are and isinstance(self.validation_loss, float | None) and isinstance(self.scheduled, bool)
+
 
 class Damaged(Exception):
     """A checkpoint that differs from what was written; the message says where."""
@@ -209,8 +215,7 @@ class Checkpoints:
             body = self._body(step)
             names = [field.name for field in dataclasses.fields(Record)]
             record = Record(**{name: body[name] for name in names if name in body})
-            loss, counts = record.validation_loss, (record.data_offset, record.bad_steps)
-            if type(loss) not in (float, int, type(None)) or not all(type(n) is int and 0 <= n < 2**31 for n in counts):
+            if not record.is_possible():
                 raise Damaged(f"{self.directory / str(step)} has a record with impossible values")
             self.records[step] = record
         return self.records[step]

@@ -19,7 +19,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import files, processes, sharding
+from mini_gpt.runtime import devices, files, processes, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, monitor, stopping
 from mini_gpt.training import workdir as workdirs
@@ -67,7 +67,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         workdirs.check_corpus(workdir, corpus)  # each process has read the text itself
         if is_new and conclude:
             log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
-        with files.clear_write_errors(workdir):
+        with files.clear_write_errors(workdir), devices.clear_memory_errors():
             state, stop = _start_or_resume(run, workdir, first_state)
     if stop.signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import os
 import re
 import signal
@@ -275,3 +276,9 @@ def test_a_missing_host_ends_the_command_in_one_line(tmp_path):
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "run").exists()
     assert re.fullmatch(rf"error: --coordinator={address}: process 1 of 2 did not connect .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, -math.inf, math.nan, 1e10, 0.0, -1.0])
+def test_an_impossible_start_timeout_is_refused(timeout):
+    with pytest.raises(UserError, match=r"--start_timeout: found .*; must be above 0 and at most 86400 seconds"):
+        processes.start("localhost:1", 2, 1, timeout)

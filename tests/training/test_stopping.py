@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 
+import jax
 import pytest
 
 from mini_gpt.runtime.errors import UserError
@@ -105,3 +106,25 @@ def test_a_file_system_without_locks_gives_a_warning(small, tmp_path, monkeypatc
     monkeypatch.setattr("fcntl.flock", unsupported)
     state = loop.train(small(train__steps=1), tmp_path / "run", conclude=False)
     assert state.step == 1 and "run: this file system has no locks (No locks available); do not start" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("std::bad_alloc"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.\nmore"),
+        RuntimeError("can't start new thread"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ],
+)
+@pytest.mark.parametrize("where", ["compiled_step", "first_state"])
+def test_full_memory_names_the_fields_that_need_less(small, tmp_path, monkeypatch, error, where):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(assembly.Assembly, where, fail)
+    with pytest.raises(
+        UserError, match=r"^out of memory \(.+\); raise train\.accumulation_steps or mesh\.fsdp, or lower"
+    ):
+        loop.train(small(), tmp_path / "run", conclude=False)

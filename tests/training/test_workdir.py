@@ -1,5 +1,6 @@
 """A run directory refuses runs of another config or text, and refused runs change nothing."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -10,11 +11,14 @@ import pytest
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, token_store
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training import workdir as workdirs
-from mini_gpt.training.run import Run
+from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
+from mini_gpt.training.run import Run, find_initial_weights
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after, rows, without_rates
+from tests.training.test_checkpoint import small_state
 
 
 @pytest.mark.slow
@@ -202,3 +206,60 @@ def test_files_of_a_run_killed_at_its_start_are_accepted(small, tmp_path, kind):
     (tmp_path / "run" / "config.json").unlink()
     workdirs.claim(*arguments)
     assert contents(tmp_path / "run") == before
+
+
+BAD = [None, [], {}, 5, -1, 1.5, "x", True, 10**400, -(10**400), "\0", [[]]]
+
+
+def damaged(path):
+    """Yield after each damage of a JSON file: another value in place of the whole, or of one field, or a field less."""
+    original = path.read_text()
+    body = {name: value for name, value in json.loads(original).items() if name != "sha256"}
+    fields = [body | {name: value} for name in body for value in BAD]
+    fewer = [{other: body[other] for other in body if other != name} for name in body]
+    for content in (*BAD, *fields, *fewer):
+        path.write_text(json.dumps(content))
+        yield content
+    for text in ("", "{", original[:-9], "[" * 100_000, '{"a": NaN}', original.replace("5", "6")):
+        path.write_text(text)
+        yield text
+    path.write_bytes(b"\xff")
+    yield b"\xff"
+    path.write_text(original)
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "init_from.json", "imported_from.json", "metadata"])
+def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
+    config, workdir = small(), tmp_path / "run"
+    corpus = corpora.open_corpus(config.data)
+    workdir.mkdir()
+    workdirs.claim(
+        workdir, config, corpus, ByteTokenizer(), {"workdir": "/a", "relative": "../a", "checkpoint_step": 5}
+    )
+    workdirs.record_import(workdir, tmp_path, "GPT-2")
+    state, _ = small_state()
+    with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
+        checkpoints.save(5, state, Record(validation_loss=1.5))
+
+    def restore():
+        with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
+            checkpoints.best_loss(config.eval.tokens)
+            checkpoints.record(checkpoints.resolve("best"))
+
+    uses = [
+        lambda: workdirs.find_tokenizer(workdir, config, corpus),
+        lambda: find_initial_weights(workdir, Path("/a"), config),
+        lambda: workdirs.described_origin(workdir),
+        restore,
+    ]
+    path = workdir / "checkpoints" / "5" / "format" / "metadata" if name == "metadata" else workdir / name
+    found = 0
+    for _ in damaged(path):
+        for use in uses:
+            try:
+                use()
+            except (UserError, Damaged) as error:
+                found += "\n" not in str(error)
+    assert found > 20
+    for use in uses:
+        use()
