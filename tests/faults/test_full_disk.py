@@ -58,8 +58,8 @@ def test_a_run_resumes_after_the_disk_was_full(tmp_path, disk):
     for leave in (0, 20_000, 60_000):  # room for: nothing; rows of metrics; part of a checkpoint
         status, output = start_and_fill(starved, disk, "save", 3, leave)  # the first save is complete by then
         assert status == 1 and "Traceback" not in output, output
-        last = output.strip().splitlines()[-1]
-        assert last.startswith(f"error: {starved.workdir}") and "can't be written (No space left on device)" in last
+        (error,) = (line for line in output.splitlines() if line.startswith("error: "))
+        assert str(starved.workdir) in error and "can't be written (No space left on device)" in error, output
         (disk / "filler").unlink()
         step = Run(starved.workdir).step
         assert step > previous, output
