@@ -1,0 +1,162 @@
+"""Bad values and mistakes in config files are refused in one line that names the field or file."""
+
+import functools
+
+import pytest
+
+from mini_gpt.config import loading as configs
+from mini_gpt.config.fields import specs
+from mini_gpt.config.schema import Config
+from mini_gpt.runtime.errors import UserError
+
+BAD = [
+    ({"model.num_layer": "3"}, r"^model\.num_layer: no such config field; did you mean model\.num_layers\?$"),
+    ({"modle.num_layers": "3"}, r"did you mean model\.num_layers"),
+    ({"zzz": 1}, r"^zzz: no such config field; python -m mini_gpt\.config lists all fields$"),
+    ({"base": 1}, r"did you mean model\.rope\.base or model\.sinusoidal\.base\?$"),
+    ({"model": 1}, r"^model: no such config field; it is a section, with the fields position, .* rope\.base"),
+    ({"optimiser.learning_rat": 1}, r"did you mean optimizer\.learning_rate\?$"),
+    ({"attention_windwo": 1}, r"did you mean model\.attention_window\?$"),
+    ({"train.steps": "many"}, r"^train\.steps: found 'many'; must be a whole number below 2\*\*31$"),
+    ({"train.steps": 1.5}, "must be a whole number"),
+    ({"train.steps": True}, "must be a whole number"),
+    ({"optimizer.learning_rate": "fast"}, r"optimizer\.learning_rate: found 'fast'; must be a number"),
+    ({"model.use_bias": "maybe"}, r"model\.use_bias: found 'maybe'; must be true or false"),
+    ({"model.norm": "batchnorm"}, r"model\.norm: found 'batchnorm'; must be one of layernorm, rmsnorm"),
+    ({"data.split_fractions": (0.5, 0.5)}, r"must be a tuple of 3"),
+    ({"data.split_fractions": (0.5, 0.6, 0.1)}, "sum to 1"),
+    ({"model.d_model": 130}, r"model\.d_model: found 130; must be divisible by model\.num_heads \(4\)"),
+    ({"model.d_model": 100, "model.num_heads": 12}, r"^model\.d_model: found 100; must .* model\.num_heads \(12\)$"),
+    ({"model.num_kv_heads": 3}, r"model\.num_kv_heads: found 3; must divide model\.num_heads \(4\)"),
+    ({"model.d_model": 12}, r"rope rotates pairs of dimensions.* must be even"),
+    ({"model.position": "roap"}, "did you mean 'rope'"),
+    ({"model.position": ("rope", "learned")}, "learned acts once at the input and can't be part of a pattern"),
+    ({"model.position": ("sinusoidal", "none")}, "sinusoidal acts once at the input"),
+    ({"model.position": ("rope",) * 5}, r"must not be longer than model\.num_layers \(4\)"),
+    ({"model.position": ()}, "at least one"),
+    ({"model.dtype": "float16"}, r"model\.dtype: found 'float16'; must be one of auto, float32, bfloat16"),
+    ({"model.causal": False}, r"must be masked: with model\.causal=False a token attends to its target"),
+    ({"train.objective": "masked"}, r"set model\.causal=False"),
+    ({"model.dropout": 1.0}, r"model\.dropout: found 1\.0; must be in \[0, 1\)"),
+    ({"model.num_layers": 0}, r"model\.num_layers: found 0; must be in 1\.\.4096"),
+    ({"train.label_smoothing": -0.1}, r"must be in \[0, 1\)"),
+    ({"train.batch_size": 10, "train.accumulation_steps": 4}, r"must be divisible by train\.accumulation_steps \(4\)"),
+    ({"optimizer.warmup_steps": 0}, "inverse_sqrt needs at least 1"),
+    ({"model.position": "learned", "model.max_positions": 9}, r"context_length: found 256; learned .* \(9\)"),
+    ({"model.rope.scaling": "yarm"}, r"model\.rope\.scaling: found 'yarm'; must be one of none, linear, ntk, yarn"),
+    ({"model.rope.factor": 0.5}, r"model\.rope\.factor: found 0\.5; must be at least 1"),
+    ({"model.rope.scaling": "linear"}, r"model\.rope\.factor: found 1\.0; model\.rope\.scaling=linear changes nothing"),
+    (
+        {"model.position": "none", "model.rope.factor": 4.0},
+        r"model\.rope\.factor: found 4\.0; it scales rotary positions, but model\.position is 'none'",
+    ),
+    (
+        {"model.position": "alibi", "model.rope.scaling": "ntk"},
+        r"model\.rope\.scaling: found 'ntk'; it scales rotary positions, but model\.position is 'alibi'",
+    ),
+    ({"model.position": "t5", "model.rope.original_context": 64}, r"rope\.original_context: found 64; it scales"),
+    ({"model.rope.beta_slow": 0.0}, r"model\.rope\.beta_slow: found 0\.0; must be above 0"),
+    (
+        {"model.rope.beta_fast": 1.0},
+        r"model\.rope\.beta_fast: found 1\.0; must be above model\.rope\.beta_slow \(1\.0\)",
+    ),
+    ({"model.position": "none", "model.rope.beta_fast": 4.0}, r"model\.rope\.beta_fast: found 4\.0; it scales rotary"),
+    ({"model.rope.original_context": 0}, r"model\.rope\.original_context: found 0; must be at least 1"),
+    (
+        {"model.rope.scaling": "ntk", "model.rope.factor": 2.0, "model.d_model": 8},
+        r"model\.rope\.scaling: found 'ntk'; needs more than one pair of dimensions",
+    ),
+    ({"model.attention_window": 0}, r"model\.attention_window: found 0; must be in 1\.\.16777216, or None"),
+    (
+        {"model.random_positions": 200},
+        r"model\.random_positions: found 200; must be at least context_length \(256\)",
+    ),
+    (
+        {"model.position": "learned", "model.random_positions": 900, "model.max_positions": 300},
+        r"model\.random_positions: found 900; learned positions end at model\.max_positions \(300\)",
+    ),
+    ({"data.corpus": "task:copy"}, r"data\.tokenizer: found 'bytes'; the tasks have a fixed vocabulary: must be char"),
+    ({"data.task_length": 0}, r"data\.task_length: found 0; must be at least 1"),
+    (
+        {
+            "data.corpus": "task:copy",
+            "data.tokenizer": "characters",
+            "train.objective": "masked",
+            "model.causal": False,
+        },
+        r"data\.isolate_documents: found False; must be True for a task with masked answers",
+    ),
+    ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
+    ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),
+    ({"model.position": ("rope",) * 3, "model.scan_layers": True}, r"num_layers: found 4; .* must be divisible by 3"),
+    ({"optimizer.muon.adam_learning_rate": 0.0}, r"muon\.adam_learning_rate: found 0\.0; must be above 0, or None"),
+    ({"optimizer.muon.newton_schulz_steps": 0}, r"muon\.newton_schulz_steps: found 0; must be at least 1"),
+    ({"mesh.data": 0}, r"mesh\.data: found 0"),
+    ({"seed": -1}, "seed: found -1"),
+    ({"seed": 2**31}, r"^seed: found 2147483648; must be a whole number below 2\*\*31$"),
+    ({"optimizer.learning_rate": 10**400}, r"^optimizer\.learning_rate: found 1000+…; must be a number$"),
+    ({"model.position": ["rope", 3]}, r"^model\.position: found \['rope', 3\]; must be one of none"),
+]
+
+
+@pytest.mark.parametrize("overrides, message", BAD, ids=lambda value: str(value)[:50])
+def test_bad_values_are_refused_in_one_line(overrides, message):
+    with pytest.raises(UserError, match=message) as raised:
+        configs.load("configs/default.py", overrides)
+    assert "\n" not in str(raised.value)
+
+
+DEEP = functools.reduce(lambda inner, _: [inner], range(10**5), 0)
+
+
+@pytest.mark.parametrize("value", [10**5000, [10**5000], DEEP, "0x" + "f" * 5000], ids=["int", "list", "deep", "text"])
+@pytest.mark.parametrize("name", sorted(specs(Config)))
+def test_values_without_a_repr_are_refused_in_one_line(name, value):
+    if isinstance(value, str) and not isinstance(configs._parse(value, specs(Config)[name].hint), int):
+        return  # a text field
+    with pytest.raises(UserError, match=rf"^{name}: found a value of type (int|list) that is too long") as raised:
+        configs.load("configs/default.py", {name: value})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (
+            "config.seed = 10**5000",
+            r"^seed: found a value of type int that is too long to show; must be a whole number",
+        ),
+        ("config.model.num_layer = 3", r"^model\.num_layer: no such config field; did you mean model\.num_layers"),
+        ("config.model.num_layers = 'three'", r"^model\.num_layers: found 'three'; must be a whole number"),
+        ("config.model.heads: = 3", r"my\.py: SyntaxError"),
+        ("return 1 / 0", r"my\.py: ZeroDivisionError: division by zero"),
+        ("return None", r"my\.py: AttributeError: .*to_dict"),
+    ],
+)
+def test_mistakes_in_a_config_file_are_refused_in_one_line(tmp_path, line, message):
+    file = tmp_path / "my.py"
+    file.write_text(
+        f"from configs import default\n\ndef get_config():\n    config = default.get_config()\n    {line}\n"
+        "    return config\n"
+    )
+    with pytest.raises(UserError, match=message) as raised:
+        configs.load(str(file))
+    assert "\n" not in str(raised.value)
+
+
+def test_missing_and_unreadable_files_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--config: /no/a:b/config\.json not found; name a file"):
+        configs.load("/no/a:b/config.json")
+    with pytest.raises(UserError, match=r"nothing\.py not found"):
+        configs.load("configs/nothing.py")
+    with pytest.raises(UserError, match=r"config\.json: not found"):
+        configs.read(tmp_path / "config.json")
+    not_a_config = "not a run's config .found '3'; must be an object"
+    for text, message in {"{": "not a run's config", '{"seed": 3}': ".*missing", "3": not_a_config}.items():
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=rf"config\.json: {message}"):
+            configs.read(tmp_path / "config.json")
+    with pytest.raises(UserError, match=r"found README\.md; must be a Python file"):
+        configs.load("README.md")
+    with pytest.raises(UserError, match="found preset 'gpt5'"):
+        configs.load("configs/presets.py:gpt5")

@@ -1,0 +1,250 @@
+"""Corpora that TFDS prepares: the standard library, tiny Shakespeare, its own data sets, and damage to them."""
+
+import collections
+import functools
+import hashlib
+import http.server
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import pytest
+
+from mini_gpt.data import builders, corpora
+from mini_gpt.runtime.errors import UserError
+from tests.data.test_corpora import split_of
+
+
+def make_library(root):
+    (root / "json").mkdir(parents=True)
+    (root / "json" / "tool.py").write_text("print('hello')\n")
+    (root / "latin.py").write_bytes("# -*- coding: latin-1 -*-\nname = 'é'\n".encode("latin-1"))
+    for left_out in ("test/test_x.py", "site-packages/y.py", "encodings/cp1.py"):
+        (root / left_out).parent.mkdir(parents=True)
+        (root / left_out).write_text("left out")
+    return root
+
+
+TEXTS_OF_LIBRARY = ["print('hello')\n", "# -*- coding: latin-1 -*-\nname = 'é'\n"]
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Make a small library in place of Python's, and return its directory."""
+    root = make_library(tmp_path / "lib")
+    monkeypatch.setattr(corpora, "PythonLibrary", lambda: builders.PythonLibrary(root))
+    return root
+
+
+def texts_of(corpus):
+    return [text for _, text in corpus.documents()]
+
+
+def test_the_standard_library_is_decoded_as_python_does(small, library):
+    data = small(data__corpus="python_stdlib", data__path=None).data
+    corpus = corpora.open_corpus(data)
+    assert texts_of(corpus) == TEXTS_OF_LIBRARY
+    raw = {path: (library / path).read_bytes() for path in ("json/tool.py", "latin.py")}
+    hashed = b"".join(f"{path} {len(content)}\n".encode() + content for path, content in raw.items())
+    assert corpus.fingerprint == hashlib.sha256(hashed).hexdigest()
+    (library / "latin.py").write_text("other")
+    assert texts_of(corpora.open_corpus(data)) == [TEXTS_OF_LIBRARY[0], "other"], "other sources, another data set"
+
+
+def test_the_standard_library_has_enough_documents():
+    paths = builders.python_sources(builders.Path(json.__file__).parent.parent)
+    assert len(paths) > 300
+    assert not any(corpora.Path(p).parts[-2] in ("test", "encodings") for p in paths)
+
+
+def test_a_library_without_sources_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"data\.corpus.*no \.py files"):
+        builders.PythonLibrary(tmp_path)
+
+
+def test_a_library_replaced_while_it_is_prepared_is_refused(small, library, monkeypatch):
+    generate = builders.PythonStdlib._generate_examples
+
+    def replace_and_generate(self):
+        (library / "latin.py").write_text("# replaced by an upgrade")
+        return generate(self)
+
+    monkeypatch.setattr(builders.PythonStdlib, "_generate_examples", replace_and_generate)
+    data = small(data__corpus="python_stdlib", data__path=None).data
+    with pytest.raises(
+        UserError, match=r"^data\.corpus: the text of python_stdlib .* is not that of its source; start"
+    ):
+        corpora.open_corpus(data)
+    assert texts_of(corpora.open_corpus(data)) == [TEXTS_OF_LIBRARY[0], "# replaced by an upgrade"]
+
+
+def flip(content, share):
+    used = [place for place, byte in enumerate(content) if byte]  # shards are padded with zeros
+    place = used[int(share * (len(used) - 1))]
+    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+DAMAGES = {
+    "flip at the start": lambda content: flip(content, 0),
+    "flip in the middle": lambda content: flip(content, 0.5),
+    "flip at the end": lambda content: flip(content, 1),
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "replace": lambda content: b"[]",
+    "remove": None,
+}
+HARMLESS = ("flip at the start", "flip at the end")  # possibly
+NAMES = ("dataset_info.json", "features.json", "*array_record-00000-of-00001")
+
+
+def damage(directory, name, kind):
+    (path,) = directory.rglob(name)
+    changed = DAMAGES[kind](path.read_bytes()) if DAMAGES[kind] else None
+    path.unlink()
+    if changed is not None:
+        path.write_bytes(changed)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("corpus", ["python_stdlib", "tiny_shakespeare"])
+def test_damaged_prepared_data_is_prepared_again(request, small, tmp_path, caplog, corpus, name, kind):
+    if corpus == "python_stdlib":
+        request.getfixturevalue("library")
+        data, expected = small(data__corpus=corpus, data__path=None).data, TEXTS_OF_LIBRARY
+    else:
+        file = request.getfixturevalue("shakespeare")
+        data, expected = small(data__corpus=corpus, data__path=str(file)).data, [file.read_text()]
+    before = corpora.open_corpus(data)
+    damage(tmp_path / "cache" / "tfds", name, kind)
+    after = corpora.open_corpus(data)
+    assert texts_of(after) == expected and after.fingerprint == before.fingerprint
+    is_noticed = "is damaged (" in caplog.text and "it is prepared again" in caplog.text
+    # The builder knows the features, and a flip may be in a description. A flip in the middle is in a text.
+    assert is_noticed or name == "features.json" or (kind.startswith("flip") and "json" in name) or kind in HARMLESS
+    caplog.clear()
+    assert texts_of(corpora.open_corpus(data)) == expected and "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_tfds_data_set_ends_in_one_line(small, newsroom, name, kind):
+    data = small(data__corpus="tfds:newsroom", data__path=str(newsroom)).data
+    expected = texts_of(corpora.open_corpus(data))
+    damage(newsroom, name.replace("*", "*train."), kind)
+    try:
+        found = texts_of(corpora.open_corpus(data))
+    except UserError as error:
+        assert "newsroom" in str(error) and "\n" not in str(error)
+    else:
+        assert found == expected
+
+
+def test_preparation_leaves_no_other_files(small, library, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    corpora.open_corpus(small(data__corpus="python_stdlib", data__path=None).data)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    (prepared,) = (tmp_path / "cache" / "tfds" / "python_stdlib").iterdir()
+    assert [path.name for path in prepared.iterdir()] == ["1.0.0"]
+    shards = {"dataset_info.json", "features.json", "python_stdlib-train.array_record-00000-of-00001"}
+    assert {path.name for path in (prepared / "1.0.0").iterdir()} == shards
+
+
+KILLED = """
+import os, signal, sys
+from mini_gpt.config import loading
+from mini_gpt.data import builders, corpora
+builders.PythonStdlib._generate_examples = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+config = loading.load("configs/default.py", {"data.cache_dir": sys.argv[1]})
+corpora.open_corpus(config.data)
+"""
+
+
+@pytest.mark.slow
+def test_files_of_a_killed_preparation_are_deleted(small, tmp_path):
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        process = subprocess.run([sys.executable, "-c", KILLED, str(cache)], check=False)
+        assert process.returncode == -signal.SIGKILL
+    (prepared,) = (cache / "tfds" / "python_stdlib").iterdir()
+    assert len(list(prepared.iterdir())) == 1
+    corpora.open_corpus(small(data__corpus="python_stdlib", data__path=None).data)
+    assert [path.name for path in prepared.iterdir()] == ["1.0.0"]
+
+
+@pytest.fixture
+def shakespeare(tmp_path, monkeypatch):
+    """Return a small file that replaces Tiny Shakespeare. Its checksum is the expected one."""
+    file = tmp_path / "input.txt"
+    file.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n" * 20)
+    monkeypatch.setattr(builders, "SHAKESPEARE_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    return file
+
+
+def test_tiny_shakespeare_is_read_from_a_file(small, shakespeare):
+    data = small(data__corpus="tiny_shakespeare", data__path=str(shakespeare), data__split="contiguous").data
+    corpus = corpora.open_corpus(data)
+    assert [text for _, text in corpus.documents()] == [shakespeare.read_text()]
+
+
+def test_tiny_shakespeare_is_downloaded_without_tensorflow(small, shakespeare, monkeypatch):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=shakespeare.parent)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(builders, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/input.txt")
+        corpus = corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=None).data)
+        server.shutdown()
+    assert [text for _, text in corpus.documents()] == [shakespeare.read_text()]
+
+
+def test_tiny_shakespeare_with_a_wrong_checksum_is_refused(small, tmp_path):
+    (tmp_path / "wrong.txt").write_text("not it")
+    with pytest.raises(UserError, match=r"wrong\.txt: found SHA-256 .*86c4e6aa"):
+        corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=str(tmp_path / "wrong.txt")).data)
+
+
+@pytest.mark.parametrize("corpus", ["tiny_shakespeare", "tfds:lm1b"])
+def test_a_download_without_network_is_refused(small, corpus, monkeypatch, tmp_path):
+    def unknown(*args, **kwargs):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(corpora.socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(corpora.urllib.request, "getproxies", dict)
+    path = None if corpus == "tiny_shakespeare" else str(tmp_path)
+    with pytest.raises(UserError, match=r"must be downloaded from \S+, which can't be reached.*data\.path") as raised:
+        corpora.open_corpus(small(data__corpus=corpus, data__path=path).data)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_directory_of_data_sets_is_refused(small, tmp_path):
+    with pytest.raises(UserError, match=r"^data\.path: \S+/absent not found; give the directory of TFDS data sets"):
+        corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=str(tmp_path / "absent")).data)
+
+
+@pytest.fixture
+def newsroom(tmp_path):
+    """Write the files that the newsroom builder of TFDS reads; return the data directory."""
+    manual = tmp_path / "tensorflow_datasets" / "downloads" / "manual"
+    manual.mkdir(parents=True)
+    names = ["summary", "title", "url", "date", "density_bin", "coverage_bin", "compression_bin"]
+    for file, count in (("train", 130), ("dev", 7), ("test", 9)):
+        rows = (
+            {"text": f"{file} {n}: größer\n"}
+            | dict.fromkeys(names, "x")
+            | dict.fromkeys(["density", "coverage", "compression"], 1.0)
+            for n in range(count)
+        )
+        (manual / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return manual.parent.parent
+
+
+def test_a_tfds_data_set_keeps_its_own_splits(small, newsroom):
+    data = small(data__corpus="tfds:newsroom", data__path=str(newsroom)).data
+    for _ in ("prepared here", "prepared before"):
+        splits = split_of(corpora.open_corpus(data), data)
+        assert collections.Counter(splits.values()) == {"train": 130, "validation": 7, "test": 9}
+        assert splits["dev 3: größer\n"] == "validation" and splits["train 129: größer\n"] == "train"
