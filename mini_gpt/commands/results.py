@@ -45,8 +45,8 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def json_text(result: Row) -> str:
-    """Return the result as JSON. Raise ValueError for non-finite numbers."""
-    return json.dumps(result, indent=2, allow_nan=False) + "\n"
+    """Return the result as JSON with its checksum. Raise ValueError for non-finite numbers."""
+    return json.dumps(files.with_checksum(result), indent=2, allow_nan=False) + "\n"
 
 
 def write_tensorboard(

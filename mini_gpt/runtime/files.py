@@ -161,7 +161,8 @@ def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    read_again = json.loads(json.dumps(body))  # its keys are texts, which sort differently from numbers
+    return hashlib.sha256(json.dumps(read_again, sort_keys=True).encode()).hexdigest()
 
 
 def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:

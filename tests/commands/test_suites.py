@@ -39,7 +39,16 @@ def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained,
     arguments = [f"--workdir={workdir}", "--suite=extrapolation,perplexity", "--lengths=16,1x,2x", "--strides=8,0.5x"]
     assert type_in(monkeypatch, "eval.py", *arguments) is None
     result = json.loads((workdir / "eval" / "extrapolation.json").read_text())
-    assert list(result) == ["checkpoint_step", "split", "overrides", "request", "train_length", "rows", "by_position"]
+    assert list(result) == [
+        "checkpoint_step",
+        "split",
+        "overrides",
+        "request",
+        "train_length",
+        "rows",
+        "by_position",
+        "sha256",
+    ]
     assert (result["checkpoint_step"], result["train_length"], result["split"]) == (8, 32, "validation")
     assert (result["overrides"], result["request"]) == ({}, {"lengths": "16,1x,2x", "strides": "8,0.5x"})
     assert all(list(row) == ROW for row in result["rows"])

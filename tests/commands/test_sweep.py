@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from mini_gpt.commands import sweep, sweep_tables
+from mini_gpt.commands import results, sweep, sweep_tables
 from mini_gpt.commands.suites import SUITES
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.runtime.errors import UserError
@@ -203,6 +203,9 @@ def test_damaged_results_are_not_taken_into_tables(small, tmp_path, monkeypatch,
     taken = lambda content: complete_result(small, tmp_path, monkeypatch, content)
     assert taken(json.dumps(right)) == right and not caplog.text
     damaged = [json.dumps(right | {"rows": rows}) for rows in WRONG_ROWS] + [*DAMAGED.values(), json.dumps(right)[:-9]]
+    sealed = results.json_text(right)
+    assert taken(sealed) == right and not caplog.text
+    damaged += [sealed.replace('"nll": 1.0', '"nll": 1.5')]
     damaged += [json.dumps(right | {"train_length": length}) for length in ([32], "32", True)]
     for content in damaged:
         caplog.clear()

@@ -33,7 +33,7 @@ def _labels(run: Run, options: SuiteOptions) -> list[list[str]] | None:
     """Return labels[layer][head] of the suite `heads`, or None if it has no result for this step."""
     stem = base.file_stem("heads", dataclasses.replace(options, text=None), run.checkpoint, run.overrides)
     try:
-        report = files.read_json(run.workdir / "eval" / f"{stem}.json")
+        report = files.read_with_checksum(run.workdir / "eval" / f"{stem}.json")
         if report["checkpoint_step"] != run.step or report["overrides"] != run.overrides:
             return None
         labels = [[""] * run.config.model.num_heads for _ in range(run.config.model.num_layers)]

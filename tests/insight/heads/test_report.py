@@ -17,6 +17,7 @@ from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
 from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.model.gpt import Inputs, positions_and_segments
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -137,7 +138,7 @@ def test_the_suite_writes_a_figure_a_table_and_all_results(small, tmp_path, caps
     workdir = tmp_path / "run"
     loop.train(small(model__num_layers=2, model__position="rope"), workdir, conclude=False)
     result = suites.evaluate(Run(workdir), "heads", SuiteOptions())
-    assert result == json.loads((workdir / "eval" / "heads.json").read_text())
+    assert result == files.read_with_checksum(workdir / "eval" / "heads.json", must=True)
     printed = capsys.readouterr().out
     assert printed.count("\n") >= 9 and "label" in printed
     rows = list(csv.DictReader((workdir / "eval" / "heads.csv").open()))
