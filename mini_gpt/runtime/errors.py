@@ -69,10 +69,23 @@ def _run(main: Callable[[], None]) -> None:
         _flush()
 
 
+class _Log(io.FileIO):
+    """Standard error. If a write fails, it becomes /dev/null: a run goes on though its terminal is closed."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            return super().write(content)
+
+
 def _open_streams() -> None:
     """Open closed standard streams as /dev/null: a file with their number would get what is printed.
 
-    Invalid input becomes surrogates, and printed characters that the encoding lacks become "?".
+    Invalid input becomes surrogates, and printed characters that the encoding lacks become "?". Lost logs are no error.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number
         pass
@@ -83,6 +96,9 @@ def _open_streams() -> None:
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
+    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
+        log = io.BufferedWriter(_Log(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(log, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
 
 
 def _flush() -> None:

@@ -1,4 +1,4 @@
-"""Stopping a run by SIGTERM (SLURM, cloud TPUs, Kubernetes) or SIGINT, at the same step in all processes."""
+"""Stopping a run by SIGTERM (SLURM, cloud TPUs, Kubernetes), SIGINT or SIGHUP, at the same step in all processes."""
 
 import contextlib
 import os
@@ -30,20 +30,25 @@ class StopRequest:
 def listening() -> Iterator[StopRequest]:
     """Yield a StopRequest. The first signal sets it, a second signal exits at once. Files on disk stay intact.
 
-    With several processes, JAX's handler receives SIGTERM and informs the other processes; SIGINT is forwarded to it.
+    With several processes, JAX's handler receives SIGTERM and informs the other processes; others are forwarded to it.
+    An ignored SIGHUP stays ignored (nohup), and a second one changes nothing: a terminal that closes can send two.
     """
     request = StopRequest()
 
     def receive(number: int, _: object) -> None:
         if request.received is not None:
+            if number == signal.SIGHUP:
+                return
             os._exit(128 + number)
         request.received = number
         if processes.are_several():
             os.kill(os.getpid(), signal.SIGTERM)
         # Not the logger or print, which the signal may have interrupted.
-        os.write(2, b"\nstopping: saving after this step; send the signal again to exit at once\n")
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            os.write(2, b"\nstopping: saving after this step; send the signal again to exit at once\n")
 
     handled = [signal.SIGINT] if processes.are_several() else [signal.SIGTERM, signal.SIGINT]
+    handled += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
     previous = {number: signal.signal(number, receive) for number in handled}
     try:
         yield request

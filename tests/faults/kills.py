@@ -87,8 +87,8 @@ class Trainer:
         flags = [f"--config.{name}={value}" for name, value in (FIELDS | paths | divided).items()]
         self.command = ["--config=configs/default.py", f"--workdir={self.workdir}", *flags]
 
-    def start(self, *more: str) -> tuple[subprocess.Popen, int]:
-        """Return a started process, and the pipe from which its marks are read."""
+    def start(self, *more: str, output: int | None = None) -> tuple[subprocess.Popen, int]:
+        """Return a started process, and the pipe from which its marks are read. output: in place of the log's file."""
         reading, writing = os.pipe()
         environment = os.environ | {
             "MARKS": str(writing),
@@ -102,14 +102,14 @@ class Trainer:
             call += [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={self.processes}", "--process_id"]
             others = (shlex.join([*call, str(number)]) + " &" for number in range(1, self.processes))
             call = ["sh", "-c", f"{' '.join(others)} exec {shlex.join([*call, '0'])}"]
-        with self.log.open("wb") as output:  # not a pipe: it would be full while only the marks are read
+        with self.log.open("wb") as log:  # not a pipe: it would be full while only the marks are read
             process = subprocess.Popen(
                 call,
                 start_new_session=True,  # one process group: all are killed together
                 cwd=REPOSITORY,
                 env=environment,
                 pass_fds=[writing],
-                stdout=output,
+                stdout=log if output is None else output,
                 stderr=subprocess.STDOUT,
             )
         os.close(writing)

@@ -1,7 +1,11 @@
 """Real training processes end like an uninterrupted run after random kills and after signals."""
 
+import os
+import pty
 import random
 import signal
+import termios
+import time
 
 import pytest
 
@@ -30,14 +34,41 @@ def test_twenty_kills_change_nothing(tmp_path):
 def test_a_process_saves_and_resumes_after_a_signal(tmp_path):
     reference, signalled = Trainer(tmp_path, "reference"), Trainer(tmp_path, "signalled")
     kills.run_to_the_end(reference)
-    for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)):
         process, pipe = signalled.start()
         marks = Marks(pipe)
         while marks.entered["step"] < 7:
             assert marks.read(None)
         process.send_signal(number)
+        if number == signal.SIGHUP:  # a terminal that closes can send two
+            while b"stopping: " not in signalled.log.read_bytes():
+                time.sleep(0.001)
+            process.send_signal(number)
         output = signalled.output(process, 60)
         assert process.returncode == status, output
         assert "the same command resumes the run" in output and "Traceback" not in output
     kills.run_to_the_end(signalled)
     kills.compare(reference.workdir, signalled.workdir)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_its_log(tmp_path):
+    """The reader of a pipe ends, or a terminal is closed while SIGHUP is ignored: the run ends as with a log."""
+    reference = Trainer(tmp_path, "reference")
+    kills.run_to_the_end(reference)
+    for name, (reading, writing) in {"pipe": os.pipe(), "terminal": pty.openpty()}.items():
+        if name == "terminal":
+            termios.tcsetwinsize(writing, (24, 80))  # without a size, there is no progress bar
+        alone = Trainer(tmp_path, name)
+        alone.before = ["env", "--ignore-signal=HUP"]
+        process, pipe = alone.start(output=writing)
+        os.close(writing)
+        marks = Marks(pipe)
+        while marks.entered["step"] < 7:
+            assert marks.read(None)
+        os.read(reading, 1)
+        os.close(reading)
+        while marks.read(None):
+            pass
+        process.wait(60)
+        kills.compare(reference.workdir, alone.workdir)

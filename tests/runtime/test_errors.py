@@ -65,3 +65,28 @@ def test_an_error_is_printed_though_the_reader_has_ended(tmp_path):
 def test_input_that_is_not_utf8_becomes_surrogates(tmp_path, locale):
     assert start(tmp_path, "printf 'a\\xff' | {}", locale, "1", "read").returncode == 0
     assert (tmp_path / "file").read_text() == r"'a\udcff'"
+
+
+LOGS = """
+import pathlib, sys, threading
+from mini_gpt.runtime import errors
+
+def main():
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: sys.stderr.write("größer × " * 30000))
+        thread.start()
+        thread.join()
+        print("logged", file=sys.stderr)
+    pathlib.Path(sys.argv[1]).write_text("end")
+
+errors.run(main)
+"""
+
+
+@pytest.mark.parametrize("around", ["{} 2>&1 >/dev/null | head -c 1", "{} 2>&1 >/dev/null | true", "{} 2>/dev/full"])
+def test_a_lost_log_ends_no_command(tmp_path, around):
+    call = shlex.join([sys.executable, "-c", LOGS, str(tmp_path / "file")])
+    line = f"set -o pipefail; {around.format(call)}"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, timeout=30)
+    assert done.returncode == 0 and (tmp_path / "file").read_text() == "end"
