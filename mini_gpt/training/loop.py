@@ -121,21 +121,20 @@ class _FirstState:
 def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> tuple[TrainState, StopRequest]:
     """Train from the last undamaged checkpoint, or from step 0, until the last step or a signal."""
     last, directory = run.config.train.steps, workdir / workdirs.CHECKPOINTS
-    with (
-        contextlib.closing(Checkpoints(directory, keep=run.config.checkpoint.keep)) as checkpoints,
-        ThreadPoolExecutor(1) as background,
-    ):
-        compiling = background.submit(run.compiled_step) if last not in checkpoints.steps() else None
-        restored = checkpoints.restore_last(run.abstract_state)
-        start, state, record = restored or (0, first_state(), Record())
-        if start:
-            log.info(f"{workdir} is at step {start}: {'resuming' if start < last else 'nothing is left to train'}")
+    with contextlib.closing(Checkpoints(directory, keep=run.config.checkpoint.keep)) as checkpoints:
+        with stopping.at_once(), ThreadPoolExecutor(1) as background:
+            compiling = background.submit(run.compiled_step) if last not in checkpoints.steps() else None
+            restored = checkpoints.restore_last(run.abstract_state)
+            start, state, record = restored or (0, first_state(), Record())
+            if start:
+                log.info(f"{workdir} is at step {start}: {'resuming' if start < last else 'nothing is left to train'}")
+            if start < last:
+                log.info("compiling the training step ...")
+                train_step = compiling.result() if compiling else run.compiled_step()
         reporter = Reporter(workdir, run.config, start=start) if processes.is_main_process() else SilentReporter()
         with contextlib.closing(reporter):
             if start == last:
                 return state, StopRequest()
-            log.info("compiling the training step ...")
-            train_step = compiling.result() if compiling else run.compiled_step()
             with stopping.listening() as stop:
                 loop = _Loop(run, train_step, first_state, reporter, checkpoints, stop, record)
                 return loop.run(start, state), stop

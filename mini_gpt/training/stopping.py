@@ -27,6 +27,16 @@ class StopRequest:
 
 
 @contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Let SIGINT end the process at once in the block. Python's own handler would wait for the compiler."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
 def listening() -> Iterator[StopRequest]:
     """Yield a StopRequest. The first signal sets it, a second signal exits at once. Files on disk stay intact.
 

@@ -4,6 +4,8 @@ import errno
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -12,6 +14,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop, stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
+from tests.faults.kills import Trainer
 from tests.training.interruption import assert_same_bits, rows, without_rates
 from tests.training.test_loop import HARD
 
@@ -128,3 +131,29 @@ def test_full_memory_names_the_fields_that_need_less(small, tmp_path, monkeypatc
         UserError, match=r"^out of memory \(.+\); raise train\.accumulation_steps or mesh\.fsdp, or lower"
     ):
         loop.train(small(), tmp_path / "run", conclude=False)
+
+
+COMPILING = """
+import ctypes
+from mini_gpt.training import assembly
+
+def compiled_step(run):
+    print("compiling", flush=True)
+    ctypes.CDLL(None).sleep(60)  # no Python code runs meanwhile, as in the compiler
+
+assembly.Assembly.compiled_step = compiled_step
+from mini_gpt.commands import train
+train.main()
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_compiling_ends_the_process_at_once(tmp_path):
+    arguments = Trainer(tmp_path, "run").command
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMPILING, *arguments], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout.readline() == "compiling\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == -signal.SIGINT
