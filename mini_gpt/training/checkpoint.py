@@ -1,7 +1,8 @@
 """Checkpoints. Orbax writes them atomically in the background. The last few and the best are kept.
 
-Each checkpoint has a record: format, validation loss, offset of the data, and checksums of all arrays. A checkpoint
-that does not match its record is damaged. Training moves it to `damaged/` and restores the previous checkpoint.
+Each checkpoint has a record: format, run, step, validation loss, offset of the data, and checksums of all arrays. A
+checkpoint that does not match its record, or has the record of another run or step, is damaged. Training moves it to
+`damaged/` and restores the previous checkpoint.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from jax.experimental import multihost_utils
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checksums import checksums
 from mini_gpt.training.orbax_files import VerifyingHandler, plain_path
 from mini_gpt.training.state import TrainState
@@ -105,6 +107,7 @@ class Checkpoints:
             handlers.add(part, ocp.args.StandardSave, VerifyingHandler(directory))
         self.directory = directory
         self.keep = keep
+        self.run = workdirs.identity(directory.parent)
         self.records: dict[int, Record] = {}
         self.opened = contextlib.ExitStack()
         self.path = self.opened.enter_context(plain_path(directory))
@@ -129,7 +132,8 @@ class Checkpoints:
         Raises the error of the previous write. `wait` and `close` raise the error of this write: UserError if the
         checkpoint is incomplete. Callers turn errors such as a full disk into messages by `files.clear_write_errors`.
         """
-        body = {"format": FORMAT, **dataclasses.asdict(record), "checksums": checksums(_parts(state))}
+        body = {"format": FORMAT, "run": self.run, "step": step, **dataclasses.asdict(record)}
+        body |= {"checksums": checksums(_parts(state))}
         items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
         items["format"] = ocp.args.JsonSave(files.with_checksum(body))
         self.records[step] = record
@@ -270,6 +274,10 @@ class Checkpoints:
             raise Damaged(f"{path} has no format")
         if body["format"] != FORMAT:
             raise UserError(f"{path.parents[1]}: found checkpoint format {body['format']}; must be {FORMAT}")
+        if body.get("step", step) != step:
+            raise Damaged(f"it was saved at step {body['step']}, and was renamed")
+        if self.run is not None and body.get("run", self.run) != self.run:
+            raise Damaged("it is of another run")
         return body
 
     def _restore(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import logging
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mini_gpt.training.optimizer import same_rates
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
 METRICS = "metrics.jsonl"
 INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # the source of the initial weights
+RUN = "run.json"  # the identity of the run, a random text that each of its checkpoints repeats
 LOCK = "lock"  # an empty file, locked by the process that trains
 
 # Fields that may differ when a run is resumed. The corpus is compared by its fingerprint, not by its path.
@@ -89,12 +91,18 @@ def claim(
         files.write_json(workdir / INIT_FROM, origin)
     tokenizers.save(tokenizer, workdir / TOKENIZER)
     files.write_json(workdir / CORPUS, record)
+    files.write_json(workdir / RUN, {"identity": uuid.uuid4().hex})
     files.write_json(workdir / CONFIG, configs.to_dict(config))  # last: it marks the directory as complete
 
 
 def record_import(workdir: Path, source: Path, title: str) -> None:
     """Write the directory and the architecture that a run was imported from."""
     files.write_json(workdir / IMPORTED_FROM, {"directory": str(source.resolve()), "architecture": title})
+
+
+def identity(workdir: Path) -> str | None:
+    """Return the identity of the run; None if an earlier version started it."""
+    return _read_record(workdir / RUN, "a run", {"identity": str})["identity"] if (workdir / RUN).exists() else None
 
 
 def initial_run(workdir: Path) -> dict[str, Any] | None:

@@ -107,6 +107,38 @@ def small_state():
     return state, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
+@pytest.mark.parametrize("old", [False, True])
+def test_a_renamed_or_foreign_checkpoint_is_not_restored(tmp_path, old):
+    """old: the run and its checkpoints were written by a version without identities."""
+    state, abstract = small_state()
+    for name, steps in {"mine": (3, 4), "other": (6,)}.items():
+        workdir = tmp_path / name
+        workdir.mkdir()
+        if not old:
+            files.write_json(workdir / "run.json", {"identity": name})
+        with contextlib.closing(Checkpoints(workdir / "checkpoints", keep=2)) as checkpoints:
+            for step in steps:
+                checkpoints.save(step, state, Record(validation_loss=2.0))
+    directory = tmp_path / "mine" / "checkpoints"
+    if old:
+        for path in tmp_path.glob("*/checkpoints/*/format/metadata"):
+            body = files.read_with_checksum(path)
+            path.write_text(json.dumps(files.with_checksum({k: body[k] for k in body if k not in ("run", "step")})))
+    shutil.copytree(directory / "4", directory / "50")
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "6", directory / "6")
+    if old:
+        assert restore_last(directory, abstract)[0] == 50
+        return
+    with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
+        for step, message in ((50, "50: damaged .it was saved at step 4, and was renamed"), (6, "6: .*another run")):
+            with pytest.raises(UserError, match=message):
+                checkpoints.restore_parameters(str(step), abstract.parameters)
+        assert checkpoints.resolve("best") == 4
+    assert restore_last(directory, abstract)[0] == 4
+    assert {path.name for path in directory.iterdir()} == {"3", "4"}
+    assert {path.name for path in (tmp_path / "mine" / "damaged").iterdir()} == {"checkpoints-50", "checkpoints-6"}
+
+
 def save_repeatedly(directory, started):
     state, _ = small_state()
     with contextlib.closing(Checkpoints(directory, keep=1)) as checkpoints:
@@ -172,14 +204,15 @@ def test_a_checkpoint_deleted_while_it_is_read_is_chosen_again(tmp_path, monkeyp
 def test_an_undamaged_checkpoint_is_always_found(tmp_path, rewind):
     """All combinations of two checkpoints, scheduled or not, with a damaged record, a damaged array or no damage."""
     state, abstract = small_state()
-    with contextlib.closing(Checkpoints(tmp_path / "whole", keep=9)) as checkpoints:
-        for step, scheduled in itertools.product((4, 5), (True, False)):
-            checkpoints.save(10 * step + scheduled, state._replace(step=jnp.int32(step)), Record(scheduled=scheduled))
+    for scheduled in (True, False):
+        with contextlib.closing(Checkpoints(tmp_path / str(scheduled), keep=9)) as checkpoints:
+            for step in (4, 5):
+                checkpoints.save(step, state._replace(step=jnp.int32(step)), Record(scheduled=scheduled))
     kinds = list(itertools.product((True, False), ("none", "record", "array")))
     for number, pair in enumerate(itertools.product(kinds, kinds)):
         directory = tmp_path / str(number) / "checkpoints"
         for step, (scheduled, damage) in zip((4, 5), pair, strict=True):
-            shutil.copytree(tmp_path / "whole" / str(10 * step + scheduled), directory / str(step))
+            shutil.copytree(tmp_path / str(scheduled) / str(step), directory / str(step))
             if damage == "record":
                 (directory / str(step) / "format" / "metadata").write_text("{")
             elif damage == "array":

@@ -228,7 +228,7 @@ def damaged(path):
     path.write_text(original)
 
 
-@pytest.mark.parametrize("name", ["corpus.json", "init_from.json", "imported_from.json", "metadata"])
+@pytest.mark.parametrize("name", ["corpus.json", "init_from.json", "imported_from.json", "run.json", "metadata"])
 def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
     config, workdir = small(), tmp_path / "run"
     corpus = corpora.open_corpus(config.data)
