@@ -1,4 +1,4 @@
-"""The devices that JAX finds, whether they support bfloat16, and errors from full memory."""
+"""The devices that JAX finds, whether they support bfloat16, and out-of-memory errors."""
 
 import contextlib
 import importlib.util
@@ -73,7 +73,7 @@ def check_dtype(dtype: str, device: Any) -> None:
 
 @contextlib.contextmanager
 def clear_memory_errors() -> Iterator[None]:
-    """Turn any library's error from full memory in training into a UserError."""
+    """Turn any library's out-of-memory error in training into a UserError."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:

@@ -62,7 +62,7 @@ def _run(main: Callable[[], None]) -> None:
             message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or message
         sys.exit(printable(f"error: {message}").replace("\n", "\\n"))
     except UnicodeEncodeError as error:
-        sys.exit(f"error: found text that is no valid Unicode ({error.reason}); give UTF-8")
+        sys.exit(f"error: found text that is not valid Unicode ({error.reason}); give UTF-8")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
@@ -83,7 +83,7 @@ class _Log(io.FileIO):
 
 
 def _open_streams() -> None:
-    """Open closed standard streams as /dev/null: a file with their number would get what is printed.
+    """Open closed standard streams as /dev/null. Otherwise the next opened file would receive what is printed.
 
     Invalid input becomes surrogates, and printed characters that the encoding lacks become "?". Lost logs are no error.
     """

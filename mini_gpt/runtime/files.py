@@ -31,7 +31,7 @@ MOST_BYTES = 2**27  # of a JSON file; tokenizers with the largest vocabularies h
 
 
 class Exists(UserError):
-    """A new directory exists already."""
+    """The directory to be written exists already."""
 
 
 def expanded(path: str) -> Path:
@@ -85,7 +85,7 @@ def _delete_unlocked(draft: Path) -> None:
 
 @contextlib.contextmanager
 def _locked_draft(target: Path) -> Iterator[Path]:
-    """Yield a new locked directory next to `target`; delete it after the block, and drafts of killed processes before.
+    """Delete drafts of killed processes, yield a new locked directory next to `target`, and delete it at the end.
 
     Its name contains the host, so that a host deletes only its own drafts: locks of other hosts can be invisible.
     """
@@ -147,7 +147,7 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 
 
 def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
-    """Read a JSON object and remove its checksum. Raises ValueError if it is wrong or, with `must`, missing."""
+    """Read a JSON object and remove its checksum. Raises ValueError for a wrong or, with `must`, missing checksum."""
     try:
         body = read_json(path)
     except RecursionError:
@@ -260,7 +260,7 @@ def clear_write_errors(path: Path) -> Iterator[None]:
 
 
 def cant_write(error: BaseException | None) -> str | None:
-    """Return the reason of a write error, such as "Permission denied", or of its cause; None for other errors."""
+    """Return why a write failed, such as "Permission denied", from an error or its causes; None for other errors."""
     while error is not None:
         for reason in CANT_WRITE:
             if reason.lower() in str(error).lower():

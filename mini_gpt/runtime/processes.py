@@ -34,8 +34,8 @@ def start(
 ) -> int:
     """Connect this process to the others of its job, if there are any, and return its rank.
 
-    Without flags, the job is that of SLURM, Open MPI or the TPU pod; if there is none, the process runs alone. Call it
-    before anything that uses a device. Raises UserError if the others do not connect within `timeout` seconds (JAX
+    Without flags, the job is that of SLURM, Open MPI or the TPU pod; if there is none, the process runs alone. Call
+    this function before any device is used. Raises UserError if the others do not connect within `timeout` seconds (JAX
     would abort without naming the missing processes).
     """
     in_range = 0 < timeout <= LONGEST_PREPARATION
@@ -107,7 +107,7 @@ def main_process_first() -> Iterator[None]:
 
 
 def _detected(timeout: float) -> Job | None:
-    from jax._src.clusters import ClusterEnv  # jax.distributed.initialize() would abort if a process is missing
+    from jax._src.clusters import ClusterEnv  # private; jax.distributed.initialize() aborts if a process is missing
 
     for cluster in ClusterEnv._cluster_types:
         if cluster.name in CLUSTERS and cluster.is_env_present() and cluster.get_process_count() > 1:
@@ -135,7 +135,7 @@ def _checked(job: Job) -> tuple[str, int]:
 
 
 def _await_others(job: Job, port: int, timeout: float) -> None:
-    """Wait, in process 0, until all other processes have connected to the port that JAX will use, then answer them."""
+    """In process 0, wait until all other processes have connected to the port that JAX will use, then answer them."""
     deadline = time.monotonic() + timeout
     callers: dict[int, socket.socket] = {}
     dual = socket.has_dualstack_ipv6()
@@ -178,7 +178,7 @@ def _await_others(job: Job, port: int, timeout: float) -> None:
 
 
 def _report_to_first(job: Job, host: str, port: int, timeout: float) -> None:
-    """Connect to process 0, repeatedly until it answers."""
+    """Connect to process 0; retry until it answers."""
     deadline, problem = time.monotonic() + timeout, "does not answer"
     while (remaining := deadline - time.monotonic()) > 0:
         try:

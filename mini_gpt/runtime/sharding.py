@@ -49,7 +49,7 @@ def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
 
 
 def make_reading_mesh(fsdp: int, tensor: int) -> Mesh:
-    """Return a mesh over all devices, to read a run. Reduces fsdp and tensor to divisors of their number."""
+    """Return a mesh over all devices, to load a run's model. Reduces fsdp and tensor until they divide the devices."""
     count = len(devices.visible())
     fsdp = math.gcd(fsdp, count)
     tensor = math.gcd(tensor, count // fsdp)
