@@ -13,7 +13,7 @@ PAGE = """# Config fields
 
 This page is the output of `python -m mini_gpt.config --markdown`.
 Set a field with `config.FIELD = VALUE` in a config file, or with `--config.FIELD=VALUE` on the command line.
-If a field is None and its default names other fields, its value is computed from them.
+A default that names other fields is computed from them if the field is None.
 """
 
 

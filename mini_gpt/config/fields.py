@@ -37,8 +37,8 @@ def up_to(most: int) -> Range:
 class Spec(NamedTuple):
     """The definition of a field, except its name.
 
-    follows: gives the value of a field that is None: another field's name, or a function of {dotted name: value} with
-      its formula as docstring.
+    follows: another field's name, or a function of {dotted name: value} with its formula as docstring. It gives the
+      value if the field is None.
     before: the value for a config.json that is older than the field.
     """
 

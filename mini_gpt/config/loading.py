@@ -41,7 +41,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
 
 
 def find_file(path: str) -> tuple[Path, str]:
-    """Return the file and the argument of a path such as `configs/presets.py:gpt3_175b`. A file may have a `:` too.
+    """Return the file and the argument of a path such as `configs/presets.py:gpt3_175b`. A file's name may contain `:`.
 
     Raises UserError if there is no such file.
     """
@@ -142,7 +142,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
-    """Return {dotted name: value} of a config file. Fields of a run that follow from others may be None."""
+    """Return {dotted name: value} of a config file. Computed values of a run become None: overrides may change them."""
     if file.suffix == ".json":
         values = flatten(to_dict(read(file)))
         unset = {

@@ -54,8 +54,8 @@ class RopeConfig(Section, prefix="model.rope."):
     )
     factor: Annotated[float, at_least(1)] = field(1.0, "target context length, as a multiple of the original one")
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
-    beta_slow: Positive = field(1.0, "yarn: pairs with fewer turns in the original context are interpolated")
-    beta_fast: float = field(32.0, "yarn: pairs with more turns are unchanged; 1 and 32 were chosen for LLaMA")
+    beta_slow: Positive = field(1.0, "yarn: pairs with fewer rotations in the original context are interpolated")
+    beta_fast: float = field(32.0, "yarn: pairs with more rotations are unchanged; 1 and 32 were chosen for LLaMA")
 
     def check(self) -> None:
         if self.beta_fast <= self.beta_slow:
@@ -100,7 +100,7 @@ class ModelConfig(Section, prefix="model."):
     embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
     sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", "model.dropout")
     attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
-    norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in the sublayers and before the output projection")
+    norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in sublayers; pre: also before the output projection")
     norm_placement: Literal["pre", "post"] = field("pre", "pre: x + f(norm(x)); post: norm(x + f(x))")
     use_bias: bool = field(True, "bias in every projection and in layernorm")
     activation: Literal["gelu", "gelu_exact", "relu", "swiglu"] = field("gelu", "gelu: tanh, as in GPT-2; exact: erf")
@@ -110,7 +110,7 @@ class ModelConfig(Section, prefix="model."):
     scale_attention: bool = field(True, "divide the scores by sqrt(head width); false for ablation only")
     residual: bool = field(True, "residual connections; false for ablation only")
     remat: Literal["none", "dots", "block"] = field(
-        "none", "recompute activations: dots (all but products with weights), block (all)", before="none"
+        "none", "recompute activations: dots (all except outputs of weight matmuls), block (all)", before="none"
     )
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4", before=False)
     attention_window: OptionalSize = field(None, "keys per query, including its own (Jiang et al. 2023); None: all")
@@ -154,7 +154,7 @@ class ModelConfig(Section, prefix="model."):
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
             count = f"{fields} give {rotated} of {self.head_width} per head"
-            self.refuse("d_model", f"rope rotates pairs of dimensions: their number must be even and positive; {count}")
+            self.refuse("d_model", f"rope needs an even number of rotated dimensions, at least 2; {count}")
 
     @property
     def position_pattern(self) -> tuple[str, ...]:
