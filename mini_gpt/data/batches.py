@@ -32,7 +32,7 @@ class TrainBatches:
         if targets < length:
             remedy = f"context_length={length} needs at least {length + 1}"
             raise UserError(f"data.corpus: the train split has {len(tokens)} tokens; {remedy}")
-        # Use one window less if needed, so that offsets (0 to slack) reach at least the context length - 1.
+        # Leave out a window (but not the only one) if the slack, the largest offset, would be below length - 1.
         self.windows = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.windows * length
         self.order = grain.MapDataset.range(self.windows).shuffle(config.seed).repeat()
@@ -84,7 +84,7 @@ def iterate(batches: TrainBatches | TaskBatches, start: int, count: int) -> Iter
 
 
 def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Iterator[tuple[int, list[Any]]]:
-    """Yield (count, batch), where batch is a list of `batch_size` items, of which the first `count` are not padding.
+    """Yield (count, batch). A batch has `batch_size` items; those after the first `count` are padding.
 
     The last batch is padded with copies of its first item, so that jitted functions compile for one shape.
     """

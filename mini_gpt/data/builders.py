@@ -34,7 +34,7 @@ def _decoded(raw: bytes) -> str:
 
 
 def content_hash(texts: Iterable[str]) -> str:
-    """Return the SHA-256 of texts, joined by a byte that UTF-8 lacks. For one text, it is that of the text."""
+    """Return the SHA-256 of texts, joined by a byte that UTF-8 lacks. A single text gives its plain SHA-256."""
     return hashlib.sha256(b"\xff".join(text.encode() for text in texts)).hexdigest()
 
 

@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 class Corpus:
     """The texts of a corpus. parts: {split of the source: function that yields its texts}.
 
-    fingerprint: a hash of the text, or for TFDS of the data set's name and sizes. A complete reading of text files
-    raises UserError at its end if the text does not have this hash.
+    fingerprint: a hash of the text, or for TFDS of the data set's name and sizes. With text files,
+    `documents` raises UserError at its end if a file has changed.
     """
 
     name: str
@@ -95,8 +95,8 @@ def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str
     """Yield (split, text) for all texts of the corpus, in its order.
 
     The corpus's own validation and test splits are kept. `data.split_fractions` divides the other texts into train and
-    the missing splits. With data.split=documents, a hash of its text alone selects the split of a document. With
-    contiguous, the joined text is cut at a character, within a document if necessary.
+    the missing splits. With data.split=documents, the split of a document depends only on a hash of its text. With
+    contiguous, the joined text is cut between characters, within a document if necessary.
     """
     own = corpus.parts.keys() & {"validation", "test"}
     shares = {s: f for s, f in zip(SPLITS, data.split_fractions, strict=True) if s not in own}
@@ -133,14 +133,14 @@ def _by_hash(text: str, shares: dict[str, float]) -> str:
 
 def _text(pattern: str) -> Corpus:
     given = files.expanded(pattern)
-    # The part that exists is no glob, although it may have a `[` or a `*`.
+    # The existing part of the path is not a pattern, even if it contains `[` or `*`.
     root = given if os.path.isfile(given) else next(path for path in (given, *given.parents) if os.path.isdir(path))
     found = glob.glob(str(Path(glob.escape(str(root)), given.relative_to(root))), recursive=True)
     paths = sorted(path for path in found if os.path.isfile(path))
     if not paths:
         folder = pattern.rstrip("/") if given.is_dir() else "books"
         raise UserError(f"data.path: {shown(pattern)} matches no file; give a glob such as '{folder}/**/*.txt'")
-    for path in paths:  # refuse links to files outside the directory before the wildcards
+    for path in paths:  # refuse links to files outside `root`
         if not (target := Path(path).resolve()).is_relative_to(root.resolve()):
             raise UserError(f"data.path: {path} is a link to {target}, outside {root}; put the file in its place")
     fingerprints: list[str] = []  # one for each complete reading

@@ -12,8 +12,7 @@ MOST_GROWTH = 256  # largest factor by which normalization may lengthen a text
 MOST_PIECES = 16  # pieces of a template, and ids of a piece
 LONGEST_PREFIX = 64  # characters put before each text
 LONGEST_EXPRESSION = 2**10  # characters; that of GPT-4o has about 400
-# The largest number of characters that one character can become. Parts that are not listed are refused. For example,
-# a damaged character map of Precompiled aborts the library.
+# {part: most characters that one character can become}. Other parts are refused: Precompiled can abort the library.
 NORMALIZERS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4}
 NORMALIZERS |= dict.fromkeys(("Strip", "StripAccents", "Nmt", "Prepend", "Replace", "BertNormalizer"), 1)
 PRE_TOKENIZERS = {"ByteLevel": 4} | dict.fromkeys(("Split", "Digits", "Punctuation", "Metaspace", "UnicodeScripts"), 1)
@@ -56,7 +55,8 @@ def _check_template(part: Any) -> None:
 
 
 def _check_added(tokens: Any) -> None:
-    require(isinstance(tokens, list) and len(tokens) <= MOST_ADDED, "added_tokens", tokens, "must be a list of tokens")
+    valid = isinstance(tokens, list) and len(tokens) <= MOST_ADDED
+    require(valid, "added_tokens", tokens, f"must be a list of at most {MOST_ADDED} tokens")
     for token in tokens:
         content = token.get("content") if isinstance(token, dict) else None
         valid = isinstance(content, str) and 0 < len(content) <= LONGEST_ADDED

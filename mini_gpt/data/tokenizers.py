@@ -27,7 +27,7 @@ Library = tokenizers.Tokenizer  # the class of the tokenizers library
 class Tokenizer(Protocol):
     """texts: each token in UTF-8, possibly a part of a character; special tokens have no bytes.
 
-    token_bytes: [V], the lengths of `texts`; separator: 0, or -1 if the model adds a space to each document.
+    token_bytes: [V], the lengths of `texts`. The separator has 0, or -1 if the model adds a space to each document.
     """
 
     kind: str
@@ -85,9 +85,9 @@ class CharacterTokenizer(Tokenizer):
 class BpeTokenizer(Tokenizer):
     """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), of the tokenizers library.
 
-    The other arguments are for imported models. separator: its id in `model`; this class swaps it with the last id.
-    vocab_size: rows of the embedding table, at least the number of tokens. special: {role: token} of the other
-    special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them.
+    Arguments other than `model` are for imported models. separator: the separator's id in `model`; this class swaps it
+    with the last id. vocab_size: rows of the embedding table, at least the number of tokens. special: {role: token} of
+    the other special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them.
     """
 
     kind = "bpe"
