@@ -68,7 +68,7 @@ class Architecture:
         return {name: (value,) for name, value in NEEDED.items()} | own
 
     def describe(self, config: Config) -> dict[str, Any]:
-        """Return the fields of config.json that only this architecture has."""
+        """Return the fields of config.json that depend on the architecture."""
         model = config.model
         names = dict(zip(self.sizes, SIZES, strict=False)) | self.exported
         values = {theirs: operator.attrgetter(ours)(model) for theirs, ours in names.items()}

@@ -1,1 +1,1 @@
-"""A loaded model and tokens in, findings and figures out. Imports runtime, config, data, model and evaluation."""
+"""Analyses and figures of a loaded model. Imports runtime, config, data, model and evaluation."""

@@ -144,7 +144,7 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
 
 
 def rope(config: ModelConfig) -> Figure:
-    """Plot the rotation of two pairs, and scores against the offset. Only RoPE's are the same at each position."""
+    """Plot the rotation of two pairs, and the scores with RoPE and with added sinusoids against the offset."""
     encoding, width = positions.Rope(config, rngs=nnx.Rngs(0)), config.rotated_width
     title = f"RoPE on heads of {config.head_width} dimensions"
     figure, (fast, slow, score) = new_figure((3 * 4.6, 4.3), 1, 3, title=title)

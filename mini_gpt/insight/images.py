@@ -32,7 +32,7 @@ def cosines(table_PD: np.ndarray) -> np.ndarray:
 
 
 def _levels(shares: np.ndarray) -> np.ndarray:
-    return np.clip(np.round(np.nan_to_num(shares) * 255), 0, 255).astype(int)  # NaN gets the colour of 0
+    return np.clip(np.round(np.nan_to_num(shares) * 255), 0, 255).astype(int)  # NaN gets the first colour
 
 
 def _enlarged(pixels: np.ndarray) -> np.ndarray:

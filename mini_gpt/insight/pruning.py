@@ -28,7 +28,7 @@ from mini_gpt.runtime import sharding
 IMPORTANCE_TOKENS = 65_536  # of the training split
 SCORED_TOKENS = 32_768  # of the split whose loss is measured
 SEEDS = 5  # random orders of removal
-MOST_POINTS = 16  # of a curve
+MOST_POINTS = 16  # of a curve, besides its last
 LABELS = {  # of the orders of removal, in the figure
     "ablation": "by ablation, head by head",
     "gradient": "by gradient",
@@ -148,7 +148,7 @@ def counts(num_heads: int) -> list[int]:
 
 
 def curves(orders: Mapping[str, Order], loss: Callable[[np.ndarray], float]) -> list[dict[str, Any]]:
-    """Return a row for each order and number of removed heads, also for SEEDS random orders. loss: of mask_NH."""
+    """Return a row for each order and number of removed heads, also for SEEDS random orders. loss: takes mask_NH."""
     layers, heads = (1 + max(places) for places in zip(*next(iter(orders.values())), strict=True))
     every: list[tuple[str, int | None, Order]] = [(name, None, order) for name, order in orders.items()]
     every += [("random", seed, random_order(layers, heads, seed)) for seed in range(SEEDS)]

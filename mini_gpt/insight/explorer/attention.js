@@ -1,6 +1,6 @@
 "use strict";
-// The attention of the page's data, and how tokens and weights are drawn.
-// Attention is stored as quantised logits below each row's largest; the weights are computed from them here.
+// Decode the page's attention, and draw tokens and weights.
+// The page stores each row's largest logit and the quantised distances below it. The weights are computed from these.
 
 function bytesOf(text) {
   const decoded = atob(text), bytes = new Uint8Array(decoded.length);
@@ -30,12 +30,12 @@ class Attention {
     const level = this.levels_[(layer * this.heads + head) * this.perHead + this.start(i) + j];
     return level === this.hidden ? Infinity : this.floor * (level / this.steps) ** 2;
   }
-  // Whether the logit is known only to be at least this far below.
+  // Whether the distance was clipped; the logit may be smaller.
   cut(layer, head, i, j) { return this.below(layer, head, i, j) === this.floor; }
   logit(layer, head, i, j) {
     return this.rowMax[(layer * this.heads + head) * this.length + i] - this.below(layer, head, i, j);
   }
-  // How far quantisation may have moved a logit. The largest of a row is exact.
+  // The largest error of a logit by quantisation.
   logitError(layer, head, i, j) { return Math.sqrt(this.below(layer, head, i, j) * this.floor) / this.steps + this.floor / (4 * this.steps ** 2); }
   weights(layer, head) {
     const key = layer * this.heads + head;
@@ -55,10 +55,10 @@ class Attention {
   }
 }
 
-// The text of a token; markup in it is never parsed.
+// A token's text, with signs for white space.
 const shown = (token) => token.replace(/\n/g, "⏎").replace(/\r/g, "␍").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "·".repeat(s.length)) || "∅";
 
-// A number with the decimals that its error leaves, and the error, rounded up.
+// A value and its error, with decimals that fit the error. The error is rounded up.
 function withError(value, error) {
   const decimals = Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)))), unit = 10 ** -decimals;
   return `${value.toFixed(decimals)} ± ${(Math.ceil(error / unit) * unit).toFixed(decimals)}`;

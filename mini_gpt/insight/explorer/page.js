@@ -1,5 +1,5 @@
 "use strict";
-// One page, one state. attention.js decodes the weights and draws maps.
+// The page's views and their state. attention.js computes the weights and draws maps.
 
 const { html, render, useState, useEffect, useRef } = htmPreact;
 const TABS = ["Heads", "Model", "Map", "Positions", "Toy"];
@@ -81,7 +81,7 @@ function Heads({ attention, state, set }) {
 
 function Model({ attention, set }) {
   const { layers, heads, length } = attention;
-  return html`<p class="soft">All heads; of each weight the root, so that small ones are seen. Queries downwards, keys across. One opens its map.${attention.labels ? "" : " What heads attend to is said here after eval.py --suite=heads."}</p>
+  return html`<p class="soft">Square roots of the weights of all heads: queries downwards, keys across. Click on a head to enlarge it.${attention.labels ? "" : " Labels of heads need the result of eval.py --suite=heads."}</p>
     <div class="thumbs" style=${`grid-template-columns:repeat(${heads}, minmax(84px, 1fr))`}>
       ${Array.from({ length: layers * heads }, (_, n) => {
         const layer = Math.floor(n / heads), head = n % heads;
@@ -114,7 +114,7 @@ function MapView({ attention, state, set }) {
     point({ j: place(event.clientX - box.left, box.width), i: place(event.clientY - box.top, box.height) });
   };
   const context = (n) => `${attention.tokens.slice(Math.max(0, n - 12), n).map(shown).join("").slice(-20)}[${shown(attention.tokens[n])}]`;
-  let said = `weights are made in this page of logits in ${attention.steps} steps; they are within ${attention.error.toFixed(4)} of the model's`;
+  let said = `weights are computed from logits quantised in ${attention.steps} steps; their error is at most ${attention.error.toFixed(4)}`;
   if (at) {
     const logit = attention.logit(layer, head, at.i, at.j), weight = attention.weights(layer, head)[at.i * length + at.j];
     said = `query ${at.i}  ${context(at.i)}\nkey   ${at.j}  ${context(at.j)}\n` +
@@ -124,13 +124,13 @@ function MapView({ attention, state, set }) {
     <div class="controls"><div class="group">
       <button id="show-weights" aria-pressed=${!state.logits} onClick=${() => set({ logits: false })}>weights</button>
       <button id="show-logits" aria-pressed=${state.logits} onClick=${() => set({ logits: true })}>logits</button></div>
-      <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(1)} to ${most.toFixed(1)}; what is ${attention.floor} or more below its row's largest is shown as that` : "weights, by their root"}</span></div>
+      <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(1)} to ${most.toFixed(1)}, clipped at ${attention.floor} below each row's largest` : "square roots of the weights"}</span></div>
     <output id="pointed">${said}</output>
     <div class="map"><${Pixels} id="map" width=${length} height=${length} colourAt=${colourAt} deps=${[layer, head, state.logits]}
       onMouseMove=${move} onMouseLeave=${() => point(null)} /></div>`;
 }
 
-// Positions: the formulas, computed here.
+// Formulas of the positional encodings.
 
 const frequency = (base, pair, width) => base ** ((-2 * pair) / width);
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
@@ -147,7 +147,7 @@ function Curve({ lines, x, y, low, high }) {
   </svg><p class="soft">${y}</p>`;
 }
 
-// Pairs of a head's dimensions as RoPE turns them: where the vector (1, 0) points at positions 0 to 7.
+// The vector (1, 0) in pairs of a head's dimensions, rotated by RoPE to positions 0 to 7.
 function Turns({ frequencies }) {
   const half = frequencies.length, pairs = [...new Set([0, half >> 2, half >> 1, half - 1])].filter((pair) => pair in frequencies), reach = 42;
   return html`<svg viewBox="0 0 440 ${pairs.length > 2 ? 252 : 136}" role="img">
@@ -174,7 +174,7 @@ function Positions({ data, state, set }) {
     const angle = place * waves[Math.floor(dimension / 2)];
     return dimension % 2 ? Math.cos(angle) : Math.sin(angle);
   };
-  // Of one unit query and key, all pairs alike.
+  // The score of equal unit vectors with the same norm in each pair.
   const rotated = (offset, place) => mean(turns.map((f) => Math.cos((place + offset) * f) * Math.cos(place * f) + Math.sin((place + offset) * f) * Math.sin(place * f)));
   const cosines = learned && new Int8Array(bytesOf(learned.cosines).buffer);
   const longest = 2 * Math.PI / waves[waves.length - 1];
@@ -189,23 +189,23 @@ function Positions({ data, state, set }) {
         <${Pixels} id="waves" width=${width} height=${length} colourAt=${(x, y) => signed(wave(y, x))} deps=${[length, base]} style="height:260px" />
         <p class="soft">Positions downwards, dimensions across; wavelengths from 6.28 to <b id="longest">${longest.toLocaleString("en", { maximumFractionDigits: 0 })}</b> tokens.</p></div>
       <div class="panel"><h2>Similarity of two positions</h2>
-        <${Curve} low=${-1} high=${1} x="tokens apart" y=${`Cosine of two sinusoids: 1 apart ${similar[1].toFixed(3)}, 10 apart ${similar[10].toFixed(3)}. RoPE scores equal vectors by the same sum, over a head's pairs.`}
+        <${Curve} low=${-1} high=${1} x="tokens apart" y=${`Cosine of two positions' sinusoids: ${similar[1].toFixed(3)} at distance 1, ${similar[10].toFixed(3)} at 10. With RoPE: score of equal vectors.`}
           lines=${[{ name: `sinusoids, ${width} dimensions`, values: similar }, { name: `RoPE, ${turned} dimensions`, values: distances.map((d) => similarityOf(turns, d)) }]} /></div>
-      <div class="panel"><h2>RoPE turns pairs of a head's ${turned} dimensions</h2>
+      <div class="panel"><h2>RoPE rotates pairs of a head's ${turned} dimensions</h2>
         <${Turns} frequencies=${turns} />
         ${scaling && html`<p class="soft" id="scaling">Frequencies with this run's scaling: ${scaling}.</p>`}
-        <p class="soft">Where (1, 0) points at positions 0 to 7. Fast pairs tell near tokens apart, slow ones far tokens.</p></div>
+        <p class="soft">The vector (1, 0) at positions 0 to 7. High frequencies separate near tokens, low frequencies far tokens.</p></div>
       <div class="panel"><h2>RoPE: only the offset counts</h2>
-        <${Curve} low=${-1} high=${1} x="tokens of offset" y="Scores of equal vectors, the key at 0 and at 1000: one curve."
+        <${Curve} low=${-1} high=${1} x="tokens of offset" y="Scores of equal vectors. The curves for a key at 0 and at 1000 are equal."
           lines=${[{ name: "key at 0", values: distances.map((d) => rotated(d, 0)) }, { name: "key at 1000", values: distances.map((d) => rotated(d, 1000)) }]} /></div>
       <div class="panel"><h2>ALiBi: one slope per head</h2>
-        <${Curve} low=${0} high=${1} x="tokens apart" y=${`Factors exp(−slope · distance) of ${slopes.length} heads.`}
+        <${Curve} low=${0} high=${1} x="tokens apart" y="Factors exp(−slope · distance); at most 8 heads are shown."
           lines=${slopes.slice(0, 8).map((slope, n) => ({ name: `head ${n}: ${slope.toPrecision(3)}`, values: distances.map((d) => Math.exp(-slope * d)) }))} /></div>
       ${learned && html`<div class="panel"><h2>This run's learned positions</h2>
         <${Pixels} id="learned" width=${learned.size} height=${learned.size} colourAt=${(x, y) => signed(cosines[y * learned.size + x] / 127)} deps=${[]} />
         <p class="soft">Cosines of ${learned.size} positions${learned.every > 1 ? `, every ${learned.every}th` : ""}: red 1, white 0, blue −1.</p></div>`}
       ${t5 && html`<div class="panel" id="t5"><h2>This run's T5 biases</h2>
-        <${Curve} low=${Math.min(...t5.flat())} high=${Math.max(...t5.flat())} x="tokens to the left" y=${`What is added to the logits of ${t5.length} heads.`}
+        <${Curve} low=${Math.min(...t5.flat())} high=${Math.max(...t5.flat())} x="tokens to the left" y="Biases of the logits; at most 8 heads are shown."
           lines=${t5.slice(0, 8).map((values, n) => ({ name: `head ${n}`, values }))} /></div>`}
     </div>`;
 }
@@ -237,7 +237,7 @@ function Table({ name, values, words, colourOf }) {
 function Toy({ data, state, set }) {
   const { toy } = data, maps = toyMaps(toy, state.preset, state.temperature, state.order), words = state.order.map((n) => toy.words[n]);
   const forward = (n) => { const order = [...state.order]; [order[n - 1], order[n]] = [order[n], order[n - 1]]; set({ order }); };
-  return html`<p>Four words of four numbers each. Head 1 reads the first two columns of X·W<sub>Q</sub> and X·W<sub>K</sub>, head 2 the others; every word sees every word.</p>
+  return html`<p>Four words of four numbers each. Head 1 reads the first two columns of X·W<sub>Q</sub> and X·W<sub>K</sub>, head 2 the others; no pair is masked.</p>
     <div class="controls">
       <div class="group">${Object.keys(toy.presets).map((name) => html`<button id=${`preset-${name.replace(/ /g, "-")}`} aria-pressed=${name === state.preset} onClick=${() => set({ preset: name })}>${name}</button>`)}</div>
       <label class="group">temperature <input type="range" id="temperature" min="0.1" max="5" step="0.1" value=${state.temperature} onInput=${(event) => set({ temperature: +event.target.value })} /> <b>${state.temperature.toFixed(1)}</b></label>

@@ -48,7 +48,7 @@ def window_starts(tokens: np.ndarray, length: int) -> np.ndarray:
 
 
 def vocabulary(tokenizer: Tokenizer, train_tokens: np.ndarray) -> Vocabulary:
-    """Return the properties of each token; `train_tokens` have the rare ones.
+    """Return the properties of each token; rare tokens are counted in `train_tokens`.
 
     Delimiters are the separator and tokens of only symbols, punctuation and line ends. Bytes of non-ASCII characters
     are letters.

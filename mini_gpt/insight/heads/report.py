@@ -31,8 +31,8 @@ CLEAR = 0.5  # least strength for a label
 FEWEST = 50  # least number of queries for a label
 EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global"
 AROUND = 12  # tokens of text shown before each token of a pair
-IMPLIED = {"local window": ("previous token", "next token", "self", "fixed offset")}  # no label if a narrower is clear
-LAST = ("local window", "self", "first token", "delimiter")  # wide, or where heads rest without a key of their kind
+IMPLIED = {"local window": ("previous token", "next token", "self", "fixed offset")}  # dropped if one of these is clear
+LAST = ("local window", "self", "first token", "delimiter")  # wide kinds and attention sinks
 OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of labels that are not kinds
 
 

@@ -1,9 +1,9 @@
 """Scores of a head's attention to keys of one kind, compared with chance.
 
 The score is the mean weight on the keys of a kind, which its template marks for each query. The strength is 0 for
-attention by chance and 1 for attention only to keys of the kind, at any length. For kinds of places, chance is uniform
-attention to the visible keys. For all other kinds, chance also has the head's own mean weight at each distance, over
-the same queries, so that a head that only selects distances is at chance.
+attention by chance and 1 for attention only to keys of the kind, at any length. For PLACES and fixed offsets, chance
+is uniform attention to the visible keys. For all other kinds, chance is attention with the head's own mean weight at
+each distance. A head that selects keys only by distance then has strength 0.
 """
 
 from typing import Any, NamedTuple
@@ -23,12 +23,12 @@ Numbers = float | np.ndarray
 
 
 class HeadSums(NamedTuple):
-    """Sums over the queries of one layer that see at least two keys; float32.
+    """Sums over the queries of one layer that see at least two keys.
 
     mass_HT: weight on the keys of each kind (T). uniform_T, by_distance_HT: the same for the two kinds of chance.
     queries_T: number of queries that see keys of the kind and other keys; the fields above are sums over these.
     mass_HO, uniform_O, queries_O: the same for each offset, query - key + L - 1. entropy_H: entropy / log(number of
-    visible keys). distance_H: in tokens. queries: number of all these queries.
+    visible keys). distance_H: in tokens. queries: number of queries.
     """
 
     mass_HT: jax.Array
@@ -71,7 +71,7 @@ def measure(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> 
     at_offsets = jax.vmap(at_offset)
 
     def by_distance(kind: tuple[jax.Array, jax.Array]) -> jax.Array:
-        """Return mass_H of weights that have the head's mean weight at each distance, relative to uniform weights."""
+        """Return mass_H of uniform weights that are scaled to the head's mean weight at each distance."""
         counted_BLS, eligible_BL = kind
         mass_HO = at_offsets(jnp.einsum("bhls,bl->hls", weights_BHLS, eligible_BL))
         uniform_O = at_offset(jnp.einsum("bls,bl->ls", uniform_BLS, eligible_BL))
@@ -114,8 +114,7 @@ def of_kinds(kinds: tuple[str, ...], sums: HeadSums, head: int) -> dict[str, dic
 def fixed_offset(sums: HeadSums, head: int) -> tuple[int | None, dict[str, Any]]:
     """Return the offset (key - query) of the largest strength, and score, chance, strength and queries.
 
-    Offsets of -1, 0 and 1 are other kinds. Offsets of more than half the length have too few queries: the last key that
-    they reach is the first token for most of them.
+    Offsets of -1, 0 and 1 are other kinds. Offsets of more than half the length have too few queries.
     """
     mass_O, chance_O, queries_O = map(np.asarray, (sums.mass_HO[head], sums.uniform_O, sums.queries_O))
     length = (len(queries_O) + 1) // 2

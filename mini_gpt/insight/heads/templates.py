@@ -11,7 +11,7 @@ Templates = dict[str, np.ndarray]  # {kind: mask_BLS, True where a key is of the
 
 
 class Vocabulary(NamedTuple):
-    """Properties of each token and of the mask token, bool. A letter is a letter, a digit or an underscore."""
+    """Properties of each token and of the mask token, bool. Digits and underscores count as letters."""
 
     is_delimiter_V: np.ndarray
     is_rare_V: np.ndarray
@@ -20,9 +20,9 @@ class Vocabulary(NamedTuple):
 
 
 def of_tokens(tokens_BL: np.ndarray, opens_BL: np.ndarray, vocabulary: Vocabulary, *, causal: bool) -> Templates:
-    """Return the templates of kinds of any text. opens_BL: True at the first token of each segment.
+    """Return the templates that need no parser. opens_BL: True at the first token of each segment.
 
-    Kinds that depend on tokens exclude the query's own position and the first token of a segment, where heads may rest.
+    Kinds that depend on tokens exclude the query's own position and the first token of a segment, an attention sink.
     A word is a run of letters, over any number of tokens.
     """
     length = tokens_BL.shape[1]
@@ -61,7 +61,7 @@ def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tu
 
 
 def induction(length: int, period_B: np.ndarray) -> Templates:
-    """Return the template of keys after an earlier copy of the query, beyond the first period (Olsson et al. 2022)."""
+    """Return the template of keys that follow an earlier copy of the query's token (Olsson et al. 2022)."""
     positions_L, period_B11 = np.arange(length), period_B[:, None, None]
     behind_LS = positions_L[:, None] - positions_L
     follows_BLS = ((behind_LS + 1) % period_B11 == 0) & (behind_LS >= 0) & (positions_L > 0)
