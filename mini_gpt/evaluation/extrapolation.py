@@ -11,7 +11,7 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError, require
 
 LENGTHS = "1x,2x,4x,8x,16x"  # x: times the trained length
-LENGTH = re.compile(r"[-+\d_./]{1,20}(e[-+]?\d)?x?")  # 1e999999999 would take all memory
+LENGTH = re.compile(r"[-+\d_./]{1,20}(e[-+]?\d)?x?")  # exponent of one digit, because 1e999999999 would take all memory
 SLIDING_TARGETS = 16_384  # at most, because overlapping windows process each token many times
 
 
@@ -97,8 +97,8 @@ def extrapolation(
     `nll` is in nats per token. It is None, and `reason` is given, if the model has no positions for the length or its
     loss is not finite. `sample_nll` is the mean over the targets of the sliding windows, for blocks too, to compare
     both protocols. Entry i of the losses by position is the mean in nats over targets with i + 1 tokens of context. The
-    context starts at the block's first token; if documents are isolated, it starts at the last separator before the
-    target, so a list can be shorter than a block.
+    context starts at the block's first token, or at a later separator if documents are isolated. A list can then be
+    shorter than a block.
     """
     reasons = {w.length: perplexity.why_undefined(model.config.model, w.length) for w in windowings}
     defined = [w for w in windowings if reasons[w.length] is None]

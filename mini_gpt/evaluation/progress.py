@@ -26,7 +26,7 @@ def shown(title: str, cost: int) -> Iterator[Advance]:
 
         def advance(tokens: int) -> None:
             nonlocal done, last_line
-            tokens = min(tokens, cost - done)  # the cost of pruning is approximate
+            tokens = min(tokens, cost - done)  # the cost may be an estimate
             done += tokens
             bar.update(tokens)
             if bar.disable and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:

@@ -95,9 +95,9 @@ def default_lengths(config: Config) -> tuple[int, ...]:
 def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tuple[int, ...]) -> list[dict]:
     """Return a row for each length: exact_match, token_accuracy (both 0..1), nll in nats per token, and counts.
 
-    The end of an answer counts in exact_match and nll, but not in token_accuracy. In a one-letter answer, the end would
-    be half of the tokens. For each length, up to PROBLEMS different problems of the split are scored, the same ones for
-    every model and seed. The `reason` of an undefined row is as in `extrapolation`.
+    The end of an answer counts in exact_match and nll, but not in token_accuracy, because it would be half of the
+    tokens of a one-letter answer. For each length, up to PROBLEMS different problems of the split are scored, the same
+    ones for every model and seed. `reason`: why a row is undefined, or None.
     """
     rows, config = [], model.config
     needed = {length: batches.row_length(config, length) for length in lengths}

@@ -18,9 +18,9 @@ class Cache(NamedTuple):
     `steps` % S, one slice that XLA updates in place. S is the capacity, or the attention window if that is smaller. The
     slots are then a ring buffer.
 
-    layers: each layer's keys and values. steps: length of the longest row, a scalar. lengths_B: of each row. places_BS:
-    the index in its row of the token in each slot; below 0 if the slot is empty. positions_BS, segments_BS: the model's
-    inputs for these tokens. random_BT: random positions of each row up to the capacity, if the model has them.
+    layers: each layer's keys and values. steps: length of the longest row, a scalar. lengths_B: the length of each row.
+    places_BS: for each slot, its token's index in the row; below 0 if the slot is empty. positions_BS, segments_BS:
+    the model's inputs for these tokens. random_BT: random positions of each row up to the capacity, or None.
     """
 
     layers: tuple[KeyValues, ...]
@@ -46,7 +46,7 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
     x_BLD, layers, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
     slots = capacity if config.attention_window is None else min(capacity, config.attention_window)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
-    places_BS = last_B1 - (steps - 1 - jnp.arange(slots)) % slots  # each slot's last token: its index in its row
+    places_BS = last_B1 - (steps - 1 - jnp.arange(slots)) % slots  # for each slot, its token's index in the row
     at_BS = jnp.maximum(places_BS, 0)
 
     def layer_to_slots(x_XLK: jax.Array) -> jax.Array:

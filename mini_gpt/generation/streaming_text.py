@@ -11,7 +11,7 @@ class Writer:
     """One row's text, which grows as tokens are added.
 
     The text ends before a stop string, or at the separator of documents. Bytes of an incomplete character
-    and text that may begin a stop string are held back. Without an end, the text is that of `tokenizer.decode`.
+    and a possible start of a stop string are held back. If nothing ends the text, it equals `tokenizer.decode(tokens)`.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):

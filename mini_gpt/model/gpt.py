@@ -1,6 +1,6 @@
 """The mini-GPT: embeddings, blocks, logits.
 
-Shape suffixes of names in all modules, one letter per axis:
+Shape suffixes of names, one letter per axis; some modules use further letters or another N:
     B batch    L sequence (queries)    S keys    D model width, d_model    N layers
     H heads    G key-value heads       K width of one head    F feed-forward width    V vocabulary
 """
@@ -68,7 +68,7 @@ class Mlp(nnx.Module):
     def units(self, x_BLD: jax.Array) -> jax.Array:
         """Return units_BLF, the output of the activation."""
         activate = ACTIVATIONS[self.config.activation]
-        if self.config.scan_layers:  # so that the scan saves only the input of gelu, not five arrays
+        if self.config.scan_layers:  # for gelu, the scan then saves one array, not five
             activate = recompute_in_backward(activate)
         gate = [self.gate(x_BLD)] if self.config.activation == "swiglu" else []
         return activate(*gate, self.up(x_BLD))
@@ -113,7 +113,7 @@ class MiniGPT(nnx.Module):
         std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
         init = nnx.initializers.normal(std)
         self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
-        # By name, so that the tree has each parameter once.
+        # A dict by name, so that an encoding that layers share is stored once.
         encodings = zip(config.position_pattern, positions.make(config, rngs=rngs), strict=False)
         self.positions = nnx.Dict(**dict(encodings))
         make_block = lambda rngs: Block(config, self.dtype, rngs=rngs)
@@ -162,7 +162,7 @@ class MiniGPT(nnx.Module):
 
         dropout_key: no dropout if None. head_mask_NBH: factors for the heads' outputs; its batch axis may be 1. caches:
         each layer's KV cache, or None for an empty one; without `caches`, None is returned. The returned caches are
-        all keys and values, including the new ones. trace: a function applied to each layer's Trace, which then has
+        all keys and values, including the new ones. trace: a function applied to each layer's Trace, with attention
         maps. The returned traces are the function's results. Without positions, raises the errors of `check_length`.
         """
         config, (tokens_BL, positions_BL, segments_BL) = self.config, inputs
@@ -182,7 +182,7 @@ class MiniGPT(nnx.Module):
         options = Options(keys, head_mask_NBH)  # stacked over layers
         if config.scan_layers and caches is None:
             x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
-        else:  # also unrolled with caches, because a scan would copy them for each token
+        else:  # with caches, layers are not scanned: a scan would copy the caches for each token
             blocks = _unstack(*nnx.split(self.blocks)) if config.scan_layers else self.blocks
             x_BLD, new_caches, traces = self._run_layers(x_BLD, blocks, contexts, options, trace, caches)
         if config.norm_placement == "pre":
@@ -256,8 +256,8 @@ def positions_and_segments(
 
     With `model.random_positions`, each row has sorted random positions without repetition (Ruoss et al. 2023), drawn
     with its key in keys_B. Without keys, they depend only on the row's first token and length. A score is then the same
-    in every call and batch, and does not depend on later tokens. If many rows have the same first token, as the
-    problems of a task, give `keys_of` the number of each row.
+    in every call and batch, and does not depend on later tokens. If many rows have the same first token, as in a
+    task, pass `keys_of(row_numbers)` as keys_B.
     """
     positions_BL = segments_BL = None
     if separator_id is not None:
@@ -295,7 +295,7 @@ def check_length(config: ModelConfig, length: int) -> None:
     """Raise UserError if a length needs more positions than the model has; JAX would silently clamp indices."""
     count = config.random_positions
     if count is not None and length > count:
-        raise UserError(f"model.random_positions: a length of {length} needs as many positions; found {count}")
+        raise UserError(f"model.random_positions: found {count}; must be at least the length {length}")
     if config.position == "learned" and length > config.max_positions:
         raise UserError(
             f"model.max_positions: the learned table has {config.max_positions} positions; found a length of {length}; "

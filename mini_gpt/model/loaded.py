@@ -46,7 +46,7 @@ class LoadedModel:
 
     @property
     def vocab_size(self) -> int:
-        """The number of the tokenizer's tokens. It is the id of the mask token under the masked objective."""
+        """The size of the tokenizer's vocabulary; with the masked objective, also the id of the mask token."""
         return len(self.parameters["embedding"]) - self.masked
 
     def merge(self) -> MiniGPT:

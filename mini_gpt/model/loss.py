@@ -1,7 +1,7 @@
 """Losses in nats from logits, or from final hidden states in chunks, so that memory never holds all logits.
 
-Mean losses in other modules are sums of these divided by counts. T is the number of tokens in a chunk. On a mesh, each
-device computes the losses of its own rows.
+Other modules compute means. T is the number of tokens in a chunk. On a mesh, each device computes the losses of its own
+rows.
 """
 
 import functools

@@ -13,7 +13,7 @@ from flax import nnx
 from mini_gpt.model.attention.masks import HIDDEN, Context, Heads, scaled
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
-UNROLLED = {256: 64, 512: 128}  # {longest sequence: block size}; the loop over pairs of blocks is unrolled
+UNROLLED = {256: 64, 512: 128}  # {sequence length: block size}; up to these lengths, the loop is unrolled
 
 
 def attend(heads: Heads, context: Context, scale: float) -> jax.Array:

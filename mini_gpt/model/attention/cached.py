@@ -9,9 +9,9 @@ from mini_gpt.model.attention.masks import HIDDEN, KeyValues, scaled
 
 
 class Past(NamedTuple):
-    """One layer's KV cache of S slots, and how the next token uses it.
+    """One layer's KV cache of S slots, and how the new token uses it.
 
-    slot: the slot of the next token's key and value, a scalar. positions_BS, visible_BS: of all slots, also of `slot`.
+    slot: the scalar index of the new token's slot. positions_BS, visible_BS: of all slots, including the new token's.
     """
 
     cache: KeyValues

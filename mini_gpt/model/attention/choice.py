@@ -30,7 +30,7 @@ def check(requested: str) -> None:
 
 
 def choose(requested: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout: bool) -> str:
-    """Return the name of an implementation; if it is not the requested or the fastest one, log the reason once."""
+    """Return an implementation's name; if the requested or fastest one does not support the call, log why once."""
     platform = devices.platform(jax.devices()[0])
     is_long = q_BLHK.shape[1] >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
     unfused = "blockwise" if is_long else "reference"

@@ -56,7 +56,7 @@ class Heads(NamedTuple):
 
 
 class KeyValues(NamedTuple):
-    """One layer's keys and values. X merges the axes B and G, because XLA copies arrays that have both."""
+    """One layer's keys and values. Axis X is B and G merged: with separate axes, XLA copies the cache."""
 
     keys_XSK: jax.Array
     values_XSK: jax.Array
