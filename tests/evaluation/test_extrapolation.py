@@ -101,7 +101,7 @@ def test_lengths_past_a_learned_table_are_undefined(measure):
     assert set(by_position) == {"4", "8"}
     further, *_ = measure((8, 32), (), model__position="learned", model__random_positions=20)
     assert [row["status"] for row in further] == ["ok", "undefined"]
-    assert further[1]["reason"].startswith("model.random_positions: a length of 32 needs as many")
+    assert further[1]["reason"].startswith("model.random_positions: found 20; must be at least the length 32")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
