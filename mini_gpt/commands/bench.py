@@ -179,7 +179,7 @@ def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> 
     """Return 6N + 12·layers·heads·head width·keys: forward and backward without recomputation (PaLM, appendix B).
 
     N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. keys: the most that a
-    query sees, the context or `model.attention_window`. As in the paper, all queries count as many.
+    query sees, the context or `model.attention_window`. As in the paper, every query counts with this number.
     """
     model, keys = config.model, config.context_length
     if model.attention_window is not None:

@@ -19,7 +19,7 @@ from mini_gpt.training.run import SavedRun
 
 
 def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
-    """Return the name and the config that the command line gives, and the number of tokens in its embedding.
+    """Return the path of the config or run, the config, and the number of tokens in the embedding.
 
     Raise UserError if the number depends on a corpus, which is not opened.
     """
@@ -35,7 +35,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
         run = SavedRun(flags.workdir)
         config, tokens = run.trained, tokens or tokenizers.vocab_size(run.tokenizer)
     else:
-        is_json = flags.config.endswith(".json")  # read it without the check of its corpus, which is not opened
+        is_json = flags.config.endswith(".json")  # configs.read does not check the corpus
         config = configs.read(Path(flags.config)) if is_json else configs.load(flags.config)
         tokens = tokens or _vocab_size(config.data)
     return str(flags.workdir or flags.config), config, tokens + (config.train.objective == "masked")

@@ -16,7 +16,7 @@ Combination = tuple[tuple[str, str], ...]  # (field, value) of each varied field
 
 
 def check(suite: Suite, result: Result) -> None:
-    """Raise ValueError, KeyError, TypeError or OverflowError unless the tables can hold a result that was read."""
+    """Raise ValueError, KeyError, TypeError or OverflowError if a result on disk does not fit the tables."""
     rows = suite.compared_rows(result)
     for row in rows:
         suite.label(row)

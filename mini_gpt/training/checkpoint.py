@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 class Record:
     """The record of a checkpoint.
 
-    validation_loss: in nats a token, None if it was not measured. eval_tokens: the size of the sample of the validation
-    split on which it was measured, None in old checkpoints. data_offset: batches skipped by rewinds. bad_steps:
-    non-finite steps so far. scheduled: False for a checkpoint that was saved only because the run stopped early.
+    validation_loss: in nats a token, None if it was not measured. eval_tokens: the number of validation tokens on which
+    it was measured, None in old checkpoints. data_offset: batches skipped by rewinds. bad_steps: non-finite steps so
+    far. scheduled: False for a checkpoint that was saved only because the run stopped early.
     """
 
     validation_loss: float | None = None
@@ -171,9 +171,9 @@ class Checkpoints:
     def restore_last(self, abstract: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
         """Return (step, state, record) of the last undamaged checkpoint, or None; move damaged checkpoints away.
 
-        abstract: ShapeDtypeStructs with shardings. scheduled: for a rewind, which restores a checkpoint that is not
-        scheduled only if a checkpoint of the run is or was damaged. Raises UserError, and moves nothing, if some are
-        damaged and no other can be returned.
+        abstract: ShapeDtypeStructs with shardings. scheduled: True for a rewind. Then other checkpoints are returned
+        only if a checkpoint of the run is or was damaged. Raises UserError, and moves nothing, if some are damaged and
+        no other can be returned.
         """
         damaged: dict[int, Damaged] = {}
         records = dict[int, Record]()
@@ -225,7 +225,7 @@ class Checkpoints:
         return self.records[step]
 
     def best_loss(self, eval_tokens: int) -> float:
-        """Return the lowest validation loss of the checkpoints on this sample; infinity if there is none."""
+        """Return the lowest validation loss of the checkpoints on `eval_tokens` tokens; infinity if there is none."""
         records = map(self._record_or_empty, self.steps())
         losses = (record.loss_or_infinity for record in records if record.eval_tokens in (eval_tokens, None))
         return min(losses, default=math.inf)
@@ -252,7 +252,7 @@ class Checkpoints:
             self.manager.close()
 
     def _best(self, steps: Sequence[int]) -> int:
-        """Return the step with the lowest validation loss on the sample of the last step that has a loss."""
+        """Return the step with the lowest validation loss, among losses on the same sample as the last one."""
         records = {step: self._record_or_empty(step) for step in steps}
         scored = [step for step in steps if records[step].loss_or_infinity < math.inf] or steps
         samples = (records[scored[-1]].eval_tokens, None)

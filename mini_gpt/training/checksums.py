@@ -12,7 +12,7 @@ from mini_gpt.model.parameters import by_name
 def checksums(tree: Any) -> dict[str, str]:
     """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
 
-    Each half is a sum modulo 2**32, in any order, over the array: the bits of each entry times an odd hash of its
+    Each half is the sum over the array, modulo 2**32 and in any order, of an entry's bits times an odd hash of its
     index. One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
     """
     # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.

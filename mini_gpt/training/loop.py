@@ -178,7 +178,7 @@ class _Loop:
                 if self.config.train.nonfinite != "rewind" or failed.count > self.config.train.nonfinite_limit:
                     raise UserError(f"{failed}; {self._save_before(failed)}") from None
                 message, step, count = str(failed), failed.step, failed.count
-            # Outside the except block, which keeps the failed state: memory may not hold two states.
+            # After the except block: the exception holds the old state, and two may not fit in memory.
             del state
             start, state = self._rewind(step, count)
             log.warning(f"{message}: rewound to step {start}; batches skipped so far: {self.record.data_offset}")
@@ -186,7 +186,7 @@ class _Loop:
     def _run_steps(self, start: int, state: TrainState) -> TrainState:
         steps = range(start + 1, self.config.train.steps + 1)
         prepared = batches.iterate(self.assembly.train_batches, start + self.record.data_offset, len(steps))
-        pending: tuple[int, Metrics, _Due] | None = None  # read during the next step: the device need not wait
+        pending: tuple[int, Metrics, _Due] | None = None  # metrics are read one step later: no device waits
         self.best_loss = self.checkpoints.best_loss(self.config.eval.tokens)
         self.clock.restart(start)
         for step, batch in zip(steps, sharding.prefetch_to_device(prepared, self.assembly.mesh), strict=False):

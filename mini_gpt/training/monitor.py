@@ -35,7 +35,7 @@ TENSORBOARD = "tensorboard"
 WHOLE_SPLIT = "whole_split"  # TensorBoard's run, inside the run's own, with the loss of the whole validation split
 LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
-WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for the deviation, for the median; threshold in deviations
+WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for deviation and median; threshold in deviations
 LEAST_RISE = 0.01  # nats a token: a smaller rise is no spike, even if all losses before are equal
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class EventFile(contextlib.AbstractContextManager):
 
     def __init__(self, directory: Path, *, first_step: int | None = None):
         directory.mkdir(parents=True, exist_ok=True)
-        # Numbered, since TensorBoard reads files in the order of their names. The rest of a name has the time in
-        # seconds: a clock may be set back, or show the same second twice. Earlier versions wrote "events.out".
+        # Numbered, since TensorBoard reads files in the order of their names. The time in a name, in seconds, does not
+        # suffice: clocks are set back, and two files can have the same second. Earlier versions wrote "events.out".
         number = len(list(directory.glob("events*")))
         self.writer = EventsWriter(str(directory / f"events.part{number:06}"))
         if first_step is not None:
@@ -136,9 +136,9 @@ class Reporter:
         self._open(step)
 
     def start(self, step: int) -> None:
-        """Show progress from this step on. Its time left is estimated from later steps only: this one took longer."""
+        """Show progress from this step on. The time left is estimated from later steps only: this one took longer."""
         self.bar.close()
-        # smoothing=0: the mean speed since then. Otherwise an evaluation multiplies the estimate for some time.
+        # smoothing=0: the mean speed since this step. Otherwise an evaluation distorts the time left for a while.
         self.bar = tqdm(
             total=self.steps, initial=step, unit="step", dynamic_ncols=True, disable=not self.visible, smoothing=0
         )
@@ -225,8 +225,8 @@ class Spikes:
     def found(self, loss: float) -> str | None:
         """Add the next loss; return a message if it is a spike, far above the median of the last NEAR.
 
-        A spike is above it by DEVIATIONS standard deviations and by LEAST_RISE. The standard deviation is estimated
-        from differences of successive losses: a falling loss does not increase it.
+        A spike is above this median by DEVIATIONS standard deviations and by LEAST_RISE. The standard deviation is
+        estimated from differences of successive losses: a falling loss does not increase it.
         """
         before, message = list(self.before), None
         self.before.append(loss)

@@ -47,7 +47,7 @@ def _linear_decay(peak: float, last: float, steps: int) -> optax.Schedule:
 
 
 def schedules(config: Config) -> dict[str, optax.Schedule]:
-    """Return the schedules by the name of their metric: of the optimizer and, for Muon, of its AdamW."""
+    """Return {metric name: schedule}: one for the optimizer and, for Muon, one for its AdamW."""
     o, steps = config.optimizer, config.train.steps
     made = {"learning_rate": make_schedule(o, steps)}
     if o.name == "muon":

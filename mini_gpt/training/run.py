@@ -29,7 +29,7 @@ FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
 
 class SavedRun:
-    """The config and the tokenizer of a run directory. Raises UserError if one is invalid. Opens its checkpoints."""
+    """The config and the tokenizer of a run directory. Raises UserError if one is invalid."""
 
     def __init__(self, workdir: Path):
         files.check_contents(workdir)
@@ -172,7 +172,7 @@ def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) 
     """
     exists = (workdir / workdirs.CONFIG).exists()
     recorded = workdirs.initial_run(workdir) if exists else None
-    if recorded and init_from:  # the second holds if both directories were moved together
+    if recorded and init_from:  # the relative path is right if both were moved together
         same_path = recorded["workdir"] == str(init_from.resolve())
         is_same = same_path or recorded.get("relative") == _relative(init_from, workdir)
     else:

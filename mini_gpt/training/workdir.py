@@ -80,7 +80,7 @@ def claim(
 ) -> None:
     """Write the files of a new run. origin: the run and the step of its initial weights; None if they are random.
 
-    Raises UserError if the directory has one of these files with other contents. Equal ones are of a killed process.
+    Raises UserError if the directory has such a file with other contents. A killed process may leave equal files.
     """
     record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
     made = {INIT_FROM: origin, CORPUS: record, f"{TOKENIZER}/{tokenizers.FILE}": tokenizer.to_dict()}
@@ -152,7 +152,7 @@ def check_same_config(workdir: Path, config: Config) -> None:
 
 
 def _check_length(workdir: Path, saved: Config, config: Config) -> None:
-    """Raise UserError unless a run of the length of `config` would have the same checkpoints."""
+    """Raise UserError if the length in `config` contradicts the checkpoints."""
     directory, old, new = workdir / CHECKPOINTS, saved.train.steps, config.train.steps
     names = [path.name for path in directory.iterdir()] if directory.exists() else []
     steps = sorted(int(name) for name in names if name.isdecimal())

@@ -130,7 +130,7 @@ def split_tokens(run: Run, split: str) -> np.ndarray:
 
 
 def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
-    """Return problems (question, answer) of a task: about `num_tokens` tokens with padding, or fewer."""
+    """Return problems (question, answer) of a task; with padding, at most about `num_tokens` tokens."""
     check_length(run.config.model, run.config.context_length)
     batches.check_fits(run.config)
     return run.problems(split, max(1, num_tokens // run.config.context_length))
