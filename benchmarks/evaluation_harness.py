@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def longest_whole_blocks(tokenizer: Tokenizer, document: np.ndarray, length: int) -> str:
-    """Return the longest start of a document that is encoded as whole blocks and not cut inside a character."""
+    """Return the longest prefix of a document that ends with a whole block and a whole character."""
     for blocks in range(len(document) // length, 0, -1):
         text = tokenizer.decode(document[: blocks * length])
         if np.array_equal(tokenizer.encode(text), document[: blocks * length]):

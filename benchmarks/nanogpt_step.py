@@ -65,7 +65,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     steps = parser.add_mutually_exclusive_group()
-    steps.add_argument("--steps", type=int, help="steps to time after 20 others; default: 200")
+    steps.add_argument("--steps", type=int, help="steps to time after 20 warm-up steps; default: 200")
     steps.add_argument("--train", action="store_true", help="2,000 steps with nanoGPT's evaluations")
     o = parser.parse_args()
     torch.manual_seed(o.seed)

@@ -1,7 +1,7 @@
 """Generate parts of the pages from the code: config fields, --help texts of commands, and the Python API.
 
 It replaces lines such as `<!-- config reference -->`, `<!-- help: eval.py -->` and
-`<!-- api: insight without explorer -->`, which lists the modules of a package. The commands run with $MINI_GPT_PYTHON,
+`<!-- api: insight without explorer -->` (the modules of a package). The commands run with $MINI_GPT_PYTHON,
 else with .venv/bin/python, else with the running Python.
 A figure becomes a link to its file. Numbers in tables and short code get CSS classes, which keep them on one line.
 """
