@@ -104,13 +104,14 @@ def evenly_spaced(num_tokens: int, length: int, count: int) -> np.ndarray:
 
 
 def masked_blocks(
-    tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int
+    tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int, seed: int
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) of a stream's full blocks, as `in_full_batches` does. A block's start seeds its mask."""
+    """Yield (count, batch) of a stream's full blocks, as `in_full_batches` does. Masks depend on a block's start."""
     length = config.context_length
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
         blocks_BL = windows(tokens, starts, length)
-        yield count, _masked_batch(blocks_BL, config.train.mask_rate, vocab_size, [(0, start) for start in starts])
+        seeds = [(seed, start) for start in starts]
+        yield count, _masked_batch(blocks_BL, config.train.mask_rate, vocab_size, seeds)
 
 
 def next_token_batch(windows_BM: np.ndarray) -> Batch:

@@ -48,9 +48,11 @@ def score_split(
     then has 0 bytes, because bits per byte need the loss of every token.
     """
     check_scorable(model.config, len(tokens))
-    score_stretch = _score_masked if model.masked else _score_next
     parts = stretches(tokens, most_tokens, model.config.context_length)
-    scores = [score_stretch(model, part, token_bytes, advance) for part in parts]
+    if model.masked:
+        scores = [_score_masked(model, part, number, advance) for number, part in enumerate(parts)]
+    else:
+        scores = [_score_next(model, part, token_bytes, advance) for part in parts]
     return Score(sum(s.nll_sum for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
 
 
@@ -124,10 +126,11 @@ def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray,
     return scoring.score(nll, tokens[1:], token_bytes)
 
 
-def _score_masked(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, advance: Advance) -> Score:
+def _score_masked(model: LoadedModel, tokens: np.ndarray, seed: int, advance: Advance) -> Score:
     nll_fn, nll_sum, count = make_nll_fn(model), 0.0, 0
     rows = rows_at_a_time(model, model.config.context_length)
-    for filled, batch in batches.masked_blocks(tokens, model.config, vocab_size=len(token_bytes), batch_size=rows):
+    blocks = batches.masked_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
+    for filled, batch in blocks:
         nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
         nll_sum += float(nll_BL[:filled].sum(dtype=np.float64))
         count += int(batch["weights"][:filled].sum())

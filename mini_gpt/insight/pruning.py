@@ -106,9 +106,9 @@ def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, 
     """Yield (count, batch) of windows spread over a stream, with the targets of the model's objective."""
     config, length = model.config, model.config.context_length
     rows = perplexity.rows_at_a_time(model, length)
-    for piece in perplexity.stretches(tokens, IMPORTANCE_TOKENS, length):
+    for number, piece in enumerate(perplexity.stretches(tokens, IMPORTANCE_TOKENS, length)):
         if model.masked:
-            yield from batches.masked_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows)
+            yield from batches.masked_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number)
             continue
         for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
             yield count, batches.next_token_batch(batches.windows(piece, starts, length + 1))

@@ -62,7 +62,7 @@ def test_masked_separators_still_isolate_documents(make_model):
     model, tokens = make_model(data__isolate_documents=True, **overrides), make_tokens(32)
     tokens[::5] = 256
     score = perplexity.score_split(model, tokens, TOKEN_BYTES)
-    ((rows, batch),) = batches.masked_blocks(tokens, model.config, vocab_size=257, batch_size=1)
+    ((rows, batch),) = batches.masked_blocks(tokens, model.config, vocab_size=257, batch_size=1, seed=0)
     assert (batch["inputs"][0, tokens == 256] != 256).any(), "some separators are masked"
     starts = [*np.flatnonzero(tokens == 256).tolist(), 32]
     forward, total = jax.jit(model.merge()), 0.0
@@ -71,6 +71,21 @@ def test_masked_separators_still_isolate_documents(make_model):
         total += float((nll * batch["weights"][:, start:end]).sum())
     assert rows == 1 and score.tokens == batch["weights"].sum()
     assert score.nll_sum == pytest.approx(total, rel=1e-5)
+
+
+def test_each_stretch_of_a_sample_has_masks_of_its_own(make_model, monkeypatch):
+    masked = {"train__objective": "masked", "model__causal": False, "train__mask_rate": 0.5}
+    model, masks = make_model(**masked, train__batch_size=2), []
+    monkeypatch.setattr(
+        perplexity,
+        "make_nll_fn",
+        lambda _: lambda inputs, targets: masks.extend(inputs == 257) or np.zeros(inputs.shape),
+    )
+    for _ in range(2):
+        perplexity.score_split(model, np.zeros(10_000, int), TOKEN_BYTES, most_tokens=2 * 16 * 32)
+    first, again = np.array(masks).reshape(2, 32, 32)  # 16 stretches of two blocks
+    np.testing.assert_array_equal(first, again)
+    assert len(np.unique(first, axis=0)) == 32
 
 
 def test_a_batch_has_no_more_tokens_than_in_training(make_model, monkeypatch):
