@@ -72,7 +72,8 @@ def _cache_key(data: DataConfig) -> str | None:
 
 
 def _absolute(path: str) -> str:
-    return os.path.abspath(files.expanded(path))
+    # Not abspath(): it removes ".." without following the link before it, so that two places would have one key.
+    return os.path.realpath(files.expanded(path))
 
 
 def _marker_file(key: str) -> Path:

@@ -136,6 +136,8 @@ def _text(pattern: str) -> Corpus:
     # The existing part of the path is not a pattern, even if it contains `[` or `*`.
     root = given if os.path.isfile(given) else next(path for path in (given, *given.parents) if os.path.isdir(path))
     found = glob.glob(str(Path(glob.escape(str(root)), given.relative_to(root))), recursive=True)
+    if ".." in given.relative_to(root).parts:  # a link that matches could lead to any place
+        raise UserError(f"data.path: found {shown(pattern)}; must not have '..' after a wildcard")
     paths = sorted(path for path in found if os.path.isfile(path))
     if not paths:
         folder = pattern.rstrip("/") if given.is_dir() else "books"
@@ -201,6 +203,8 @@ def _own(make: MakeBuilder, target: Path, name: str, content: str, fingerprint: 
     if target.exists():
         try:
             return opened()
+        except MemoryError:
+            raise
         except Exception as error:
             log.warning(f"{target} is damaged ({_first_line(error)}): it is prepared again")
             shutil.rmtree(target)

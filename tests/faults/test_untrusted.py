@@ -49,7 +49,7 @@ def change(run, **fields):
     """Change data fields in the config.json of a run, as an attacker could."""
     path = run / "config.json"
     values = json.loads(path.read_text())
-    del values["sha256"]
+    values.pop("sha256", None)
     values["data"] |= fields
     path.write_text(json.dumps(values))
 
@@ -118,6 +118,24 @@ def test_a_cache_never_typed_is_not_read(run, tmp_path, monkeypatch):
     assert Run(run).config.data.cache_dir is None
     assert Run(run, overrides={"data.cache_dir": str(theirs)}).config.data.cache_dir == str(theirs)
     assert [path for path in theirs.rglob("*") if path.is_file()] == []
+
+
+def test_dots_after_a_link_lead_to_no_known_place(run, tmp_path, corpus_files):
+    """With a link in the run, `link/..` is not the directory that holds the link."""
+    (run / "a" / "b").mkdir(parents=True)
+    (run / "link").symlink_to("a/b")
+    (tmp_path / "cache").mkdir()
+    ours = configs.override(configs.load("configs/default.py"), {"data.cache_dir": str(tmp_path / "cache")})
+    places.remember(ours.data)
+    for path, is_known in ((run / ".." / "cache", True), (run / "link" / ".." / ".." / "cache", False)):
+        change(run, cache_dir=str(path))
+        assert Run(run).config.data.cache_dir == (str(path) if is_known else None)
+    change(run, path=str(run / "link" / ".." / os.path.relpath(corpus_files, run)), cache_dir=None)
+    with pytest.raises(UserError, match="type it once"):
+        _ = Run(run).corpus
+    change(run, path=str(run / "*" / ".." / os.path.relpath(corpus_files, run)))  # its key is that of our own text
+    with pytest.raises(UserError, match=r"^data\.path: found .*; must not have '\.\.' after a wildcard$"):
+        _ = Run(run).corpus
 
 
 def test_parameters_are_counted_without_a_corpus(run, monkeypatch, capsys):
