@@ -127,14 +127,17 @@ class InitialWeights:
 
     @functools.cached_property
     def run(self) -> SavedRun:
-        """The other run. Raises UserError if it is invalid, or has another kind of tokenizer."""
+        """The other run. Raises UserError if it is invalid, or differs in a field that must be the same."""
         run = SavedRun(self.workdir)
-        for name in ("tokenizer", "vocab_size"):
-            saved, given = getattr(run.trained.data, name), getattr(self.config.data, name)
-            if saved != given:
+        old, new = (configs.flatten(configs.to_dict(config)) for config in (run.trained, self.config))
+        same = ["data.tokenizer", "data.vocab_size"]
+        if self.config.model.rope.scaling == "yarn" and "rope" in run.trained.model.position_pattern:
+            same.append("model.rope.original_context")
+        for name in same:
+            if old[name] != new[name]:
                 raise UserError(
-                    f"data.{name}: found {given!r}, but the run of --init_from={self.workdir} has {saved!r}; "
-                    f"give --config.data.{name}={saved}"
+                    f"{name}: found {new[name]!r}, but the run of --init_from={self.workdir} has {old[name]!r}; "
+                    f"give --config.{name}={old[name]}"
                 )
         return run
 

@@ -67,6 +67,22 @@ def test_weights_of_another_shape_are_refused(small, tmp_path):
 
 
 @pytest.mark.slow
+def test_yarn_needs_the_context_that_its_first_weights_were_trained_with(small, tmp_path):
+    loop.train(small(model__position="rope", train__steps=1), tmp_path / "source", conclude=False)
+    longer = {"model__position": "rope", "context_length": 64, "train__steps": 1, "model__rope__factor": 4.0}
+    start = lambda name, **fields: loop.train(
+        small(**longer, **fields), tmp_path / name, init_from=tmp_path / "source", conclude=False
+    )
+    message = (
+        r"model\.rope\.original_context: found 16, but the run of .*source has 32; give --config\.model\.rope\.ori"
+    )
+    with pytest.raises(UserError, match=message):
+        start("yarn", model__rope__scaling="yarn")
+    start("yarn", model__rope__scaling="yarn", model__rope__original_context=32)
+    start("ntk", model__rope__scaling="ntk")  # it does not use this field
+
+
+@pytest.mark.slow
 def test_a_run_keeps_the_tokenizer_of_its_first_weights(small, tmp_path, corpus_files):
     loop.train(small(data__tokenizer="characters"), tmp_path / "source")
     (tmp_path / "few").mkdir()
