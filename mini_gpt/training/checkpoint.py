@@ -276,7 +276,7 @@ class Checkpoints:
             raise UserError(f"{path.parents[1]}: found checkpoint format {body['format']}; must be {FORMAT}")
         if body.get("step", step) != step:
             raise Damaged(f"it was saved at step {body['step']}, and was renamed")
-        if self.run is not None and body.get("run", self.run) != self.run:
+        if self.run is not None and body.get("run") not in (None, self.run):
             raise Damaged("it is of another run")
         return body
 

@@ -91,7 +91,8 @@ def claim(
         files.write_json(workdir / INIT_FROM, origin)
     tokenizers.save(tokenizer, workdir / TOKENIZER)
     files.write_json(workdir / CORPUS, record)
-    files.write_json(workdir / RUN, {"identity": uuid.uuid4().hex})
+    if not (workdir / RUN).exists():
+        files.write_json(workdir / RUN, {"identity": uuid.uuid4().hex})
     files.write_json(workdir / CONFIG, configs.to_dict(config))  # last: it marks the directory as complete
 
 
