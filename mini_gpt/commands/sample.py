@@ -79,7 +79,9 @@ def _prompts(flags: argparse.Namespace) -> Iterator[str]:
         importlib.import_module("readline")  # gives `input` line editing and a history
     mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     if mark:
-        log.info("Each line is a prompt, and an empty line starts a document. Ctrl-C stops a text; Ctrl-D ends.")
+        log.info(
+            "Each line is a prompt, and an empty line starts a document. Ctrl-C ends the text, Ctrl-D the command."
+        )
     while True:
         try:
             yield input(mark)

@@ -207,5 +207,5 @@ def _parse(text: str, hint: Any) -> Any:
         return text
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return {"true": True, "false": False}.get(text.lower(), text)

@@ -86,7 +86,7 @@ class ModelConfig(Section, prefix="model."):
     """The decoder: its size, its variants, and its positional encoding."""
 
     position: Position | tuple[Position, ...] = field("rope", "positional encoding; a tuple repeats over the layers")
-    max_positions: Count = field(None, "rows of the table of learned positions", _most_positions)
+    max_positions: Size = field(None, "rows of the table of learned positions", _most_positions)
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
     attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
         "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest", before="auto"

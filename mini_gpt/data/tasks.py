@@ -21,6 +21,8 @@ VERSION = 2  # part of the corpus's fingerprint; increase it if problems change
 
 PASSKEY_TEXT = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back. ")
 
+MOST_DIGITS = 4_299  # Python converts integers of up to 4,300 digits
+
 Problem = tuple[str, str]  # question, answer
 Rng = np.random.Generator
 
@@ -84,7 +86,7 @@ TASKS = {
     "copy": _from_letters(lambda letters: letters),
     "reverse": _from_letters(lambda letters: letters[::-1]),
     "sort": _from_letters(lambda letters: "".join(sorted(letters))),
-    "addition": Task(_addition, lambda n: 3 * n + 4, "digits of each number", shortest=1),
+    "addition": Task(_addition, lambda n: 3 * n + 4, "digits of each number", shortest=1, longest=MOST_DIGITS),
     "missing_duplicate": Task(_missing_duplicate, lambda n: 2 * n + 3, "bits of the word"),
     "associative_recall": Task(_associative_recall, lambda n: 2 * n + 5, "pairs", longest=52),
     "passkey": Task(_passkey, lambda n: 20 * n + 64, "sentences around the key", shortest=1),

@@ -69,7 +69,7 @@ def _parts(node: Any, name: str, known: Any, depth: int = 0) -> list[dict[str, A
         return []
     require(isinstance(node, dict) and depth < 4, name, node, "must be an object with a type")
     if node.get("type") != "Sequence":
-        require(node.get("type") in known, name, node.get("type"), f"must be one of {', '.join(known)}")
+        require(node.get("type") in [*known], name, node.get("type"), f"must be one of {', '.join(known)}")
         return [node]
     inner = node.get(NAMES_OF_PARTS[name])
     require(isinstance(inner, list), name, inner, "must be a list of parts")

@@ -207,7 +207,7 @@ def no_panic() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or ["panic"])[0]
         raise UserError(f"tokenizer: the library failed ({reason}); use another tokenizer") from None
 
 

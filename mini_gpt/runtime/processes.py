@@ -116,6 +116,8 @@ def _detected(timeout: float) -> Job | None:
             local = None if cluster.name.endswith("tpu") else cluster.get_local_process_id()
             devices = None if local is None else [local]
             if listed := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+                valid = all(number.isdecimal() for number in listed.split(","))
+                require(valid, "JAX_LOCAL_DEVICE_IDS", listed, "must be numbers such as 0,1")
                 devices = [int(number) for number in listed.split(",")]
             return Job(address, cluster.get_process_count(), cluster.get_process_id(), devices)
     return None
@@ -173,8 +175,11 @@ def _await_others(job: Job, port: int, timeout: float) -> None:
                 if number in callers:
                     refuse(f"--process_id: found {number} twice; each process needs its own", caller)
                 callers[number] = caller
-        for caller in callers.values():
-            caller.sendall(f"{GO}\n".encode())
+        for number, caller in callers.items():
+            try:
+                caller.sendall(f"{GO}\n".encode())
+            except OSError:
+                raise UserError(f"--process_id: process {number} ended before the start; start all again") from None
 
 
 def _report_to_first(job: Job, host: str, port: int, timeout: float) -> None:

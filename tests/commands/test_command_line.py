@@ -291,7 +291,7 @@ print(*[after - before for before, after in zip(counts, counts[1:])])
 def test_sample_refuses_invalid_text_and_writes_to_any_terminal(run):
     command = [sys.executable, "sample.py", f"--workdir={run}", "--length=4", "--prompt"]
     done = subprocess.run([*command, b"\xff"], cwd=REPOSITORY, capture_output=True)
-    assert done.returncode == 1 and done.stderr.startswith(b"error: found text that is not valid Unicode")
+    assert done.returncode == 1 and done.stderr.startswith(rb"error: '\udcff': found text that is not UTF-8")
     done = subprocess.run(
         [*command, "the"], cwd=REPOSITORY, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
     )

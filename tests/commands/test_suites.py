@@ -133,7 +133,7 @@ BAD = [
     (["--suite=extrapolation", "--strides=0"], r"--strides: found '0'; must be at least 1"),
     (
         ["--suite=extrapolation", "--lengths=1x,2x,1000x"],
-        r"--lengths: found 32000; the validation split has \d+ tokens .* that can be scored: 32, 64$",
+        r"--lengths: found 32000; the validation split has \d+ tokens, .* that can be scored: 32, 64$",
     ),
     (
         ["--suite=extrapolatoin"],
@@ -141,8 +141,8 @@ BAD = [
     ),
     (["--lengths=1x"], r"--lengths is not supported by --suite=perplexity; use it with extrapolation or tasks$"),
     (
-        ["--suite=heads", "--text=a"],
-        r"--text is not supported by --suite=heads; use it with figures or explorer$",
+        ["--suite=pruning", "--text=a"],
+        r"--text is not supported by --suite=pruning; use it with heads or figures or explorer$",
     ),
     (
         ["--suite=tasks", "--strides=1"],

@@ -93,6 +93,8 @@ BAD = [
     ({"optimizer.muon.newton_schulz_steps": 0}, r"muon\.newton_schulz_steps: found 0; must be at least 1"),
     ({"mesh.data": 0}, r"mesh\.data: found 0"),
     ({"seed": -1}, "seed: found -1"),
+    ({"seed": "{[]: 1}"}, r"^seed: found '\{\[\]: 1\}'; must be a whole number"),
+    ({"model.max_positions": 2**31 - 1}, r"^model\.max_positions: found 2147483647; must be in 1\.\.16777216"),
     ({"seed": 2**31}, r"^seed: found 2147483648; must be a whole number below 2\*\*31$"),
     ({"optimizer.learning_rate": 10**400}, r"^optimizer\.learning_rate: found 1000+…; must be a number$"),
     ({"model.position": ["rope", 3]}, r"^model\.position: found \['rope', 3\]; must be one of none"),

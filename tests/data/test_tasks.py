@@ -187,3 +187,13 @@ def test_a_context_too_short_for_a_task_is_refused(config):
     batches.TaskBatches(config(context_length=13), TOKENIZER)
     with pytest.raises(UserError, match=r"data\.task_length: found 1; task:copy has problems of at least 2"):
         batches.TaskBatches(config(data__task_length=1), TOKENIZER)
+
+
+def test_long_numbers_are_added_or_refused():
+    most = tasks.TASKS["addition"].longest
+    for question, answer in problems("addition", "train", 3, shortest=most, longest=most):
+        assert len(question) == 2 * most + 1 and answer == solve_addition(question)
+    with pytest.raises(
+        UserError, match=r"^data\.task_length: found 4300; task:addition has problems of at least 1 and"
+    ):
+        tasks.check_length("task:addition", "data.task_length", most + 1)

@@ -58,6 +58,7 @@ BOMBS = {
         {"normalizer": {"type": "Prepend", "prepend": "a" * 10**4, "content": ""}},
         r"normalizer: found .*64 characters",
     ),
+    "type that is a list": ({"normalizer": {"type": []}}, r"normalizer: found \[\]; must be one of"),
     "no prefix": ({"normalizer": {"type": "Prepend"}}, r"normalizer: found None; prepend must have"),
     "content of a prefix": (
         {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "prepend": "", "content": "a" * 10**4}},

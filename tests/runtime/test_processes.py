@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -224,6 +225,24 @@ def test_other_clients_are_ignored_and_conflicts_refused(joined):
     assert set(raised.values()) == {"--num_processes: process 1 has 2, process 0 has 3"}
 
 
+def test_a_process_that_ends_before_the_start_is_named(joined):
+    port, raised = free_port(), {}
+    first = threading.Thread(target=lambda: raised.update(start_all([(f"localhost:{port}", 3, 0)], 20)))
+    first.start()
+    for _ in range(100):
+        try:
+            with socket.create_connection(("localhost", port)) as ended:
+                ended.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset when it closes
+                ended.sendall(b"1 3\n")
+                time.sleep(0.2)
+            break
+        except OSError:
+            first.join(0.05)
+    start_all([(f"localhost:{port}", 3, 2)], 2)
+    first.join()
+    assert raised == {0: "--process_id: process 1 ended before the start; start all again"}
+
+
 def test_a_port_that_is_taken_is_named(joined):
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         port = server.getsockname()[1]
@@ -266,6 +285,12 @@ def test_slurm_sets_the_coordinator_and_the_process_id(joined, monkeypatch):
     ((address, *rest),) = joined
     assert re.fullmatch(r"node03:\d+", address) and rest == [16, 9, [1]]
     assert processes.start(None, 1, None) == 0 and len(joined) == 1, "the flag overrides Slurm"
+    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "2,3")
+    processes.start(None, None, None)
+    assert joined[1][-1] == [2, 3]
+    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "2,a")
+    with pytest.raises(UserError, match=r"^JAX_LOCAL_DEVICE_IDS: found '2,a'; must be numbers such as 0,1$"):
+        processes.start(None, None, None)
 
 
 @pytest.mark.slow
