@@ -154,7 +154,7 @@ BAD = [
     ),
     (
         ["--suite=extrapolation", "--override=model.rope.scaling=ntk", "--override=model.rope.factor=4"],
-        r"model\.rope\.scaling: found 'ntk'; scales rotary positions, and model\.position is 'alibi'",
+        r"model\.rope\.scaling: found 'ntk'; it scales rotary positions, but model\.position is 'alibi'",
     ),
     (["--suite=extrapolation", "--override=model.ropes=1"], r"model\.ropes: no such config field; did you mean"),
     (["--suite=perplexity,tasks"], r"--suite=tasks needs a run of data\.corpus=task:NAME"),
@@ -168,7 +168,7 @@ BAD = [
         ["--override=model.position=rope", "--override=model.rope.factor=4"],
         r"--override: .* it needs model\.rope\.scaling",
     ),
-    ([f"--override=data.path={'x' * 230}"], r"data\.path: 'x{230}' matches no file"),
+    ([f"--override=data.path={'x' * 230}"], r"data\.path: 'x+… matches no file"),
     (["--suite=tasks", "--override=data.corpus=task:copi"], r"data\.tokenizer: found 'bytes'; the tasks have"),
 ]
 
