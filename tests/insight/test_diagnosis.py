@@ -1,7 +1,7 @@
 """The checks name the cause in models that are broken on purpose, and find nothing in healthy ones."""
 
 import dataclasses
-import json
+import itertools
 import math
 import os
 
@@ -12,7 +12,8 @@ import pytest
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.insight.diagnosis import checks, probe
+from mini_gpt.insight.diagnosis import alternatives, checks, losses, probe, weights
+from mini_gpt.insight.diagnosis.result import most_likely
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
@@ -144,7 +145,9 @@ def test_broken_losses_heads_units_and_values_are_found(initial):
     sound = probe.layers(model, windows_BM)
     counts = np.bincount(train_tokens, minlength=257) + 1
     unigram = -np.log(counts / counts.sum())[windows_BM[:, 1:]].mean()
-    loss = next(f for f in checks.predictions(model, windows_BM, np.log(counts / counts.sum())) if f.check == "loss")
+    nll = float(probe.nll(model, windows_BM).mean())
+    simpler = {"unigram": unigram, "bigram": None}
+    loss, *_ = losses.check(losses.Losses(loss=nll, train=nll, windows=nll, **simpler, **losses.recorded([], 0)))
     assert loss.found and f"that of a unigram model {unigram:.2f}" in loss.says, "nothing is learned yet"
     assert not any(finding.found for finding in checks.stream(model, sound))
 
@@ -164,22 +167,22 @@ def test_broken_losses_heads_units_and_values_are_found(initial):
     broken["embedding"][3, 5] = np.nan
     finite, *others = checks.stream(model, probe.layers(model, windows_BM))
     assert finite.check == "finite" and finite.value == 1 and finite.found
-    assert checks.most_likely([heads, *others, finite]) == "a training step with non-finite gradients"
+    assert most_likely([heads, *others, finite]) == "a training step with non-finite gradients"
 
 
 def test_a_loss_that_rises_again_is_found():
     falling = np.linspace(5, 2, 100)
     row = lambda loss: {"train/loss": loss, "train/gradient_norm": 1.0}
-    (finding,) = checks.training([row(loss) for loss in falling])
+    (finding,) = losses.training([row(loss) for loss in falling])
     assert not finding.found and finding.value == pytest.approx(0)
-    (finding,) = checks.training([row(loss) for loss in [*falling, *np.full(30, 4.0)]])
+    (finding,) = losses.training([row(loss) for loss in [*falling, *np.full(30, 4.0)]])
     assert finding.found and finding.value == pytest.approx(4 - falling[-6:].mean(), rel=0.01)
-    assert checks.training([row(1.0)] * 5) == [], "too few rows"
-    (finding,) = checks.training([{"train/loss": 1.0}] * 30)  # non-finite norms are not logged
+    assert losses.training([row(1.0)] * 5) == [], "too few rows"
+    (finding,) = losses.training([{"train/loss": 1.0}] * 30)  # non-finite norms are not logged
     assert not finding.found
     noisy = 2 + 1.5 * np.random.default_rng(0).normal(size=60)
-    (finding,) = checks.training([row(loss) for loss in noisy])
-    assert finding.value > checks.RISE and not finding.found, "noise is not a rise"
+    (finding,) = losses.training([row(loss) for loss in noisy])
+    assert finding.value > losses.RISE and not finding.found, "noise is not a rise"
 
 
 @pytest.fixture(scope="module")
@@ -213,25 +216,117 @@ def test_the_cause_of_a_broken_model_is_named(small, trained, request, name, cap
     assert f"FOUND  {check}: " in printed and f"Most likely: {cause}" in printed
 
 
-HEALTHY = {
-    "none": {"model__position": "none"},
-    "learned": {"model__position": "learned"},
-    "sinusoidal": {"model__position": "sinusoidal", "model__scale_embeddings": True},
-    "rope": {"model__position": "rope", "model__norm": "rmsnorm", "model__activation": "swiglu"},
-    "alibi": {"model__position": "alibi", "model__num_heads": 2},
-    "t5": {"model__position": "t5", "model__activation": "relu", "model__dropout": 0.1},
-    "pattern": {"model__position": ("rope", "none"), "model__num_kv_heads": 1},
-    "post": {"model__norm_placement": "post", "optimizer__learning_rate": 2e-3},
-    "muon": {"model__position": "rope", "optimizer__name": "muon", "optimizer__learning_rate": 1e-2},
-    "masked": BIDIRECTIONAL | {"model__position": "rope", "train__steps": 500},
-    "deep": {"model__num_layers": 6, "model__tie_embeddings": False, "train__label_smoothing": 0.1},
-    "characters": {"data__tokenizer": "characters", "data__isolate_documents": True, "model__position": "rope"},
-    "bpe": {"data__tokenizer": "bpe", "data__vocab_size": 400, "model__attention_window": 16},
-}
+ROWS = [{"step": step, "validation/loss": loss} for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HEALTHY)
-def test_nothing_is_found_in_a_healthy_model(small, trained, name):
-    result = trained(small, name, **HEALTHY[name])
-    assert result["found"] == [], json.dumps(result["rows"], indent=1)
+def compared(**changed):
+    """Return the names of what is found in hand-made losses of a healthy model, with some changed."""
+    healthy = {"loss": 2.0, "train": 1.9, "windows": 2.0, "recorded": 2.0, "lowest": 2.0, "same_step": True}
+    healthy |= {"recorded_train": 1.95, "unigram": 3.2, "bigram": 2.4}
+    made = losses.Losses(**healthy | changed)
+    return [result.check for result in losses.check(made) if result.found], made.suspicious
+
+
+@pytest.mark.parametrize(
+    "changed, found",
+    [
+        ({}, []),
+        ({"loss": 2.01, "windows": 2.2}, []),  # another device rounds otherwise
+        ({"loss": 2.1}, ["recorded loss"]),
+        ({"loss": 1.9}, ["recorded loss"]),  # it reads its targets, or it is another checkpoint
+        ({"loss": math.nan, "windows": math.nan, "train": math.nan}, ["loss", "recorded loss"]),
+        ({"loss": 2.2, "same_step": False}, []),
+        ({"loss": 2.4, "same_step": False}, ["recorded loss"]),
+        ({"train": 2.4, "recorded": None, "lowest": None}, ["recorded loss"]),
+        ({"train": 0.17, "loss": 1.98, "recorded": 1.98, "lowest": 1.46}, ["overfitting"]),
+        ({"train": 1.7, "lowest": 1.85}, ["overfitting"]),
+        ({"train": 1.99, "lowest": 1.85}, []),  # training text became harder too: not overfit
+        ({"train": 0.9, "recorded": None, "lowest": None}, ["overfitting"]),
+        (
+            {"windows": 2.6, "loss": 2.6, "recorded": 2.6, "lowest": 2.6, "train": 2.5, "recorded_train": 2.5},
+            [],
+        ),  # early
+        ({"windows": 3.19, "loss": 2.0}, ["loss"]),
+        ({"windows": 2.6, "recorded": None, "lowest": None, "recorded_train": None}, ["loss"]),  # imported
+        ({"windows": 2.3, "recorded": None, "lowest": None, "recorded_train": None}, []),
+        ({"windows": 2.6, "recorded": None, "lowest": None, "recorded_train": None, "bigram": None}, []),  # masked
+    ],
+)
+def test_losses_are_compared_with_the_record(changed, found):
+    assert compared(**changed)[0] == found
+    imported = {"recorded", "recorded_train"} <= changed.keys() and found == ["loss"]
+    finite = math.isfinite(changed.get("loss", 2.0))
+    assert compared(**changed)[1] == (finite and ("recorded loss" in found or imported))
+
+
+def test_the_record_of_the_nearest_evaluation_is_taken():
+    names = ("recorded", "lowest", "same_step")
+    taken = [tuple(map(losses.recorded(ROWS, step).get, names)) for step in (10, 22, 30)]
+    assert taken == [(3.0, 3.0, True), (2.0, 2.0, False), (2.5, 2.0, True)]
+    falling = [{"step": step, "train/loss": 20.0 - step} for step in range(15)]
+    assert losses.recorded(falling, 9)["recorded_train"] == np.mean([15, 14, 13, 12, 11]), "the last five rows so far"
+
+
+def test_the_bigram_loss_is_that_of_the_formula():
+    train, window = np.array([0, 1, 2, 0, 1, 0, 2, 2]), np.array([[0, 1, 1, 3, 2]])
+    counts = np.array([3, 2, 3, 0]) + 1
+    unigram_V = np.log(counts / counts.sum())
+    expected = []
+    for first, second in zip(window[0], window[0, 1:], strict=False):
+        followers = [b for a, b in itertools.pairwise(train) if a == first]
+        share = math.exp(unigram_V[second])
+        if followers:
+            kinds = len(set(followers))
+            share = (followers.count(second) + kinds * share) / (len(followers) + kinds)
+        expected.append(-math.log(share))
+    assert losses.bigram(train, window, unigram_V) == pytest.approx(np.mean(expected))
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 4.0])
+def test_the_fitted_temperature_is_the_true_one(temperature):
+    rng = np.random.default_rng(0)
+    true_SV = 2 * rng.normal(size=(4000, 12))
+    targets_S = (true_SV + rng.gumbel(size=true_SV.shape)).argmax(-1)  # samples of softmax(true)
+    log_SV = true_SV * temperature  # dividing by the temperature restores the true logits
+    log_SV -= np.log(np.exp(log_SV).sum(-1, keepdims=True))
+    fitted, gain = losses.fit_temperature(log_SV, targets_S)
+    assert fitted == pytest.approx(temperature, rel=0.06)
+    (result,) = losses.temperature(log_SV, targets_S, 0.0)
+    assert result.found is (temperature != 1.0) and (gain > 0.05) is result.found
+    (smoothed,) = losses.temperature(log_SV, targets_S, 0.1)
+    assert smoothed.found is (temperature > 1)
+
+
+def test_predictions_of_other_tokens_than_the_frequent_are_found():
+    rng = np.random.default_rng(0)
+    unigram_V = np.log(rng.dirichlet(np.ones(60)) + 1e-9)
+    log_SV = unigram_V + 0.3 * rng.normal(size=(200, 60))
+    assert [result.found for result in losses.vocabulary(log_SV, unigram_V)] == [False]
+    assert [result.found for result in losses.vocabulary(log_SV[:, rng.permutation(60)], unigram_V)] == [True]
+
+
+def test_a_newly_drawn_matrix_has_no_structure():
+    rng = np.random.default_rng(0)
+    for shape in ((48, 192), (192, 48), (48, 48)):
+        drawn = 0.02 * rng.normal(size=shape)
+        trained = drawn + np.outer(*(0.1 * rng.normal(size=size) for size in shape))
+        assert weights.structure(drawn) < weights.DRAWN < weights.LEARNED < weights.structure(trained)
+        expected = np.linalg.svd(trained)[1][0] / (trained.std() * (shape[0] ** 0.5 + shape[1] ** 0.5))
+        assert weights.structure(trained) == pytest.approx(expected)
+    zeroed = np.ones((4, 6))
+    zeroed[1], zeroed[:, 2] = 0, 0
+    assert weights.zero_lines(zeroed) == 2
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model__scan_layers": True}, {"model__num_kv_heads": 2}, {"model__activation": "swiglu"}]
+)
+def test_each_alternative_differs_and_fits(initial, fields):
+    model, windows_BM, _ = initial(model__position="rope", model__tie_embeddings=False, **fields)
+    names = []
+    plain = model.nll(windows_BM[:8, :-1], windows_BM[:8, 1:])
+    for name, other in alternatives.others(model):
+        nll = other.nll(windows_BM[:8, :-1], windows_BM[:8, 1:])
+        assert np.isfinite(nll).all() and np.abs(nll - plain).max() > 1e-4, name
+        names.append(name)
+    assert len(names) == len(set(names)) > 20

@@ -1,14 +1,17 @@
 """Check a checkpoint for known faults."""
 
-import dataclasses
 import math
 
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.insight.diagnosis import checks
+from mini_gpt.insight.diagnosis.result import most_likely
 from mini_gpt.training import monitor
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
+
+ROW = ("check", "value", "limit", "found", "says")
+OTHER_TOKENS = ("data.", "context_length", "eval.tokens")  # overrides that change which tokens are scored
 
 
 class Diagnose(Suite):
@@ -18,16 +21,18 @@ class Diagnose(Suite):
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
         path = run.workdir / workdirs.METRICS
-        history = [row for row in (monitor.read(path) if path.exists() else []) if row["step"] <= run.step]
-        findings = checks.diagnose(run.model, tokens, train_tokens, history)
-        value = lambda finding: finding.value if math.isfinite(finding.value) else None
+        history = monitor.read(path) if path.exists() else []
+        if options.split != "validation" or any(name.startswith(OTHER_TOKENS) for name in run.overrides):
+            history = [{key: row[key] for key in row if key != "validation/loss"} for row in history]
+        results = checks.diagnose(run.model, tokens, train_tokens, history, run.step)
+        value = lambda result: result.value if math.isfinite(result.value) else None
         return {
             "context_length": run.config.context_length,
-            "found": [finding.check for finding in findings if finding.found],
-            "most_likely": checks.most_likely(findings),
+            "found": [result.check for result in results if result.found],
+            "most_likely": most_likely(results),
             "rows": [
-                dataclasses.asdict(finding) | {"value": value(finding), "causes": finding.causes}
-                for finding in findings
+                {name: getattr(result, name) for name in ROW} | {"value": value(result), "causes": result.causes}
+                for result in results
             ],
         }
 

@@ -1,22 +1,22 @@
-"""All checks of a trained model, and the most likely cause of what they find.
+"""All checks of a trained model.
 
-The limits were set on models that were broken on purpose (docs/inside.md).
+The limits were set on models that were broken on purpose (docs/guides/look_inside.md).
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
 from mini_gpt.insight import pruning
-from mini_gpt.insight.diagnosis import probe
+from mini_gpt.insight.diagnosis import alternatives, losses, probe, weights
+from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.probe import Layer
+from mini_gpt.insight.diagnosis.result import CheckResult
 from mini_gpt.model.loaded import LoadedModel
 
-# Limits. A check finds a problem if its value is past the limit. Comparisons are negated, so that NaN is past it too.
+# Limits. A check finds a problem if its value is past the limit. The check "finite" explains NaN in any of them.
 LARGE = 1e3  # root mean square of the residual stream
 KEPT = 0.1  # cosine between a block's input and output
 SATURATED, EVEN = 0.02, 0.98  # a layer's mean attention entropy / entropy of uniform attention
@@ -25,96 +25,71 @@ DEAD_UNITS = 0.1  # share of a layer's units
 ORDER = 0.05  # effect of reordering tokens on a prediction / effect of replacing them
 LEAK = 1e-3  # total variation distance
 FLAT = 0.05  # variation of predictions / unigram entropy
-UNIGRAM = 0.99  # loss / the unigram model's loss
-FIRST_SHARE = 4.0  # mean loss of the first positions / mean loss of all
-RISE = 0.3  # nats: last training loss - lowest training loss
-NOISE = 4.0  # standard errors of the mean loss; a rise must also exceed these
+FIRST_RATIO = 4.0  # mean loss of the first positions / mean loss of all
+REGAINED = 0.6  # share of the difference from the recorded loss that another definition must regain
+CLEAR = 0.3  # nats that it must gain if no loss was recorded
+LEAST = 0.05  # nats that it must gain in any case
 
 DEAD_DEVIATION = 1e-3  # largest standard deviation of a dead unit / median of its layer
+TOKENS = 4_096  # in the windows on which other definitions are scored
 FIRST = 1 / 16  # share of a window that counts as its first positions
 MIN_EFFECT = 1e-3  # total variation distance; order is checked only if replacing tokens has this effect
 
-HIGH_RATE = "optimizer.learning_rate far too high"
-
-# Possible causes of each finding, the most likely first. A finding explains the findings listed after it.
-CAUSES = {
-    "finite": ("a training step with non-finite gradients", HIGH_RATE, "imported weights that were non-finite"),
-    "causality": ("no causal mask, so that the model reads the token it must predict",),
-    "scale of logits": ("model.scale_attention=False",),
-    "residual": ("model.residual=False: blocks replace the residual stream instead of adding to it",),
-    "activations": (HIGH_RATE, "no warm-up", "no gradient clipping"),
-    "saturated attention": (HIGH_RATE, "weights of queries and keys too large", "no scale of 1/√d_k"),
-    "order": (
-        "model.position=none in a bidirectional model, or in a causal one of a single layer",
-        "positions that do not reach the logits",
-        "a model that learned only token frequencies: see predictions",
-    ),
-    "predictions": (
-        f"hardly trained, or {HIGH_RATE}, or too low",
-        "model.residual=False, or gradients that do not reach all layers",
-        "a bidirectional model without positions",
-    ),
-    "loss": (
-        f"{HIGH_RATE}, or hardly trained",
-        "model.residual=False",
-        "data that differ from the training data",
-        "targets that are not shifted by one, or a label that leaked in training",
-    ),
-    "first positions": ("text that repeats itself", "a label that leaks into later positions: see causality"),
-    "even attention": (
-        "hardly trained",
-        "optimizer.learning_rate far too low",
-        "gradients that do not reach queries and keys",
-    ),
-    "dead heads": ("heads that the model does not need: see --suite=pruning", HIGH_RATE),
-    "dead units": (f"{HIGH_RATE} with ReLU", "a layer without gradients"),
-    "training": (HIGH_RATE, "a warm-up that is too short", "a spike of the loss without recovery"),
-}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check. found: whether the value is past its limit. says: the value in a sentence."""
-
-    check: str
-    value: float
-    limit: str
-    found: bool
-    says: str
-
-    @property
-    def causes(self) -> tuple[str, ...]:
-        return CAUSES[self.check]
-
 
 def diagnose(
-    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: Sequence[Mapping[str, float]]
-) -> list[Finding]:
+    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: History, step: int
+) -> list[CheckResult]:
     """Return the results of all checks that apply to the model.
 
-    train_tokens: for token frequencies and the heads' importance. history: rows of metrics.jsonl; may be empty.
+    train_tokens: for token frequencies and the heads' importance. history: rows of metrics.jsonl; may be empty. Its
+    validation losses must be those of `tokens`. step: the step of the model.
     """
+    before = [row for row in history if row["step"] <= step]
     windows_BM = probe.windows(tokens, model.config.context_length + 1)
     counts_V = 1 + perplexity.token_counts(train_tokens, model.vocab_size)
-    layers = probe.layers(model, windows_BM)
+    unigram_V = np.log(counts_V / counts_V.sum())
+    layers, nll_BX = probe.layers(model, windows_BM), probe.nll(model, windows_BM)
+    log_SV, targets_S = probe.sampled_predictions(model, windows_BM)
+    measured = Losses(
+        loss=losses.sample_loss(model, tokens),
+        train=losses.sample_loss(model, train_tokens),
+        windows=float(nll_BX.mean()),
+        unigram=-float(unigram_V[probe.targets(model, windows_BM)].mean()),
+        bigram=None if model.masked else losses.bigram(train_tokens, windows_BM, unigram_V),
+        **losses.recorded(history, step),
+    )
     return [
         *stream(model, layers),
+        *weights.check(model, measured.suspicious),
         *order(model, windows_BM),
         *([] if model.masked else causality(model, windows_BM)),
-        *predictions(model, windows_BM, np.log(counts_V / counts_V.sum())),
+        *predictions(model, windows_BM, unigram_V),
+        *first_positions(nll_BX),
+        *losses.check(measured),
+        *losses.temperature(log_SV, targets_S, model.config.train.label_smoothing),
+        *(losses.vocabulary(log_SV, unigram_V) if measured.suspicious else []),
+        *(definition(model, windows_BM, measured.excess) if measured.suspicious else []),
         *attention(model, layers),
         *dead(model, layers, train_tokens),
-        *training(history),
+        *losses.training(before),
     ]
 
 
-def most_likely(findings: list[Finding]) -> str | None:
-    """Return the first cause of the finding that explains the others, or None if nothing was found."""
-    found = {finding.check for finding in findings if finding.found}
-    return next((causes[0] for check, causes in CAUSES.items() if check in found), None)
+def definition(model: LoadedModel, windows_BM: np.ndarray, excess: float | None) -> list[CheckResult]:
+    """Name the alternative with the lowest loss.
+
+    excess: the loss minus the recorded loss, in nats; None if no loss was recorded.
+    """
+    few_BM = windows_BM if model.masked else windows_BM[:: math.ceil(windows_BM.size / TOKENS)]
+    loss = float(probe.nll(model, few_BM).mean())
+    scored = ((float(probe.nll(other, few_BM).mean()), name) for name, other in alternatives.others(model))
+    best, name = min(pair for pair in scored if math.isfinite(pair[0]))
+    needed = CLEAR if excess is None else max(LEAST, REGAINED * excess)
+    says = f"The loss of some windows is {loss:.2f} nats a token, and {best:.2f} with this change: {name}."
+    return [CheckResult("definition", loss - best, f"below {needed:.2f} nats", loss - best > needed, says, name)]
 
 
-def stream(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
+def stream(model: LoadedModel, layers: list[Layer]) -> list[CheckResult]:
     """Check for non-finite values, and how the blocks change the residual stream."""
     bad = int(probe.count_non_finite(model.parameters))
     # layer[1:] omits the entropy, which is NaN if no query sees two keys.
@@ -130,13 +105,13 @@ def stream(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
     cosine = f"The mean cosine between a block's input and output is {kept:.2f}."
     replaced = not kept >= KEPT and not model.config.model.residual  # a sound model of few layers may have a low cosine
     return [
-        Finding("finite", float(bad), "0 non-finite parameters, and finite activations", not finite, non_finite),
-        Finding("activations", largest, f"below {LARGE:g}", not largest < LARGE, scale),
-        Finding("residual", kept, f"at least {KEPT}", replaced, cosine),
+        CheckResult("finite", float(bad), "0 non-finite parameters, and finite activations", not finite, non_finite),
+        CheckResult("activations", largest, f"below {LARGE:g}", not largest < LARGE, scale),
+        CheckResult("residual", kept, f"at least {KEPT}", replaced, cosine),
     ]
 
 
-def attention(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
+def attention(model: LoadedModel, layers: list[Layer]) -> list[CheckResult]:
     """Check the scale of the attention logits and the entropy of the weights."""
     config, listed = model.config.model, lambda values: ", ".join(f"{value:.2f}" for value in values)
     root = math.sqrt(config.head_width)
@@ -146,7 +121,7 @@ def attention(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
         f"1/√d_k, this factor is √d_k = {root:.2f}. Standard deviation of the logits by layer: "
         f"{listed(float(layer.logits_B.mean()) for layer in layers)}."
     )
-    scale = Finding("scale of logits", factor, "1", not config.scale_attention, says)
+    scale = CheckResult("scale of logits", factor, "1", not config.scale_attention, says)
     defined = [layer.entropy_B[np.isfinite(layer.entropy_B)] for layer in layers]
     if not all(map(len, defined)):
         return [scale]  # no query sees two keys, or weights are non-finite
@@ -155,13 +130,13 @@ def attention(model: LoadedModel, layers: list[Layer]) -> list[Finding]:
     by_layer = f"Attention entropy by layer, divided by that of uniform attention: {listed(entropies)}."
     evenly = f"{even} of {len(entropies)} layers have nearly uniform attention over the visible tokens."
     return [
-        Finding("saturated attention", lowest, f"at least {SATURATED}", not lowest >= SATURATED, by_layer),
-        Finding("even attention", lowest, f"at most {EVEN} in at least one layer", even == len(entropies), evenly),
+        CheckResult("saturated attention", lowest, f"at least {SATURATED}", not lowest >= SATURATED, by_layer),
+        CheckResult("even attention", lowest, f"at most {EVEN} in at least one layer", even == len(entropies), evenly),
         scale,
     ]
 
 
-def dead(model: LoadedModel, layers: list[Layer], train_tokens: np.ndarray) -> list[Finding]:
+def dead(model: LoadedModel, layers: list[Layer], train_tokens: np.ndarray) -> list[CheckResult]:
     """Check for heads without effect on the loss, and for feed-forward units that do not vary with the input."""
     few_tokens = train_tokens[: probe.WINDOWS * model.config.context_length + 1]
     importance_NH = pruning.importance(model, pruning.text_batches(model, few_tokens))
@@ -173,8 +148,8 @@ def dead(model: LoadedModel, layers: list[Layer], train_tokens: np.ndarray) -> l
     units = max(map(_dead_units, layers))
     still = f"Feed-forward units that do not vary with the input: at most {units:.1%} of a layer's units."
     return [
-        Finding("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), effect),
-        Finding("dead units", units, f"at most {DEAD_UNITS}", not units <= DEAD_UNITS, still),
+        CheckResult("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), effect),
+        CheckResult("dead units", units, f"at most {DEAD_UNITS}", not units <= DEAD_UNITS, still),
     ]
 
 
@@ -185,7 +160,7 @@ def _dead_units(layer: Layer) -> float:
     return float(np.mean(deviation_F <= DEAD_DEVIATION * np.median(deviation_F)))
 
 
-def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
+def order(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
     """Check that the prediction at one position changes if the other tokens are reordered."""
     text_BL, at, separator_id = windows_BM[:, :-1], probe.place(model), model.separator_id
     random = np.random.default_rng(0)
@@ -210,7 +185,7 @@ def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
     if not by_others >= MIN_EFFECT:
         return []  # the check `predictions` reports a model that ignores its input
     effects = {name: _total_variation(plain_BV, log_BV) / by_others for name, log_BV in by_change.items()}
-    targets_B = probe.targets(model, windows_BM)[has_order_B]
+    targets_B = probe.targets(model, windows_BM)[has_order_B, -1]
     loss, shuffled = (_mean_loss(log_BV, targets_B) for log_BV in (plain_BV, by_change["shuffled"]))
     listed = ", ".join(f"{name} {share:.2f}" for name, share in effects.items())
     says = (
@@ -218,7 +193,7 @@ def order(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
         f"Shuffling changes the loss of this prediction from {loss:.2f} to {shuffled:.2f} nats."
     )
     effect = effects["shuffled"]
-    return [Finding("order", effect, f"at least {ORDER}", not effect >= ORDER, says)]
+    return [CheckResult("order", effect, f"at least {ORDER}", not effect >= ORDER, says)]
 
 
 def movable_positions(tokens_L: np.ndarray, at: int, separator_id: int | None) -> np.ndarray:
@@ -235,7 +210,7 @@ def movable_positions(tokens_L: np.ndarray, at: int, separator_id: int | None) -
     return positions_L[movable_L]
 
 
-def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
+def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
     """Check that a prediction does not change if later tokens are replaced."""
     text_BL = windows_BM[:, :-1]
     at, changed_BL = text_BL.shape[1] // 2, text_BL.copy()
@@ -245,14 +220,11 @@ def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[Finding]:
         return []
     effect = _total_variation(*(probe.predictions(model, tokens_BL, at) for tokens_BL in (text_BL, changed_BL)))
     says = f"Replacing the tokens after a position changes its prediction by {effect:.2g} (total variation distance)."
-    return [Finding("causality", effect, f"below {LEAK}", not effect < LEAK, says)]
+    return [CheckResult("causality", effect, f"below {LEAK}", not effect < LEAK, says)]
 
 
-def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[Finding]:
-    """Check the loss, the loss of the first positions, and how much predictions depend on the text.
-
-    unigram_V: log-probabilities of a unigram model.
-    """
+def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[CheckResult]:
+    """Check how much predictions depend on the text. unigram_V: log-probabilities of a unigram model."""
     log_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
     mean_V = np.log(np.maximum(np.exp(log_BV.astype(np.float64)).mean(axis=0), 1e-300))
     varies = float(np.mean(np.sum(np.exp(log_BV) * (log_BV - mean_V), axis=-1)))
@@ -262,48 +234,21 @@ def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarra
         f"The mean KL divergence of predictions from their average is {varies:.2f} nats, {share:.2f} of the unigram "
         f"entropy ({entropy:.2f}). For a unigram model it is 0."
     )
-    flat = Finding("predictions", share, f"at least {FLAT}", not share >= FLAT, says)
-    if model.masked:
-        targets_B = probe.targets(model, windows_BM)
-        return [flat, _loss(_mean_loss(log_BV, targets_B), -float(unigram_V[targets_B].mean()))]
-    nll_BL = probe.nll(model, windows_BM)
-    findings = [flat, _loss(float(nll_BL.mean()), -float(unigram_V[windows_BM[:, 1:]].mean()))]
-    return findings + ([_first_positions(nll_BL)] if nll_BL.shape[1] > 1 else [])
+    return [CheckResult("predictions", share, f"at least {FLAT}", not share >= FLAT, says)]
 
 
-def _loss(loss: float, unigram: float) -> Finding:
-    says = f"The loss is {loss:.2f} nats a token, that of a unigram model {unigram:.2f}."
-    limit = f"below {UNIGRAM} times the unigram model's"
-    return Finding("loss", loss / unigram, limit, not loss < UNIGRAM * unigram, says)
-
-
-def _first_positions(nll_BL: np.ndarray) -> Finding:
+def first_positions(nll_BL: np.ndarray) -> list[CheckResult]:
+    """Check that the loss is not only at the first positions. Returns nothing for one position."""
     length = nll_BL.shape[1]
+    if length == 1:
+        return []
     first = max(1, round(FIRST * length))
     share = float(nll_BL[:, :first].sum() / nll_BL.sum()) / (first / length)
     says = (
         f"The mean loss of the first {first} of {length} positions is {share:.1f} times that of all positions "
         f"({nll_BL[:, :first].mean():.2f} nats a token; the others {nll_BL[:, first:].mean():.2f})."
     )
-    return Finding("first positions", share, f"at most {FIRST_SHARE:g}", not share <= FIRST_SHARE, says)
-
-
-def training(history: Sequence[Mapping[str, float]]) -> list[Finding]:
-    """Check whether the training loss ended above its lowest value; both are moving averages."""
-    losses = np.array([row["train/loss"] for row in history if "train/loss" in row])
-    if len(losses) < 20:
-        return []
-    width = max(5, len(losses) // 20)
-    smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
-    rise, lowest = float(smooth[-1] - smooth.min()), float(smooth.min())
-    noise = NOISE * float(np.std(np.diff(losses))) / math.sqrt(2 * width)  # assume that neighbours differ only by noise
-    norms = [row["train/gradient_norm"] for row in history if "train/gradient_norm" in row] or [math.nan]
-    limit = f"at most {RISE} nats, or the noise ({noise:.2g}) if it is larger"
-    says = (
-        f"The training loss ended {rise:.2f} nats above its lowest value ({lowest:.2f}), averaged over {width} rows. "
-        f"The largest gradient norm was {max(norms):.3g}, the median {np.median(norms):.3g}."
-    )
-    return [Finding("training", rise, limit, not rise <= max(RISE, noise), says)]
+    return [CheckResult("first positions", share, f"at most {FIRST_RATIO:g}", not share <= FIRST_RATIO, says)]
 
 
 def _mean_loss(log_BV: np.ndarray, targets_B: np.ndarray) -> float:

@@ -16,6 +16,7 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 
 WINDOWS = 64
+PLACES = 8  # positions of a window, in `sampled_predictions`
 
 
 class Layer(NamedTuple):
@@ -42,8 +43,9 @@ def place(model: LoadedModel) -> int:
 
 
 def targets(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
-    """Return the token that the model must predict at `place`."""
-    return windows_BM[:, place(model)] if model.masked else windows_BM[:, -1]
+    """Return targets_BX, the tokens that the model must predict: at `place` if masked, else all but the first."""
+    at = place(model)
+    return windows_BM[:, at : at + 1] if model.masked else windows_BM[:, 1:]
 
 
 def predictions(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
@@ -53,8 +55,19 @@ def predictions(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
     return in_parts(model, text_BL, compute)[:, : model.vocab_size]
 
 
+def sampled_predictions(model: LoadedModel, windows_BM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (log-probabilities_SV, targets_S) at up to PLACES positions of each window."""
+    length, shift = windows_BM.shape[1] - 1, 0 if model.masked else 1
+    places = sorted({*np.linspace(length // 4, length - 1, PLACES).astype(int).tolist()})
+    log_SV = np.concatenate([predictions(model, windows_BM[:, :-1], at) for at in places])
+    return log_SV, np.concatenate([windows_BM[:, at + shift] for at in places])
+
+
 def nll(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
-    """Return nll_BL in nats of all tokens but the first of each window."""
+    """Return nll_BX, the loss of each of the `targets` in nats."""
+    if model.masked:
+        log_BV = predictions(model, windows_BM[:, :-1], place(model))
+        return -np.take_along_axis(log_BV, targets(model, windows_BM), axis=1)
     compute = lambda part_BM: model.nll(*sharding.put_whole((part_BM[:, :-1], part_BM[:, 1:]), model.mesh))
     return in_parts(model, windows_BM, compute)
 
