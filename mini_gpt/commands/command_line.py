@@ -173,8 +173,8 @@ def _is_shown(record: logging.LogRecord) -> bool:
     reason = files.cant_write(error or Exception(message))
     if reason is not None:
         _warn_once(reason)
-    is_raised_later = reason is not None or isinstance(error, UserError) or str(error or message) == LOOP_CLOSED
-    return not (is_raised_later or message.startswith(READ_ONLY))
+    is_raised_later = reason is not None or (error is not None and "orbax" in record.pathname)
+    return not (is_raised_later or str(error or message) == LOOP_CLOSED or message.startswith(READ_ONLY))
 
 
 @functools.cache

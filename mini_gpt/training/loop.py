@@ -67,7 +67,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         workdirs.check_corpus(workdir, corpus)  # each process has read the text itself
         if is_new and conclude:
             log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
-        with files.clear_write_errors(workdir), devices.clear_memory_errors():
+        with workdirs.clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
             state, stop = _start_or_resume(run, workdir, first_state)
     if stop.signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
@@ -263,6 +263,7 @@ class _Loop:
         self.record = dataclasses.replace(
             self.record, validation_loss=validation_loss, eval_tokens=self.config.eval.tokens, scheduled=scheduled
         )
+        workdirs.check_present(self.checkpoints.directory.parent)
         self.checkpoints.save(step, state, self.record)
 
     def _rewind(self, step: int, count: int) -> tuple[int, TrainState]:

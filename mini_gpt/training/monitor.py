@@ -29,6 +29,7 @@ from tqdm import tqdm
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
 
 TENSORBOARD = "tensorboard"
@@ -111,10 +112,15 @@ def write_whole_split(workdir: Path, loss: float, step: int) -> None:
 
 
 class Reporter:
-    """Writes metrics.jsonl and TensorBoard's files. If a run resumes at step `start`, later rows are deleted."""
+    """Writes metrics.jsonl and TensorBoard's files. If a run resumes at step `start`, later rows are deleted.
+
+    Raises UserError if a run starts at step 0, but its rows show that it had a checkpoint.
+    """
 
     def __init__(self, workdir: Path, config: Config, *, start: int):
         self.path = workdir / workdirs.METRICS
+        if start == 0 and self.path.exists():
+            _check_had_no_checkpoint(workdir, config)
         self._open(start)
         self.events.hyperparameters(config)
         self.steps = config.train.steps
@@ -237,6 +243,15 @@ class Spikes:
             if loss > level + max(DEVIATIONS * deviation, LEAST_RISE):
                 message = f"loss {loss:.4f} is a spike: the median of the last {NEAR} logged losses is {level:.4f}"
         return message
+
+
+def _check_had_no_checkpoint(workdir: Path, config: Config) -> None:
+    # The second checkpoint is written after the first is complete. `every` may have changed before the first one.
+    every = max(config.checkpoint.every, configs.read(workdir / workdirs.CONFIG).checkpoint.every)
+    last = max((row["step"] for row in read(workdir / workdirs.METRICS)), default=0)
+    if last > 2 * every:
+        directory, remedy = workdir / workdirs.CHECKPOINTS, "restore it from a backup, or name a new directory"
+        raise UserError(f"{directory}: has no checkpoint, but {workdirs.METRICS} goes up to step {last}; {remedy}")
 
 
 def read(path: Path) -> list[dict[str, float]]:

@@ -54,6 +54,22 @@ def _check_not_lost(workdir: Path, name: str, later: Sequence[str]) -> None:
         raise UserError(f"--workdir: {workdir} has {', '.join(found)}, but no {name}; {remedy}")
 
 
+def check_present(workdir: Path) -> None:
+    """Raise UserError if the directory of a run was moved or removed. Orbax would make its old path again."""
+    if not (workdir / CONFIG).exists():
+        raise UserError(f"{workdir}: was moved or removed while it trained; to resume it, give its new --workdir")
+
+
+@contextlib.contextmanager
+def clear_errors_of_loss(workdir: Path) -> Iterator[None]:
+    """Turn any library's error after a move or removal of the directory into the UserError of `check_present`."""
+    try:
+        yield
+    except Exception:
+        check_present(workdir)
+        raise
+
+
 @contextlib.contextmanager
 def locked(workdir: Path, *, new: bool) -> Iterator[None]:
     """Lock the directory against other training processes; the lock ends with the process.

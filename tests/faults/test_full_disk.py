@@ -1,4 +1,4 @@
-"""A full disk, a read-only disk or a missing permission ends a run in one error line; the run can resume later."""
+"""A full or read-only disk, a missing permission or a lost directory ends a run in one error line."""
 
 import contextlib
 import os
@@ -48,6 +48,20 @@ def start_and_fill(trainer, disk, phase, times, leave):
     output = trainer.output(process, 120)
     os.close(pipe)
     return process.returncode, output
+
+
+@pytest.mark.slow
+def test_a_removed_run_directory_ends_the_run_in_one_line(tmp_path):
+    trainer = Trainer(tmp_path, "removed")
+    process, pipe = trainer.start()
+    marks = Marks(pipe)
+    while marks.entered["save"] < 2:
+        assert marks.read(None), trainer.output(process)
+    shutil.rmtree(trainer.workdir, ignore_errors=True)
+    output = trainer.output(process, 120)
+    os.close(pipe)
+    assert process.returncode == 1 and "Traceback" not in output, output
+    assert output.splitlines()[-1].startswith(f"error: {trainer.workdir}: was moved or removed while it trained")
 
 
 @pytest.mark.slow

@@ -177,6 +177,49 @@ def test_a_directory_that_has_lost_a_file_is_refused(small, tmp_path, trained):
             assert contents(workdir) == before, kept
 
 
+@pytest.mark.slow
+def test_lost_checkpoints_are_found_by_later_rows(small, tmp_path):
+    config, workdir = small(checkpoint__every=2, train__log_every=1), tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        interrupt_after(patch, 4)
+        loop.train(config, workdir, conclude=False)
+    shutil.rmtree(workdir / "checkpoints")
+    (workdir / "checkpoints").mkdir()
+    assert len(rows(workdir)) == 4  # a kill can lose this: the second checkpoint may be the first complete one
+    loop.train(config, shutil.copytree(workdir, tmp_path / "killed"), conclude=False)
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5}\n')
+    before = contents(workdir)
+    with pytest.raises(
+        UserError, match=r"checkpoints: has no checkpoint, but metrics\.jsonl goes up to step 5; restore"
+    ):
+        loop.train(config, workdir, conclude=False)
+    assert contents(workdir) == before
+    rare = small(checkpoint__every=3, train__log_every=1)
+    loop.train(rare, workdir, conclude=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["move", "remove"])
+@pytest.mark.parametrize("at", [4, 5])  # a save begins, or is in progress
+def test_a_run_directory_that_is_lost_while_it_trains_is_named(small, tmp_path, change, at):
+    workdir, finish = tmp_path / "run", loop._Loop._finish
+
+    def lose(self, step, *rest):
+        if step == at:
+            workdir.rename(tmp_path / "moved") if change == "move" else shutil.rmtree(workdir, ignore_errors=True)
+        finish(self, step, *rest)
+
+    config = small(checkpoint__every=2, train__log_every=1, train__steps=8)
+    lost = r"run: was moved or removed while it trained; to resume it, give"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match=lost):
+        patch.setattr(loop._Loop, "_finish", lose)
+        loop.train(config, workdir, conclude=False)
+    assert not (workdir / "config.json").exists() and not list(workdir.glob("checkpoints/[0-9]"))
+    if change == "move":
+        assert int(loop.train(config, tmp_path / "moved", conclude=False).step) == 8
+
+
 def contents(workdir):
     """Return {path: bytes} of all files, except those that grow without loss."""
     found = {str(path.relative_to(workdir)): path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
