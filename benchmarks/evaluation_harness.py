@@ -55,7 +55,7 @@ def main() -> None:
         raise SystemExit(f"the longest document of the validation split has no text of whole blocks of {length} tokens")
     stream, size = np.append(separator, document), len(text.encode())
 
-    flags.output.mkdir(parents=True)
+    flags.output.mkdir(parents=True, exist_ok=True)
     model_directory = flags.output / "model"
     print(f"exported as {exporting.export(run, model_directory)}; {len(document):,} tokens, {size:,} bytes")
     show = lambda name, nats: print(

@@ -24,7 +24,7 @@ def main() -> None:
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags = parser.parse_args()
-    names = flags.suite.split(",")
+    names = [*dict.fromkeys(flags.suite.split(","))]
     options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text)
     suites.check(names, options)
     names.sort(key=list(suites.SUITES).index)  # heads before explorer, which shows its labels

@@ -20,6 +20,7 @@ from mini_gpt.data import tasks, tokenizers
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.generation.streaming_text import Writer
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
@@ -33,7 +34,7 @@ def _parse() -> argparse.Namespace:
     command_line.add_run_flags(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", type=command_line.utf8, help="the text to continue; an empty one starts a document")
-    prompt.add_argument("--prompt_file", type=Path, help="a file with the text to continue, in UTF-8")
+    prompt.add_argument("--prompt_file", type=files.expanded, help="a file with the text to continue, in UTF-8")
     prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
     add = parser.add_argument
     add("--length", type=int, help="maximum number of new tokens; default: fill the trained context")

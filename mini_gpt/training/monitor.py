@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import statistics
 import sys
@@ -52,7 +53,8 @@ class EventFile(contextlib.AbstractContextManager):
         directory.mkdir(parents=True, exist_ok=True)
         # Numbered, since TensorBoard reads files in the order of their names. The time in a name, in seconds, does not
         # suffice: clocks are set back, and two files can have the same second. Earlier versions wrote "events.out".
-        number = len(list(directory.glob("events*")))
+        parts = (re.match(r"events\.part(\d+)", path.name) for path in directory.iterdir())
+        number = max((int(part[1]) for part in parts if part), default=-1) + 1
         self.writer = EventsWriter(str(directory / f"events.part{number:06}"))
         if first_step is not None:
             self._write(first_step, file_version="brain.Event:2")

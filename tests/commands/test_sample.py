@@ -65,7 +65,8 @@ def test_json_has_an_object_for_each_text(sample, capsys):
 @pytest.mark.slow
 def test_prompts_come_from_a_flag_a_file_or_stdin(sample, capsys, tmp_path, monkeypatch):
     (tmp_path / "prompt.txt").write_text("größe")
-    assert sample(f"--prompt_file={tmp_path}/prompt.txt", "--length=3") is None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert sample("--prompt_file=~/prompt.txt", "--length=3") is None  # the shell does not expand this `~`
     assert capsys.readouterr().out.startswith("größe")
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
     assert sample("--interactive", "--length=3") is None

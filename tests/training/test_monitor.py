@@ -178,6 +178,16 @@ def test_tensorboard_shows_each_step_once_with_any_clock(tmp_path, monkeypatch, 
     assert [(event.step, event.value) for event in board.Scalars("loss")] == expected
 
 
+def test_a_new_event_file_is_the_last_by_name(tmp_path):
+    for deleted in (None, "*part000000*", "*part000001*"):
+        before = {path.name for path in tmp_path.iterdir()}
+        monitor.EventFile(tmp_path).close()
+        assert {path.name for path in tmp_path.iterdir()} - before == {max(path.name for path in tmp_path.iterdir())}
+        monitor.EventFile(tmp_path).close()
+        if deleted:
+            next(tmp_path.glob(deleted)).unlink()
+
+
 @pytest.mark.slow
 def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
     loop.train(small(train__steps=4), tmp_path, conclude=False)

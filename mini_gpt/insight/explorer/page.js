@@ -205,7 +205,7 @@ function Positions({ data, state, set }) {
         <${Pixels} id="learned" width=${learned.size} height=${learned.size} colourAt=${(x, y) => signed(cosines[y * learned.size + x] / 127)} deps=${[]} />
         <p class="soft">Cosines of ${learned.size} positions${learned.every > 1 ? `, every ${learned.every}th` : ""}: red 1, white 0, blue −1.</p></div>`}
       ${t5 && html`<div class="panel" id="t5"><h2>This run's T5 biases</h2>
-        <${Curve} low=${Math.min(...t5.flat())} high=${Math.max(...t5.flat())} x="tokens to the left" y="Biases of the logits; at most 8 heads are shown."
+        <${Curve} low=${Math.min(...t5.flat())} high=${Math.max(...t5.flat(), Math.min(...t5.flat()) + 0.01)} x="tokens to the left" y="Biases of the logits; at most 8 heads are shown."
           lines=${t5.slice(0, 8).map((values, n) => ({ name: `head ${n}`, values }))} /></div>`}
     </div>`;
 }

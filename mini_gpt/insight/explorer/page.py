@@ -14,6 +14,7 @@ from mini_gpt.insight import attention, figures, images
 from mini_gpt.insight.explorer import toy
 from mini_gpt.model import positions
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime.errors import UserError
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("vendor/htm-preact-3.1.1.js", "attention.js", "page.js")
@@ -121,9 +122,13 @@ def packed(
 
 
 def build_page(data: dict[str, Any]) -> str:
-    """Return page.html with inline scripts, style and data. `<` is escaped, so that data can't close its element."""
+    """Return page.html with inline scripts, style and data. Raises UserError if a number is not finite."""
     page = _text("page.html")
-    encoded = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    try:
+        # `<` is escaped, so that data can't close its element.
+        encoded = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    except ValueError:
+        raise UserError("--suite=explorer: the model's attention is not finite; take another --checkpoint") from None
     parts = {
         '<link rel="stylesheet" href="page.css">': f"<style>\n{_text('page.css')}</style>",
         'type="application/json">null</script>': f'type="application/json">{encoded}</script>',

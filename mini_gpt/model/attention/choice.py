@@ -25,7 +25,7 @@ def check(requested: str) -> None:
         possible = ", ".join(name for name in ("reference", "blockwise", FUSED.get(here)) if name)
         raise UserError(
             f"model.attention: found {requested!r}, which needs {DEVICES[needed]}; the devices here are "
-            f"{DEVICES[here]}; must be {possible} or auto"
+            f"{DEVICES.get(here, here)}; must be {possible} or auto"
         )
 
 
