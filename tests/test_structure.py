@@ -21,7 +21,7 @@ PACKAGES = (
 )
 ENTRY_POINTS = ("__init__.py", "bench.py", "sweep.py")  # thin modules beside the packages, for `python -m`
 ROOT = REPOSITORY / "mini_gpt"
-LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE, LONGEST_FILE = 14, 5, 350
+LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE, LONGEST_FILE, MOST_PARAMETERS = 14, 5, 350, 6
 
 
 @functools.cache
@@ -97,3 +97,12 @@ def test_chains_of_imports_are_short():
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_no_file_is_too_long(name):
     assert len(modules()[name].splitlines()) <= LONGEST_FILE
+
+
+def test_no_function_has_too_many_parameters():
+    for name, source in modules().items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                given = [argument.arg for argument in arguments if argument.arg not in ("self", "cls")]
+                assert len(given) <= MOST_PARAMETERS, f"{name}.{node.name}: {given}"

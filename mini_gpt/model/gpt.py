@@ -249,7 +249,7 @@ def _stack_blocks(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nn
 def positions_and_segments(
     config: ModelConfig, tokens_BL: jax.Array, separator_id: int | None = None, keys_B: jax.Array | None = None
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Return (positions_BL, segments_BL) of a text, int32; None stands for a default of `Inputs`.
+    """Return (positions_BL, segments_BL) of a text, int32; None where the default of `Inputs` holds.
 
     separator_id: the token before each document, or None if attention crosses documents. A separator belongs to the
     document after it. Positions restart at the separator, and the token after it is predicted from the separator only.

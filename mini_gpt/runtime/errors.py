@@ -70,7 +70,7 @@ def _run(main: Callable[[], None]) -> None:
 
 
 class _Log(io.FileIO):
-    """Standard error. If a write fails, it becomes /dev/null: a run goes on though its terminal is closed."""
+    """Standard error. If a write fails, it becomes /dev/null: a run continues if its terminal is closed."""
 
     def write(self, content: Any, /) -> int:
         try:

@@ -1,4 +1,4 @@
-"""Real processes of all commands print no traceback, whatever is typed, closed or damaged."""
+"""Real processes of all commands print no traceback for wrong flags, closed streams and damaged files."""
 
 import json
 import os

@@ -53,7 +53,7 @@ def characters(*tokens):
     [(ByteTokenizer(), HARD), (BPE, HARD), (CharacterTokenizer("".join(sorted(set(TEXT)))), TEXT)],
     ids=["bytes", "bpe", "characters"],
 )
-def test_exported_tokenizers_equal_the_library_and_are_read_back(tokenizer, text, tmp_path):
+def test_exported_tokenizers_are_those_of_the_library(tokenizer, text, tmp_path):
     ids = tokenizer_files.write(tokenizer, tmp_path, 32)
     end = ids["eos_token_id"]
     assert ids == {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}

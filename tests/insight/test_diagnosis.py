@@ -297,7 +297,7 @@ def test_the_fitted_temperature_is_the_true_one(temperature):
     assert smoothed.found is (temperature > 1)
 
 
-def test_predictions_of_other_tokens_than_the_frequent_are_found():
+def test_predictions_of_infrequent_tokens_are_found():
     rng = np.random.default_rng(0)
     unigram_V = np.log(rng.dirichlet(np.ones(60)) + 1e-9)
     log_SV = unigram_V + 0.3 * rng.normal(size=(200, 60))
@@ -329,4 +329,4 @@ def test_each_alternative_differs_and_fits(initial, fields):
         nll = other.nll(windows_BM[:8, :-1], windows_BM[:8, 1:])
         assert np.isfinite(nll).all() and np.abs(nll - plain).max() > 1e-4, name
         names.append(name)
-    assert len(names) == len(set(names)) > 20
+    assert len(names) == len(set(names)) >= 15

@@ -94,7 +94,8 @@ def test_nothing_is_found_in_a_healthy_model(open_run, name):
     result = suites.evaluate(run, "diagnose", SuiteOptions())
     assert result["found"] == [], [row["says"] for row in result["rows"] if row["found"]]
     if name != "very early":  # without a record it is not known that more steps follow
-        assert diagnose(run, run.model, []) == ({}, ""), "after an import, nothing is recorded"
+        found, _ = diagnose(run, run.model, [])  # as after an import
+        assert found.keys() <= {"loss"}, found  # so few steps can leave a model worse than a bigram model
 
 
 @pytest.mark.parametrize("base, name", [(base, name) for base, ways in TABLE.items() for name in ways])

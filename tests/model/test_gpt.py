@@ -165,7 +165,7 @@ def test_no_gradient_reaches_a_later_token(position):
 
 
 @pytest.mark.slow
-def test_only_position_none_without_a_mask_is_permutation_equivariant():
+def test_equivariance_to_order_needs_no_mask_and_no_positions():
     tokens = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6]])
     order = jnp.array([5, 2, 7, 0, 1, 4, 3, 6])
     _, definition, params = make_model(position="none", causal=False)

@@ -1,4 +1,4 @@
-"""A command ends without a traceback, whatever its standard streams are. Real processes, without JAX."""
+"""A command ends without a traceback, with any standard streams. Real processes, without JAX."""
 
 import os
 import shlex

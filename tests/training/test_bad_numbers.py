@@ -43,7 +43,7 @@ def poison(monkeypatch):
 
 
 def trained_on(config, places, parameters=None):
-    """Return the state after one step on the batch of each index, in turn. None stands for a skipped step.
+    """Return the state after one step on the batch of each index, in turn. None is a skipped step.
 
     parameters: the first ones; None for random ones.
     """
@@ -209,7 +209,7 @@ def test_a_rewind_to_step_0_restores_the_initial_weights(small, tmp_path, poison
 
 
 @pytest.mark.slow
-def test_a_resumed_run_needs_its_initial_weights_only_for_a_rewind(small, tmp_path, poison):
+def test_a_resumed_run_reads_its_initial_weights_for_a_rewind(small, tmp_path, poison):
     loop.train(small(**FIELDS), tmp_path / "origin", conclude=False)
     poison(2, 7)
     run = functools.partial(loop.train, workdir=tmp_path / "run", init_from=tmp_path / "origin", conclude=False)

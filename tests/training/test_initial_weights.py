@@ -67,7 +67,7 @@ def test_weights_of_another_shape_are_refused(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_yarn_needs_the_context_that_its_first_weights_were_trained_with(small, tmp_path):
+def test_scaling_needs_the_context_of_the_initial_weights(small, tmp_path):
     loop.train(small(model__position="rope", train__steps=1), tmp_path / "source", conclude=False)
     longer = {"model__position": "rope", "context_length": 64, "train__steps": 1, "model__rope__factor": 4.0}
     start = lambda name, **fields: loop.train(
@@ -94,7 +94,7 @@ def test_a_run_keeps_the_tokenizer_of_its_first_weights(small, tmp_path, corpus_
 
 
 @pytest.mark.slow
-def test_runs_that_were_moved_together_keep_their_initial_weights(small, tmp_path, monkeypatch):
+def test_runs_moved_together_keep_their_initial_weights(small, tmp_path, monkeypatch):
     project, moved = tmp_path / "project", tmp_path / "moved"
     loop.train(small(train__steps=1), project / "source", conclude=False)
     loop.train(small(train__steps=1), project / "tuned", init_from=project / "source", conclude=False)

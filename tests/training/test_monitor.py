@@ -1,4 +1,4 @@
-"""What a run logs: metrics, images, its speed and its summary."""
+"""The log of a run: metrics, images, its speed and its summary."""
 
 import contextlib
 import itertools
