@@ -12,7 +12,7 @@ from mini_gpt.evaluation.scoring import NllFn, Score
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 
 MAX_STRETCHES = 16  # in a sample of a split
 MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each token
@@ -53,7 +53,11 @@ def score_split(
         scores = [_score_masked(model, part, number, advance) for number, part in enumerate(parts)]
     else:
         scores = [_score_next(model, part, token_bytes, advance) for part in parts]
-    return Score(sum(s.nll_sum for s in scores), sum(s.tokens for s in scores), sum(s.bytes for s in scores))
+    count = sum(s.tokens for s in scores)
+    require(
+        count > 0, "train.mask_rate", model.config.train.mask_rate, "masks no token of the sample: raise eval.tokens"
+    )
+    return Score(sum(s.nll_sum for s in scores), count, sum(s.bytes for s in scores))
 
 
 def cost(config: Config, num_tokens: int) -> int:

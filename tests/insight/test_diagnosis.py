@@ -300,9 +300,10 @@ def test_the_fitted_temperature_is_the_true_one(temperature):
 def test_predictions_of_infrequent_tokens_are_found():
     rng = np.random.default_rng(0)
     unigram_V = np.log(rng.dirichlet(np.ones(60)) + 1e-9)
+    counts_V = np.exp(unigram_V) * 1e6
     log_SV = unigram_V + 0.3 * rng.normal(size=(200, 60))
-    assert [result.found for result in losses.vocabulary(log_SV, unigram_V)] == [False]
-    assert [result.found for result in losses.vocabulary(log_SV[:, rng.permutation(60)], unigram_V)] == [True]
+    assert [result.found for result in losses.vocabulary(log_SV, counts_V)] == [False]
+    assert [result.found for result in losses.vocabulary(log_SV[:, rng.permutation(60)], counts_V)] == [True]
 
 
 def test_a_newly_drawn_matrix_has_no_structure():

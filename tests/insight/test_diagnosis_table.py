@@ -33,7 +33,7 @@ HEALTHY = {
     "two heads": {"model__position": "alibi", "model__num_heads": 2},
     "pattern": {"model__position": ("rope", "none"), "model__num_kv_heads": 1},
     "post": {"model__norm_placement": "post", "optimizer__learning_rate": 2e-3},
-    "muon": {"optimizer__name": "muon", "optimizer__learning_rate": 1e-2},
+    "muon": {"optimizer__name": "muon", "optimizer__learning_rate": 1e-2, "model__position": "learned"},
     "masked": test_diagnosis.BIDIRECTIONAL | {"train__steps": 500},
     "deep": {"model__num_layers": 6, "model__tie_embeddings": False, "train__label_smoothing": 0.1},
     "characters": {"data__tokenizer": "characters", "data__isolate_documents": True},

@@ -11,7 +11,7 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
 ROW = ("check", "value", "limit", "found", "says")
-OTHER_TOKENS = ("data.", "context_length", "eval.tokens")  # overrides that change which tokens are scored
+OTHER_LOSS = ("data.", "context_length", "train.mask_rate")  # overrides after which no recorded loss is comparable
 
 
 class Diagnose(Suite):
@@ -22,7 +22,9 @@ class Diagnose(Suite):
         tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
         path = run.workdir / workdirs.METRICS
         history = monitor.read(path) if path.exists() else []
-        if options.split != "validation" or any(name.startswith(OTHER_TOKENS) for name in run.overrides):
+        if any(name.startswith(OTHER_LOSS) for name in run.overrides):
+            history = []
+        elif options.split != "validation" or "eval.tokens" in run.overrides:
             history = [{key: row[key] for key in row if key != "validation/loss"} for row in history]
         results = checks.diagnose(run.model, tokens, train_tokens, history, run.step)
         value = lambda result: result.value if math.isfinite(result.value) else None
@@ -31,7 +33,8 @@ class Diagnose(Suite):
             "found": [result.check for result in results if result.found],
             "most_likely": most_likely(results),
             "rows": [
-                {name: getattr(result, name) for name in ROW} | {"value": value(result), "causes": result.causes}
+                {name: getattr(result, name) for name in ROW}
+                | {"value": value(result), "causes": result.causes if result.found else ()}
                 for result in results
             ],
         }

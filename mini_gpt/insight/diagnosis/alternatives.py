@@ -15,13 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.config import loading as configs
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.fields import specs
+from mini_gpt.config.schema import Config, ModelConfig
 from mini_gpt.model import gpt
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters, by_name, with_layers
 from mini_gpt.runtime.errors import UserError
 
 BASES = (1e4, 5e5, 1e6)  # of RoPE
+UNSCALED = {
+    f"model.rope.{name}": specs(Config)[f"model.rope.{name}"].default
+    for name in ("scaling", "factor", "beta_slow", "beta_fast")
+}
 
 
 def others(model: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:
@@ -30,11 +35,12 @@ def others(model: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:
     flat = configs.flatten(configs.to_dict(model.config))
     for field, value in fields(config):
         with contextlib.suppress(UserError):
-            changed = configs.override(model.config, {field: value})
+            unscaled = UNSCALED if field == "model.position" and value != "rope" else {}
+            changed = configs.override(model.config, unscaled | {field: value})
             definition, abstract = gpt.abstract(changed.model, len(model.parameters["embedding"]))
             if changed.model != config and by_name(abstract).keys() == by_name(model.parameters).keys():
                 other = dataclasses.replace(model, config=changed, definition=definition)
-                yield f"{field} is {flat[field]}, and {value} fits", other
+                yield f"{field} is {flat[field]}, but {value} fits better", other
     for name, parameters in arrangements(with_layers(model.parameters, stacked=False), config):
         yield name, dataclasses.replace(model, parameters=with_layers(parameters, stacked=config.scan_layers))
 
@@ -56,12 +62,13 @@ def arrangements(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[
         for name, order in (("are interleaved", np.argsort(half)), ("were converted to half-split twice", half)):
             reordered = functools.partial(_reordered, order=order, width=config.head_width)
             yield f"the rotary pairs of queries and keys {name}", _each(parameters, "attention", reordered)
-    if config.num_kv_heads == config.num_heads:
-        for a, b in (("query", "key"), ("key", "value")):
-            exchanged = _each(parameters, "attention", functools.partial(_exchanged, a=a, b=b))
-            yield f"the weights of {a} and {b} are exchanged", exchanged
-        turned = lambda part: {"out": part["out"] | {"kernel": part["out"]["kernel"].T}}
-        yield "the kernels of out are transposed", _each(parameters, "attention", turned)
+    for a, b in (
+        (("query", "key"), ("key", "value")) if config.num_kv_heads == config.num_heads else (("key", "value"),)
+    ):
+        exchanged = _each(parameters, "attention", functools.partial(_exchanged, a=a, b=b))
+        yield f"the weights of {a} and {b} are exchanged", exchanged
+    turned = lambda part: {"out": part["out"] | {"kernel": part["out"]["kernel"].T}}
+    yield "the kernels of out are transposed", _each(parameters, "attention", turned)
     if config.activation == "swiglu":
         exchanged = _each(parameters, "mlp", functools.partial(_exchanged, a="gate", b="up"))
         yield "the weights of gate and up are exchanged", exchanged

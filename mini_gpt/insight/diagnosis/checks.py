@@ -33,6 +33,7 @@ LEAST = 0.05  # nats that it must gain in any case
 DEAD_DEVIATION = 1e-3  # largest standard deviation of a dead unit / median of its layer
 TOKENS = 4_096  # in the windows on which other definitions are scored
 FIRST = 1 / 16  # share of a window that counts as its first positions
+FEWEST_WINDOWS = 4  # different ones, to compare predictions with their average
 MIN_EFFECT = 1e-3  # total variation distance; order is checked only if replacing tokens has this effect
 
 
@@ -50,12 +51,13 @@ def diagnose(
     unigram_V = np.log(counts_V / counts_V.sum())
     layers, nll_BX = probe.layers(model, windows_BM), probe.nll(model, windows_BM)
     log_SV, targets_S = probe.sampled_predictions(model, windows_BM)
+    no_bigram = model.masked or np.array_equal(tokens, train_tokens)  # it would be fitted to the windows
     measured = Losses(
         loss=losses.sample_loss(model, tokens),
         train=losses.sample_loss(model, train_tokens),
         windows=float(nll_BX.mean()),
         unigram=-float(unigram_V[probe.targets(model, windows_BM)].mean()),
-        bigram=None if model.masked else losses.bigram(train_tokens, windows_BM, unigram_V),
+        bigram=None if no_bigram else losses.bigram(train_tokens, windows_BM, unigram_V),
         **losses.recorded(history, step),
     )
     return [
@@ -67,23 +69,25 @@ def diagnose(
         *first_positions(nll_BX),
         *losses.check(measured),
         *losses.temperature(log_SV, targets_S, model.config.train.label_smoothing),
-        *(losses.vocabulary(log_SV, unigram_V) if measured.suspicious else []),
-        *(definition(model, windows_BM, measured.excess) if measured.suspicious else []),
+        *(losses.vocabulary(log_SV, counts_V) if measured.suspicious else []),
+        *(definition(model, windows_BM, nll_BX, measured.excess) if measured.suspicious else []),
         *attention(model, layers),
         *dead(model, layers, train_tokens),
         *losses.training(before),
     ]
 
 
-def definition(model: LoadedModel, windows_BM: np.ndarray, excess: float | None) -> list[CheckResult]:
-    """Name the alternative with the lowest loss.
+def definition(
+    model: LoadedModel, windows_BM: np.ndarray, nll_BX: np.ndarray, excess: float | None
+) -> list[CheckResult]:
+    """Name the alternative with the lowest loss. nll_BX: the model's own losses on the windows.
 
     excess: the loss minus the recorded loss, in nats; None if no loss was recorded.
     """
-    few_BM = windows_BM if model.masked else windows_BM[:: math.ceil(windows_BM.size / TOKENS)]
-    loss = float(probe.nll(model, few_BM).mean())
+    every = 1 if model.masked else math.ceil(windows_BM.size / TOKENS)
+    few_BM, loss = windows_BM[::every], float(nll_BX[::every].mean())
     scored = ((float(probe.nll(other, few_BM).mean()), name) for name, other in alternatives.others(model))
-    best, name = min(pair for pair in scored if math.isfinite(pair[0]))
+    best, name = min((pair for pair in scored if math.isfinite(pair[0])), default=(math.inf, ""))
     needed = CLEAR if excess is None else max(LEAST, REGAINED * excess)
     says = f"The loss of some windows is {loss:.2f} nats a token, and {best:.2f} with this change: {name}."
     return [CheckResult("definition", loss - best, f"below {needed:.2f} nats", loss - best > needed, says, name)]
@@ -224,7 +228,12 @@ def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
 
 
 def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[CheckResult]:
-    """Check how much predictions depend on the text. unigram_V: log-probabilities of a unigram model."""
+    """Check how much predictions depend on the text. Returns nothing for very few windows.
+
+    unigram_V: log-probabilities of a unigram model.
+    """
+    if len(np.unique(windows_BM, axis=0)) < FEWEST_WINDOWS:
+        return []
     log_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
     mean_V = np.log(np.maximum(np.exp(log_BV.astype(np.float64)).mean(axis=0), 1e-300))
     varies = float(np.mean(np.sum(np.exp(log_BV) * (log_BV - mean_V), axis=-1)))

@@ -132,7 +132,7 @@ def check(losses: Losses) -> list[CheckResult]:
         value = losses.train - (losses.recorded_train or 0)
         says = f"On training text the loss is {losses.train:.2f}; training recorded {shown(losses.recorded_train)}."
     elif losses.same_step:
-        limit = f"a difference of {SAME:.0%}"
+        limit = f"a difference of {SAME * max(1, losses.recorded or 0):.2g} nats"
         says = f"The loss is {losses.loss:.4f} nats a token; training recorded {losses.recorded:.4f} at this step."
     else:
         says = f"The loss is {losses.loss:.2f} nats a token; the nearest evaluation had {shown(losses.recorded)}."
@@ -148,14 +148,14 @@ def temperature(log_SV: np.ndarray, targets_S: np.ndarray, label_smoothing: floa
     return [CheckResult("temperature", fitted, f"from {low:.2f} to {high}", found, says)]
 
 
-def vocabulary(log_SV: np.ndarray, unigram_V: np.ndarray) -> list[CheckResult]:
+def vocabulary(log_SV: np.ndarray, counts_V: np.ndarray) -> list[CheckResult]:
     """Compare how often tokens are predicted with how often they occur. Returns nothing for few different tokens."""
-    frequent_V = unigram_V >= unigram_V.min() + math.log(MIN_COUNT)
+    frequent_V = counts_V >= MIN_COUNT
     if frequent_V.sum() < 2 * MIN_COUNT:
         return []
     mean_V = np.exp(log_SV.astype(np.float64)).mean(axis=0)
     rank = lambda values_V: np.argsort(np.argsort(values_V[frequent_V]))
-    ranks = float(np.corrcoef(rank(mean_V), rank(unigram_V))[0, 1])
+    ranks = float(np.corrcoef(rank(mean_V), rank(counts_V))[0, 1])
     says = f"The rank correlation of tokens' mean predictions and their frequencies is {ranks:.2f}."
     return [CheckResult("vocabulary", ranks, f"at least {RANKS}", not ranks >= RANKS, says)]
 
@@ -167,7 +167,7 @@ def fit_temperature(log_SV: np.ndarray, targets_S: np.ndarray) -> tuple[float, f
     low, high = -3.0, 3.0  # log of the inverse temperature; the loss is convex in the inverse
     for _ in range(16):
         middle = (low + high) / 2
-        exp_SV = np.exp(np.exp(middle) * log_SV)
+        exp_SV = np.exp(math.exp(middle) * log_SV)
         mean_S = (exp_SV * log_SV).sum(axis=-1) / exp_SV.sum(axis=-1)
         low, high = (middle, high) if mean_S.mean() < target_S.mean() else (low, middle)
     inverse = math.exp((low + high) / 2)

@@ -1,5 +1,7 @@
 """Checks of the weights alone: matrices with zero rows or columns, and matrices that look newly drawn."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from mini_gpt.insight.diagnosis.result import CheckResult
@@ -7,8 +9,9 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import by_name, with_layers
 from mini_gpt.runtime import sharding
 
-DRAWN = 1.08  # largest singular value / that of independent entries with the same deviation
-LEARNED = 1.4  # the same, median over the other matrices, if the model has learned
+# Largest singular value, divided by that of independent entries with the same deviation.
+DRAWN, DRAWN_ALONE = 1.08, 1.03  # below: a newly drawn block, a newly drawn matrix
+LEARNED = 1.4  # above: the blocks have learned; their median without newly drawn matrices
 SMALLEST = 16  # rows and columns of a matrix that is examined
 MOST_NAMES = 4  # in a sentence
 
@@ -29,21 +32,27 @@ def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
     cause = f"weights set to zero in {listed}"
     results = [CheckResult("zero weights", float(sum(zeros.values())), "none", bool(listed), says, cause)]
 
-    ratios = {name: structure(matrix) for name, matrix in matrices.items() if min(matrix.shape) >= SMALLEST}
-    drawn = [name for name in ratios if ratios[name] < DRAWN]
-    if len(drawn) == len(ratios):
-        return results  # no matrix has learned
-    median = float(np.median([ratios[name] for name in ratios.keys() - {*drawn}]))
-    in_block = lambda name: [other for other in ratios if other.split("/")[:2] == name.split("/")[:2]]
-    drawn = [name for name in drawn if suspicious or set(in_block(name)) <= set(drawn)]
-    listed = _listed(drawn)
+    large = {name: matrix for name, matrix in matrices.items() if min(matrix.shape) >= SMALLEST and matrix.any()}
+    ratios = {name: structure(matrix) for name, matrix in large.items()}
+    learned = [ratio for name, ratio in ratios.items() if name.startswith("blocks/") and ratio >= DRAWN]
+    if not learned:
+        return results  # untrained, or trained by Muon, which keeps the singular values even
+    median = float(np.median(learned))
+    drawn = [name for name in ratios if _is_in_drawn_block(name, ratios) or (suspicious and ratios[name] < DRAWN_ALONE)]
+    listed, least = _listed(drawn), min([ratios[name] for name in drawn] or learned)
     says = (
-        f"Largest singular values, divided by those of newly drawn matrices: least {min(ratios.values()):.2f}, "
+        f"Largest singular values, divided by those of newly drawn matrices: least {least:.2f}, "
         f"median without newly drawn ones {median:.2f}."
     )
-    limit = f"at least {DRAWN}, if that median is above {LEARNED}"
+    limit = f"at least {DRAWN} in each block, if that median is above {LEARNED}"
     found, cause = bool(drawn) and median > LEARNED, f"weights that look newly drawn in {listed}"
-    return [*results, CheckResult("redrawn weights", min(ratios.values()), limit, found, says, cause)]
+    return [*results, CheckResult("redrawn weights", least, limit, found, says, cause)]
+
+
+def _is_in_drawn_block(name: str, ratios: Mapping[str, float]) -> bool:
+    """Return whether all matrices of the block with this matrix look newly drawn."""
+    block = name.split("/")[:2]
+    return block[0] == "blocks" and all(ratios[other] < DRAWN for other in ratios if other.split("/")[:2] == block)
 
 
 def structure(matrix: np.ndarray) -> float:

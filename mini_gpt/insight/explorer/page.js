@@ -114,7 +114,7 @@ function MapView({ attention, state, set }) {
     point({ j: place(event.clientX - box.left, box.width), i: place(event.clientY - box.top, box.height) });
   };
   const context = (n) => `${attention.tokens.slice(Math.max(0, n - 12), n).map(shown).join("").slice(-20)}[${shown(attention.tokens[n])}]`;
-  let said = `weights are computed from logits quantised in ${attention.steps} steps; their error is at most ${attention.error.toFixed(4)}`;
+  let said = `weights are computed from logits quantised in ${attention.steps} steps; their error is at most ${(Math.ceil(attention.error * 1e4) / 1e4).toFixed(4)}`;
   if (at) {
     const logit = attention.logit(layer, head, at.i, at.j), weight = attention.weights(layer, head)[at.i * length + at.j];
     said = `query ${at.i}  ${context(at.i)}\nkey   ${at.j}  ${context(at.j)}\n` +
