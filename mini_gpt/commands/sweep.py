@@ -71,18 +71,18 @@ class Sweep:
         checked = self.checked_configs()
         first = next(iter(checked.values()))
         command_line.set_up(first.data.cache_dir)
-        for config in checked.values():
-            assembly.make_mesh(config)  # raises UserError if the devices do not fit
+        for combination, config in checked.items():
+            if not (self._run_directory(combination, first.seed) / workdirs.CONFIG).exists():
+                self._check_new(config)
         results: dict[Combination, list[Result]] = {combination: [] for combination in checked}
         failures, text, total = [], "", len(results) * self.seeds
         number = itertools.count(1)
         for seed in range(first.seed, first.seed + self.seeds):
             for combination, config in checked.items():
-                fields = dict(combination) | {"seed": str(seed)}
-                name = ",".join(f"{field}={value}" for field, value in fields.items())
+                name = _name(combination, seed)
                 log.info(f"[{next(number)} of {total}] {name}")
                 try:
-                    workdir = self.workdir / files.plain_name(name)
+                    workdir = self._run_directory(combination, seed)
                     result = self._result(dataclasses.replace(config, seed=seed), workdir)
                     results[combination].append(result)
                 except UserError as error:
@@ -99,23 +99,25 @@ class Sweep:
             log.info("\n".join(["", "Failed:", *(f"  {failure}" for failure in failures), ""]))
             raise UserError(f"{len(failures)} of {total} runs failed; the same command tries them again")
 
-    def _result(self, config: Config, workdir: Path) -> Result:
-        """Return the result of one run. Train and measure the run if its result is not on disk.
+    def _run_directory(self, combination: Combination, seed: int) -> Path:
+        return self.workdir / files.plain_name(_name(combination, seed))
 
-        Raise UserError before training if the suite could not measure the run.
-        """
-        suite = SUITES[self.suite]
+    def _check_new(self, config: Config) -> None:
+        """Raise UserError if a new run of this config could not be trained or measured."""
+        mesh, corpus, suite = assembly.make_mesh(config), corpora.open_corpus(config.data), SUITES[self.suite]
+        tokenizer = token_store.fit_tokenizer(corpus, config.data)
+        assembly.assemble(config, mesh, corpus, tokenizer)
+        if suite.needs_text:
+            tokens = token_store.open_store(corpus, config.data, tokenizer).tokens(self.options.split)
+            suite.check_split(config, self.options, len(tokens))
+
+    def _result(self, config: Config, workdir: Path) -> Result:
+        """Return the result of one run. Train and measure the run if its result is not on disk."""
         workdirs.check_same_config(workdir, config)
         result = self._complete_result(config, workdir)
         if result is not None:
             log.info("complete")
             return result
-        if suite.needs_text:
-            corpus = corpora.open_corpus(config.data)
-            tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
-            tokenizer = tokenizer or token_store.fit_tokenizer(corpus, config.data)
-            tokens = token_store.open_store(corpus, config.data, tokenizer).tokens(self.options.split)
-            suite.check_split(config, self.options, len(tokens))
         loop.train(config, workdir, conclude=False)
         return suites.evaluate(Run(workdir), self.suite, self.options)
 
@@ -158,6 +160,10 @@ class Sweep:
             print(text)
             raise
         return "\n".join([text, "Written to", *map(str, written)])
+
+
+def _name(combination: Combination, seed: int) -> str:
+    return ",".join(f"{field}={value}" for field, value in (*combination, ("seed", seed)))
 
 
 def parse_vary(text: str) -> tuple[str, list[str]]:

@@ -237,13 +237,27 @@ def test_results_of_another_text_are_refused(monkeypatch, flags, tmp_path, caplo
     assert "the text has changed" in caplog.text
 
 
-def test_a_split_that_is_too_short_is_refused_before_training(monkeypatch, flags, trainings, tmp_path, caplog):
+def test_a_split_that_is_too_short_is_refused_before_training(monkeypatch, flags, trainings, tmp_path):
     arguments = [*flags, "--vary=model.position=rope,none", "--suite=extrapolation", "--lengths=1x,1000x"]
-    assert type_in(monkeypatch, *arguments).startswith("error: 2 of 2 runs failed")
-    assert "model.position=rope,seed=3: --lengths: found 32000; the validation split" in caplog.text
+    assert type_in(monkeypatch, *arguments).startswith("error: --lengths: found 32000; the validation split")
     nothing = [f"--workdir={tmp_path}/other", "--config.data.split_fractions=(0.7,0.3,0)", "--split=test"]
-    assert type_in(monkeypatch, *flags, *nothing, "--vary=model.position=rope").startswith("error: 1 of 1")
-    assert "rope,seed=3: data.split_fractions: found (0.7, 0.3, 0.0); the test split is empty" in caplog.text
+    said = type_in(monkeypatch, *flags, *nothing, "--vary=model.position=rope")
+    assert said.startswith("error: data.split_fractions: found (0.7, 0.3, 0.0); the test split is empty")
+    assert trainings == []
+
+
+@pytest.mark.parametrize(
+    "varied, message",
+    [
+        (["context_length=32,100000"], r"data\.corpus: the train split has \d+ tokens; context_length=100000 needs"),
+        (["model.attention=reference,cudnn"], r"model\.attention: found 'cudnn', which needs NVIDIA GPUs"),
+        (["data.path=PATH,nothing/*.txt"], r"data\.path: 'nothing/\*\.txt' matches no file"),
+    ],
+)
+def test_no_run_starts_if_a_varied_value_is_wrong(monkeypatch, flags, trainings, corpus_files, varied, message):
+    values = [f"--vary={text.replace('PATH', corpus_files)}" for text in varied]
+    flags = [flag for flag in flags if flag.split("=")[0].removeprefix("--config.") != varied[0].split("=")[0]]
+    assert re.match(f"error: {message}", type_in(monkeypatch, *flags, *values))
     assert trainings == []
 
 
