@@ -200,15 +200,20 @@ def _own(make: MakeBuilder, target: Path, name: str, content: str, fingerprint: 
             raise UserError(f"data.corpus: the text of {name} in {target} is not that of its source; start again")
         return corpus
 
-    if target.exists():
-        try:
-            return opened()
-        except MemoryError:
-            raise
-        except Exception as error:
-            log.warning(f"{target} is damaged ({_first_line(error)}): it is prepared again")
-            shutil.rmtree(target)
-    _prepare(make, name)
+    if not target.exists():
+        _prepare(make, name)
+        return opened()
+    try:
+        return opened()
+    except Exception as error:
+        log.warning(f"{target} is damaged ({_first_line(error)}): it is prepared again")
+    old = target.rename(files.unused(target.with_name(f"{target.name}.damaged")))
+    try:
+        _prepare(make, name)
+    except BaseException:  # such as no network
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
     return opened()
 
 

@@ -20,6 +20,7 @@ from mini_gpt.runtime.errors import UserError, shown
 
 FILE = "tokenizer.json"
 PIECE = 2**16  # least number of characters that the library gets at a time
+LONGEST_PIECE = 2**17
 BEFORE_SPACE = re.compile(r"\S(?=[ \n])")
 Library = tokenizers.Tokenizer  # the class of the tokenizers library
 
@@ -137,11 +138,13 @@ def _pieces(text: str) -> Iterator[str]:
     """Cut a text before spaces, because the library takes some hundred bytes of memory for each character of a text.
 
     Byte-level BPE begins a token wherever a space or a line end follows another character, so the tokens are the same.
+    A longer text without spaces, such as a genome, is cut after LONGEST_PIECE characters.
     """
     begin = 0
     while begin < len(text):
-        found = BEFORE_SPACE.search(text, begin + PIECE)
-        end = found.end() if found else len(text)
+        most = min(begin + LONGEST_PIECE, len(text))
+        found = BEFORE_SPACE.search(text, begin + PIECE, most)
+        end = found.end() if found else most
         yield text[begin:end]
         begin = end
 

@@ -1,6 +1,7 @@
 """Corpora that TFDS prepares: the standard library, tiny Shakespeare, its own data sets, and damage to them."""
 
 import collections
+import errno
 import functools
 import hashlib
 import http.server
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from unittest import mock
 
 import pytest
 
@@ -127,6 +129,19 @@ def test_damaged_prepared_data_is_prepared_again(request, small, tmp_path, caplo
     assert is_noticed or name == "features.json" or (kind.startswith("flip") and "json" in name) or kind in HARMLESS
     caplog.clear()
     assert texts_of(corpora.open_corpus(data)) == expected and "damaged" not in caplog.text
+
+
+def test_data_that_cannot_be_prepared_again_are_kept(small, library, tmp_path, monkeypatch):
+    data = small(data__corpus="python_stdlib", data__path=None).data
+    corpora.open_corpus(data)
+    before = {path: path.read_bytes() for path in (tmp_path / "cache" / "tfds").rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(corpora, "_read", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        patch.setattr(corpora, "_require_network", mock.Mock(side_effect=UserError("no network")))
+        with pytest.raises(UserError, match="no network"):
+            corpora.open_corpus(data)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "cache" / "tfds").rglob("*") if path.is_file()}
+    assert texts_of(corpora.open_corpus(data)) == TEXTS_OF_LIBRARY
 
 
 @pytest.mark.parametrize("kind", DAMAGES)

@@ -114,6 +114,14 @@ def test_bpe_of_pieces_is_that_of_the_whole_text(monkeypatch):
             assert tokenizer.encode(text).tolist() == whole.encode(text).ids
 
 
+def test_bpe_of_a_long_text_without_spaces_is_in_pieces():
+    text = "".join(random.Random(0).choices("ACGT日", k=300_000))
+    pieces = list(tokenizers._pieces(text))
+    assert [len(piece) for piece in pieces] == [2**17, 2**17, 300_000 - 2**18] and "".join(pieces) == text
+    tokenizer = tokenizers.BpeTokenizer.train([text[:2000]], 300)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 MEASURED = """
 import random, resource, sys
 from mini_gpt.data import tokenizers
