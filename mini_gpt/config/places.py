@@ -72,8 +72,9 @@ def _cache_key(data: DataConfig) -> str | None:
 
 
 def _absolute(path: str) -> str:
-    # Not abspath(): it removes ".." without following the link before it, so that two places would have one key.
-    return os.path.realpath(files.expanded(path))
+    expanded = os.path.expanduser(path)
+    # abspath() removes "link/.." without following the link, so that two places would have one key.
+    return (os.path.realpath if ".." in Path(expanded.lstrip("./")).parts else os.path.abspath)(expanded)
 
 
 def _marker_file(key: str) -> Path:

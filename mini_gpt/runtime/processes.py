@@ -116,7 +116,7 @@ def _detected(timeout: float) -> Job | None:
             local = None if cluster.name.endswith("tpu") else cluster.get_local_process_id()
             devices = None if local is None else [local]
             if listed := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
-                valid = all(number.isdecimal() for number in listed.split(","))
+                valid = all(number.strip().isdecimal() for number in listed.split(","))
                 require(valid, "JAX_LOCAL_DEVICE_IDS", listed, "must be numbers such as 0,1")
                 devices = [int(number) for number in listed.split(",")]
             return Job(address, cluster.get_process_count(), cluster.get_process_id(), devices)

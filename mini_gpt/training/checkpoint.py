@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.runtime import files, processes
+from mini_gpt.runtime import devices, files, processes
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checksums import checksums
@@ -83,7 +83,7 @@ def _unreadable_is_damaged() -> Iterator[None]:
         raise
     except Exception as error:
         number, text = getattr(error, "errno", None), str(error).strip()
-        if number in NOT_DAMAGE_NUMBERS or re.search("RESOURCE_EXHAUSTED|PERMISSION_DENIED", text):
+        if number in NOT_DAMAGE_NUMBERS or re.search(f"{devices.FULL_MEMORY}|PERMISSION_DENIED", text, re.IGNORECASE):
             raise
         raise Damaged((text or type(error).__name__).splitlines()[0][:200]) from error
 
@@ -114,13 +114,15 @@ class Checkpoints:
         self.manager = ocp.CheckpointManager(self.path, options=options, handler_registry=handlers)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Return which checkpoints Orbax keeps: the last few, the best, and the last scheduled one, for rewinding."""
+        """Return which checkpoints Orbax keeps: the last few, the best on each sample, and the last scheduled one."""
         del context
         records = {checkpoint.step: self._record_or_empty(checkpoint.step) for checkpoint in checkpoints}
         steps = list(records)
         scheduled = [step for step in steps if records[step].scheduled]
         scored = [step for step in steps if records[step].loss_or_infinity < math.inf]
-        kept = {*steps[-self.keep :], *scheduled[-1:], *([self._best(scored)] if scored else [])}
+        samples = {records[step].eval_tokens for step in scored}
+        best = [self._best([step for step in scored if records[step].eval_tokens == sample]) for sample in samples]
+        kept = {*steps[-self.keep :], *scheduled[-1:], *best}
         return [step in kept for step in steps]
 
     def steps(self) -> list[int]:
@@ -155,13 +157,13 @@ class Checkpoints:
         If training deletes it meanwhile, choose again. Raises UserError if it is missing or damaged.
         """
         for _ in range(MOST_CHOICES):
-            step = self.resolve(choice)
+            step = _of_first_process(self.resolve(choice))
             try:
                 return step, self._restore(step, {"parameters": abstract_parameters})["parameters"]
             except Damaged as reason:
                 self.manager.reload()
                 self.records.clear()
-                if step in self.steps():
+                if _of_first_process(step in self.steps()):
                     others = ", ".join(str(other) for other in self.steps() if other != step)
                     advice = f"other steps for --checkpoint: {others}" if others else "there is no other checkpoint"
                     raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
@@ -313,6 +315,11 @@ class Checkpoints:
         processes.barrier(f"moved {step}")
         self.records.pop(step, None)
         self.manager.reload()
+
+
+def _of_first_process(value: int) -> int:
+    """Return process 0's value in all processes. Their listings can differ while a run writes."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if processes.are_several() else value
 
 
 def _in_all_processes(read: Callable[[], Any]) -> Any:

@@ -69,22 +69,17 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
             log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
         with workdirs.clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
             state, stop = _start_or_resume(run, workdir, first_state)
+            if conclude and stop.signal is None:
+                _conclude(workdir, run.evaluator, run.loaded(state.parameters), int(state.step))
     if stop.signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
         sys.exit(128 + stop.signal)  # as if the signal had killed the process
-    if conclude:
-        _conclude(workdir, run.evaluator, run.loaded(state.parameters), int(state.step))
     return state
 
 
 def _conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int) -> None:
-    """Score the whole validation split, write the result as eval.py does, and print a summary with next commands."""
+    """Score the whole validation split, print a summary with next commands, and write the result as eval.py does."""
     conclusion, result = evaluator.conclusion(model)
-    if result and math.isfinite(result["nll"]) and processes.is_main_process():
-        path = workdir / "eval" / "perplexity.json"
-        path.parent.mkdir(exist_ok=True)
-        files.write_json(path, {"checkpoint_step": step, "split": "validation", "overrides": {}} | result)
-        monitor.write_whole_split(workdir, result["nll"], step)
     # The shell finds python and tensorboard only in an activated virtual environment.
     activated = os.environ.get("VIRTUAL_ENV")
     programs = "" if activated else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
@@ -100,6 +95,11 @@ def _conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int
         lines += ["", evaluator.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
     lines += ["", f"The run is in {workdir}/. Next:", *(f"    {programs}{command}" for command in commands)]
     print("\n".join(lines))
+    if result and math.isfinite(result["nll"]) and processes.is_main_process():
+        path = workdir / "eval" / "perplexity.json"
+        path.parent.mkdir(exist_ok=True)
+        files.write_json(path, {"checkpoint_step": step, "split": "validation", "overrides": {}} | result)
+        monitor.write_whole_split(workdir, result["nll"], step)
 
 
 class _FirstState:

@@ -77,7 +77,8 @@ class EventFile(contextlib.AbstractContextManager):
     def hyperparameters(self, config: Config) -> None:
         """Add the config fields and the names of the results for TensorBoard's page HParams."""
         fields = configs.flatten(configs.to_dict(config)).items()
-        plain = {name: str(value) if isinstance(value, tuple) else value for name, value in fields}
+        shown = lambda value: str(value).encode(errors="replace").decode()  # a path may have bytes that are not UTF-8
+        plain = {name: shown(value) if isinstance(value, str | tuple) else value for name, value in fields}
         experiment, start, _ = summary.hparams(plain, {_tag("validation/loss"): None, _tag("train/loss"): None})
         content = experiment.value[0].metadata.plugin_data
         data = HParamsPluginData.FromString(content.content)

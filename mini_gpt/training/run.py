@@ -131,7 +131,7 @@ class InitialWeights:
         run = SavedRun(self.workdir)
         old, new = (configs.flatten(configs.to_dict(config)) for config in (run.trained, self.config))
         same = ["data.tokenizer", "data.vocab_size"]
-        if self.config.model.rope.scaling == "yarn" and "rope" in run.trained.model.position_pattern:
+        if self.config.model.rope.scaling != "none" and "rope" in run.trained.model.position_pattern:
             same.append("model.rope.original_context")
         for name in same:
             if old[name] != new[name]:

@@ -29,11 +29,14 @@ class StopRequest:
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
     """Let SIGINT end the process at once in the block. Python's own handler would wait for the compiler."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.default_int_handler:  # SIGINT is ignored, or someone else handles it
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager

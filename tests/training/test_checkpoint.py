@@ -327,3 +327,14 @@ def test_a_run_of_format_2_is_read_and_resumed(tmp_path):
     assert int(loop.train(config, workdir, conclude=False).step) == 6
     steps = [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_best_checkpoint_on_each_sample_is_kept(tmp_path):
+    state, _ = small_state()
+    losses = {1: (1.5, 64), 2: (1.6, 64), 3: (1.9, 128), 4: (1.8, 128), 5: (1.85, 128)}
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=1)) as checkpoints:
+        for step, (loss, eval_tokens) in losses.items():
+            checkpoints.save(step, state, Record(validation_loss=loss, eval_tokens=eval_tokens))
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", read_only=True)) as checkpoints:
+        assert checkpoints.steps() == [1, 4, 5] and checkpoints.resolve("best") == 4
+        assert (checkpoints.best_loss(64), checkpoints.best_loss(128)) == (1.5, 1.8)

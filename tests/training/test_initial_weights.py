@@ -79,7 +79,8 @@ def test_scaling_needs_the_context_of_the_initial_weights(small, tmp_path):
     with pytest.raises(UserError, match=message):
         start("yarn", model__rope__scaling="yarn")
     start("yarn", model__rope__scaling="yarn", model__rope__original_context=32)
-    start("ntk", model__rope__scaling="ntk")  # it does not use this field
+    longer["model__rope__factor"] = 2.0  # 64 / 2 is the context of the source
+    start("linear", model__rope__scaling="linear")
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import jax
+import orbax.checkpoint as ocp
 import pytest
 
 from mini_gpt.runtime.errors import UserError
@@ -111,16 +113,16 @@ def test_a_file_system_without_locks_gives_a_warning(small, tmp_path, monkeypatc
     assert state.step == 1 and "run: this file system has no locks (No locks available); do not start" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        MemoryError("std::bad_alloc"),
-        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.\nmore"),
-        RuntimeError("can't start new thread"),
-        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
-    ],
-)
+FULL_MEMORY = [
+    MemoryError(),
+    MemoryError("std::bad_alloc"),
+    jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.\nmore"),
+    RuntimeError("can't start new thread"),
+    OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+]
+
+
+@pytest.mark.parametrize("error", FULL_MEMORY)
 @pytest.mark.parametrize("where", ["compiled_step", "first_state"])
 def test_full_memory_names_the_fields_that_need_less(small, tmp_path, monkeypatch, error, where):
     def fail(*_):
@@ -131,6 +133,17 @@ def test_full_memory_names_the_fields_that_need_less(small, tmp_path, monkeypatc
         UserError, match=r"^out of memory \(.+\); raise train\.accumulation_steps or mesh\.fsdp, or lower"
     ):
         loop.train(small(), tmp_path / "run", conclude=False)
+
+
+@pytest.mark.slow
+def test_full_memory_in_a_resume_damages_no_checkpoint(small, tmp_path, monkeypatch):
+    loop.train(small(train__steps=2), tmp_path / "run", conclude=False)
+    for error in FULL_MEMORY:
+        monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", mock.Mock(side_effect=error))
+        with pytest.raises(UserError, match=r"^out of memory \(.+\); raise train\.accumulation_steps"):
+            loop.train(small(train__steps=4), tmp_path / "run", conclude=False)
+        assert (tmp_path / "run" / "checkpoints" / "2").exists()
+    assert not (tmp_path / "run" / "damaged").exists()
 
 
 COMPILING = """
