@@ -62,7 +62,7 @@ def exported(model: LoadedModel, dtype: str) -> Any:
             f"PyTorch would run on {device} and JAX on {jax.default_backend()}; install both for the same device"
         )
     with tempfile.TemporaryDirectory() as directory:
-        exporting.write_model(model.config, model.merge().vocab_size, model.parameters, Path(directory))
+        exporting.write_model(model, Path(directory))
         load = transformers.AutoModelForCausalLM.from_pretrained
         return load(directory, dtype=getattr(torch, dtype)).to(device).eval()
 

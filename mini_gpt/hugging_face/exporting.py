@@ -11,14 +11,13 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from mini_gpt.config.schema import Config, ModelConfig
-from mini_gpt.data import tokenizers
+from mini_gpt.config.schema import ModelConfig
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.model import gpt
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files
 from mini_gpt.training.run import Run
 
@@ -31,16 +30,13 @@ def export(run: Run, output: Path) -> str:
     order = run.tokenizer.order if isinstance(run.tokenizer, BpeTokenizer) else None
     with files.directory_written_whole(output) as draft:
         ids = tokenizer_files.write(run.tokenizer, draft, run.config.context_length)
-        vocab_size = tokenizers.vocab_size(run.tokenizer)
-        title = write_model(run.config, vocab_size, run.model.parameters, draft, order=order, ids=ids)
+        title = write_model(run.model, draft, order=order, ids=ids)
         (draft / "README.md").write_text(model_card.text(run, title), encoding="utf-8")
     return title
 
 
 def write_model(
-    config: Config,
-    vocab_size: int,
-    parameters: Parameters,
+    model: LoadedModel,
     directory: Path,
     *,
     order: np.ndarray | None = None,
@@ -51,41 +47,40 @@ def write_model(
     order: mini_gpt's id of each exported token id; None if they are equal. ids: the token ids in config.json.
     Raises UserError if no architecture can express the model.
     """
-    architecture = architectures.choose(config.model)
-    model, arrays = _equivalent(config.model, vocab_size, parameters, biased=architecture.always_biased)
+    architecture = architectures.choose(model.config.model)
+    config, arrays = _equivalent(model, biased=architecture.always_biased)
     if order is not None:
         arrays |= {name: arrays[name][order] for name in ("embedding", "unembedding") if name in arrays}
     described = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
-        "vocab_size": vocab_size,
+        "vocab_size": model.vocab_size,
         "bos_token_id": None,
         "eos_token_id": None,
         **ids,
-        "tie_word_embeddings": model.tie_embeddings,
+        "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": "float32",
         "use_cache": True,
-        **architecture.describe(dataclasses.replace(config, model=model)),
+        **architecture.describe(dataclasses.replace(model.config, model=config)),
     }
     (directory / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    tensors = architecture.tensors(model)
+    tensors = architecture.tensors(config)
     packed = {tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in tensors}
     save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it readable only by its owner
     return architecture.title
 
 
-def _equivalent(
-    model: ModelConfig, vocab_size: int, parameters: Parameters, *, biased: bool
-) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+def _equivalent(model: LoadedModel, *, biased: bool) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     """Return an equivalent model that the architectures can express, and its parameters by path."""
-    one_by_one = jax.device_get(model_parameters.with_layers(parameters, stacked=False))
+    config = model.config.model
+    one_by_one = jax.device_get(model_parameters.with_layers(model.parameters, stacked=False))
     arrays = {name: np.asarray(leaf) for name, leaf in model_parameters.by_name(one_by_one).items()}
-    if model.scale_embeddings:  # the output layer can't share a scaled embedding table
+    if config.scale_embeddings:  # the output layer can't share a scaled embedding table
         arrays.setdefault("unembedding", arrays["embedding"])
-        arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(model.d_model))
-        model = dataclasses.replace(model, scale_embeddings=False, tie_embeddings=False)
-    model = dataclasses.replace(model, scan_layers=False, use_bias=model.use_bias or biased)
-    for name, leaf in model_parameters.by_name(gpt.abstract(model, vocab_size)[1]).items():
+        arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(config.d_model))
+        config = dataclasses.replace(config, scale_embeddings=False, tie_embeddings=False)
+    config = dataclasses.replace(config, scan_layers=False, use_bias=config.use_bias or biased)
+    for name, leaf in model_parameters.by_name(gpt.abstract(config, model.vocab_size)[1]).items():
         arrays.setdefault(name, np.zeros(leaf.shape, leaf.dtype))  # biases that the model lacks
-    return model, arrays
+    return config, arrays

@@ -6,6 +6,8 @@ import numpy as np
 from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import exporting
 from mini_gpt.model import gpt, parameters
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import sharding
 
 # Name: (model_type of the exported config.json, model fields).
 EXPORTABLE = {
@@ -65,5 +67,7 @@ def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
     """Export a model with random parameters to `directory`; return its config and parameters."""
     config, drawn = make(name, vocab_size)
     directory.mkdir(parents=True)
-    exporting.write_model(config, vocab_size, drawn, directory, ids={"bos_token_id": end, "eos_token_id": end})
+    definition, mesh = gpt.abstract(config.model, vocab_size)[0], sharding.make_reading_mesh(1, 1)
+    model = LoadedModel(drawn, definition, config, mesh, None, config.batch_tokens)
+    exporting.write_model(model, directory, ids={"bos_token_id": end, "eos_token_id": end})
     return config, drawn
