@@ -291,10 +291,12 @@ def test_the_fitted_temperature_is_the_true_one(temperature):
     log_SV -= np.log(np.exp(log_SV).sum(-1, keepdims=True))
     fitted, gain = losses.fit_temperature(log_SV, targets_S)
     assert fitted == pytest.approx(temperature, rel=0.06)
-    (result,) = losses.temperature(log_SV, targets_S, 0.0)
+    (result,) = losses.temperature(log_SV, targets_S, 9.0, 0.0)
     assert result.found is (temperature != 1.0) and (gain > 0.05) is result.found
-    (smoothed,) = losses.temperature(log_SV, targets_S, 0.1)
+    (smoothed,) = losses.temperature(log_SV, targets_S, 9.0, 0.1)
     assert smoothed.found is (temperature > 1)
+    (hardly_trained,) = losses.temperature(log_SV, targets_S, 0.1, 0.0)
+    assert not hardly_trained.found, "a unigram model is better at any temperature"
 
 
 def test_predictions_of_infrequent_tokens_are_found():

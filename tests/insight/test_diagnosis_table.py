@@ -39,8 +39,8 @@ HEALTHY = {
     "characters": {"data__tokenizer": "characters", "data__isolate_documents": True},
     "bpe": {"data__tokenizer": "bpe", "data__vocab_size": 400, "model__attention_window": 16},
     "stacked": {"model__scan_layers": True, "model__use_bias": False},
-    "early": {"train__steps": 30},
-    "very early": {"train__steps": 12, "optimizer__warmup_steps": 5},
+    "two blocks of keys": {"model__num_kv_heads": 2, "model__scale_embeddings": True, "model__position": "learned"},
+    "stopped": {"train__steps": 120, "model__rope__fraction": 0.5},
     "yarn": {"model__rope__scaling": "yarn", "model__rope__factor": 2.0},
     "one layer": {"model__num_layers": 1, "model__num_heads": 1},
     "random positions": {"model__random_positions": 96, "model__position": "learned"},
@@ -93,9 +93,16 @@ def test_nothing_is_found_in_a_healthy_model(open_run, name):
     run = open_run(name, HEALTHY[name])
     result = suites.evaluate(run, "diagnose", SuiteOptions())
     assert result["found"] == [], [row["says"] for row in result["rows"] if row["found"]]
-    if name != "very early":  # without a record it is not known that more steps follow
-        found, _ = diagnose(run, run.model, [])  # as after an import
-        assert found.keys() <= {"loss"}, found  # so few steps can leave a model worse than a bigram model
+    found, _ = diagnose(run, run.model, [])  # as after an import
+    assert found.keys() <= {"loss"}, found  # so few steps can leave a model worse than a bigram model
+
+
+@pytest.mark.parametrize("steps", [12, 30])
+def test_a_hardly_trained_model_is_named(open_run, steps):
+    run = open_run(f"{steps} steps", {"train__steps": steps, "optimizer__warmup_steps": 5})
+    for history in (monitor.read(run.workdir / workdirs.METRICS), []):
+        _, named = diagnose(run, run.model, history)
+        assert named.startswith("hardly trained")
 
 
 @pytest.mark.parametrize("base, name", [(base, name) for base, ways in TABLE.items() for name in ways])

@@ -60,15 +60,18 @@ def diagnose(
         bigram=None if no_bigram else losses.bigram(train_tokens, windows_BM, unigram_V),
         **losses.recorded(history, step),
     )
+    predicted = predictions(model, windows_BM, unigram_V)
+    # A hardly trained model does not use its positions yet.
+    skips_order = any(result.found for result in predicted) and {*model.config.model.position_pattern} != {"none"}
     return [
         *stream(model, layers),
         *weights.check(model, measured.suspicious),
-        *order(model, windows_BM),
+        *([] if skips_order else order(model, windows_BM)),
         *([] if model.masked else causality(model, windows_BM)),
-        *predictions(model, windows_BM, unigram_V),
+        *predicted,
         *first_positions(nll_BX),
         *losses.check(measured),
-        *losses.temperature(log_SV, targets_S, model.config.train.label_smoothing),
+        *losses.temperature(log_SV, targets_S, measured.unigram, model.config.train.label_smoothing),
         *(losses.vocabulary(log_SV, counts_V) if measured.suspicious else []),
         *(definition(model, windows_BM, nll_BX, measured.excess) if measured.suspicious else []),
         *attention(model, layers),

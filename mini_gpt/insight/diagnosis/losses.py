@@ -16,6 +16,7 @@ History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
 SAME = 0.02  # share of the loss recorded at the same step, by which the loss may differ; or nats, if that is more
 NEAR = 0.3  # nats: above the loss recorded at the nearest step, or above the recorded training losses
 UNIGRAM = 0.99  # loss / the unigram model's loss
+LEARNED = 0.95  # the same, for a model that has learned more than frequencies
 RISE = 0.3  # nats: last training loss - lowest training loss
 NOISE = 4.0  # standard errors of the mean loss; a rise must also exceed these
 OVERFIT = 0.1  # nats: recorded validation loss - lowest one
@@ -139,12 +140,16 @@ def check(losses: Losses) -> list[CheckResult]:
     return [*results, CheckResult("recorded loss", value, limit, not losses.agrees, says)]
 
 
-def temperature(log_SV: np.ndarray, targets_S: np.ndarray, label_smoothing: float) -> list[CheckResult]:
-    """Check whether another temperature fits much better. A model with label smoothing may be too uncertain."""
+def temperature(log_SV: np.ndarray, targets_S: np.ndarray, unigram: float, label_smoothing: float) -> list[CheckResult]:
+    """Check whether another temperature makes a model much better, and better than a unigram model.
+
+    unigram: the loss of that model, in nats. A model with label smoothing may be too uncertain.
+    """
     fitted, gain = fit_temperature(log_SV, targets_S)
+    best = -float(np.take_along_axis(log_SV, targets_S[:, None], axis=1).mean()) - gain
     low, high = 1 / TEMPERATURE, TEMPERATURE
     says = f"The temperature that fits best is {fitted:.2f}; with it the loss is {gain:.2f} nats lower."
-    found = gain > GAIN and (fitted > high or (fitted < low and label_smoothing == 0))
+    found = gain > GAIN and best < LEARNED * unigram and (fitted > high or (fitted < low and label_smoothing == 0))
     return [CheckResult("temperature", fitted, f"from {low:.2f} to {high}", found, says)]
 
 
