@@ -73,7 +73,7 @@ def test_an_exported_run_is_imported_again(run, out, imports, monkeypatch, tmp_p
     again = tmp_path / "again"
     assert type_in(monkeypatch, "eval.py", f"--workdir={again}") is None
     scored = json.loads((again / "eval" / "perplexity.json").read_text())
-    assert scored == score | {"checkpoint_step": 0}
+    assert scored == score | {"checkpoint_step": 0, "sha256": scored["sha256"]}
     capsys.readouterr()
     for workdir in (run, again):
         assert type_in(monkeypatch, "sample.py", f"--workdir={workdir}", "--prompt=the", "--length=9", "--json") is None
