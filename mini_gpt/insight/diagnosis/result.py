@@ -17,11 +17,11 @@ CAUSES = {
     "activations": (HIGH_RATE, "no warm-up", "no gradient clipping"),
     "saturated attention": (HIGH_RATE, "weights of queries and keys too large", "no scale of 1/√d_k"),
     "vocabulary": ("embeddings in another order than the tokens: permuted rows, or another tokenizer",),
+    "overfitting": ("overfitting: more steps than the training text supports; take --checkpoint=best",),
     "temperature": (
         "logits at a wrong scale: the final norm or the output embedding",
         "model.train.label_smoothing, or a model that is overfit",
     ),
-    "overfitting": ("overfitting: more steps than the training text supports; take --checkpoint=best",),
     "dead units": (f"{HIGH_RATE} with ReLU", "a layer without gradients"),
     "order": (
         "model.position=none in a bidirectional model, or in a causal one of a single layer",

@@ -22,7 +22,9 @@ def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
     suspicious: whether the model is probably not the trained one; else only whole blocks count as newly drawn.
     """
     leaves = by_name(with_layers(model.parameters, stacked=False)).items()
-    in_part = {name: leaf for name, leaf in leaves if leaf.ndim == 2 and name.startswith(("blocks/", "positions/"))}
+    # A table of scaled embeddings starts with a deviation of 1, and training changes it little.
+    parts = ("blocks/",) if model.config.model.scale_embeddings else ("blocks/", "positions/")
+    in_part = {name: leaf for name, leaf in leaves if leaf.ndim == 2 and name.startswith(parts)}
     matrices = {name: sharding.to_host(leaf, model.mesh).astype(np.float64) for name, leaf in in_part.items()}
     if not all(np.isfinite(matrix).all() for matrix in matrices.values()):
         return []
