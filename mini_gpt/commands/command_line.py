@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
 READ_ONLY = "Given directory is read only="  # Orbax logs this warning even with read_only=True
 LOOP_CLOSED = "Event loop is closed"  # if a write fails, Orbax closes the loop before other writes end
+LOST_PATH = "NOT_FOUND|No such file"  # the error of a task that writes into a removed directory
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
 
 
@@ -173,7 +174,8 @@ def _is_shown(record: logging.LogRecord) -> bool:
     reason = files.cant_write(error or Exception(message))
     if reason is not None:
         _warn_once(reason)
-    is_raised_later = reason is not None or (error is not None and "orbax" in record.pathname)
+    is_lost_path = record.name == "asyncio" and re.search(LOST_PATH, str(error)) is not None
+    is_raised_later = reason is not None or is_lost_path or (error is not None and "orbax" in record.pathname)
     return not (is_raised_later or str(error or message) == LOOP_CLOSED or message.startswith(READ_ONLY))
 
 
