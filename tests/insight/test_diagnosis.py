@@ -321,6 +321,7 @@ def test_a_newly_drawn_matrix_has_no_structure():
     assert weights.zero_lines(zeroed) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields", [{"model__scan_layers": True}, {"model__num_kv_heads": 2}, {"model__activation": "swiglu"}]
 )
