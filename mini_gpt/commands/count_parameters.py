@@ -36,7 +36,8 @@ def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
         config, tokens = run.trained, tokens or tokenizers.vocab_size(run.tokenizer)
     else:
         is_json = flags.config.endswith(".json")  # configs.read does not check the corpus
-        config = configs.read(Path(flags.config)) if is_json else configs.load(flags.config)
+        unread = {"data.path": "unread"}  # a Python config may leave the path to a flag of train.py
+        config = configs.read(Path(flags.config)) if is_json else configs.load(flags.config, unread)
         tokens = tokens or _vocab_size(config.data)
     return str(flags.workdir or flags.config), config, tokens + (config.train.objective == "masked")
 

@@ -73,3 +73,9 @@ def test_sizes_out_of_range_or_unknown_are_refused(counted):
         assert counted("--config=configs/tiny.py", f"--vocab_size={size}") == dict.fromkeys(COUNTS, line)
     (line,) = set(counted("--config=configs/shakespeare_char.py").values())
     assert line.startswith("error: data.tokenizer: found 'characters'") and "--vocab_size" in line
+
+
+def test_a_config_without_its_path_is_counted(counted, tmp_path):
+    text = "from configs import default\n\ndef get_config():\n    config = default.get_config()\n"
+    (tmp_path / "mine.py").write_text(text + "    config.data.corpus = 'text'\n    return config\n")
+    assert counted(f"--config={tmp_path}/mine.py") == counted("--config=configs/default.py")
