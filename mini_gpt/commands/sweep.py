@@ -87,6 +87,8 @@ class Sweep:
                     results[combination].append(result)
                 except UserError as error:
                     failures.append(f"{name}: {error}")
+                except BrokenPipeError:  # nobody reads the output any more
+                    raise
                 except Exception as error:  # one failed run must not stop the others
                     log.exception("%s failed", name)
                     failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
