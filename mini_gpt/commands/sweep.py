@@ -8,6 +8,7 @@ it skips complete runs and tries failed runs again.
 """
 
 import dataclasses
+import functools
 import itertools
 import logging
 import re
@@ -23,6 +24,7 @@ from mini_gpt.commands.sweep_tables import Combination
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
+from mini_gpt.data.corpora import Corpus
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import assembly, loop
@@ -71,9 +73,10 @@ class Sweep:
         checked = self.checked_configs()
         first = next(iter(checked.values()))
         command_line.set_up(first.data.cache_dir)
+        open_corpus = functools.cache(corpora.open_corpus)  # most combinations share a corpus
         for combination, config in checked.items():
             if not (self._run_directory(combination, first.seed) / workdirs.CONFIG).exists():
-                self._check_new(config)
+                self._check_new(config, open_corpus(config.data))
         results: dict[Combination, list[Result]] = {combination: [] for combination in checked}
         failures, text, total = [], "", len(results) * self.seeds
         number = itertools.count(1)
@@ -104,9 +107,9 @@ class Sweep:
     def _run_directory(self, combination: Combination, seed: int) -> Path:
         return self.workdir / files.plain_name(_name(combination, seed))
 
-    def _check_new(self, config: Config) -> None:
+    def _check_new(self, config: Config, corpus: Corpus) -> None:
         """Raise UserError if a new run of this config could not be trained or measured."""
-        mesh, corpus, suite = assembly.make_mesh(config), corpora.open_corpus(config.data), SUITES[self.suite]
+        mesh, suite = assembly.make_mesh(config), SUITES[self.suite]
         tokenizer = token_store.fit_tokenizer(corpus, config.data)
         assembly.assemble(config, mesh, corpus, tokenizer)
         if suite.needs_text:
