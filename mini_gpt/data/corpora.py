@@ -135,9 +135,9 @@ def _text(pattern: str) -> Corpus:
     given = files.expanded(pattern)
     # The existing part of the path is not a pattern, even if it contains `[` or `*`.
     root = given if os.path.isfile(given) else next(path for path in (given, *given.parents) if os.path.isdir(path))
-    found = glob.glob(str(Path(glob.escape(str(root)), given.relative_to(root))), recursive=True)
     if ".." in given.relative_to(root).parts:  # a link that matches could lead to any place
         raise UserError(f"data.path: found {shown(pattern)}; must not have '..' after a wildcard")
+    found = glob.glob(str(Path(glob.escape(str(root)), given.relative_to(root))), recursive=True)
     paths = sorted(path for path in found if os.path.isfile(path))
     if not paths:
         folder = pattern.rstrip("/") if given.is_dir() else "books"
