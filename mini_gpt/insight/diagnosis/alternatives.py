@@ -62,9 +62,10 @@ def arrangements(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[
         for name, order in (("are interleaved", np.argsort(half)), ("were converted to half-split twice", half)):
             reordered = functools.partial(_reordered, order=order, width=config.head_width)
             yield f"the rotary pairs of queries and keys {name}", _each(parameters, "attention", reordered)
-    for a, b in (
-        (("query", "key"), ("key", "value")) if config.num_kv_heads == config.num_heads else (("key", "value"),)
-    ):
+    pairs = [("key", "value")]
+    if config.num_kv_heads == config.num_heads:
+        pairs.append(("query", "key"))
+    for a, b in pairs:
         exchanged = _each(parameters, "attention", functools.partial(_exchanged, a=a, b=b))
         yield f"the weights of {a} and {b} are exchanged", exchanged
     turned = lambda part: {"out": part["out"] | {"kernel": part["out"]["kernel"].T}}

@@ -20,7 +20,7 @@ CAUSES = {
     "overfitting": ("overfitting: more steps than the training text supports; take --checkpoint=best",),
     "temperature": (
         "logits at a wrong scale: the final norm or the output embedding",
-        "model.train.label_smoothing, or a model that is overfit",
+        "train.label_smoothing, or a model that is overfit",
     ),
     "dead units": (f"{HIGH_RATE} with ReLU", "a layer without gradients"),
     "order": (
