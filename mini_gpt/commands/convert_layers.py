@@ -7,6 +7,7 @@ too, so training can resume from the copy.
 """
 
 import contextlib
+import logging
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import DAMAGED, Checkpoints, Damaged
+
+log = logging.getLogger(__name__)
 
 
 def convert(workdir: Path, to: Path) -> None:
@@ -45,8 +48,11 @@ def convert(workdir: Path, to: Path) -> None:
             with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS, keep=len(steps))) as target:
                 for step in steps:
                     try:
-                        state = parameters.convert_layout(source.restore(step, old_shapes), new_shapes, stacked=stacked)
-                        target.save(step, state, source.record(step))
+                        old = source.restore(step, old_shapes)
+                        if bad := parameters.non_finite(old.parameters):
+                            log.warning(f"{workdir}, step {step}: {bad}; copied unchanged")
+                        new = parameters.convert_layout(old, new_shapes, stacked=stacked)
+                        target.save(step, new, source.record(step))
                     except Damaged as reason:
                         raise UserError(f"{workdir}: checkpoint {step} is damaged ({reason}); move it away") from None
             files.write_json(draft / workdirs.CONFIG, configs.to_dict(changed))

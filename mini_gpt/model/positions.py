@@ -18,6 +18,8 @@ from mini_gpt.model.layers import INIT_STD
 class Position(nnx.Module):
     """No encoding: the causal mask is the only source of order (Haviv et al. 2022)."""
 
+    name = "none"  # the value of model.position
+
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs
 
@@ -37,6 +39,8 @@ class Position(nnx.Module):
 class Learned(Position):
     """A trained vector for each position (Gehring et al. 2017), initialized like token embeddings."""
 
+    name = "learned"
+
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         shape = (config.max_positions, config.d_model)
         self.embedding = nnx.Param(nnx.initializers.normal(embedding_std(config))(rngs.params(), shape, jnp.float32))
@@ -51,6 +55,8 @@ class Sinusoidal(Position):
     Dimension 2i is sin(p / base^(2i/D)), dimension 2i+1 the cosine. `model.sinusoidal.amplitude` is
     relative to the initial standard deviation of token embeddings; 1 is the scale of the paper.
     """
+
+    name = "sinusoidal"
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.base = config.sinusoidal.base
@@ -69,6 +75,8 @@ class Rope(Position):
     The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Checkpoints with interleaved
     pairs (RoFormer) need a permutation. `model.rope.scaling` changes the frequencies; yarn also scales the logits.
     """
+
+    name = "rope"
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.width = config.rotated_width
@@ -89,6 +97,8 @@ class Rope(Position):
 class Alibi(Position):
     """A penalty linear in distance, with a slope for each head (Press et al. 2022, 3); symmetric if not causal."""
 
+    name = "alibi"
+
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.slopes = alibi_slopes(config.num_heads)
 
@@ -103,6 +113,8 @@ class T5(Position):
     By default, unlike in T5, logits are scaled by 1/sqrt(K).
     """
 
+    name = "t5"
+
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.causal = config.causal
         self.num_buckets = config.t5.num_buckets
@@ -115,14 +127,7 @@ class T5(Position):
         return jnp.moveaxis(self.bias_table[t5_bucket(offset_BLS, causal=self.causal, **sizes)], -1, 1)
 
 
-ENCODINGS: dict[str, type[Position]] = {
-    "none": Position,
-    "learned": Learned,
-    "sinusoidal": Sinusoidal,
-    "rope": Rope,
-    "alibi": Alibi,
-    "t5": T5,
-}
+ENCODINGS = {encoding.name: encoding for encoding in (Position, *Position.__subclasses__())}
 
 
 def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Position, ...]:

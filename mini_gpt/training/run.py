@@ -31,9 +31,9 @@ FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 class SavedRun:
     """The config and the tokenizer of a run directory. Raises UserError if one is invalid."""
 
-    def __init__(self, workdir: Path):
+    def __init__(self, workdir: str | Path):
+        self.workdir = workdir = Path(workdir)
         files.check_contents(workdir)
-        self.workdir = workdir
         self.trained: Config = configs.read(workdir / workdirs.CONFIG)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
 
@@ -61,7 +61,7 @@ class Run(SavedRun):
     of the checkpoint. step: the step of the checkpoint.
     """
 
-    def __init__(self, workdir: Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):
+    def __init__(self, workdir: str | Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):
         super().__init__(workdir)
         self.checkpoint, self.overrides = checkpoint, dict(overrides or {})
         self.config: Config = configs.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
