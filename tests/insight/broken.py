@@ -158,11 +158,11 @@ TABLE = {
         "transposed": (blocks(transpose_out), "definition", "the kernels of out are transposed"),
         "shifted vocabulary": (move("embedding", 1), "definition", "the rows of the embedding are shifted by 1"),
         "permuted vocabulary": (move("embedding", None), "vocabulary", "embeddings in another order than the tokens"),
-        "block redrawn": (redraw(lambda p: p["blocks"][1]), "redrawn weights", "weights that look newly drawn in bl"),
+        "block redrawn": (redraw(lambda p: p["blocks"][1]), "redrawn weights", "weights that look untrained in bl"),
         "matrix redrawn": (
             redraw(lambda p: p["blocks"][0]["mlp"]["up"]),
             "redrawn weights",
-            "weights that look newly drawn in blocks/0/mlp/up/kernel",
+            "weights that look untrained in blocks/0/mlp/up/kernel",
         ),
         "norm x 0.2": (scale("final_norm", 0.2), "temperature", "logits at a wrong scale"),
         "norm x 5": (scale("final_norm", 5), "temperature", "logits at a wrong scale"),
@@ -192,7 +192,7 @@ TABLE = {
         "positions redrawn": (
             redraw(lambda p: p["positions"]),
             "redrawn weights",
-            "weights that look newly drawn in po",
+            "weights that look untrained in po",
         ),
     },
     "t5": {"negated biases": (weights(negate_biases), "recorded loss", CHANGED)},

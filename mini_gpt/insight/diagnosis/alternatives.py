@@ -1,6 +1,6 @@
 """Other definitions of a model, and other arrangements of its weights.
 
-After an override, an edited config or a wrong import, the weights fit another definition. Its loss is much lower.
+After an override, an edited config or a wrong import, the model that fits the weights has a much lower loss.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def others(model: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:
 
 
 def fields(config: ModelConfig) -> Iterator[tuple[str, Any]]:
-    """Yield (field, other value) for the fields that leave the shapes of the weights as they are."""
+    """Yield (field, other value). `others` skips values that need other parameters."""
     yield from (("model.position", name) for name in ("none", "sinusoidal", "rope", "alibi"))
     yield from (("model.activation", name) for name in ("gelu", "relu") if config.activation != "swiglu")
     yield from ((f"model.{name}", not getattr(config, name)) for name in ("scale_attention", "scale_embeddings"))

@@ -16,7 +16,7 @@ from mini_gpt.insight.diagnosis.probe import Layer
 from mini_gpt.insight.diagnosis.result import CheckResult
 from mini_gpt.model.loaded import LoadedModel
 
-# Limits. A check finds a problem if its value is past the limit. The check "finite" explains NaN in any of them.
+# Limits. A check finds a problem if its value is past the limit. For NaN, the check "finite" names the cause.
 LARGE = 1e3  # root mean square of the residual stream
 KEPT = 0.1  # cosine between a block's input and output
 SATURATED, EVEN = 0.02, 0.98  # a layer's mean attention entropy / entropy of uniform attention
@@ -42,8 +42,8 @@ def diagnose(
 ) -> list[CheckResult]:
     """Return the results of all checks that apply to the model.
 
-    train_tokens: for token frequencies and the heads' importance. history: rows of metrics.jsonl; may be empty. Its
-    validation losses must be those of `tokens`. step: the step of the model.
+    train_tokens: the training text. history: rows of metrics.jsonl, or []; its validation losses must be measured on
+    the split of `tokens`. step: the step of the model.
     """
     before = [row for row in history if row["step"] <= step]
     windows_BM = probe.windows(tokens, model.config.context_length + 1)
@@ -51,7 +51,7 @@ def diagnose(
     unigram_V = np.log(counts_V / counts_V.sum())
     layers, nll_BX = probe.layers(model, windows_BM), probe.nll(model, windows_BM)
     log_SV, targets_S = probe.sampled_predictions(model, windows_BM)
-    no_bigram = model.masked or np.array_equal(tokens, train_tokens)  # it would be fitted to the windows
+    no_bigram = model.masked or np.array_equal(tokens, train_tokens)  # not comparable, or fitted to the windows
     measured = Losses(
         loss=losses.sample_loss(model, tokens),
         train=losses.sample_loss(model, train_tokens),
@@ -204,7 +204,7 @@ def order(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
 
 
 def movable_positions(tokens_L: np.ndarray, at: int, separator_id: int | None) -> np.ndarray:
-    """Return the other positions of the document at position `at`, except its separator and position 0.
+    """Return the positions of the document that contains `at`, without `at`, the separator and position 0.
 
     Position 0 keeps its token, which is the seed of random positions.
     """
@@ -250,7 +250,7 @@ def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarra
 
 
 def first_positions(nll_BL: np.ndarray) -> list[CheckResult]:
-    """Check that the loss is not only at the first positions. Returns nothing for one position."""
+    """Check that the first positions do not have a far higher loss. Returns [] for a length of 1."""
     length = nll_BL.shape[1]
     if length == 1:
         return []

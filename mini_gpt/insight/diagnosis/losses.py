@@ -13,10 +13,10 @@ from mini_gpt.model.loaded import LoadedModel
 
 History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
 
-SAME = 0.02  # share of the loss recorded at the same step, by which the loss may differ; or nats, if that is more
-NEAR = 0.3  # nats: above the loss recorded at the nearest step, or above the recorded training losses
+SAME = 0.02  # largest difference from the loss recorded at this step: share of it, or nats if that is more
+NEAR = 0.3  # most nats above the loss recorded at the nearest step, or above the recorded training losses
 UNIGRAM = 0.99  # loss / the unigram model's loss
-LEARNED = 0.95  # the same, for a model that has learned more than frequencies
+LEARNED = 0.95  # loss at the fitted temperature / the unigram model's loss
 RISE = 0.3  # nats: last training loss - lowest training loss
 NOISE = 4.0  # standard errors of the mean loss; a rise must also exceed these
 OVERFIT = 0.1  # nats: recorded validation loss - lowest one
@@ -54,20 +54,20 @@ class Losses:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the loss is the recorded one, or else that of training text; None if none was recorded."""
+        """Whether `loss` agrees with `recorded`, or else `train` with `recorded_train`; None if both are unknown."""
         if self.recorded is not None and self.excess is not None:
             return self.excess < NEAR if not self.same_step else abs(self.excess) < SAME * max(1, self.recorded)
         return None if self.recorded_train is None else self.train < self.recorded_train + NEAR
 
     @property
     def simpler(self) -> float:
-        """The loss that the model must stay below: a bigram model's, if none was recorded."""
+        """The limit of the loss: a unigram model's, and a bigram model's if none was recorded."""
         unigram = UNIGRAM * self.unigram
         return unigram if self.agrees is not None or self.bigram is None else min(unigram, self.bigram)
 
     @property
     def suspicious(self) -> bool:
-        """Whether the model has finite losses, but is probably not the one that was trained."""
+        """Whether the loss is finite, but not as recorded, or too high if none was recorded."""
         sound = self.windows < self.simpler if self.agrees is None else self.agrees
         return math.isfinite(self.loss) and not sound
 
@@ -87,8 +87,8 @@ def recorded(history: History, step: int) -> dict[str, Any]:
 
 
 def sample_loss(model: LoadedModel, tokens: np.ndarray) -> float:
-    """Return the loss of a sample in nats a token, the same tokens as in an evaluation during training."""
-    one_byte_V = np.ones(model.vocab_size, int)  # bits a byte are not needed
+    """Return the loss in nats a token, on the sample of an evaluation during training."""
+    one_byte_V = np.ones(model.vocab_size, int)  # bits per byte are not needed
     return perplexity.score_split(model, tokens, one_byte_V, most_tokens=model.config.eval.tokens).nll
 
 
@@ -123,10 +123,10 @@ def check(losses: Losses) -> list[CheckResult]:
         f"The loss on training text is {losses.train:.2f}, on this split {losses.loss:.2f}. The recorded validation "
         f"loss is {shown(losses.recorded)}, its lowest value so far {shown(losses.lowest)}."
     )
-    limit = f"a rise of at most {OVERFIT}, and training text at least {GAP} times the split's loss"
+    limit = f"a rise of at most {OVERFIT}, and a training loss at least {GAP} times the split's"
     results.append(CheckResult("overfitting", gap, limit, far or OVERFIT < rise < gap, says))
 
-    value, limit = losses.excess, f"at most {NEAR} nats above"
+    value, limit = losses.excess, f"at most {NEAR} nats above the recorded loss"
     if losses.agrees is None:
         return results
     if value is None:
@@ -143,7 +143,7 @@ def check(losses: Losses) -> list[CheckResult]:
 def temperature(log_SV: np.ndarray, targets_S: np.ndarray, unigram: float, label_smoothing: float) -> list[CheckResult]:
     """Check whether another temperature makes a model much better, and better than a unigram model.
 
-    unigram: the loss of that model, in nats. A model with label smoothing may be too uncertain.
+    unigram: its loss, in nats. With label smoothing, a temperature below the limit is no fault.
     """
     fitted, gain = fit_temperature(log_SV, targets_S)
     best = -float(np.take_along_axis(log_SV, targets_S[:, None], axis=1).mean()) - gain

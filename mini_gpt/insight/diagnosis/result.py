@@ -29,7 +29,7 @@ CAUSES = {
         "a model that learned only token frequencies: see predictions",
     ),
     "predictions": (
-        f"hardly trained, or {HIGH_RATE}, or too low",
+        f"hardly trained, or {HIGH_RATE} or too low",
         "model.residual=False, or gradients that do not reach all layers",
         "a bidirectional model without positions",
     ),
@@ -59,7 +59,7 @@ CAUSES = {
 class CheckResult:
     """The result of one check.
 
-    found: whether the value is past its limit. says: the value in a sentence. cause: the cause, if the check knows it.
+    found: whether the value is past its limit. says: the value in a sentence. cause: the likeliest cause, if known.
     """
 
     check: str

@@ -1,4 +1,4 @@
-"""Checks of the weights alone: matrices with zero rows or columns, and matrices that look newly drawn."""
+"""Checks of the weights alone: matrices with zero rows or columns, and matrices that look untrained."""
 
 from collections.abc import Mapping
 
@@ -9,20 +9,20 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import by_name, with_layers
 from mini_gpt.runtime import sharding
 
-# Largest singular value, divided by that of independent entries with the same deviation.
-DRAWN, DRAWN_ALONE = 1.08, 1.03  # below: a newly drawn block, a newly drawn matrix
-LEARNED = 1.4  # above: the blocks have learned; their median without newly drawn matrices
-SMALLEST = 16  # rows and columns of a matrix that is examined
+# Limits of `structure`.
+DRAWN, DRAWN_ALONE = 1.08, 1.03  # an untrained block, or a single untrained matrix, is below
+LEARNED = 1.4  # if the median of all matrices above DRAWN is larger, the blocks are trained
+SMALLEST = 16  # fewest rows and columns of a matrix that is examined
 MOST_NAMES = 4  # in a sentence
 
 
 def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
     """Check the matrices of the blocks and of positions. Returns nothing if one is non-finite.
 
-    suspicious: whether the model is probably not the trained one; else only whole blocks count as newly drawn.
+    suspicious: `Losses.suspicious`. If it is False, only whole blocks are reported as untrained.
     """
     leaves = by_name(with_layers(model.parameters, stacked=False)).items()
-    # A table of scaled embeddings starts with a deviation of 1, and training changes it little.
+    # With scaled embeddings, learned positions start with a standard deviation of 1 and change little.
     parts = ("blocks/",) if model.config.model.scale_embeddings else ("blocks/", "positions/")
     in_part = {name: leaf for name, leaf in leaves if leaf.ndim == 2 and name.startswith(parts)}
     matrices = {name: sharding.to_host(leaf, model.mesh).astype(np.float64) for name, leaf in in_part.items()}
@@ -43,16 +43,16 @@ def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
     drawn = [name for name in ratios if _is_in_drawn_block(name, ratios) or (suspicious and ratios[name] < DRAWN_ALONE)]
     listed, least = _listed(drawn), min([ratios[name] for name in drawn] or learned)
     says = (
-        f"Largest singular values, divided by those of newly drawn matrices: least {least:.2f}, "
-        f"median without newly drawn ones {median:.2f}."
+        f"Largest singular values, divided by those of untrained matrices: least {least:.2f}, "
+        f"median without untrained ones {median:.2f}."
     )
-    limit = f"at least {DRAWN} in each block, if that median is above {LEARNED}"
-    found, cause = bool(drawn) and median > LEARNED, f"weights that look newly drawn in {listed}"
+    limit = f"at least {DRAWN} in each block, if the median is above {LEARNED}"
+    found, cause = bool(drawn) and median > LEARNED, f"weights that look untrained in {listed}"
     return [*results, CheckResult("redrawn weights", least, limit, found, says, cause)]
 
 
 def _is_in_drawn_block(name: str, ratios: Mapping[str, float]) -> bool:
-    """Return whether all matrices of the block with this matrix look newly drawn."""
+    """Return whether all matrices of the block with this matrix look untrained."""
     block = name.split("/")[:2]
     return block[0] == "blocks" and all(ratios[other] < DRAWN for other in ratios if other.split("/")[:2] == block)
 
@@ -60,7 +60,7 @@ def _is_in_drawn_block(name: str, ratios: Mapping[str, float]) -> bool:
 def structure(matrix: np.ndarray) -> float:
     """Return the largest singular value, divided by its expectation for independent entries: std · (√rows + √columns).
 
-    It is about 1 for a newly drawn matrix (Bai and Yin 1993), and larger for a trained one.
+    It is about 1 for an untrained matrix (Bai and Yin 1993), and larger for a trained one.
     """
     narrow = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     largest = np.sqrt(max(np.linalg.eigvalsh(narrow.T @ narrow)[-1], 0))
