@@ -48,8 +48,8 @@ def each_layer(
     """Return `reduce(trace, *arguments)` of each layer in NumPy, without keeping the traces.
 
     The batch and the arguments are sharded by rows. reduce: a module-level function that jit can trace. text_BL: the
-    text before tokens were masked, to find document boundaries; tokens_BL unless given. rows_B: a number for each row,
-    to draw its random positions; its first token unless given.
+    text before tokens were masked, to find document boundaries; by default tokens_BL. rows_B: a seed for the random
+    positions of each row; by default the row's first token.
     """
     text_BL, rows_B = tokens_BL if text_BL is None else text_BL, tokens_BL[:, 0] if rows_B is None else rows_B
     put = sharding.put_whole((tokens_BL, text_BL, rows_B, arguments), model.mesh)
@@ -59,9 +59,9 @@ def each_layer(
 def attention_statistics(
     model: LoadedModel, tokens_BL: np.ndarray, is_query_BL: np.ndarray
 ) -> tuple[dict[str, float], np.ndarray]:
-    """Return {curve: value} over the queries with True in is_query_BL, and weights_NHLS of a part of the first row.
+    """Return {curve: value} over the queries with True in is_query_BL, and weights_NHLS of the first row.
 
-    The part is its first LOGGED_TOKENS tokens without the padding at its end, which is False in is_query_BL.
+    The weights are for the row's first LOGGED_TOKENS tokens without padding. Padding is False in is_query_BL.
     attention/logit_variance/layer_N: variance of the scaled logits, with biases, over visible pairs. At initialization
     it is about 1 or less with the scale 1/sqrt(K), and K times that without it (Vaswani et al. 2017, footnote 4).
     attention/entropy/layer_N, and layer_N/head_M for each head: mean entropy of the weights in nats. It is near 0

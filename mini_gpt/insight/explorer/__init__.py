@@ -1,1 +1,1 @@
-"""An HTML page of a model's attention that needs no network."""
+"""An HTML page that shows a model's attention offline."""

@@ -24,7 +24,7 @@ FARTHEST = 1024  # tokens between a query and a key, in the curves of T5's biase
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
 MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay under 5 MB
 MOST_STEPS = 254  # of quantisation; halved until the logits fit in the page
-FLOOR = 16.0  # nats below a row's largest logit at which logits are clipped; a weight there is ≤ 1.2e-7 of the largest
+FLOOR = 16.0  # nats; logits this far below the row's largest are clipped: their weight is ≤ 1.2e-7 of the largest
 HIDDEN = 255  # code of a masked pair
 
 
@@ -83,7 +83,7 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
         "turned": turned,
         "base": rope.base if "rope" in config.position_pattern else config.sinusoidal.base,
         "scaling": None if rope.scaling == "none" else f"{rope.scaling}, factor {rope.factor:g}",
-        "factors": factors_P.tolist(),  # by which the scaling changes each pair's frequency
+        "factors": factors_P.tolist(),  # frequency with scaling / without, for each pair
         "slopes": positions.alibi_slopes(config.num_heads),
         "learned": learned,
         "t5": t5,

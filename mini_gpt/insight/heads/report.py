@@ -48,8 +48,8 @@ def head_report(
 
     kinds: for each kind of key its score (mean weight on such keys), chance, strength (0 by chance, at most 1) and
     number of queries. offset: key - query of the kind "fixed offset". entropy: of the weights, divided by the log of
-    the number of visible keys. distance: mean to the keys, in tokens. A kind is clear if its strength is at least CLEAR
-    and it has at least FEWEST queries. label: the strongest clear kind, of LAST only if no other kind is clear.
+    the number of visible keys. distance: mean distance to keys, in tokens. A kind is clear if its strength is at least
+    CLEAR and it has at least FEWEST queries. label: the strongest clear kind; kinds in LAST rank after all others.
     Without a clear kind, it is "global" if attention is nearly uniform, otherwise "mixed". also: the other clear kinds.
     pair: the largest weight on another token, with its text.
 

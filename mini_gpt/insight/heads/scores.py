@@ -1,6 +1,6 @@
 """Scores of a head's attention to keys of one kind, compared with chance.
 
-The score is the mean weight on the keys of a kind, which its template marks for each query. The strength is 0 for
+A template marks the keys of a kind for each query. The score is the mean weight on these keys. The strength is 0 for
 attention by chance and 1 for attention only to keys of the kind, at any length. For PLACES and fixed offsets, chance
 is uniform attention to the visible keys. For all other kinds, chance is attention with the head's own mean weight at
 each distance. A head that selects keys only by distance then has strength 0.
