@@ -195,8 +195,8 @@ logging.getLogger("asyncio").error("Task exception", exc_info=ValueError("a defe
     assert said.count("No space left on device") == 1 and "a background thread can't write (No space" in said
 
 
-def flags_of(corpus_files, tmp_path) -> list[str]:
-    paths = {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
+def flags_of(corpus_files, cache: Path) -> list[str]:
+    paths = {"data.path": corpus_files, "data.cache_dir": str(cache)}
     fields = SMALL | paths | {"train.steps": 4, "model.position": "learned"}
     return ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
 
@@ -216,7 +216,7 @@ def run_commands(monkeypatch, flags, root: Path, capsys) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ODD, *random_names(seed=1, count=3)])
 def test_all_commands_work_in_an_odd_directory(monkeypatch, corpus_files, tmp_path, capsys, name):
-    root, flags = tmp_path / name, flags_of(corpus_files, tmp_path)
+    root, flags = tmp_path / name, flags_of(corpus_files, tmp_path / "cache" / name)
     if name.startswith("-"):
         monkeypatch.chdir(tmp_path)  # a relative path that begins with a dash
         (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
@@ -249,7 +249,7 @@ def test_the_default_workdir_works_in_an_odd_directory(monkeypatch, corpus_files
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
     (here / "configs").symlink_to(REPOSITORY / "configs")
-    flags = [*flags_of(corpus_files, tmp_path), "--config.model.position=['rope']", "--config.train.steps=1"]
+    flags = [*flags_of(corpus_files, tmp_path / "cache"), "--config.model.position=['rope']", "--config.train.steps=1"]
     assert type_in(monkeypatch, "train.py", *flags) is None
     (run,) = Path("runs").iterdir()
     assert re.fullmatch(r"default,context_length=32,[A-Za-z0-9._=,-]{1,100}", run.name)
@@ -261,13 +261,21 @@ def test_training_works_in_a_read_only_parent_directory(tmp_path):
     trainer = Trainer(tmp_path, "[parent]/run", cache="cache")
     trainer.workdir.mkdir(parents=True)
     trainer.workdir.parent.chmod(0o555)
-    relayout = [sys.executable, "-m", "mini_gpt.commands.convert_layers", f"--workdir={trainer.workdir}"]
     if os.getuid() == 0:  # root may write everywhere, unless this right is dropped
         if shutil.which("setpriv") is None:
             pytest.skip("root may write everywhere, and setpriv, which drops this right, is missing")
         trainer.before = ["setpriv", "--bounding-set=-dac_override"]
     kills.run_to_the_end(trainer)
-    command = [*trainer.before, *relayout, f"--to={trainer.workdir.parent / 'to'}"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    assert "Permission denied" in done.stderr
+    parent, run = trainer.workdir.parent, f"--workdir={trainer.workdir}"
+    for command in (
+        ["-m", "mini_gpt.commands.convert_layers", run, f"--to={parent / 'to'}"],
+        ["-m", "mini_gpt.hugging_face", "export", run, f"--output={parent / 'exported'}"],
+        ["-m", "mini_gpt.sweep", *trainer.command, f"--workdir={parent / 'sweep'}", "--vary=seed=0,1"],
+        ["train.py", *trainer.command, f"--workdir={parent / 'other'}"],
+    ):
+        started = [*trainer.before, sys.executable, *command]
+        done = subprocess.run(started, cwd=REPOSITORY, capture_output=True, text=True)
+        *_, last = done.stderr.splitlines()
+        assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+        assert last.startswith("error: ") and "Permission denied" in last, done.stderr
+    assert [path.name for path in parent.iterdir()] == ["run"]

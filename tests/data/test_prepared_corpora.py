@@ -17,6 +17,7 @@ import pytest
 
 from mini_gpt.data import builders, corpora
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
 from tests.data.test_corpora import split_of
 
 
@@ -54,6 +55,18 @@ def test_the_standard_library_is_decoded_as_python_does(small, library):
     assert corpus.fingerprint == hashlib.sha256(hashed).hexdigest()
     (library / "latin.py").write_text("other")
     assert texts_of(corpora.open_corpus(data)) == [TEXTS_OF_LIBRARY[0], "other"], "other sources, another data set"
+
+
+@pytest.mark.parametrize(
+    "name", ["[2024] a*b?", "back\\slash", "100%25#1", "größer 日本", *slow("**", "gs:", "{a,b}|c;$HOME")]
+)
+def test_data_are_prepared_once_in_an_odd_directory(small, library, tmp_path, name):
+    data = small(data__corpus="python_stdlib", data__path=None, data__cache_dir=str(tmp_path / name)).data
+    assert texts_of(corpora.open_corpus(data)) == TEXTS_OF_LIBRARY
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / name).rglob("*"))
+    assert texts_of(corpora.open_corpus(data)) == TEXTS_OF_LIBRARY
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / name).rglob("*"))
+    assert {path.name for path in tmp_path.iterdir()} == {name, "lib"}, "nothing is written elsewhere"
 
 
 def test_the_standard_library_has_enough_documents():

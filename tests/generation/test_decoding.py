@@ -80,7 +80,7 @@ def test_prompts_of_similar_lengths_share_programs():
     assert (generation._start._cache_size(), generation._continue._cache_size()) == sizes
 
 
-@pytest.mark.parametrize("fields", [{}, {"model.scan_layers": True}, {"model.remat": "block"}], ids=str)
+@pytest.mark.parametrize("fields", [{}, *slow({"model.scan_layers": True}, {"model.remat": "block"})], ids=str)
 def test_the_cache_is_updated_in_place(fields):
     model, sampling = make(**{"model.num_kv_heads": 2, "model.num_heads": 4} | fields), Sampling(top_k=4)
     tokens_BL, lengths_B = np.zeros((3, 16), np.int32), np.array([1, 16, 3], np.int32)

@@ -41,7 +41,6 @@ def run(directories, small):
 def out(directories, run, monkeypatch):
     """Return the directory of the exported run."""
     if not (directories / "out").exists():
-        assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
         assert type_in(monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={directories / 'out'}") is None
     return directories / "out"
 

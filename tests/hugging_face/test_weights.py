@@ -14,6 +14,7 @@ from mini_gpt.hugging_face import architectures, importing, settings
 from mini_gpt.model import parameters
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
+from tests.conftest import slow
 from tests.hugging_face import numpy_forwards
 from tests.hugging_face.models import EXPORTABLE, VOCAB, written
 
@@ -100,7 +101,7 @@ def test_a_tied_table_may_be_stored_twice_if_equal(tmp_path):
         read(tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["learned", "learned, relu, untied", "rope", "rope, stacked", "llama", "alibi"])
+@pytest.mark.parametrize("name", ["learned, relu, untied", "rope", *slow("learned", "rope, stacked", "llama", "alibi")])
 @pytest.mark.parametrize("other", ["lm_head.weight", "embed_out.weight"])
 def test_only_the_output_layer_of_the_architecture_is_expected(name, other, tmp_path):
     config, _ = written(name, tmp_path / "out")

@@ -18,6 +18,7 @@ from mini_gpt.model.attention.masks import Mask
 from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
+from tests.conftest import slow
 from tests.evaluation.models import random_model
 
 LIBRARY = os.path.dirname(os.__file__)  # real text that comes with every Python
@@ -56,7 +57,7 @@ def initial(small):
     return make
 
 
-@pytest.mark.parametrize("position, uses", [("none", False), ("rope", True), ("learned", True)])
+@pytest.mark.parametrize("position, uses", [("rope", True), *slow(("none", False), ("learned", True))])
 def test_a_bidirectional_model_needs_positions_to_use_order(initial, position, uses):
     model, windows_BM, _ = initial(model__position=position, **BIDIRECTIONAL)
     (order,) = checks.order(model, windows_BM)

@@ -17,6 +17,7 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.training.run import Run
+from tests.conftest import slow
 from tests.evaluation.models import random_model
 
 
@@ -42,7 +43,7 @@ def loss_of(run, parameters=None, most_tokens=None):
     return perplexity.score_split(model, tokens, run.tokenizer.token_bytes, most_tokens=most_tokens).nll
 
 
-@pytest.mark.parametrize("fields", [{}, {"model__scan_layers": True}, {"model__num_kv_heads": 1}])
+@pytest.mark.parametrize("fields", [{"model__num_kv_heads": 1}, *slow({}, {"model__scan_layers": True})])
 def test_masking_a_head_equals_zeroing_its_output(small, fields):
     config = small(model__num_layers=2, model__position="rope", model__num_heads=2, **fields)
     model = random_model(config, tokenizers.ByteTokenizer().token_bytes, noise=0)

@@ -147,7 +147,7 @@ def test_blockwise_memory_is_linear_in_the_length(name, lengths):
 SPLASH = {"causal": (True, None, False, 2), "window": (True, 50, True, 2), "bidirectional": (False, 50, False, 1)}
 
 
-@pytest.mark.parametrize("case", SPLASH)
+@pytest.mark.parametrize("case", ["window", *slow("causal", "bidirectional")])
 def test_interpreted_splash_equals_the_reference(case):
     causal, window, documents, groups = SPLASH[case]
     q, k, v = (draw(2, 256, heads, 64, seed=seed) for seed, heads in enumerate((2, groups, groups)))

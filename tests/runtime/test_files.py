@@ -5,6 +5,7 @@ import functools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -18,6 +19,16 @@ def figure(title):
     drawn, _ = plt.subplots()
     drawn.suptitle(title)
     return drawn
+
+
+def test_the_cache_of_an_unknown_user_without_home_is_refused(monkeypatch):
+    """Containers often start processes with a user id that has no name."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    with pytest.raises(UserError, match=r"^~/\.cache/mini_gpt: found no home directory for ~; set HOME, or give"):
+        files.cache_directory(None)
+    assert files.cache_directory("/data/cache") == Path("/data/cache")
 
 
 WRITERS = {

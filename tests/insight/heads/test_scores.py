@@ -12,6 +12,7 @@ from mini_gpt.insight.heads.report import label_of
 from mini_gpt.insight.heads.templates import Vocabulary
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace
+from tests.conftest import slow
 
 
 def causal(length):
@@ -67,7 +68,7 @@ def measured(weights_HLS, tokens_L, templates):
     return rows, sums.entropy_H / sums.queries, (sums, strongest)
 
 
-@pytest.mark.parametrize("length", [64, 300, 1024])
+@pytest.mark.parametrize("length", [64, *slow(300, 1024)])
 def test_synthetic_heads_get_their_label_at_any_length(length):
     tokens_L = np.random.default_rng(0).permutation(length)
     opens_BL = np.arange(length)[None] == 0
