@@ -1,4 +1,4 @@
-"""The default of every field. Other configs override them. `python -m mini_gpt.config` lists the fields."""
+"""The defaults of all fields. Other configs override them. `python -m mini_gpt.config` lists the fields."""
 
 from ml_collections import ConfigDict
 

@@ -142,7 +142,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
-    """Return {dotted name: value} of a config file. Computed values of a run become None: overrides may change them."""
+    """Return {dotted name: value} of a config file. A run's computed values become None, to follow overrides."""
     if file.suffix == ".json":
         values = flatten(to_dict(read(file)))
         unset = {

@@ -85,7 +85,7 @@ class _Log(io.FileIO):
 def _open_streams() -> None:
     """Open closed standard streams as /dev/null. Otherwise the next opened file would receive what is printed.
 
-    Invalid input becomes surrogates, and printed characters that the encoding lacks become "?". Lost logs are no error.
+    Invalid input becomes surrogates. Characters that the encoding lacks become "?". Failed logging is ignored.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number
         pass

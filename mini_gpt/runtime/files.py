@@ -147,7 +147,7 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 
 
 def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
-    """Read a JSON object and remove its checksum. Raises ValueError for a wrong or, with `must`, missing checksum."""
+    """Read a JSON object and remove its checksum. Raises ValueError if it is wrong, or missing with `must`."""
     try:
         body = read_json(path)
     except RecursionError:
@@ -161,7 +161,7 @@ def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    read_again = json.loads(json.dumps(body))  # its keys are texts, which sort differently from numbers
+    read_again = json.loads(json.dumps(body))  # JSON makes keys strings, which sort unlike numbers
     return hashlib.sha256(json.dumps(read_again, sort_keys=True).encode()).hexdigest()
 
 

@@ -107,7 +107,7 @@ def main_process_first() -> Iterator[None]:
 
 
 def _detected(timeout: float) -> Job | None:
-    from jax._src.clusters import ClusterEnv  # private; jax.distributed.initialize() aborts if a process is missing
+    from jax._src.clusters import ClusterEnv  # private; `start` must know the job before JAX connects
 
     for cluster in ClusterEnv._cluster_types:
         if cluster.name in CLUSTERS and cluster.is_env_present() and cluster.get_process_count() > 1:

@@ -64,7 +64,7 @@ class Record:
         return loss if loss is not None and math.isfinite(loss) else math.inf
 
     def is_possible(self) -> bool:
-        """Return whether all values have their types, and the counts are in range. A record may come from elsewhere."""
+        """Return whether all types are right, and the counts are in range. A record may be untrusted."""
         counts = (self.data_offset, self.bad_steps, 0 if self.eval_tokens is None else self.eval_tokens)
         counts_are = all(type(count) is int and 0 <= count < 2**31 for count in counts)
         return counts_are and isinstance(self.validation_loss, float | None) and isinstance(self.scheduled, bool)
@@ -114,7 +114,7 @@ class Checkpoints:
         self.manager = ocp.CheckpointManager(self.path, options=options, handler_registry=handlers)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Return which checkpoints Orbax keeps: the last few, the best on each sample, and the last scheduled one."""
+        """Return which checkpoints to keep: the last few, the best for each eval_tokens, and the last scheduled one."""
         del context
         records = {checkpoint.step: self._record_or_empty(checkpoint.step) for checkpoint in checkpoints}
         steps = list(records)
@@ -173,9 +173,9 @@ class Checkpoints:
     def restore_last(self, abstract: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
         """Return (step, state, record) of the last undamaged checkpoint, or None; move damaged checkpoints away.
 
-        abstract: ShapeDtypeStructs with shardings. scheduled: True for a rewind. Then other checkpoints are returned
-        only if a checkpoint of the run is or was damaged. Raises UserError, and moves nothing, if some are damaged and
-        no other can be returned.
+        abstract: ShapeDtypeStructs with shardings. scheduled: True for a rewind. Then an unscheduled checkpoint is
+        returned only if a checkpoint of the run is or was damaged. Raises UserError, and moves nothing, if some are
+        damaged and no other can be returned.
         """
         damaged: dict[int, Damaged] = {}
         records = dict[int, Record]()
@@ -201,7 +201,7 @@ class Checkpoints:
     def _last_undamaged(
         self, steps: Collection[int], abstract: TrainState, damaged: dict[int, Damaged]
     ) -> tuple[int, TrainState] | None:
-        """Return the last undamaged checkpoint of some steps, or None. Add the later ones to `damaged`."""
+        """Return the last undamaged checkpoint of some steps, or None. Add the damaged ones to `damaged`."""
         for step in sorted(steps, reverse=True):
             try:
                 return step, self.restore(step, abstract)
@@ -254,7 +254,7 @@ class Checkpoints:
             self.manager.close()
 
     def _best(self, steps: Sequence[int]) -> int:
-        """Return the step with the lowest validation loss, among losses on the same sample as the last one."""
+        """Return the step with the lowest validation loss, among losses on as many tokens as the last one."""
         records = {step: self._record_or_empty(step) for step in steps}
         scored = [step for step in steps if records[step].loss_or_infinity < math.inf] or steps
         samples = (records[scored[-1]].eval_tokens, None)
@@ -293,7 +293,7 @@ class Checkpoints:
         """Return the checksums in the record, and the restored parts."""
         body, directory = self._body(step), self.path / str(step)
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
-        # Not with the manager, which would make all processes wait for a process that fails to read.
+        # The manager would make all processes wait for a process that fails to read.
         restore = ocp.StandardCheckpointHandler().restore
         wanted = {name: ocp.args.StandardRestore(part) for name, part in abstract.items()}
         with _unreadable_is_damaged():
@@ -318,7 +318,7 @@ class Checkpoints:
 
 
 def _of_first_process(value: int) -> int:
-    """Return process 0's value in all processes. Their listings can differ while a run writes."""
+    """Return process 0's value in all processes. Each may see other checkpoints while a run writes."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if processes.are_several() else value
 
 

@@ -12,8 +12,8 @@ from mini_gpt.model.parameters import by_name
 def checksums(tree: Any) -> dict[str, str]:
     """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
 
-    Each half is the sum over the array, modulo 2**32 and in any order, of an entry's bits times an odd hash of its
-    index. One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
+    The digits are two sums modulo 2**32. Each term is an entry's bits times an odd hash of the entry's index.
+    One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
     """
     # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
     sums = {name: np.asarray(_sums(leaf)) for name, leaf in by_name(tree).items()}

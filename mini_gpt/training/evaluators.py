@@ -25,7 +25,7 @@ SAMPLING = Sampling(temperature=0.8, top_k=40)
 class Evaluator(ABC):
     """Evaluates a model on validation data, during training and at its end.
 
-    probe_BL: one row of tokens, of the context length. is_query_BL: False for its padding. prompt: a prompt for
+    probe_BL: a row of at most context_length tokens. is_query_BL: False for its padding. prompt: a prompt for
     sample.py. has_sample: whether evaluations write a sample. suite_flag: the flag that eval.py needs to score a run.
     """
 
@@ -116,7 +116,7 @@ class TaskEvaluator(Evaluator):
 
     def __init__(self, config: Config, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        # Of the `eval.tokens`, each problem (question, answer) counts as context_length tokens.
+        # Each problem (question, answer) counts as context_length tokens of `eval.tokens`.
         count = max(1, config.eval.tokens // config.context_length)
         lengths = tasks.trained_lengths(config.data)
         self.problems = tasks.different(config.data.corpus, "validation", count, **lengths)

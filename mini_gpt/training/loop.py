@@ -42,10 +42,10 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
     init_from: another run; a new run takes the last weights and the tokenizer of that run. conclude: print a new
     run's parameters, and at the end score the whole validation split and print a summary.
 
-    Returns the last state. Raises UserError for errors that the user can fix; for wrong input, before files change.
+    Returns the last state. Raises UserError for errors that the user can fix. Wrong input changes no files.
     """
     mesh = assembly.make_mesh(config)
-    places.remember(config.data)  # later commands may read these paths from the run's config.json
+    places.remember(config.data)  # allows later commands to use these paths of the run's config.json
     corpus = corpora.open_corpus(config.data)
     tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
     is_new = tokenizer is None
@@ -178,7 +178,7 @@ class _Loop:
                 if self.config.train.nonfinite != "rewind" or failed.count > self.config.train.nonfinite_limit:
                     raise UserError(f"{failed}; {self._save_before(failed)}") from None
                 message, step, count = str(failed), failed.step, failed.count
-            # After the except block: the exception holds the old state, and two may not fit in memory.
+            # After the except block: the exception holds the old state, and two states may not fit.
             del state
             start, state = self._rewind(step, count)
             log.warning(f"{message}: rewound to step {start}; batches skipped so far: {self.record.data_offset}")

@@ -34,16 +34,16 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
 
 TENSORBOARD = "tensorboard"
-WHOLE_SPLIT = "whole_split"  # TensorBoard's run, inside the run's own, with the loss of the whole validation split
+WHOLE_SPLIT = "whole_split"  # subdirectory that TensorBoard shows as a run: the loss of the whole validation split
 LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
-WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # spikes: losses for deviation and median; threshold in deviations
+WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # losses for the deviation, losses for the median, threshold
 LEAST_RISE = 0.01  # nats a token: a smaller rise is no spike, even if all losses before are equal
 log = logging.getLogger(__name__)
 
 
 class EventFile(contextlib.AbstractContextManager):
-    """A new TensorBoard event file. In older files of the directory, TensorBoard ignores steps from `first_step` on.
+    """A new TensorBoard event file. TensorBoard ignores steps from `first_step` on in the directory's older files.
 
     It replaces tensorboardX's SummaryWriter, whose flush does not wait for its writing thread. A full disk ends that
     thread, and then the program hangs. Here all events are on disk when `flush` returns.
@@ -51,8 +51,8 @@ class EventFile(contextlib.AbstractContextManager):
 
     def __init__(self, directory: Path, *, first_step: int | None = None):
         directory.mkdir(parents=True, exist_ok=True)
-        # Numbered, since TensorBoard reads files in the order of their names. The time in a name, in seconds, does not
-        # suffice: clocks are set back, and two files can have the same second. Earlier versions wrote "events.out".
+        # TensorBoard reads files in the order of their names. The time in a name, in seconds, does not suffice: clocks
+        # are set back, and two files can have the same second. Those of earlier versions, "events.out...", sort first.
         parts = (re.match(r"events\.part(\d+)", path.name) for path in directory.iterdir())
         number = max((int(part[1]) for part in parts if part), default=-1) + 1
         self.writer = EventsWriter(str(directory / f"events.part{number:06}"))
@@ -232,7 +232,7 @@ class Spikes:
         self.before: collections.deque[float] = collections.deque(maxlen=WINDOW)
 
     def found(self, loss: float) -> str | None:
-        """Add the next loss; return a message if it is a spike, far above the median of the last NEAR.
+        """Add the next loss; return a message if it is a spike, far above the median of the last NEAR losses.
 
         A spike is above this median by DEVIATIONS standard deviations and by LEAST_RISE. The standard deviation is
         estimated from differences of successive losses: a falling loss does not increase it.
@@ -242,14 +242,14 @@ class Spikes:
         if len(before) >= 2 * NEAR:
             level = statistics.median(before[-NEAR:])
             differences = [abs(b - a) for a, b in itertools.pairwise(before)]
-            deviation = 1.4826 * statistics.median(differences) / math.sqrt(2)  # of a normal distribution
+            deviation = 1.4826 * statistics.median(differences) / math.sqrt(2)  # assumes normal noise
             if loss > level + max(DEVIATIONS * deviation, LEAST_RISE):
                 message = f"loss {loss:.4f} is a spike: the median of the last {NEAR} logged losses is {level:.4f}"
         return message
 
 
 def _check_had_no_checkpoint(workdir: Path, config: Config) -> None:
-    # The second checkpoint is written after the first is complete. `every` may have changed before the first one.
+    # Rows after step 2 * every prove a checkpoint: the second save waits for the first. `every` may have changed.
     every = max(config.checkpoint.every, configs.read(workdir / workdirs.CONFIG).checkpoint.every)
     last = max((row["step"] for row in read(workdir / workdirs.METRICS)), default=0)
     if last > 2 * every:

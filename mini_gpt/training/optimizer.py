@@ -86,7 +86,7 @@ def _muon(o: OptimizerConfig, rates: Mapping[str, optax.Schedule]) -> optax.Grad
     The update of an m × n matrix is orthogonalised and scaled by 0.2 sqrt(max(m, n)). Its entries then have the same
     root mean square as AdamW's, so one learning rate and weight decay suit both (Liu et al. 2025, section 2.2).
     Jordan et al. have no weight decay, scale by sqrt(max(1, n/m)) and do not correct the bias of the momentum. Here
-    the averages are divided by 1 - momentum^(t+1) and 1 - momentum^t as in NAdam, which changes the first updates.
+    the average is divided by 1 - momentum^(t+1), the gradient by 1 - momentum^t (NAdam): the first updates differ.
     """
     # The last two axes are a matrix; those before them, such as stacked layers, are batch axes.
     axes = lambda matrices: jax.tree.map(lambda _: MuonDimensionNumbers(-2, -1), matrices)

@@ -31,8 +31,8 @@ def make_train_step(
     metrics: float32 scalars loss (unsmoothed NLL, nats a token), objective (the minimised loss), learning_rate,
     adam_learning_rate (of Muon's AdamW), gradient_norm (before clipping), parameter_norm (before the update); and the
     bool finite, True if loss, objective and gradient are all finite. A non-finite step skips the update. Unless
-    `train.nonfinite` is skip, all later steps skip it too: the host reads the metrics during the next step, and then
-    needs the state before the non-finite step.
+    `train.nonfinite` is skip, later steps skip theirs too: the host reads the metrics one step late, and needs the
+    state before the non-finite step.
     """
     optimizer, rates = make_optimizer(config), schedules(config)
     mesh = sharding.mesh_of(abstract_state)

@@ -29,7 +29,7 @@ class StopRequest:
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
     """Let SIGINT end the process at once in the block. Python's own handler would wait for the compiler."""
-    if signal.getsignal(signal.SIGINT) != signal.default_int_handler:  # SIGINT is ignored, or someone else handles it
+    if signal.getsignal(signal.SIGINT) != signal.default_int_handler:  # SIGINT is ignored, or has another handler
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -43,8 +43,8 @@ def at_once() -> Iterator[None]:
 def listening() -> Iterator[StopRequest]:
     """Yield a StopRequest. The first signal sets it, a second signal exits at once. Files on disk stay intact.
 
-    With several processes, JAX's handler receives SIGTERM and informs the other processes; others are forwarded to it.
-    An ignored SIGHUP stays ignored (nohup), and a second one changes nothing: a terminal that closes can send two.
+    With several processes, JAX's SIGTERM handler informs the others. The other signals are converted to SIGTERM.
+    If SIGHUP was ignored (nohup), it stays ignored. A second SIGHUP does nothing: a closing terminal can send two.
     """
     request = StopRequest()
 
@@ -56,7 +56,7 @@ def listening() -> Iterator[StopRequest]:
         request.received = number
         if processes.are_several():
             os.kill(os.getpid(), signal.SIGTERM)
-        # Not the logger or print, which the signal may have interrupted.
+        # os.write: the signal may have interrupted the logger or print.
         with contextlib.suppress(OSError):  # the terminal may be closed
             os.write(2, b"\nstopping: saving after this step; send the signal again to exit at once\n")
 

@@ -62,7 +62,7 @@ def check_present(workdir: Path) -> None:
 
 @contextlib.contextmanager
 def clear_errors_of_loss(workdir: Path) -> Iterator[None]:
-    """Turn any library's error after a move or removal of the directory into the UserError of `check_present`."""
+    """If the directory was moved or removed, turn any error into the UserError of `check_present`."""
     try:
         yield
     except Exception:
@@ -72,7 +72,7 @@ def clear_errors_of_loss(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(workdir: Path, *, new: bool) -> Iterator[None]:
-    """Lock the directory against other training processes; the lock ends with the process.
+    """Lock the directory against other training processes. If this process is killed, the lock ends.
 
     new: the caller found no run there. Raises UserError if another run is training there, or has started meanwhile.
     """
