@@ -19,7 +19,7 @@ DTYPES = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}  # of 
 class TrainBatches:
     """The training batches of a text; `self[step]` is the batch of a step, counted from 0.
 
-    In each epoch, windows of the context length are cut from a random offset on, and used once, in random order.
+    Each epoch cuts the text from a random offset on into windows of the context length, and uses each once, shuffled.
     weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token. rows: the rows
     of the global batch on this host; None: all. Raises UserError if the split is too short.
     """
@@ -32,7 +32,7 @@ class TrainBatches:
         if targets < length:
             remedy = f"context_length={length} needs at least {length + 1}"
             raise UserError(f"data.corpus: the train split has {len(tokens)} tokens; {remedy}")
-        # Leave out a window (but not the only one) if the slack, the largest offset, would be below length - 1.
+        # Keep at least one window. Keep further windows only if the slack, the largest offset, is at least length - 1.
         self.windows = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.windows * length
         self.order = grain.MapDataset.range(self.windows).shuffle(config.seed).repeat()
@@ -64,7 +64,7 @@ class TaskBatches:
 
     def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: Sequence[int] | None = None):
         check_fits(config)
-        tokenizer.encode(tasks.ALPHABET)  # raises UserError if another run's tokenizer lacks a character
+        tokenizer.encode(tasks.ALPHABET)  # raises UserError if a tokenizer from --init_from lacks a character
         self.config = config
         self.tokenizer = tokenizer
         self.rows = range(config.train.batch_size) if rows is None else rows

@@ -30,7 +30,7 @@ SPLITS = ("train", "validation", "test")
 FEWEST_DOCUMENTS = 100  # with fewer, a split by document can be far from its fractions
 NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
 FEATURE_MODULES = {feature.__module__ for feature in vars(tfds.features).values() if isinstance(feature, type)}
-MakeBuilder = Callable[..., tfds.core.DatasetBuilder]  # data_dir, the directory of all data sets, may be given
+MakeBuilder = Callable[..., tfds.core.DatasetBuilder]  # optional argument: data_dir, of all data sets
 log = logging.getLogger(__name__)
 
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class Corpus:
     """The texts of a corpus. parts: {split of the source: function that yields its texts}.
 
-    fingerprint: a hash of the text, or for TFDS of the data set's name and sizes. With text files,
+    fingerprint: a hash of the text; for TFDS, a hash of the data set's name and sizes. With text files,
     `documents` raises UserError at its end if a file has changed.
     """
 
@@ -135,7 +135,7 @@ def _text(pattern: str) -> Corpus:
     given = files.expanded(pattern)
     # The existing part of the path is not a pattern, even if it contains `[` or `*`.
     root = given if os.path.isfile(given) else next(path for path in (given, *given.parents) if os.path.isdir(path))
-    if ".." in given.relative_to(root).parts:  # a link that matches could lead to any place
+    if ".." in given.relative_to(root).parts:  # after a matched link, '..' could lead to any directory
         raise UserError(f"data.path: found {shown(pattern)}; must not have '..' after a wildcard")
     found = glob.glob(str(Path(glob.escape(str(root)), given.relative_to(root))), recursive=True)
     paths = sorted(path for path in found if os.path.isfile(path))
@@ -189,7 +189,7 @@ def _catalogue(name: str, path: str | None) -> Corpus:
 
 
 def _own(make: MakeBuilder, target: Path, name: str, content: str, fingerprint: str | None = None) -> Corpus:
-    """Open a data set that mini_gpt builds, in its directory. Prepares it if it is missing or damaged.
+    """Open a data set that mini_gpt builds in `target`. Prepares it if it is missing or damaged.
 
     content: the `content_hash` of its texts. Raises UserError if the texts that were just prepared have another hash.
     """
@@ -245,7 +245,7 @@ def _tfds_feature_class(name: str) -> type:
 
 _any_feature_class = tfds.features.FeatureConnector.cls_from_name
 tfds.features.FeatureConnector.cls_from_name = staticmethod(_tfds_feature_class)
-# For each data set that is not prepared, TFDS would leave a directory tmp*tfds in /tmp, and ask a server for its size.
+# Otherwise TFDS leaves a directory tmp*tfds in /tmp for each unprepared data set, and asks a server for the set's size.
 tfds.core.DatasetInfo.initialize_from_bucket = lambda info: None
 
 

@@ -21,7 +21,7 @@ VERSION = 2  # part of the corpus's fingerprint; increase it if problems change
 
 PASSKEY_TEXT = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back. ")
 
-MOST_DIGITS = 4_299  # Python converts integers of up to 4,300 digits
+MOST_DIGITS = 4_299  # Python converts at most 4,300 digits, and a sum can have one more digit
 
 Problem = tuple[str, str]  # question, answer
 Rng = np.random.Generator
@@ -29,7 +29,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of problem. draw: (rng, length) -> (question, answer). size: length -> most characters of a problem.
+    """A kind of problem. draw: (rng, length) -> (question, answer). size: length -> maximum number of characters.
 
     unit: of the length. shortest, longest: range of allowed lengths; longest=None: no limit.
     """
@@ -52,7 +52,7 @@ def _from_letters(answer: Callable[[str], str]) -> Task:
 
 
 def _addition(rng: Rng, length: int) -> Problem:
-    """Return an addition of two `length`-digit numbers. The answer has its last digit first (Lee et al. 2023)."""
+    """Return an addition of two `length`-digit numbers. The answer is reversed (Lee et al. 2023)."""
     a, b = ("".join(map(str, [rng.integers(1, 10), *rng.integers(10, size=length - 1)])) for _ in range(2))
     return f"{a}+{b}", str(int(a) + int(b))[::-1]
 

@@ -11,7 +11,7 @@ MOST_PARTS = 32  # of a normalizer, pre-tokenizer or post-processor
 MOST_GROWTH = 256  # largest factor by which normalization may lengthen a text
 MOST_PIECES = 16  # pieces of a template, and ids of a piece
 LONGEST_PREFIX = 64  # characters put before each text
-LONGEST_EXPRESSION = 2**10  # characters; that of GPT-4o has about 400
+LONGEST_EXPRESSION = 2**10  # characters of a regex; GPT-4o's has about 400
 # {part: most characters that one character can become}. Other parts are refused: Precompiled can abort the library.
 NORMALIZERS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4}
 NORMALIZERS |= dict.fromkeys(("Strip", "StripAccents", "Nmt", "Prepend", "Replace", "BertNormalizer"), 1)
@@ -38,7 +38,7 @@ def check(described: Any) -> None:
     for name, known in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS)):
         for part in _parts(described.get(name), name, known):
             growth *= known[part["type"]] * _replacement_growth(part, name)
-    require(growth <= MOST_GROWTH, "normalizer", growth, f"a text may grow {MOST_GROWTH} times at most")
+    require(growth <= MOST_GROWTH, "normalizer", growth, f"a text may become at most {MOST_GROWTH} times as long")
     for part in _parts(described.get("post_processor"), "post_processor", PROCESSORS):
         if part["type"] == "TemplateProcessing":
             _check_template(part)

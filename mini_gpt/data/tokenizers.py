@@ -19,7 +19,7 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 FILE = "tokenizer.json"
-PIECE = 2**16  # least number of characters that the library gets at a time
+PIECE = 2**16  # characters after which a text is cut at the next space
 LONGEST_PIECE = 2**17
 BEFORE_SPACE = re.compile(r"\S(?=[ \n])")
 Library = tokenizers.Tokenizer  # the class of the tokenizers library
@@ -28,7 +28,7 @@ Library = tokenizers.Tokenizer  # the class of the tokenizers library
 class Tokenizer(Protocol):
     """texts: each token in UTF-8, possibly a part of a character; special tokens have no bytes.
 
-    token_bytes: [V], the lengths of `texts`. The separator has 0, or -1 if the model adds a space to each document.
+    token_bytes: [V], the lengths of `texts`. The separator has 0, or -1 to cancel a space added to each document.
     """
 
     kind: str
