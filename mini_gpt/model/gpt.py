@@ -25,7 +25,7 @@ from mini_gpt.model.xla_workarounds import recompute_in_backward
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 
-# {model.remat: what a block saves for its backward pass}; the rest is recomputed. Matrix products cost the most.
+# {model.remat: what a block saves for its backward pass}. dots: the matrix products, which are slow to recompute.
 SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
@@ -161,9 +161,9 @@ class MiniGPT(nnx.Module):
         """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with one item per layer.
 
         dropout_key: no dropout if None. head_mask_NBH: factors for the heads' outputs; its batch axis may be 1. caches:
-        each layer's KV cache, or None for an empty one; without `caches`, None is returned. The returned caches are
-        all keys and values, including the new ones. trace: a function applied to each layer's Trace, with attention
-        maps. The returned traces are the function's results. Without positions, raises the errors of `check_length`.
+        each layer's KV cache, or None if it is empty. The returned caches hold all keys and values, including the new
+        ones; they are None if `caches` is None. trace: a function applied to each layer's Trace, with attention maps.
+        The returned traces are the function's results. Without positions, raises the errors of `check_length`.
         """
         config, (tokens_BL, positions_BL, segments_BL) = self.config, inputs
         if positions_BL is None:
@@ -230,7 +230,7 @@ def _at(tree: Any, index: int) -> Any:
 
 
 def _stack_blocks(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rngs) -> Block:
-    """Return a block with stacked parameters of all layers, the same as those of blocks made one by one."""
+    """Return a block with the stacked parameters of all layers, equal to those of separately made blocks."""
     start = rngs.params.count[...]
     block = make_block(rngs)
     counts_N = start + (rngs.params.count[...] - start) * jnp.arange(layers + 1, dtype=start.dtype)

@@ -1,7 +1,7 @@
-"""Losses in nats from logits, or from final hidden states in chunks, so that memory never holds all logits.
+"""Losses in nats, from logits or from final hidden states. The latter are processed in chunks to save memory.
 
-Other modules compute means. T is the number of tokens in a chunk. On a mesh, each device computes the losses of its own
-rows.
+The functions return losses or sums, not means. T is the number of tokens in a chunk. On a mesh, each device computes
+the losses of its own rows.
 """
 
 import functools
@@ -47,7 +47,7 @@ def loss_sums(
     """Return the weighted sums of the smoothed cross-entropy and of `nll` for logits x Wᵀ, as float32 scalars.
 
     smoothing: the target distribution is (1 - smoothing) one-hot + smoothing uniform (Szegedy et al. 2016, 7). x_BLD is
-    sharded by rows. Matrix products have operands in its dtype and float32 results. While the forward pass has a
+    sharded by rows. Matrix products have operands in x's dtype and float32 results. While the forward pass has a
     chunk's logits, it also computes the gradient of the first sum with respect to x and the table (Hsu et al. 2024).
     The second sum and other inputs have no gradient.
     """
@@ -101,7 +101,7 @@ def _product(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Arr
 
 
 def _scan(function, carry, arrays_BL, classes: int):
-    """Scan over tokens in as few equal chunks as LIMIT allows; one chunk needs no loop. Padding has weight zero."""
+    """Scan over tokens in as few equal chunks as LIMIT allows; one chunk needs no loop. Padding does not count."""
     tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
     size = -(-tokens // -(-4 * tokens * classes // LIMIT))
 

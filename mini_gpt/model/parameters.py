@@ -74,7 +74,7 @@ def count(parameters: Parameters) -> int:
 
 
 def report(parameters: Parameters) -> str:
-    """Return a table of the parameters of each module and their total; one row sums a module over all blocks."""
+    """Return a table of the parameters of each module, and their total. The same module of all blocks has one row."""
     modules: dict[str, dict[str, Parameters]] = {}  # {row's name: {module: {parameter: leaf}}}
     for path, leaf in by_name(parameters).items():
         module, _, name = path.rpartition("/")

@@ -143,7 +143,7 @@ def embedding_std(config: ModelConfig) -> float:
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Return 2^(-8i/H), i = 1..H; if H is not a power of two, all slopes for P < H, then every other one for 2P."""
+    """Return 2^(-8i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other one for 2P."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     above = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1, 2)]
@@ -183,8 +183,8 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
     linear: all are divided by s (position interpolation, Chen et al. 2023). ntk: the base becomes
     base · s^(width/(width-2)), so that the slowest pair is divided by s and the fastest is unchanged (NTK-aware; Peng
     et al. 2023, 3.1). yarn: pairs with more than `beta_fast` turns in the original context are unchanged. Pairs with
-    fewer than `beta_slow` turns are divided by s. In between, the weights of both are linear in the turns (Peng et al.
-    2023, 3.2, where the bounds are β and α; the released code is linear in the pair's index).
+    fewer than `beta_slow` turns are divided by s. In between, the two frequencies are averaged with weights linear in
+    the turns (Peng et al. 2023, 3.2, with bounds β and α; the released code is linear in the pair's index).
     """
     plain_P, s = geometric_frequencies(rope.base, width), rope.factor
     if rope.scaling == "linear":
