@@ -133,7 +133,7 @@ class Bench:
         return list(np.diff(ends)), waited / (ends[-1] - ends[0])
 
     def attention_metrics(self) -> list[float]:
-        """Compute and write the attention and position metrics several times. Return the seconds of each time."""
+        """Return the seconds to compute and write the attention and position metrics, for each run after the first."""
         seconds = []
         with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
             for step in range(ATTENTION_METRICS_RUNS):
@@ -178,8 +178,8 @@ class Bench:
 def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> float:
     """Return 6N + 12·layers·heads·head width·keys: forward and backward without recomputation (PaLM, appendix B).
 
-    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. keys: the most that a
-    query sees, the context or `model.attention_window`. As in the paper, every query counts with this number.
+    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. keys: the largest
+    number that a query sees, by the context or `model.attention_window`. As in the paper, all queries use this number.
     """
     model, keys = config.model, config.context_length
     if model.attention_window is not None:

@@ -2,8 +2,8 @@
 
     python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small
 
-The vocabulary is that of the run's tokenizer, or else the one that the config determines: for bpe it is
-data.vocab_size. The masked objective adds a token.
+With --workdir, the vocabulary size is that of the run's tokenizer. With --config, it follows from the config: for bpe,
+it is data.vocab_size. The masked objective adds a token.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from mini_gpt.training.run import SavedRun
 def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
     """Return the path of the config or run, the config, and the number of tokens in the embedding.
 
-    Raise UserError if the number depends on a corpus, which is not opened.
+    Raise UserError if the number depends on the text of a corpus, because the corpus is not opened.
     """
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", help="config file, with :NAME for a preset in it")
@@ -36,7 +36,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
         config, tokens = run.trained, tokens or tokenizers.vocab_size(run.tokenizer)
     else:
         is_json = flags.config.endswith(".json")  # configs.read does not check the corpus
-        unread = {"data.path": "unread"}  # a Python config may leave the path to a flag of train.py
+        unread = {"data.path": "unread"}  # a Python config may need a path, but this command does not read it
         config = configs.read(Path(flags.config)) if is_json else configs.load(flags.config, unread)
         tokens = tokens or _vocab_size(config.data)
     return str(flags.workdir or flags.config), config, tokens + (config.train.objective == "masked")

@@ -27,7 +27,7 @@ def main() -> None:
     names = [*dict.fromkeys(flags.suite.split(","))]
     options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text)
     suites.check(names, options)
-    names.sort(key=list(suites.SUITES).index)  # heads before explorer, which shows its labels
+    names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
     overrides = dict(map(configs.parse_override, flags.override))
     command_line.set_up(overrides.get("data.cache_dir"), flags)
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)

@@ -36,7 +36,7 @@ STREAM_BYTES = 4  # the residual stream is float32
 # Number of arrays of width d_ff that the backward pass needs.
 HIDDEN = {"gelu": 4, "gelu_exact": 4, "relu": 2, "swiglu": 6}
 GIGA = 1e9
-# The arrays of the optimizer state that are as large as their parameters.
+# The beginning of the sentence in `report` about the optimizer state.
 OPTIMIZER_STATE = {
     "adamw": "AdamW's two moments are",
     "muon": "Muon's momentum of the blocks' matrices, and AdamW's two moments of the other parameters, are",

@@ -140,7 +140,7 @@ def _escaped(text: str) -> str:
 
 
 def _possible_length(run: Run, prompt_tokens: int, requested: int) -> int:
-    """Return `requested`, or fewer if the model has too few positions. Log a warning above the trained length.
+    """Return `requested`, or fewer if the model has too few positions. Warn if the text exceeds the trained length.
 
     Raise UserError if the prompt leaves no position.
     """

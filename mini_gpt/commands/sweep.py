@@ -68,7 +68,7 @@ class Sweep:
     def run(self) -> None:
         """Train and measure the missing runs, and write SUITE.csv, .md and .png.
 
-        Raise UserError at the start if a config is invalid, or at the end if a run failed; the files have the others.
+        Raise UserError at the start for invalid configs, or at the end if a run failed; the files have the other runs.
         """
         checked = self.checked_configs()
         first = next(iter(checked.values()))

@@ -20,7 +20,7 @@ class Windowing:
     """Windows of one length and stride, and the targets that they score: first_target..last_target of a split.
 
     Blocks (stride = length) score the whole split. Sliding windows score only the end of the split, the same targets
-    for every length and stride. Each of these targets has length - stride + 1 to length tokens of context.
+    for every length and stride. Each of these targets has between length - stride + 1 and length tokens of context.
     """
 
     length: int

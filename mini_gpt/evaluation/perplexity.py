@@ -101,7 +101,7 @@ def why_undefined(config: ModelConfig, length: int) -> str | None:
 def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[np.ndarray]:
     """Return the whole stream, or up to MAX_STRETCHES evenly spaced pieces with about `most_tokens` tokens in all.
 
-    Each piece has whole windows of targets and the token before them. Several pieces sample more documents than one.
+    Each piece has whole windows of targets and the token before them. Many pieces cover more documents than one piece.
     """
     if most_tokens is None or len(tokens) <= most_tokens + 1:
         return [tokens]

@@ -12,7 +12,7 @@ from mini_gpt.model.loaded import LoadedModel
 
 
 class Cache(NamedTuple):
-    """The keys and values that later tokens of each row may see, in S slots, and the data for their mask.
+    """The keys and values of earlier tokens, in S slots for each row, and the data for the attention mask.
 
     Rows are aligned at their ends, as if padded on the left. The next token of every row is written to the slot
     `steps` % S, one slice that XLA updates in place. S is the capacity, or the attention window if that is smaller. The

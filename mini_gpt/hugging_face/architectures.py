@@ -27,7 +27,7 @@ class Architecture:
     """The fields of config.json and the tensors of one architecture. Most dicts map Transformers' names to mini_gpt's.
 
     context: the field of the context length, and its default. sizes: the fields for SIZES; the last may be missing.
-    fixed: {field: its only supported value}. if_missing: Transformers' defaults of these fields, where they differ.
+    fixed: {field: its only supported value}. if_missing: Transformers' defaults that differ from `fixed`.
     exported: other fields that an export writes. activations: an export writes the first name that matches.
     prefix: start of all tensor names except the output layer's; missing in files without that layer. buffers: pattern
     of tensors to skip. layer: the module for each entry of `parameters`; it may join several modules of mini_gpt.

@@ -52,7 +52,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
-    places.remember(config.data)  # later commands on this run may use these paths
+    places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
     parameters = _tree(arrays, abstract_state.parameters, stacked=config.model.scan_layers)
     state = states.first(config, parameters, abstract_state)

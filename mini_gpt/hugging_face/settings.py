@@ -62,7 +62,7 @@ class Settings:
         return known[value]
 
     def require(self, wanted: Mapping[str, Any], if_missing: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Raise UserError if a field differs from `wanted`. if_missing: values of missing fields, if they differ."""
+        """Raise UserError if a field differs from `wanted`. if_missing: other values of missing fields."""
         for name, value in wanted.items():
             if self.get(name, if_missing.get(name, value)) != value:
                 raise self.error(name, f"must be {json.dumps(value)} to be imported")

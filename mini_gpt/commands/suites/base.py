@@ -105,7 +105,7 @@ class Suite:
 def file_stem(
     name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
 ) -> str:
-    """Return the file name of a result, without ending: suite, other split or checkpoint, overrides, text.
+    """Return the file name of a result, without ending: suite, split and checkpoint unless default, overrides, text.
 
     Lengths and strides are only in the result: a new result replaces one with other lengths.
     """
@@ -130,14 +130,14 @@ def split_tokens(run: Run, split: str) -> np.ndarray:
 
 
 def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
-    """Return problems (question, answer) of a task; with padding, at most about `num_tokens` tokens."""
+    """Return (question, answer) problems of a task: at least one, and at most `num_tokens` tokens with padding."""
     check_length(run.config.model, run.config.context_length)
     batches.check_fits(run.config)
     return run.problems(split, max(1, num_tokens // run.config.context_length))
 
 
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
-    """Return up to `most` int32 tokens: of --text, or of the start of the split, or of a task's longest problem."""
+    """Return up to `most` int32 tokens: of --text, of the start of the split, or of a problem of a task."""
     data = run.config.data
     if options.text is not None:
         tokens = run.tokenizer.encode(options.text)[:most].astype(np.int32)
