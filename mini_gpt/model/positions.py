@@ -143,7 +143,7 @@ def embedding_std(config: ModelConfig) -> float:
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Return 2^(-8i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other one for 2P."""
+    """Return 2^(-8i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other for 2P."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     above = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1, 2)]
