@@ -5,4 +5,4 @@ import sys
 
 missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 if missing:
-    sys.exit(f"error: {' and '.join(missing)} not installed; pip install -r requirements-hugging-face.txt")
+    sys.exit(f"error: found no {' and no '.join(missing)}; pip install -r requirements-hugging-face.txt")

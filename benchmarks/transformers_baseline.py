@@ -55,7 +55,7 @@ def write_text(model: Any, prompt: np.ndarray, tokens: int, sampling: Sampling) 
 
 
 def exported(model: LoadedModel, dtype: str) -> Any:
-    """Return it as a Transformers model. Raise UserError if no architecture fits, or PyTorch uses another device."""
+    """Convert the model to Transformers. Raise UserError if no architecture fits, or PyTorch uses another device."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if (device == "cpu") != (jax.default_backend() == "cpu"):
         raise UserError(
