@@ -59,7 +59,7 @@ def cost(config: Config, state: TrainState, mesh: MeshConfig) -> dict[str, float
     """Return the bytes per device in memory, and the bytes that a device sends per step ("sent: ...").
 
     state: `abstract_state` of the config. The batch has data × fsdp sequences, without gradient accumulation.
-    "together" does not depend on the batch. maps: attention logits and weights.
+    "together": parameters, gradients and optimizer state. "maps": attention logits and weights.
     """
     abstract_mesh = _mesh(mesh)
 
@@ -104,7 +104,7 @@ def _activations(config: Config, tensor: int) -> float:
 
 
 def parameter_table(state: TrainState) -> str:
-    """Return each parameter's shape and PartitionSpec as a Markdown table, with one row for all layers."""
+    """Return each parameter's shape and PartitionSpec as a Markdown table; all layers share a row."""
     rows: dict[str, dict[str, str]] = {}
     for path, leaf in by_name(state.parameters).items():
         name = re.sub(r"^blocks/\d+/", "blocks/*/", path)
