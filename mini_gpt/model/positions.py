@@ -18,7 +18,7 @@ from mini_gpt.model.layers import INIT_STD
 class Position(nnx.Module):
     """No encoding: the causal mask is the only source of order (Haviv et al. 2022)."""
 
-    name = "none"  # the value of model.position
+    name: str  # the value of model.position
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs
@@ -127,7 +127,7 @@ class T5(Position):
         return jnp.moveaxis(self.bias_table[t5_bucket(offset_BLS, causal=self.causal, **sizes)], -1, 1)
 
 
-ENCODINGS = {encoding.name: encoding for encoding in (Position, *Position.__subclasses__())}
+ENCODINGS = {"none": Position} | {encoding.name: encoding for encoding in Position.__subclasses__()}
 
 
 def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Position, ...]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from mini_gpt.runtime import errors
 from mini_gpt.runtime.errors import UserError, require
@@ -88,6 +90,11 @@ def barrier(name: str) -> None:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0].split(" [type.")[0]
         raise UserError(f"another process of this job has failed; see its own error message ({reason})") from None
+
+
+def of_main_process(value: int) -> int:
+    """Return process 0's value in all processes; must be called in all of them."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if are_several() else value
 
 
 @contextlib.contextmanager

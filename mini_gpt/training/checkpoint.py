@@ -27,7 +27,7 @@ from mini_gpt.runtime import devices, files, processes
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checksums import checksums
-from mini_gpt.training.orbax_files import VerifyingHandler, plain_path
+from mini_gpt.training.orbax_files import VerifyingHandler, missing_arrays, plain_path, shapes_by_name
 from mini_gpt.training.state import TrainState
 
 FORMAT = 2
@@ -156,14 +156,14 @@ class Checkpoints:
 
         If training deletes it meanwhile, choose again. Raises UserError if it is missing or damaged.
         """
-        for _ in range(MOST_CHOICES):
-            step = _of_first_process(self.resolve(choice))
+        for _ in range(MOST_CHOICES):  # the listings of the processes can differ while a run writes
+            step = processes.of_main_process(self.resolve(choice))
             try:
                 return step, self._restore(step, {"parameters": abstract_parameters})["parameters"]
             except Damaged as reason:
                 self.manager.reload()
                 self.records.clear()
-                if _of_first_process(step in self.steps()):
+                if processes.of_main_process(step in self.steps()):
                     others = ", ".join(str(other) for other in self.steps() if other != step)
                     advice = f"other steps for --checkpoint: {others}" if others else "there is no other checkpoint"
                     raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
@@ -294,13 +294,16 @@ class Checkpoints:
         body, directory = self._body(step), self.path / str(step)
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
         # The manager would make all processes wait for a process that fails to read.
-        restore = ocp.StandardCheckpointHandler().restore
-        wanted = {name: ocp.args.StandardRestore(part) for name, part in abstract.items()}
+        handler, parts = ocp.StandardCheckpointHandler(), dict[str, Any]()
         with _unreadable_is_damaged():
             held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
             if declared > MOST_COMPRESSED * held:
                 raise Damaged(f"its files have {held:,} bytes, too few for arrays of {declared:,}")
-            return body.get("checksums"), {name: restore(directory / name, args=wanted[name]) for name in wanted}
+            for name, part in abstract.items():
+                if missing := missing_arrays(directory / name, shapes_by_name(part)):
+                    raise Damaged(f"{missing[0]} is missing, or does not have the shape that config.json implies")
+                parts[name] = handler.restore(directory / name, args=ocp.args.StandardRestore(part))
+        return body.get("checksums"), parts
 
     def _damaged_directory(self) -> Path:
         return self.directory.parent / DAMAGED
@@ -315,11 +318,6 @@ class Checkpoints:
         processes.barrier(f"moved {step}")
         self.records.pop(step, None)
         self.manager.reload()
-
-
-def _of_first_process(value: int) -> int:
-    """Return process 0's value in all processes. Each may see other checkpoints while a run writes."""
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if processes.are_several() else value
 
 
 def _in_all_processes(read: Callable[[], Any]) -> Any:

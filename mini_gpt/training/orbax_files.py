@@ -66,7 +66,7 @@ class VerifyingHandler(ocp.StandardCheckpointHandler):
         self.shapes: ArrayShapes = {}
 
     async def async_save(self, directory: Any, *, args: ocp.args.StandardSave) -> Any:
-        self.shapes = {name.replace("/", "."): leaf.shape for name, leaf in by_name(args.item).items()}
+        self.shapes = shapes_by_name(args.item)
         return await super().async_save(directory, args=args)
 
     def finalize(self, directory: Any) -> None:
@@ -76,6 +76,10 @@ class VerifyingHandler(ocp.StandardCheckpointHandler):
                 f"{self.checkpoints}: the new checkpoint is incomplete ({len(missing)} of {len(self.shapes)} arrays "
                 f"missing, such as {missing[0]}); older checkpoints are kept: run the command again"
             )
+
+
+def shapes_by_name(tree: Any) -> ArrayShapes:
+    return {name.replace("/", "."): leaf.shape for name, leaf in by_name(tree).items()}
 
 
 def missing_arrays(directory: Path, shapes: ArrayShapes) -> list[str]:

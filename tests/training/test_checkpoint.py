@@ -139,6 +139,23 @@ def test_a_renamed_or_foreign_checkpoint_is_not_restored(tmp_path, old):
     assert {path.name for path in (tmp_path / "mine" / "damaged").iterdir()} == {"checkpoints-50", "checkpoints-6"}
 
 
+@pytest.mark.parametrize(
+    "arrays", [{"a": 7}, {"a": 5}, {"b": 6}, {"a": 6, "b": 6}], ids=["longer", "shorter", "renamed", "more"]
+)
+def test_other_shapes_than_the_configs_are_named(tmp_path, arrays):
+    """As after a change of config.json by hand."""
+    state, abstract = small_state()
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as checkpoints:
+        checkpoints.save(4, state, Record())
+    of = abstract.parameters["a"].sharding
+    wanted = {name: jax.ShapeDtypeStruct((size,), jnp.float32, sharding=of) for name, size in arrays.items()}
+    named = "b" if "b" in arrays else "a"
+    message = rf"4: damaged \({named} is missing, or does not have the shape that config\.json implies\); there is no"
+    checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
+    with contextlib.closing(checkpoints), pytest.raises(UserError, match=message):
+        checkpoints.restore_parameters("last", wanted)
+
+
 def save_repeatedly(directory, started):
     state, _ = small_state()
     with contextlib.closing(Checkpoints(directory, keep=1)) as checkpoints:
