@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import transformers
 
+from mini_gpt.commands import command_line
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, scoring
@@ -38,6 +39,7 @@ metric_list:
 """
 
 
+@command_line.command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workdir", type=Path, required=True)

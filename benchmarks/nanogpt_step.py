@@ -65,9 +65,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     steps = parser.add_mutually_exclusive_group()
-    steps.add_argument("--steps", type=int, help="steps to time after 20 warm-up steps; default: 200")
+    steps.add_argument("--steps", type=int, default=200, help="steps to time after 20 warm-up steps")
     steps.add_argument("--train", action="store_true", help="2,000 steps with nanoGPT's evaluations")
     o = parser.parse_args()
+    if o.steps < 1:
+        parser.error(f"--steps: found {o.steps}; must be at least 1")
     torch.manual_seed(o.seed)
     text = Path(o.text).read_text(encoding="utf-8")
     characters = {c: i for i, c in enumerate(sorted(set(text)))}
@@ -87,7 +89,7 @@ def main() -> None:
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=o.dtype == "bfloat16")
-    steps, seconds = 2000 if o.train else 20 + (200 if o.steps is None else o.steps), []
+    steps, seconds = 2000 if o.train else 20 + o.steps, []
     x, y = batch(train)
     for step in range(steps):
         start = time.perf_counter()

@@ -42,7 +42,7 @@ class _Times(transformers.generation.streamers.BaseStreamer):
     def end(self) -> None: ...
 
 
-def write_text(model: Any, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
+def time_decoding(model: Any, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
     """Generate one text; return the seconds to its first token, and the tokens per second after that."""
     prompt_BL, times = torch.from_numpy(np.asarray(prompt, np.int64)).to(model.device)[None], _Times()
     options = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k, "pad_token_id": 0}
@@ -72,7 +72,7 @@ def set_fastest_threads(model: Any) -> None:
     prompt, speeds = np.zeros(8, np.int64), {}
     for threads in (torch.get_num_threads(), 1):
         torch.set_num_threads(threads)
-        speeds[threads] = max(write_text(model, prompt, 16, Sampling(top_k=40))[1] for _ in range(3))
+        speeds[threads] = max(time_decoding(model, prompt, 16, Sampling(top_k=40))[1] for _ in range(3))
     torch.set_num_threads(max(speeds, key=speeds.get))
 
 
@@ -88,8 +88,8 @@ def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tok
     other = exported(model, dtype)
     set_fastest_threads(other)
     turns = [
-        functools.partial(bench.write_text, model, prompt, tokens, sampling),
-        functools.partial(write_text, other, prompt, tokens, sampling),
+        functools.partial(bench.time_decoding, model, prompt, tokens, sampling),
+        functools.partial(time_decoding, other, prompt, tokens, sampling),
     ]
     compile_seconds, _ = turns[0]()
     rounds = [[write() for write in turns[::order]][::order] for order in [1, -1] * (bench.ROUNDS // 2)]
@@ -101,9 +101,9 @@ def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tok
         "tokens": tokens,
         "dtype": dtype,
         "parameters": model_parameters.count(model.parameters),
-        "mini_gpt": {"compile_seconds": compile_seconds} | bench.writing_speed(ours),
+        "mini_gpt": {"compile_seconds": compile_seconds} | bench.decoding_speed(ours),
         "transformers": {
-            **bench.writing_speed(theirs),
+            **bench.decoding_speed(theirs),
             "model": type(other).__name__,
             "dtype": str(other.dtype).removeprefix("torch."),
             "device": str(other.device),
@@ -128,6 +128,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     command_line.set_up()
+    jax.config.update("jax_enable_compilation_cache", False)  # for compile_seconds
     print(json.dumps(compare(flags.config, overrides, flags.prompt_tokens, flags.tokens)))
 
 

@@ -1,4 +1,4 @@
-"""Reach the loss of nanoGPT's CPU recipe (configs/shakespeare_char_cpu.py) in about a third of its time.
+"""Reach the loss of nanoGPT's CPU recipe (configs/shakespeare_char_cpu.py) in about a quarter of its time.
 
     python train.py --config=configs/shakespeare_char_fast.py
     python train.py --config=configs/shakespeare_char_fast.py --config.data.path=FILE    (without a network)

@@ -167,8 +167,8 @@ class Bench:
             "temporary_bytes": getattr(self.compiled.memory_analysis(), "temp_size_in_bytes", None),
             "peak_memory_bytes": memory,
             "waiting_for_data_share": waiting_share,
-            "milliseconds_watching": spread(metric_seconds, 1000),
-            "watching_share": statistics.median(metric_seconds) / (config.eval.every * median),
+            "milliseconds_attention_metrics": spread(metric_seconds, 1000),
+            "attention_metrics_share": statistics.median(metric_seconds) / (config.eval.every * median),
             "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(parameters),
             **machine(self.mesh.size),
@@ -230,7 +230,7 @@ def random_model(config: Config) -> LoadedModel:
     return LoadedModel(state.parameters, definition, config, mesh, None, config.batch_tokens)
 
 
-def write_text(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
+def time_decoding(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
     """Decode one text. Return the seconds to its first token, and the tokens per second after it."""
     begin = time.perf_counter()
     parts = generation.stream(model, [prompt], length=tokens, sampling=sampling)
@@ -240,8 +240,8 @@ def write_text(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sa
     return first - begin, count / (time.perf_counter() - first)
 
 
-def writing_speed(times: Sequence[tuple[float, float]]) -> dict:
-    """Return the medians and quartiles of several results of `write_text`."""
+def decoding_speed(times: Sequence[tuple[float, float]]) -> dict:
+    """Return the medians and quartiles of several results of `time_decoding`."""
     first, speeds = zip(*times, strict=True)
     return {"seconds_to_first_token": spread(first), "tokens_per_second": spread(speeds)}
 
@@ -252,7 +252,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     check_length(config.model, prompt_tokens + tokens)
     model = random_model(config)
     prompt = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens)
-    decode_text = functools.partial(write_text, model, prompt, tokens, Sampling(top_k=40))
+    decode_text = functools.partial(time_decoding, model, prompt, tokens, Sampling(top_k=40))
     compile_seconds, _ = decode_text()
     return {
         "decoded": path,
@@ -261,7 +261,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
         "tokens": tokens,
         "dtype": generation.dtype(config.model).name,
         "compile_seconds": compile_seconds,
-        **writing_speed([decode_text() for _ in range(ROUNDS)]),
+        **decoding_speed([decode_text() for _ in range(ROUNDS)]),
         "parameters": model_parameters.count(model.parameters),
         **machine(1),
     }

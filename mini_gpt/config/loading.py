@@ -18,7 +18,7 @@ from mini_gpt.config import places
 from mini_gpt.config.fields import REQUIRED, Spec, build, choices, convert, specs
 from mini_gpt.config.schema import Config, pattern
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, require, shown
 
 PACKAGE = Path(__file__).parent.parent
 ROOTS = (Path(), PACKAGE.parent, PACKAGE)  # parents of configs/: current directory, checkout, installed package
@@ -144,6 +144,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
     """Return {dotted name: value} of a config file. A run's computed values become None, to follow overrides."""
     if file.suffix == ".json":
+        require(not argument, "--config", f"{file}:{argument}", "must end with .json")
         values = flatten(to_dict(read(file)))
         unset = {
             name: None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mini_gpt.config.schema import TASK, DataConfig
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, shown
 
 ANSWER, END = "=", "\n"  # the answer starts after ANSWER and ends with END
 ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "+_?. " + ANSWER + END))  # characters of all tasks
@@ -31,14 +31,14 @@ Rng = np.random.Generator
 class Task:
     """A kind of problem. draw: (rng, length) -> (question, answer). size: length -> maximum number of characters.
 
-    unit: of the length. shortest, longest: range of allowed lengths; longest=None: no limit.
+    unit: of the length. shortest, longest: range of allowed lengths.
     """
 
     draw: Callable[[Rng, int], Problem]
     size: Callable[[int], int]
     unit: str
     shortest: int = 2
-    longest: int | None = None
+    longest: int = 100_000  # far above any context length
 
 
 def _from_letters(answer: Callable[[str], str]) -> Task:
@@ -106,10 +106,9 @@ def find(corpus: str) -> Task:
 def check_length(corpus: str, field: str, length: int) -> None:
     """Raise UserError that names the field if the task has no problems of this length."""
     task = find(corpus)
-    if length < task.shortest or (task.longest is not None and length > task.longest):
-        most = f" and at most {task.longest}" if task.longest is not None else ""
-        remedy = f"{corpus} has problems of at least {task.shortest}{most} ({task.unit})"
-        raise UserError(f"{field}: found {length}; {remedy}")
+    if not task.shortest <= length <= task.longest:
+        limits = f"of length {task.shortest} to {task.longest} ({task.unit})"
+        raise UserError(f"{field}: found {shown(length)}; {corpus} has problems {limits}")
 
 
 def trained_lengths(data: DataConfig) -> dict[str, int]:

@@ -89,7 +89,7 @@ def default_lengths(config: Config) -> tuple[int, ...]:
     """Return lengths up to twice the longest trained one, within the limits of the task."""
     task = tasks.find(config.data.corpus)
     lengths = {round(fraction * config.data.task_length) for fraction in FRACTIONS}
-    return tuple(sorted(n for n in lengths if n >= task.shortest and (task.longest is None or n <= task.longest)))
+    return tuple(sorted(n for n in lengths if task.shortest <= n <= task.longest))
 
 
 def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tuple[int, ...]) -> list[dict]:

@@ -108,7 +108,9 @@ def panels_figure(panels: Mapping[str, list[Curve]], *, x: str, y: str, trained:
         axes.set(title=label, xlabel=x)
         axes.legend().remove()
     all_axes[0].set_ylabel(y)
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in all_axes]
+    handles = {label: handle for pair in pairs for handle, label in pair}  # each label once
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
     return figure
 
 

@@ -43,7 +43,8 @@ def at_once() -> Iterator[None]:
 def listening() -> Iterator[StopRequest]:
     """Yield a StopRequest. The first signal sets it, a second signal exits at once. Files on disk stay intact.
 
-    With several processes, JAX's SIGTERM handler informs the others. The other signals are converted to SIGTERM.
+    With several processes, JAX's SIGTERM handler informs the others, and ignores a second SIGTERM. The other signals
+    are converted to SIGTERM.
     If SIGHUP was ignored (nohup), it stays ignored. A second SIGHUP does nothing: a closing terminal can send two.
     """
     request = StopRequest()

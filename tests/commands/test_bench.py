@@ -35,8 +35,8 @@ def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypat
     tokens = config.train.batch_size * config.context_length
     assert report["milliseconds_per_step"] == {"median": 200.0, "quartiles": [200.0, 200.0]}
     assert report["tokens_per_second"] == pytest.approx(tokens / 0.2)
-    watching = report["milliseconds_watching"]["median"] / 1000
-    assert watching > 0 and report["watching_share"] == pytest.approx(watching / (config.eval.every * 0.2))
+    watching = report["milliseconds_attention_metrics"]["median"] / 1000
+    assert watching > 0 and report["attention_metrics_share"] == pytest.approx(watching / (config.eval.every * 0.2))
     assert report["temporary_bytes"] > 4 * tokens * config.model.d_model
     used = report["flops_per_token"] * tokens / 0.2
     assert report["model_flops_utilisation"] == pytest.approx(used / report["peak_flops_per_device"])

@@ -198,7 +198,7 @@ def test_suites_refuse_runs_of_the_wrong_kind(monkeypatch, trained):
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--override=data.corpus=task:copi")
     assert line.startswith("error: data.corpus: found 'task:copi'; the tasks are copy, reverse")
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--lengths=1")
-    assert line == "error: --lengths: found 1; task:copy has problems of at least 2 (letters)"
+    assert line == "error: --lengths: found 1; task:copy has problems of length 2 to 100000 (letters)"
     assert not (workdir / "eval").exists()
 
 

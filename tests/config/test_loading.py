@@ -91,6 +91,8 @@ def test_config_json_holds_the_same_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(config)))
     assert configs.read(tmp_path / "config.json") == config
     assert configs.differences(config, configs.override(config, {"seed": "5"})) == {"seed": (0, 5)}
+    with pytest.raises(UserError, match=r"--config: found '\S+/config\.json:gpt2_small'; must end with \.json"):
+        configs.load(f"{tmp_path}/config.json:gpt2_small")
 
 
 ADDED = [name for name, spec in specs(Config).items() if spec.before is not REQUIRED]

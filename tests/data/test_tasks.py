@@ -134,9 +134,11 @@ def test_unknown_tasks_and_lengths_are_refused():
         UserError, match=r"data\.corpus: found 'task:copi'; the tasks are copy, .*did you mean task:copy"
     ):
         tasks.find("task:copi")
-    with pytest.raises(UserError, match=r"--lengths: found 60; .* at least 2 and at most 52 \(pairs\)"):
+    with pytest.raises(UserError, match=r"--lengths: found 60; .* of length 2 to 52 \(pairs\)"):
         tasks.check_length("task:associative_recall", "--lengths", 60)
-    with pytest.raises(UserError, match=r"--lengths: found 1; task:copy has problems of at least 2 \(letters\)"):
+    with pytest.raises(UserError, match=r"--lengths: found 20000000000; task:copy has problems of length 2 to 100000"):
+        tasks.check_length("task:copy", "--lengths", 20 * 10**9)
+    with pytest.raises(UserError, match=r"--lengths: found 1; task:copy has problems of length 2 to 100000"):
         tasks.check_length("task:copy", "--lengths", 1)
 
 
@@ -185,7 +187,7 @@ def test_a_context_too_short_for_a_task_is_refused(config):
     ):
         batches.TaskBatches(config(context_length=12), TOKENIZER)
     batches.TaskBatches(config(context_length=13), TOKENIZER)
-    with pytest.raises(UserError, match=r"data\.task_length: found 1; task:copy has problems of at least 2"):
+    with pytest.raises(UserError, match=r"data\.task_length: found 1; task:copy has problems of length 2 to"):
         batches.TaskBatches(config(data__task_length=1), TOKENIZER)
 
 
@@ -194,6 +196,6 @@ def test_long_numbers_are_added_or_refused():
     for question, answer in problems("addition", "train", 3, shortest=most, longest=most):
         assert len(question) == 2 * most + 1 and answer == solve_addition(question)
     with pytest.raises(
-        UserError, match=r"^data\.task_length: found 4300; task:addition has problems of at least 1 and"
+        UserError, match=r"^data\.task_length: found 4300; task:addition has problems of length 1 to 4299"
     ):
         tasks.check_length("task:addition", "data.task_length", most + 1)

@@ -158,10 +158,10 @@ TABLE = {
         "transposed": (blocks(transpose_out), "definition", "the kernels of out are transposed"),
         "shifted vocabulary": (move("embedding", 1), "definition", "the rows of the embedding are shifted by 1"),
         "permuted vocabulary": (move("embedding", None), "vocabulary", "embeddings in another order than the tokens"),
-        "block redrawn": (redraw(lambda p: p["blocks"][1]), "redrawn weights", "weights that look untrained in bl"),
+        "block redrawn": (redraw(lambda p: p["blocks"][1]), "untrained weights", "weights that look untrained in bl"),
         "matrix redrawn": (
             redraw(lambda p: p["blocks"][0]["mlp"]["up"]),
-            "redrawn weights",
+            "untrained weights",
             "weights that look untrained in blocks/0/mlp/up/kernel",
         ),
         "norm x 0.2": (scale("final_norm", 0.2), "temperature", "logits at a wrong scale"),
@@ -191,7 +191,7 @@ TABLE = {
         "shifted positions": (weights(shift_positions), "definition", "the rows of the positions are shifted by 2"),
         "positions redrawn": (
             redraw(lambda p: p["positions"]),
-            "redrawn weights",
+            "untrained weights",
             "weights that look untrained in po",
         ),
     },

@@ -168,7 +168,11 @@ def test_broken_losses_heads_units_and_values_are_found(initial):
     broken["embedding"][3, 5] = np.nan
     finite, *others = checks.stream(model, probe.layers(model, windows_BM))
     assert finite.check == "finite" and finite.value == 1 and finite.found
+    assert finite.says == "Non-finite parameters: 1."
     assert most_likely([heads, *others, finite]) == "a training step with non-finite gradients"
+    broken["embedding"][3, 5], broken["blocks"][1]["mlp"]["up"]["bias"][:] = 0, 3e38
+    finite, *_ = checks.stream(model, probe.layers(model, windows_BM))
+    assert finite.found and finite.says == "Non-finite parameters: 0; an activation is non-finite."
 
 
 def test_a_loss_that_rises_again_is_found():
@@ -309,12 +313,12 @@ def test_predictions_of_infrequent_tokens_are_found():
     assert [result.found for result in losses.vocabulary(log_SV[:, rng.permutation(60)], counts_V)] == [True]
 
 
-def test_a_newly_drawn_matrix_has_no_structure():
+def test_an_untrained_matrix_has_no_structure():
     rng = np.random.default_rng(0)
     for shape in ((48, 192), (192, 48), (48, 48)):
         drawn = 0.02 * rng.normal(size=shape)
         trained = drawn + np.outer(*(0.1 * rng.normal(size=size) for size in shape))
-        assert weights.structure(drawn) < weights.DRAWN < weights.LEARNED < weights.structure(trained)
+        assert weights.structure(drawn) < weights.UNTRAINED < weights.LEARNED < weights.structure(trained)
         expected = np.linalg.svd(trained)[1][0] / (trained.std() * (shape[0] ** 0.5 + shape[1] ** 0.5))
         assert weights.structure(trained) == pytest.approx(expected)
     zeroed = np.ones((4, 6))

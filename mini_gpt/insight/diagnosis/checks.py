@@ -101,7 +101,7 @@ def stream(model: LoadedModel, layers: list[Layer]) -> list[CheckResult]:
     bad = int(probe.count_non_finite(model.parameters))
     # layer[1:] omits the entropy, which is NaN if no query sees two keys.
     finite = bad == 0 and all(np.isfinite(value).all() for layer in layers for value in layer[1:])
-    non_finite = f"Non-finite parameters: {bad}" + ("." if finite else "; a parameter or an activation is non-finite.")
+    non_finite = f"Non-finite parameters: {bad}" + ("." if finite or bad else "; an activation is non-finite.")
     largest = max(float(layer.after_B.max()) for layer in layers)
     grown = [float(layer.after_B.mean() / layer.before_B.mean()) for layer in layers]
     scale = (

@@ -11,7 +11,7 @@ CAUSES = {
     "causality": ("no causal mask, so that the model reads the token it must predict",),
     "definition": ("an override, an edited config.json, or an import that arranged the weights wrongly",),
     "zero weights": ("pruned units or heads, or an import that left out weights",),
-    "redrawn weights": ("weights that were not loaded, or a layer without gradients",),
+    "untrained weights": ("weights that were not loaded, or a layer without gradients",),
     "scale of logits": ("model.scale_attention=False",),
     "residual": ("model.residual=False: blocks replace the residual stream instead of adding to it",),
     "activations": (HIGH_RATE, "no warm-up", "no gradient clipping"),

@@ -10,8 +10,8 @@ from mini_gpt.model.parameters import by_name, with_layers
 from mini_gpt.runtime import sharding
 
 # Limits of `structure`.
-DRAWN, DRAWN_ALONE = 1.08, 1.03  # an untrained block, or a single untrained matrix, is below
-LEARNED = 1.4  # if the median of all matrices above DRAWN is larger, the blocks are trained
+UNTRAINED, UNTRAINED_ALONE = 1.08, 1.03  # an untrained block, or a single untrained matrix, is below
+LEARNED = 1.4  # if the median of all matrices above UNTRAINED is larger, the blocks are trained
 SMALLEST = 16  # fewest rows and columns of a matrix that is examined
 MOST_NAMES = 4  # in a sentence
 
@@ -36,25 +36,27 @@ def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
 
     large = {name: matrix for name, matrix in matrices.items() if min(matrix.shape) >= SMALLEST and matrix.any()}
     ratios = {name: structure(matrix) for name, matrix in large.items()}
-    learned = [ratio for name, ratio in ratios.items() if name.startswith("blocks/") and ratio >= DRAWN]
+    of_blocks = [ratio for name, ratio in ratios.items() if name.startswith("blocks/")]
+    learned = [ratio for ratio in of_blocks if ratio >= UNTRAINED]
     if not learned:
         return results  # untrained, or trained by Muon, which keeps the singular values even
     median = float(np.median(learned))
-    drawn = [name for name in ratios if _is_in_drawn_block(name, ratios) or (suspicious and ratios[name] < DRAWN_ALONE)]
-    listed, least = _listed(drawn), min([ratios[name] for name in drawn] or learned)
+    alone = UNTRAINED_ALONE if suspicious else 0
+    untrained = [name for name, ratio in ratios.items() if ratio < alone or _is_in_untrained_block(name, ratios)]
+    listed, least = _listed(untrained), min([ratios[name] for name in untrained] or of_blocks)
     says = (
         f"Largest singular values, divided by those of untrained matrices: least {least:.2f}, "
         f"median without untrained ones {median:.2f}."
     )
-    limit = f"at least {DRAWN} in each block, if the median is above {LEARNED}"
-    found, cause = bool(drawn) and median > LEARNED, f"weights that look untrained in {listed}"
-    return [*results, CheckResult("redrawn weights", least, limit, found, says, cause)]
+    limit = f"at least {UNTRAINED} for a matrix of each block, if the median is above {LEARNED}"
+    found, cause = bool(untrained) and median > LEARNED, f"weights that look untrained in {listed}"
+    return [*results, CheckResult("untrained weights", least, limit, found, says, cause)]
 
 
-def _is_in_drawn_block(name: str, ratios: Mapping[str, float]) -> bool:
+def _is_in_untrained_block(name: str, ratios: Mapping[str, float]) -> bool:
     """Return whether all matrices of the block with this matrix look untrained."""
     block = name.split("/")[:2]
-    return block[0] == "blocks" and all(ratios[other] < DRAWN for other in ratios if other.split("/")[:2] == block)
+    return block[0] == "blocks" and all(ratios[other] < UNTRAINED for other in ratios if other.split("/")[:2] == block)
 
 
 def structure(matrix: np.ndarray) -> float:

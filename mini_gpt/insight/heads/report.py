@@ -197,7 +197,8 @@ def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
 
 
 def _plot_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
-    colours = {kind: colormaps["Set3"](number % 12) for number, kind in enumerate(kinds)} | OTHER_COLOURS
+    palette = [colormaps[name](number) for name, size in (("Set3", 12), ("Pastel1", 9)) for number in range(size)]
+    colours = dict(zip(kinds, palette, strict=False)) | OTHER_COLOURS
     rounded = "round,pad=0,rounding_size=0.06"
     for row in rows:
         x, y, label = row["head"], row["layer"], row["label"]
