@@ -61,7 +61,7 @@ def main() -> None:
     model_directory = flags.output / "model"
     print(f"exported as {exporting.export(run, model_directory)}; {len(document):,} tokens, {size:,} bytes")
     show = lambda name, nats: print(
-        f"{name:<16} {nats / len(document):.6f} nats a token, {nats / math.log(2) / size:.6f} bits a byte"
+        f"{name:<16} {nats / len(document):.6f} nats per token, {nats / math.log(2) / size:.6f} bits per byte"
     )
     nll_fn = perplexity.make_nll_fn(run.model)
     show("mini_gpt", scoring.score_tokens(nll_fn, stream, window=length, stride=length, batch_size=8).sum(dtype=float))

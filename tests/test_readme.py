@@ -21,4 +21,4 @@ def test_the_python_example_runs(small, tmp_path, capsys):
     exec(example.replace('"runs/alibi"', repr(str(tmp_path / "run"))), {})
     logits, loss, maps = capsys.readouterr().out.splitlines()
     assert logits == "(1, 128, 257)" and maps == "(1, 4, 25, 25)"
-    assert re.fullmatch(r"\d+\.\d\d nats a token", loss)
+    assert re.fullmatch(r"\d+\.\d\d nats per token", loss)

@@ -21,7 +21,7 @@ def draw() -> Figure:
     axes.plot(HEAD_COUNTS, losses, marker="o")
     axes.set_xscale("log", base=2)
     axes.set_xticks(HEAD_COUNTS, [f"{heads} × {128 // heads}" for heads in HEAD_COUNTS])
-    axes.set(xlabel="heads × width of a head", ylabel="validation loss (nats a token)")
+    axes.set(xlabel="heads × width of a head", ylabel="validation loss (nats per token)")
     axes.title.set_fontsize(10)
     curves.finish(axes)
     return figure

@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-NANOGPT = 1.898  # nats a character; nanoGPT with the same recipe, on the whole validation split in blocks of 64
+NANOGPT = 1.898  # nats per character; nanoGPT with the same recipe, on the whole validation split in blocks of 64
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     axes.axhline(NANOGPT, color="grey", linestyle="--", linewidth=1)
     axes.text(200, NANOGPT, f"nanoGPT after its 2,000 steps: {NANOGPT}", va="bottom", color="grey", fontsize=9)
     axes.set_xlabel("optimiser steps")
-    axes.set_ylabel("validation loss (nats a character)")
+    axes.set_ylabel("validation loss (nats per character)")
     axes.set_title("Character-level Shakespeare, 0.8M parameters, context 64; each line a seed")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

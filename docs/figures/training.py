@@ -29,7 +29,7 @@ def training_curves(common: dict, variants: dict[str, dict], *, title: str) -> F
         rows = train(common | {"train.log_every": 5, "eval.every": common["train.steps"]} | fields)
         steps, losses = zip(*((row["step"], row["train/loss"]) for row in rows if "train/loss" in row), strict=True)
         axes.plot(steps, _smooth(losses), color=f"C{number // 2}", linestyle="-:"[number % 2], label=name)
-    axes.set(xlabel="step", ylabel="training loss (nats a token)")
+    axes.set(xlabel="step", ylabel="training loss (nats per token)")
     curves.finish(axes)
     return figure
 

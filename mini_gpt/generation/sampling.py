@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from mini_gpt.runtime.errors import require
 
 COLDEST = 1e-6  # lowest positive temperature; far lower ones would give non-finite logits
+MOST_PENALTY = 1e6  # far higher ones, and far lower ones than its inverse, would too
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class Sampling:
         require(self.top_k >= 0, "top_k", self.top_k, "must be at least 0")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]")
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "must be in [0, 1]")
-        valid = 0 < self.repetition_penalty < math.inf
-        require(valid, "repetition_penalty", self.repetition_penalty, "must be above 0, and finite")
+        valid = 1 / MOST_PENALTY <= self.repetition_penalty <= MOST_PENALTY
+        expected = f"must be from {1 / MOST_PENALTY:g} to {MOST_PENALTY:g}"
+        require(valid, "repetition_penalty", self.repetition_penalty, expected)
 
 
 def noise(keys_B: jax.Array, places_B: jax.Array, vocab_size: int) -> jax.Array:

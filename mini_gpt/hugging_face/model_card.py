@@ -73,7 +73,7 @@ def _measured(run: Run) -> str:
             return ""
         split = f"{found['split']} split of {_table_cell(run.config.data.corpus)}"
         size = f"{found['tokens_scored']:,} tokens, in blocks of {found['context_length']:,}"
-        result = f"{found['nll']:.4f} nats a token, {found['bits_per_byte']:.4f} bits a byte"
+        result = f"{found['nll']:.4f} nats per token, {found['bits_per_byte']:.4f} bits per byte"
         return f"\nOn the {split} ({size}): {result}.\n"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

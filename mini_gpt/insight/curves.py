@@ -86,8 +86,8 @@ def tick_labels(ticks: list[float], logarithmic: bool) -> list[str]:
 
 
 def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list[float]], *, trained: int) -> Figure:
-    """Return a plot of loss by context length beside a plot of loss by tokens of context, in nats a token."""
-    figure, (left, right) = new_figure((11, 4.3), 1, 2, subplot_kw={"ylabel": "loss (nats a token)"})
+    """Return a plot of loss by context length beside a plot of loss by tokens of context, in nats per token."""
+    figure, (left, right) = new_figure((11, 4.3), 1, 2, subplot_kw={"ylabel": "loss (nats per token)"})
     plot_curves(left, curves, trained=trained)
     left.set(xlabel="context length (tokens)", title="The same targets at each context length")
     for length, nll in by_position.items():

@@ -183,7 +183,7 @@ def _plot_rotation(axes: Axes, encoding: positions.Rope, pair: int) -> None:
     axes.add_patch(Circle((0, 0), 1, fill=False, color="grey", alpha=0.4))
     axes.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xlabel=f"dimension {pair}", xticks=[], yticks=[])
     radians = encoding.frequencies[pair]
-    axes.set(ylabel=f"dimension {partner}", title=f"Pair {pair}: {radians:.3g} radians a token")
+    axes.set(ylabel=f"dimension {partner}", title=f"Pair {pair}: {radians:.3g} radians per token")
     axes.spines[:].set_visible(False)
 
 

@@ -41,7 +41,7 @@ Order = list[tuple[int, int]]  # all (layer, head), in the order of removal
 def importance(
     model: LoadedModel, texts: Iterable[tuple[int, Batch]], *, advance: Advance = progress.silent
 ) -> np.ndarray:
-    """Return importance_NH in nats a token, float64: the mean over texts of |∂loss/∂mask| at a mask of ones.
+    """Return importance_NH in nats per token, float64: the mean over texts of |∂loss/∂mask| at a mask of ones.
 
     Michel et al. (2019), eq. 2. texts: at least one (count, batch). The first `count` rows are used; each is one text.
     """
@@ -59,7 +59,7 @@ def importance(
 def ablation(
     model: LoadedModel, texts: Iterable[tuple[int, Batch]], *, advance: Advance = progress.silent
 ) -> np.ndarray:
-    """Return increase_NH in nats a token, float64: the loss without one head, minus the loss with all heads.
+    """Return increase_NH in nats per token, float64: the loss without one head, minus the loss with all heads.
 
     texts: as in `importance`. The loss is the mean over texts.
     """
@@ -182,8 +182,8 @@ def pruning_figure(
     width = 1.9 + 0.55 * heads
     size = (6.5 + 2 * width, max(4.3, 1.6 + 0.4 * layers))
     figure, (left, middle, right) = new_figure(size, 1, 3, title=title, width_ratios=(width, width, 6))
-    grids = [(left, ablation_NH, "Ablation", "loss without the head − loss, nats a token")]
-    grids += [(middle, importance_NH, "Gradient", "mean |∂loss/∂mask|, nats a token")]
+    grids = [(left, ablation_NH, "Ablation", "loss without the head − loss, nats per token")]
+    grids += [(middle, importance_NH, "Gradient", "mean |∂loss/∂mask|, nats per token")]
     for axes, score_NH, name, unit in grids:
         image = axes.imshow(score_NH, origin="lower", cmap="YlGnBu", vmin=min(0, score_NH.min()), aspect="auto")
         label_heads(axes, layers, heads, name)
@@ -196,5 +196,5 @@ def pruning_figure(
     mean, low, high = (list(function(random, axis=0)) for function in (np.mean, np.min, np.max))
     plot_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "grey")
     title = "Loss after removal, without retraining"
-    finish(right, xlabel="heads removed (%)", ylabel="loss (nats a token)", title=title)
+    finish(right, xlabel="heads removed (%)", ylabel="loss (nats per token)", title=title)
     return figure

@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 class Record:
     """The record of a checkpoint.
 
-    validation_loss: in nats a token, None if it was not measured. eval_tokens: the number of validation tokens on which
-    it was measured, None in old checkpoints. data_offset: batches skipped by rewinds. bad_steps: non-finite steps so
-    far. scheduled: False for a checkpoint that was saved only because the run stopped early.
+    validation_loss: in nats per token, None if it was not measured. eval_tokens: the number of validation tokens of
+    this loss, None in old checkpoints. data_offset: batches skipped by rewinds. bad_steps: non-finite steps so far.
+    scheduled: False for a checkpoint that was saved only because the run stopped early.
     """
 
     validation_loss: float | None = None

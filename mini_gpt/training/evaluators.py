@@ -42,7 +42,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def scalars(self, model: LoadedModel) -> dict[str, float]:
-        """Return validation/loss in nats a token, and the other scores."""
+        """Return validation/loss in nats per token, and the other scores."""
 
     @abstractmethod
     def sample(self, model: LoadedModel, length: int) -> str:
@@ -100,9 +100,9 @@ class TextEvaluator(Evaluator):
     def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:
         score = self.score(model)
         kind = "masked tokens" if model.masked else "tokens"
-        bits = f", {score.bits_per_byte:.3f} bits a byte" if score.bytes else ""
+        bits = f", {score.bits_per_byte:.3f} bits per byte" if score.bytes else ""
         line = (
-            f"Validation loss {score.nll:.4f} nats a token{bits} "
+            f"Validation loss {score.nll:.4f} nats per token{bits} "
             f"({score.tokens:,} {kind}, the whole split, in blocks of {self.config.context_length})."
         )
         return line, perplexity.result(score, model)

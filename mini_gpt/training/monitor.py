@@ -38,7 +38,7 @@ WHOLE_SPLIT = "whole_split"  # subdirectory that TensorBoard shows as a run: the
 LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
 WINDOW, NEAR, DEVIATIONS = 100, 10, 8.0  # losses for the deviation, losses for the median, threshold
-LEAST_RISE = 0.01  # nats a token: a smaller rise is no spike, even if all losses before are equal
+LEAST_RISE = 0.01  # nats per token: a smaller rise is no spike, even if all losses before are equal
 log = logging.getLogger(__name__)
 
 
@@ -107,7 +107,7 @@ def _tag(name: str) -> str:
 
 
 def write_whole_split(workdir: Path, loss: float, step: int) -> None:
-    """Write the loss of the whole validation split for TensorBoard, in nats a token; replace an earlier one."""
+    """Write the loss of the whole validation split for TensorBoard, in nats per token; replace an earlier one."""
     directory = workdir / TENSORBOARD / WHOLE_SPLIT
     shutil.rmtree(directory, ignore_errors=True)
     with EventFile(directory) as events:
@@ -184,8 +184,9 @@ class Reporter:
         now = time.monotonic()
         if "validation/loss" in row:
             bits = row.get("validation/bits_per_byte")
-            line = f"loss of the validation sample {row['validation/loss']:.4f} nats a token"
-            log.info(f"step {step} of {self.steps}: {line}" + (f", {bits:.3f} bits a byte" if bits is not None else ""))
+            line = f"loss of the validation sample {row['validation/loss']:.4f} nats per token"
+            line += f", {bits:.3f} bits per byte" if bits is not None else ""
+            log.info(f"step {step} of {self.steps}: {line}")
         elif self.bar.disable and now - self.last_line > SECONDS_BETWEEN_LINES:
             if step > self.first:
                 seconds = (now - self.begin) / (step - self.first) * (self.steps - step)
@@ -226,7 +227,7 @@ class Clock:
 
 
 class Spikes:
-    """Finds losses, in nats a token, that are far above the previous ones."""
+    """Finds losses, in nats per token, that are far above the previous ones."""
 
     def __init__(self):
         self.before: collections.deque[float] = collections.deque(maxlen=WINDOW)

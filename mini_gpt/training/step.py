@@ -28,7 +28,7 @@ def make_train_step(
     abstract_state: ShapeDtypeStructs with shardings. separator_id: the token that begins each document, if attention
     stays inside documents.
 
-    metrics: float32 scalars loss (unsmoothed NLL, nats a token), objective (the minimised loss), learning_rate,
+    metrics: float32 scalars loss (unsmoothed NLL, nats per token), objective (the minimised loss), learning_rate,
     adam_learning_rate (of Muon's AdamW), gradient_norm (before clipping), parameter_norm (before the update); and the
     bool finite, True if loss, objective and gradient are all finite. A non-finite step skips the update. Unless
     `train.nonfinite` is skip, later steps skip theirs too: the host reads the metrics one step late, and needs the

@@ -62,7 +62,7 @@ def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
     workdir = tmp_path / "run"
     assert type_in(monkeypatch, "train.py", *flags, f"--workdir={workdir}", "--config.train.steps", "4") is None
     shown = re.search(
-        r"Validation loss ([\d.]+) nats a token, ([\d.]+) bits a byte \(([\d,]+) tokens", capsys.readouterr().out
+        r"Validation loss ([\d.]+) nats per token, ([\d.]+) bits per byte \(([\d,]+) tokens", capsys.readouterr().out
     )
     assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}") is None
     result = json.loads((workdir / "eval" / "perplexity.json").read_text())

@@ -140,7 +140,7 @@ def test_memory_of_bpe_is_bounded_for_a_long_text():
     output = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True).stdout
     characters, count, more_bytes = map(int, output.split())
     assert characters > 10**7 and count > 10**6
-    assert more_bytes < 150 * 2**20 + 4 * characters, "the whole text at once takes over 200 bytes a character"
+    assert more_bytes < 150 * 2**20 + 4 * characters, "the whole text at once takes over 200 bytes per character"
 
 
 @pytest.mark.parametrize(

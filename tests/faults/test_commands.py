@@ -198,6 +198,6 @@ def test_an_export_ignores_a_damaged_result(root, name):
         (root / "bpe" / "eval" / f"{suite}.json").write_text(DAMAGED[name])
     status, said = start(root, COMMANDS["export"])
     assert_plain(status, said, expected=[0])
-    assert "nats a token" not in (root / "exported" / "README.md").read_text()
+    assert "nats per token" not in (root / "exported" / "README.md").read_text()
     status, said = start(root, f"eval.py --workdir={OTHER} --suite=explorer")
     assert_plain(status, said, expected=[0])

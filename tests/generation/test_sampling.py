@@ -89,7 +89,7 @@ def test_repeated_tokens_are_less_likely():
         ({"top_p": 0.0}, r"top_p: found 0\.0; must be in \(0, 1\]"),
         ({"top_p": 1.1}, "top_p: found"),
         ({"min_p": -0.1}, r"min_p: found -0\.1; must be in \[0, 1\]"),
-        ({"repetition_penalty": 0.0}, r"repetition_penalty: found 0\.0; must be above 0, and finite"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty: found 0\.0; must be from 1e-06 to 1e\+06"),
     ],
 )
 def test_values_out_of_range_are_refused(fields, message):

@@ -226,7 +226,7 @@ ROWS = [{"step": step, "validation/loss": loss} for step, loss in ((10, 3.0), (2
 
 def compared(**changed):
     """Return the names of what is found in hand-made losses of a healthy model, with some changed."""
-    healthy = {"loss": 2.0, "train": 1.9, "windows": 2.0, "recorded": 2.0, "lowest": 2.0, "same_step": True}
+    healthy = {"loss": 2.0, "train": 1.9, "windows": 2.0, "recorded": 2.0, "rise": 0.0, "same_step": True}
     healthy |= {"recorded_train": 1.95, "unigram": 3.2, "bigram": 2.4}
     made = losses.Losses(**healthy | changed)
     return [result.check for result in losses.check(made) if result.found], made.suspicious
@@ -242,19 +242,19 @@ def compared(**changed):
         ({"loss": math.nan, "windows": math.nan, "train": math.nan}, ["loss", "recorded loss"]),
         ({"loss": 2.2, "same_step": False}, []),
         ({"loss": 2.4, "same_step": False}, ["recorded loss"]),
-        ({"train": 2.4, "recorded": None, "lowest": None}, ["recorded loss"]),
-        ({"train": 0.17, "loss": 1.98, "recorded": 1.98, "lowest": 1.46}, ["overfitting"]),
-        ({"train": 1.7, "lowest": 1.85}, ["overfitting"]),
-        ({"train": 1.99, "lowest": 1.85}, []),  # training text became harder too: not overfit
-        ({"train": 0.9, "recorded": None, "lowest": None}, ["overfitting"]),
+        ({"train": 2.4, "recorded": None}, ["recorded loss"]),
+        ({"train": 0.17, "loss": 1.98, "recorded": 1.98, "rise": 0.52}, ["overfitting"]),
+        ({"train": 1.7, "rise": 0.15}, ["overfitting"]),
+        ({"train": 1.99, "rise": 0.15}, []),  # training text became harder too: not overfit
+        ({"train": 0.9, "recorded": None}, ["overfitting"]),
         (
-            {"windows": 2.6, "loss": 2.6, "recorded": 2.6, "lowest": 2.6, "train": 2.5, "recorded_train": 2.5},
+            {"windows": 2.6, "loss": 2.6, "recorded": 2.6, "train": 2.5, "recorded_train": 2.5},
             [],
         ),  # early
         ({"windows": 3.19, "loss": 2.0}, ["loss"]),
-        ({"windows": 2.6, "recorded": None, "lowest": None, "recorded_train": None}, ["loss"]),  # imported
-        ({"windows": 2.3, "recorded": None, "lowest": None, "recorded_train": None}, []),
-        ({"windows": 2.6, "recorded": None, "lowest": None, "recorded_train": None, "bigram": None}, []),  # masked
+        ({"windows": 2.6, "recorded": None, "recorded_train": None}, ["loss"]),  # imported
+        ({"windows": 2.3, "recorded": None, "recorded_train": None}, []),
+        ({"windows": 2.6, "recorded": None, "recorded_train": None, "bigram": None}, []),  # masked
     ],
 )
 def test_losses_are_compared_with_the_record(changed, found):
@@ -265,9 +265,10 @@ def test_losses_are_compared_with_the_record(changed, found):
 
 
 def test_the_record_of_the_nearest_evaluation_is_taken():
-    names = ("recorded", "lowest", "same_step")
-    taken = [tuple(map(losses.recorded(ROWS, step).get, names)) for step in (10, 22, 30)]
-    assert taken == [(3.0, 3.0, True), (2.0, 2.0, False), (2.5, 2.0, True)]
+    names = ("recorded", "rise", "same_step")
+    taken = [tuple(map(losses.recorded(ROWS, step).get, names)) for step in (9, 10, 22, 28, 30)]
+    expected = [(3.0, 0.0, False), (3.0, 0.0, True), (2.0, 0.0, False), (2.5, 0.0, False), (2.5, 0.5, True)]
+    assert taken == expected, "a later evaluation does not count in the rise"
     falling = [{"step": step, "train/loss": 20.0 - step} for step in range(15)]
     assert losses.recorded(falling, 9)["recorded_train"] == np.mean([15, 14, 13, 12, 11]), "the last five rows so far"
 

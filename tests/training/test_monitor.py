@@ -216,7 +216,7 @@ def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsy
         total += (np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(block) - 1), block[1:]]).sum()
     size = sum(token != 256 for token in tokens[1:])
     nll, bits = total / (len(tokens) - 1), total / np.log(2) / size
-    assert f"Validation loss {nll:.4f} nats a token, {bits:.3f} bits a byte ({len(tokens) - 1:,} tokens" in output
+    assert f"Validation loss {nll:.4f} nats per token, {bits:.3f} bits per byte ({len(tokens) - 1:,} tokens" in output
     written = files.read_json(tmp_path / "eval" / "perplexity.json")
     assert written["nll"] == pytest.approx(nll, rel=1e-5) and written["tokens_scored"] == len(tokens) - 1
     suites.evaluate(run, "perplexity", SuiteOptions())

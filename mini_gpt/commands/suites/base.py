@@ -45,7 +45,7 @@ class Suite:
     # Columns of `compared_rows` that depend on the length. A sweep compares them, and plots the first.
     values: tuple[str, ...] = ()
     x_label = "length (tokens)"
-    y_label = "nats a token"
+    y_label = "nats per token"
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         """Raise UserError if the suite cannot measure runs of this config."""

@@ -92,7 +92,7 @@ def definition(
     scored = ((float(probe.nll(other, few_BM).mean()), name) for name, other in alternatives.others(model))
     best, name = min((pair for pair in scored if math.isfinite(pair[0])), default=(math.inf, ""))
     needed = CLEAR if excess is None else max(LEAST, REGAINED * excess)
-    says = f"The loss of some windows is {loss:.2f} nats a token, and {best:.2f} with this change: {name}."
+    says = f"The loss of some windows is {loss:.2f} nats per token, and {best:.2f} with this change: {name}."
     return [CheckResult("definition", loss - best, f"below {needed:.2f} nats", loss - best > needed, says, name)]
 
 
@@ -258,7 +258,7 @@ def first_positions(nll_BL: np.ndarray) -> list[CheckResult]:
     share = float(nll_BL[:, :first].sum() / nll_BL.sum()) / (first / length)
     says = (
         f"The mean loss of the first {first} of {length} positions is {share:.1f} times that of all positions "
-        f"({nll_BL[:, :first].mean():.2f} nats a token; the others {nll_BL[:, first:].mean():.2f})."
+        f"({nll_BL[:, :first].mean():.2f} nats per token; the others {nll_BL[:, first:].mean():.2f})."
     )
     return [CheckResult("first positions", share, f"at most {FIRST_RATIO:g}", not share <= FIRST_RATIO, says)]
 

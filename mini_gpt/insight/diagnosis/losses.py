@@ -19,7 +19,7 @@ UNIGRAM = 0.99  # loss / the unigram model's loss
 LEARNED = 0.95  # loss at the fitted temperature / the unigram model's loss
 RISE = 0.3  # nats: last training loss - lowest training loss
 NOISE = 4.0  # standard errors of the mean loss; a rise must also exceed these
-OVERFIT = 0.1  # nats: recorded validation loss - lowest one
+OVERFIT = 0.1  # nats: rise of the recorded validation loss
 GAP = 0.5  # training loss / validation loss
 TEMPERATURE = 1.5  # temperature that fits best, or its inverse
 GAIN = 0.05  # nats that this temperature must gain
@@ -29,19 +29,19 @@ MIN_COUNT = 10  # occurrences of a token in the training text, to compare its fr
 
 @dataclass(frozen=True)
 class Losses:
-    """Losses in nats a token. A value is None if it is unknown.
+    """Losses in nats per token. A value is None if it is unknown.
 
     loss, train: the model's own, on a sample of the split and of the training text. recorded: the validation loss that
-    training recorded at the nearest step. lowest: the lowest one up to this step. same_step: whether `recorded` is of
-    the model's step. recorded_train: mean of the last training losses. windows, unigram, bigram: the losses of the
-    model and of two simpler ones, on the same windows.
+    training recorded at the nearest step. rise: from the lowest recorded one to the last, both up to the model's step.
+    same_step: whether `recorded` is of this step. recorded_train: mean of the last training losses. windows, unigram,
+    bigram: the losses of the model and of two simpler ones, on the same windows.
     """
 
     loss: float
     train: float
     windows: float
     recorded: float | None
-    lowest: float | None
+    rise: float
     same_step: bool
     recorded_train: float | None
     unigram: float
@@ -80,14 +80,14 @@ def recorded(history: History, step: int) -> dict[str, Any]:
     trained = [row["train/loss"] for row in history if "train/loss" in row and row["step"] <= step]
     return {
         "recorded": None if nearest is None else nearest["validation/loss"],
-        "lowest": min(earlier, default=None),
+        "rise": earlier[-1] - min(earlier) if earlier else 0.0,
         "same_step": nearest is not None and nearest["step"] == step,
         "recorded_train": float(np.mean(trained[-max(5, len(trained) // 20) :])) if trained else None,
     }
 
 
 def sample_loss(model: LoadedModel, tokens: np.ndarray) -> float:
-    """Return the loss in nats a token, on the sample of an evaluation during training."""
+    """Return the loss in nats per token, on the sample of an evaluation during training."""
     one_byte_V = np.ones(model.vocab_size, int)  # bits per byte are not needed
     return perplexity.score_split(model, tokens, one_byte_V, most_tokens=model.config.eval.tokens).nll
 
@@ -111,20 +111,19 @@ def bigram(train_tokens: np.ndarray, windows_BM: np.ndarray, unigram_V: np.ndarr
 def check(losses: Losses) -> list[CheckResult]:
     """Compare the losses with the recorded ones, with the training text's, and with those of simpler models."""
     shown = lambda value: "unknown" if value is None else f"{value:.2f}"
-    says = f"The loss is {losses.windows:.2f} nats a token, that of a unigram model {losses.unigram:.2f}"
+    says = f"The loss is {losses.windows:.2f} nats per token, that of a unigram model {losses.unigram:.2f}"
     says += "." if losses.bigram is None else f", that of a bigram model {losses.bigram:.2f}."
     limit = f"below {losses.simpler:.2f}"
     results = [CheckResult("loss", losses.windows, limit, not losses.windows < losses.simpler, says)]
 
     gap = losses.loss - losses.train
-    rise = 0.0 if losses.recorded is None or losses.lowest is None else losses.recorded - losses.lowest
     far = losses.train < GAP * losses.loss and gap > RISE
     says = (
         f"The loss on training text is {losses.train:.2f}, on this split {losses.loss:.2f}. The recorded validation "
-        f"loss is {shown(losses.recorded)}, its lowest value so far {shown(losses.lowest)}."
+        f"loss is {shown(losses.recorded)}. Up to this step it has risen by {losses.rise:.2f} from its lowest value."
     )
     limit = f"a rise of at most {OVERFIT}, and a training loss at least {GAP} times the split's"
-    results.append(CheckResult("overfitting", gap, limit, far or OVERFIT < rise < gap, says))
+    results.append(CheckResult("overfitting", gap, limit, far or OVERFIT < losses.rise < gap, says))
 
     value, limit = losses.excess, f"at most {NEAR} nats above the recorded loss"
     if losses.agrees is None:
@@ -134,9 +133,9 @@ def check(losses: Losses) -> list[CheckResult]:
         says = f"On training text the loss is {losses.train:.2f}; training recorded {shown(losses.recorded_train)}."
     elif losses.same_step:
         limit = f"a difference of {SAME * max(1, losses.recorded or 0):.2g} nats"
-        says = f"The loss is {losses.loss:.4f} nats a token; training recorded {losses.recorded:.4f} at this step."
+        says = f"The loss is {losses.loss:.4f} nats per token; training recorded {losses.recorded:.4f} at this step."
     else:
-        says = f"The loss is {losses.loss:.2f} nats a token; the nearest evaluation had {shown(losses.recorded)}."
+        says = f"The loss is {losses.loss:.2f} nats per token; the nearest evaluation had {shown(losses.recorded)}."
     return [*results, CheckResult("recorded loss", value, limit, not losses.agrees, says)]
 
 

@@ -159,7 +159,7 @@ function Turns({ frequencies }) {
           return html`<line id=${`turn-${pair}-${place}`} x1=${x} y1=${y} x2=${x + reach * dx} y2=${y + reach * dy} stroke=${COLOURS[0]} stroke-width="2" opacity=${0.3 + 0.1 * place} />
             ${(radians > 0.25 || place === 0) && html`<text x=${x + 52 * dx} y=${y + 52 * dy + 4} text-anchor="middle">${place}</text>`}`;
         })}
-        <text x=${x} y=${y + 68} text-anchor="middle">pair ${pair}: ${radians.toPrecision(3)} radians a token</text></g>`;
+        <text x=${x} y=${y + 68} text-anchor="middle">pair ${pair}: ${radians.toPrecision(3)} radians per token</text></g>`;
     })}
   </svg>`;
 }
@@ -168,7 +168,7 @@ function Positions({ data, state, set }) {
   const { width, turned, factors, scaling, slopes, learned, t5 } = data.positions, length = state.length, base = 10 ** state.baseLog;
   const distances = Array.from({ length }, (_, n) => n), least = Math.log10(data.positions.base);
   const waves = Array.from({ length: Math.ceil(width / 2) }, (_, pair) => frequency(base, pair, width));
-  const turns = factors.map((factor, pair) => factor * frequency(base, pair, turned)); // radians a token
+  const turns = factors.map((factor, pair) => factor * frequency(base, pair, turned)); // radians per token
   const similar = distances.map((d) => similarityOf(waves, d));
   const wave = (place, dimension) => {
     const angle = place * waves[Math.floor(dimension / 2)];

@@ -39,7 +39,7 @@ def source():
 
 @functools.cache
 def templates():
-    """Return {kind: template_BLS} of windows of Python source, one byte a token."""
+    """Return {kind: template_BLS} of windows of Python source, one byte per token."""
     tokenizer, tokens = ByteTokenizer(), source()
     texts = head_inputs.of_text(tokens, tokenizer, L)
     opens_BL = np.arange(L) == np.zeros((ROWS, 1))
