@@ -1,4 +1,4 @@
-"""Comparisons with other libraries, which are not installed with mini_gpt."""
+"""Comparisons with other libraries, which are not installed with mini_gpt, and of two checkouts."""
 
 import importlib.util
 import sys

@@ -1,6 +1,9 @@
 """The benchmark measures the real training step, and its numbers match their definitions."""
 
 import json
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -13,7 +16,21 @@ from mini_gpt.config import loading as configs
 from mini_gpt.model import gpt
 from mini_gpt.model.attention.masks import Mask
 from mini_gpt.training import loop
+from tests.conftest import REPOSITORY, SMALL
 from tests.training.interruption import assert_same_bits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decode", [[], ["--decode"]])
+def test_two_checkouts_are_compared_in_turns(corpus_files, decode):
+    fields = SMALL | {"data.path": corpus_files}
+    flags = ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
+    command = [sys.executable, "benchmarks/two_checkouts.py", str(REPOSITORY), *flags, *decode, "--rounds=5"]
+    one_device = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, env=one_device)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert 0.3 < report["ratio"]["median"] < 3 and report["this"]["lower"] <= report["this"]["median"]
 
 
 @pytest.mark.slow

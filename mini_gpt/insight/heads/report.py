@@ -21,13 +21,13 @@ from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.inputs import Inputs
 from mini_gpt.insight.heads.scores import HeadSums, StrongestPairs
-from mini_gpt.insight.heads.templates import Templates
+from mini_gpt.insight.heads.templates import PLACES, Templates
 from mini_gpt.model.loaded import LoadedModel
 
 INDUCTION_ROWS = 32
 SHORTEST_REPEATED = 6  # tokens of a row for induction; in shorter rows, all periods would be two tokens
 FEWEST_REPEATED = 3  # different tokens; with two, all periods would be equal
-CLEAR = 0.5  # least strength for a label
+CLEAR, CLEAR_BY_CONTENT = 0.5, 0.25  # least strength for a label; heads without content stay below the second
 FEWEST = 50  # least number of queries for a label
 EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global"
 AROUND = 12  # tokens of text shown before each token of a pair
@@ -48,10 +48,10 @@ def head_report(
 
     kinds: for each kind of key its score (mean weight on such keys), chance, strength (0 by chance, at most 1) and
     number of queries. offset: key - query of the kind "fixed offset". entropy: of the weights, divided by the log of
-    the number of visible keys. distance: mean distance to keys, in tokens. A kind is clear if its strength is at least
-    CLEAR and it has at least FEWEST queries. label: the strongest clear kind; kinds in LAST rank after all others.
-    Without a clear kind, it is "global" if attention is nearly uniform, otherwise "mixed". also: the other clear kinds.
-    pair: the largest weight on another token, with its text.
+    the number of visible keys. distance: mean distance to keys, in tokens. A kind is clear with at least FEWEST queries
+    and a strength of at least CLEAR, or CLEAR_BY_CONTENT. label: the strongest clear kind; kinds in LAST rank after all
+    others. Without a clear kind, it is "global" if attention is nearly uniform, otherwise "mixed". also: the other
+    clear kinds. pair: the largest weight on another token, with its text.
 
     Rare tokens are those that are rare in `train_tokens`. Induction is measured on repeated random tokens that are not
     rare, in rows of the context length; all other kinds on `inputs`. No token is masked, even under the masked
@@ -110,10 +110,11 @@ def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> tuple[str, list[str]]:
     """Return a head's label and its other clear kinds. strengths: {kind: (strength, queries)}."""
+    least = lambda kind: CLEAR if kind in (*PLACES, "fixed offset") else CLEAR_BY_CONTENT
     clear = {
         kind: strength
         for kind, (strength, queries) in strengths.items()
-        if strength is not None and queries >= FEWEST and strength >= CLEAR
+        if strength is not None and queries >= FEWEST and strength >= least(kind)
     }
     for wide, narrow in IMPLIED.items():
         if any(kind in clear for kind in narrow):

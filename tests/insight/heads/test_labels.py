@@ -75,6 +75,21 @@ CONTENT = ("delimiter", "current word", "word start", "duplicate token", "rare t
 CONTENT += ("matching bracket", "earlier use of a name", "definition of a call")
 
 
+@pytest.mark.parametrize(
+    "strengths, expected",
+    [
+        ({"local window": 0.9, "current word": 0.25}, ("current word", ["local window"])),
+        ({"local window": 0.9, "current word": 0.24}, ("local window", [])),
+        ({"fixed offset": 0.49, "previous token": 0.49, "delimiter": 0.3}, ("delimiter", [])),
+        ({"induction": 0.26, "previous token": 0.5}, ("previous token", ["induction"])),
+        ({"first token": 0.49, "induction": 0.2}, ("mixed", [])),
+    ],
+)
+def test_content_needs_less_strength_for_a_label(strengths, expected):
+    assert head_report.label_of({kind: (value, 50) for kind, value in strengths.items()}, 0.3) == expected
+    assert head_report.label_of({kind: (value, 49) for kind, value in strengths.items()}, 0.3) == ("mixed", [])
+
+
 @pytest.mark.parametrize("share", [1.0, *slow(0.9)])
 @pytest.mark.parametrize("kind", ["current word", "matching bracket", *slow(*CONTENT[:1], *CONTENT[2:5], *CONTENT[6:])])
 def test_content_comes_before_resting_places(kind, share):
