@@ -123,9 +123,11 @@ class BpeTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         pieces = _pieces(text) if self.separator is None else [text]  # an imported tokenizer may merge spaces
-        ids = itertools.chain.from_iterable(self.model.encode(piece).ids for piece in pieces)
         with no_panic():
-            return self.order[np.fromiter(ids, np.uint32)]
+            ids = np.fromiter(
+                itertools.chain.from_iterable(self.model.encode(piece).ids for piece in pieces), np.uint32
+            )
+        return ids if self.separator is None else self.order[ids]
 
     def to_dict(self) -> dict:
         described = {"kind": self.kind, "bpe": json.loads(self.model.to_str())}
