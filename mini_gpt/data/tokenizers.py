@@ -123,10 +123,9 @@ class BpeTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         pieces = _pieces(text) if self.separator is None else [text]  # an imported tokenizer may merge spaces
+        encoded = (self.model.encode(piece).ids for piece in pieces)
         with no_panic():
-            ids = np.fromiter(
-                itertools.chain.from_iterable(self.model.encode(piece).ids for piece in pieces), np.uint32
-            )
+            ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32)
         return ids if self.separator is None else self.order[ids]
 
     def to_dict(self) -> dict:
