@@ -21,7 +21,8 @@ PACKAGES = (
 )
 ENTRY_POINTS = ("__init__.py", "bench.py", "sweep.py")  # thin modules beside the packages, for `python -m`
 ROOT = REPOSITORY / "mini_gpt"
-LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE, LONGEST_FILE, MOST_PARAMETERS = 14, 5, 350, 6
+LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 13, 5  # without the entry points
+LONGEST_FILE, MOST_PARAMETERS = 350, 6
 
 
 @functools.cache

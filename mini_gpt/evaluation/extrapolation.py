@@ -112,7 +112,7 @@ def extrapolation(
         for w in windowings:
             reason, score, sample_nll = reasons[w.length], None, None
             if reason is None:
-                part, batch_size = tokens[w.start : w.last_target + 1], perplexity.rows_at_a_time(model, w.length)
+                part, batch_size = tokens[w.start : w.last_target + 1], model.rows_at_a_time(w.length)
                 nll = scoring.score_tokens(
                     nll_fn, part, window=w.length, stride=w.stride, batch_size=batch_size, advance=advance
                 )

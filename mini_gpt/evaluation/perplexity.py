@@ -117,22 +117,16 @@ def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     return np.sum([np.bincount(piece, minlength=vocab_size) for piece in pieces], axis=0)
 
 
-def rows_at_a_time(model: LoadedModel, length: int) -> int:
-    """Return the number of rows of a batch of about `model.batch_tokens` tokens, a positive multiple of the shards."""
-    shards = sharding.shards(model.mesh)
-    return shards * max(1, model.batch_tokens // length // shards)
-
-
 def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, advance: Advance) -> Score:
     nll_fn, window = make_nll_fn(model), model.config.context_length
-    rows = rows_at_a_time(model, window)
+    rows = model.rows_at_a_time(window)
     nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows, advance=advance)
     return scoring.score(nll, tokens[1:], token_bytes)
 
 
 def _score_masked(model: LoadedModel, tokens: np.ndarray, seed: int, advance: Advance) -> Score:
     nll_fn, nll_sum, count = make_nll_fn(model), 0.0, 0
-    rows = rows_at_a_time(model, model.config.context_length)
+    rows = model.rows_at_a_time(model.config.context_length)
     blocks = batches.masked_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
     for filled, batch in blocks:
         nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]

@@ -62,7 +62,7 @@ def accuracy(
     """Score (question, answer) problems in rows of `length` inputs. advance: called with each batch's token count."""
     solved = tokens = right = 0
     nll_sum, answers = 0.0, []
-    for count, indices in in_full_batches(range(len(problems)), perplexity.rows_at_a_time(model, length)):
+    for count, indices in in_full_batches(range(len(problems)), model.rows_at_a_time(length)):
         batch = batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
         indices_B = np.array(indices, np.int32)
         arrays = sharding.put_whole((batch["inputs"], batch["targets"], indices_B), model.mesh)

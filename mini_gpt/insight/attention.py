@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.evaluation import perplexity
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Inputs, Trace, keys_of, positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
@@ -22,7 +21,7 @@ def rows_at_a_time(model: LoadedModel, length: int, windows: int) -> int:
     """Return the batch size for which attention maps fit in memory, a multiple of the number of shards."""
     shards = sharding.shards(model.mesh)
     fitting = max(1, MOST_ENTRIES // (model.config.model.num_heads * length**2) // shards) * shards
-    return min(perplexity.rows_at_a_time(model, length), fitting, -(-windows // shards) * shards)
+    return min(model.rows_at_a_time(length), fitting, -(-windows // shards) * shards)
 
 
 def relative_entropy(weights_BHLS: jax.Array, visible_BL: jax.Array) -> jax.Array:

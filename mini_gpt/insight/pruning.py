@@ -105,7 +105,7 @@ def _mask_gradient(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: ja
 def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of windows spread over a stream, with the targets of the model's objective."""
     config, length = model.config, model.config.context_length
-    rows = perplexity.rows_at_a_time(model, length)
+    rows = model.rows_at_a_time(length)
     for number, piece in enumerate(perplexity.stretches(tokens, IMPORTANCE_TOKENS, length)):
         if model.masked:
             yield from batches.masked_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number)
@@ -119,7 +119,7 @@ def problem_batches(
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of a task's problems, which are pairs (question, answer)."""
     length = model.config.context_length
-    for count, part in in_full_batches(problems, perplexity.rows_at_a_time(model, length)):
+    for count, part in in_full_batches(problems, model.rows_at_a_time(length)):
         yield count, batches.problem_batch(part, model.config, tokenizer, length)
 
 

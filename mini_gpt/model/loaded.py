@@ -49,6 +49,11 @@ class LoadedModel:
         """The size of the tokenizer's vocabulary; with the masked objective, also the id of the mask token."""
         return len(self.parameters["embedding"]) - self.masked
 
+    def rows_at_a_time(self, length: int) -> int:
+        """Return the number of rows of a batch of about `batch_tokens` tokens, a positive multiple of the shards."""
+        shards = sharding.shards(self.mesh)
+        return shards * max(1, self.batch_tokens // length // shards)
+
     def merge(self) -> MiniGPT:
         """Return the module with its parameters; also works under jit."""
         return nnx.merge(self.definition, self.parameters)

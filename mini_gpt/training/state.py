@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model import gpt
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training.optimizer import make_optimizer
@@ -57,7 +57,7 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
     """Return the state at step 0 with random parameters from `config.seed`; each device makes its own shards."""
 
     def initialize() -> TrainState:
-        _, parameters = gpt.split(MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
+        _, parameters = gpt.split(gpt.MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
         return _initial(config, parameters)
 
     return jax.jit(initialize, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state))()

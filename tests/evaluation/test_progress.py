@@ -36,7 +36,7 @@ def announced(monkeypatch):
 )
 def test_padding_rows_of_a_split_are_not_counted(small, fields, cost):
     model, seen = random_model(small(**fields), TOKEN_BYTES), []
-    assert perplexity.rows_at_a_time(model, 32) == 8, "the second batch has padding"
+    assert model.rows_at_a_time(32) == 8, "the second batch has padding"
     perplexity.score_split(model, TOKENS, TOKEN_BYTES, advance=seen.append)
     assert sum(seen) == perplexity.cost(model.config, len(TOKENS)) == cost and len(seen) == 2
 
