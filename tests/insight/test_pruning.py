@@ -176,7 +176,7 @@ def test_the_suite_measures_a_curve_for_each_order(run, capsys):
     for order, heads in result["removal_orders"].items():
         pruned = without(trained.model.parameters, *heads[0], 2)
         assert curves[order, None][1] == pytest.approx(loss_of(trained, pruned, pruning.SCORED_TOKENS), rel=1e-5)
-    figure = suites.SUITES["pruning"].draw(result)
+    figure = suites.SUITES["pruning"].figure(result)
     drawn = {line.get_label(): list(line.get_ydata()) for axes in figure.axes for line in axes.get_lines()}
     for order, label in pruning.LABELS.items():
         assert drawn.pop(label) == curves[order, None]

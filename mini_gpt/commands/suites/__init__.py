@@ -67,7 +67,7 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     other_files = suite.more_files(run, options)
     if not processes.is_main_process():
         return result
-    rows, figure = suite.rows(result), suite.draw(result)
+    rows, figure = suite.rows(result), suite.figure(result)
     contents: results.Contents = {".csv": results.csv_text(rows)} if rows else {}
     contents |= {} if figure is None else {".png": figure}
     contents |= other_files | {".json": results.json_text(result)}

@@ -68,7 +68,7 @@ class Suite:
         """Return the rows of the CSV file, or None."""
         return result.get("rows")
 
-    def draw(self, result: Result) -> Figure | None:
+    def figure(self, result: Result) -> Figure | None:
         """Return the figure for PNG and TensorBoard, or None."""
 
     def scalars(self, result: Result) -> Iterator[tuple[str, float, int]]:

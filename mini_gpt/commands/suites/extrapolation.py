@@ -46,7 +46,7 @@ class Extrapolation(Suite):
             for position, value in enumerate(nll):
                 yield f"{self.name}/by_position/blocks_of_{length}", value, position + 1
 
-    def draw(self, result: Result) -> Figure:
+    def figure(self, result: Result) -> Figure:
         groups = self.by_label(result["rows"])
         lines = [_curve(label, rows, "nll") for label, rows in groups.items()]
         if len(groups) > 1 and "blocks" in groups:

@@ -14,5 +14,5 @@ class Figures(Suite):
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         tokens = base.opening(run, options, figures.MOST_TOKENS)
         title = f"{run.workdir.name}, step {run.step:,}"
-        drawn = figures.model_figures(title, run.model, run.tokenizer, tokens)
-        return {f"/{name}.png": figure for name, figure in drawn.items()}
+        plots = figures.model_figures(title, run.model, run.tokenizer, tokens)
+        return {f"/{name}.png": figure for name, figure in plots.items()}

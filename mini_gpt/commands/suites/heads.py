@@ -32,7 +32,7 @@ class Heads(Suite):
         base.check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
         return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}
 
-    def draw(self, result: Result) -> Figure:
+    def figure(self, result: Result) -> Figure:
         texts = f"{result['split']} texts of {result['context_length']} tokens"
         title = f"Step {result['checkpoint_step']:,}, {texts if result['request']['text'] is None else '--text'}"
         return report.head_figure(result["heads"], title=title)

@@ -51,7 +51,7 @@ class Pruning(Suite):
             "rows": rows,
         }
 
-    def draw(self, result: Result) -> Figure:
+    def figure(self, result: Result) -> Figure:
         title = f"Step {result['checkpoint_step']:,}: importance of the heads"
         importance_NH, ablation_NH = np.array(result["importance"]), np.array(result["ablation"])
         return pruning.pruning_figure(importance_NH, ablation_NH, result["rows"], title=title)

@@ -36,7 +36,7 @@ class Tasks(Suite):
             "rows": task_accuracy.by_length(run.model, run.tokenizer, options.split, _lengths(run.trained, options)),
         }
 
-    def draw(self, result: Result) -> Figure:
+    def figure(self, result: Result) -> Figure:
         solved = [row for row in result["rows"] if row["status"] == "ok"]
         lengths = [row["length"] for row in solved]
         lines = [Curve(name, lengths, [row[value] for row in solved]) for value, name in CURVES.items()]
