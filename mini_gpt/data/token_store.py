@@ -96,14 +96,16 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
     with contextlib.ExitStack() as stack:
         outputs = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in corpora.SPLITS}
         for split, text in corpora.split_documents(corpus, data):
-            count, tokens = counts[split], tokenizer.encode(text).astype(dtype)
+            count = counts[split]
             if count["documents"]:
                 outputs[split].write(separator.data)
                 count["tokens"] += 1
-            outputs[split].write(tokens.data)
-            count["tokens"] += len(tokens)
+            for piece in tokenizer.pieces(text):
+                tokens = tokenizer.encode(piece).astype(dtype)
+                outputs[split].write(tokens.data)
+                count["tokens"] += len(tokens)
+                count["bytes"] += len(piece.encode())
             count["documents"] += 1
-            count["bytes"] += len(text.encode())
     for name, count in counts.items():
         count["crc32"] = _crc32(directory / f"{name}.tokens")
     meta = {

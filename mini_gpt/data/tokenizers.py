@@ -38,6 +38,10 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> np.ndarray: ...
     def to_dict(self) -> dict: ...
 
+    def pieces(self, text: str) -> Iterator[str]:
+        """Cut a text into pieces whose tokens, one after the other, are those of the text. This saves memory."""
+        return _pieces(text)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of tokens; ids above those of the tokenizer are ignored."""
         return b"".join(self.texts[i] for i in ids if i < len(self.texts)).decode(errors="replace")
@@ -75,7 +79,7 @@ class CharacterTokenizer(Tokenizer):
         ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
         unknown = np.flatnonzero(self._codes[ids] != codes)
         if len(unknown):
-            found = f"found character {text[unknown[0]]!r} at position {unknown[0]}, which its corpus lacks"
+            found = f"found character {text[unknown[0]]!r}, which its corpus lacks"
             raise UserError(f"tokenizer: {found}; remove it, or train with data.tokenizer=bytes")
         return ids
 
@@ -122,11 +126,13 @@ class BpeTokenizer(Tokenizer):
         return cls(model)
 
     def encode(self, text: str) -> np.ndarray:
-        pieces = _pieces(text) if self.separator is None else [text]  # an imported tokenizer may merge spaces
-        encoded = (self.model.encode(piece).ids for piece in pieces)
+        encoded = (self.model.encode(piece).ids for piece in self.pieces(text))
         with no_panic():
             ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32)
         return ids if self.separator is None else self.order[ids]
+
+    def pieces(self, text: str) -> Iterator[str]:
+        return _pieces(text) if self.separator is None else iter([text])  # an imported tokenizer may merge spaces
 
     def to_dict(self) -> dict:
         described = {"kind": self.kind, "bpe": json.loads(self.model.to_str())}

@@ -214,4 +214,4 @@ def test_invalid_and_unknown_characters_are_refused(sample, monkeypatch, small, 
     assert line == f"error: --prompt_file: {tmp_path}/bytes is not UTF-8: invalid start byte at byte 2"
     loop.train(small(train__steps=1, data__tokenizer="characters"), tmp_path / "run", conclude=False)
     line = type_in(monkeypatch, "sample.py", f"--workdir={tmp_path}/run", "--prompt=the☃")
-    assert line.startswith("error: tokenizer: found character '☃' at position 3, which its corpus lacks")
+    assert line.startswith("error: tokenizer: found character '☃', which its corpus lacks")

@@ -66,6 +66,7 @@ def test_an_exported_run_is_imported_again(run, out, imports, monkeypatch, tmp_p
     assert sorted(path.name for path in out.iterdir()) == [
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None  # with the mesh of the imported run
     card, score = (out / "README.md").read_text(), json.loads((run / "eval" / "perplexity.json").read_text())
     assert f"{score['nll']:.4f} nats per token" in card and "| trained | 8 steps, 2,048 tokens, seed 0 |" in card
     assert imports() is None

@@ -20,9 +20,9 @@ def test_the_two_models_alternate(small, monkeypatch):
 
     monkeypatch.setattr(bench, "ROUNDS", 4)
     monkeypatch.setattr(transformers_baseline.configs, "load", lambda *_: config)
-    monkeypatch.setattr(bench, "write_text", recorded("ours", bench.write_text))
+    monkeypatch.setattr(bench, "time_decoding", recorded("ours", bench.time_decoding))
     monkeypatch.setattr(transformers_baseline, "set_fastest_threads", lambda model: None)
-    monkeypatch.setattr(transformers_baseline, "write_text", recorded("theirs", transformers_baseline.write_text))
+    monkeypatch.setattr(transformers_baseline, "time_decoding", recorded("theirs", transformers_baseline.time_decoding))
     report = json.loads(json.dumps(transformers_baseline.compare("some.py", {}, 5, 20)))
     assert turns == ["ours", "ours", "theirs", "theirs", "ours", "ours", "theirs", "theirs", "ours"]
     assert report["transformers"]["model"] == "GPT2LMHeadModel" and report["transformers"]["dtype"] == "float32"
