@@ -41,7 +41,7 @@ def test_a_process_saves_and_resumes_after_a_signal(tmp_path):
             assert marks.read(None)
         process.send_signal(number)
         if number == signal.SIGHUP:  # a terminal that closes can send two
-            while b"stopping: " not in signalled.log.read_bytes():
+            while process.poll() is None and b"stopping: " not in signalled.log.read_bytes():
                 time.sleep(0.001)
             process.send_signal(number)
         output = signalled.output(process, 60)
