@@ -33,6 +33,7 @@ def test_twenty_kills_change_nothing(tmp_path):
 @pytest.mark.slow
 def test_a_process_saves_and_resumes_after_a_signal(tmp_path):
     reference, signalled = Trainer(tmp_path, "reference"), Trainer(tmp_path, "signalled")
+    signalled.before = ["env", "--default-signal=HUP"]  # also if the tests run under nohup
     kills.run_to_the_end(reference)
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)):
         process, pipe = signalled.start()
