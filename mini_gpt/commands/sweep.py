@@ -77,6 +77,7 @@ class Sweep:
         for combination, config in checked.items():
             if not (self._run_directory(combination, first.seed) / workdirs.CONFIG).exists():
                 self._check_new(config, open_corpus(config.data))
+        self.workdir.mkdir(parents=True, exist_ok=True)  # one error here, not one for each run
         results: dict[Combination, list[Result]] = {combination: [] for combination in checked}
         failures, text, total = [], "", len(results) * self.seeds
         number = itertools.count(1)
