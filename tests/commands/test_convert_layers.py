@@ -11,6 +11,7 @@ from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
 from mini_gpt.training import state as states
+from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.run import InitialWeights, Run
 from tests.commands.test_command_line import overtake, type_in
 from tests.training.interruption import Interrupted, interrupt_after
@@ -62,6 +63,20 @@ def test_a_copy_goes_to_a_new_directory_outside_the_run(trained, tmp_path, monke
     assert convert(tmp_path / "copy") == f"error: {tmp_path / 'copy'}: exists already; name a new directory"
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["of another process"]
     assert sorted(run.rglob("*")) == before and not (tmp_path / "new").exists() and not list(tmp_path.glob("*.draft"))
+
+
+@pytest.mark.slow
+def test_non_finite_weights_are_copied_with_a_warning(trained, tmp_path, monkeypatch, caplog):
+    restore = Checkpoints.restore
+
+    def spoiled(self, step, abstract):
+        state = restore(self, step, abstract)
+        return state._replace(parameters=state.parameters | {"embedding": state.parameters["embedding"] * np.nan})
+
+    run = trained(train__steps=4)
+    monkeypatch.setattr(Checkpoints, "restore", spoiled)
+    assert type_in(monkeypatch, COMMAND, f"--workdir={run}", f"--to={tmp_path / 'copy'}") is None
+    assert "step 4: found non-finite values (NaN or infinity) in embedding; copied unchanged" in caplog.text
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Tick labels of plots against length do not overlap."""
+"""Plots against length: tick labels do not overlap, and a legend lists the curves of all panels."""
 
-from mini_gpt.insight.curves import tick_labels
+from mini_gpt.insight.curves import Curve, panels_figure, tick_labels
 
 
 def test_labels_that_would_overlap_are_left_out():
@@ -9,3 +9,10 @@ def test_labels_that_would_overlap_are_left_out():
     assert tick_labels([4, 10, 14, 15, 16, 20], True) == ["4", "10", "14", "", "16", "20"]
     assert tick_labels([100, 101, 102, 103, 200], False) == ["100", "", "", "", "200"]
     assert tick_labels([7], False) == ["7"] and tick_labels([], False) == []
+
+
+def test_one_legend_lists_the_curves_of_all_panels():
+    first, second = Curve("first", [1, 2], [3.0, 4.0]), Curve("second", [1, 2], [5.0, 6.0])
+    figure = panels_figure({"left": [first], "right": [first, second]}, x="length", y="loss", trained=None)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["first", "second"]
