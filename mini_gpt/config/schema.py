@@ -187,6 +187,7 @@ class DataConfig(Section, prefix="data."):
     tokenizer: Literal["bytes", "characters", "bpe"] = field("bytes", "unit of a token")
     vocab_size: Annotated[int, above(257)] = field(8192, "for bpe: 256 bytes, a document separator, and merges")
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
+    seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed", None)
     isolate_documents: bool = field(False, "attention stays inside a document, and positions restart in each")
     cache_dir: str | None = field(None, "None: mini_gpt under $XDG_CACHE_HOME or ~/.cache")
 
@@ -286,7 +287,7 @@ class MeshConfig(Section, prefix="mesh."):
 class Config(Section):
     """All settings of a run."""
 
-    seed: Annotated[int, at_least(0)] = field(0, "for the initial parameters, the order of the data, and dropout")
+    seed: Annotated[int, at_least(0)] = field(0, "for the initial parameters, dropout and random positions")
     context_length: Count = field(256, "tokens per training sequence")
     model: ModelConfig
     data: DataConfig

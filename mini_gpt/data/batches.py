@@ -35,7 +35,7 @@ class TrainBatches:
         # Keep at least one window. Keep further windows only if the slack, the largest offset, is at least length - 1.
         self.windows = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.windows * length
-        self.order = grain.MapDataset.range(self.windows).shuffle(config.seed).repeat()
+        self.order = grain.MapDataset.range(self.windows).shuffle(config.data.seed).repeat()
         self.tokens = np.asarray(tokens)  # still memory-mapped, but indexing is faster than with np.memmap
         self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # a draw is slower than cutting a window
 
@@ -46,14 +46,14 @@ class TrainBatches:
         windows_BM = windows(self.tokens, starts_B, config.context_length + 1)
         if config.train.objective == "next_token":
             return next_token_batch(windows_BM)
-        seeds = [(config.seed, index) for index in indices]
+        seeds = [(config.data.seed, index) for index in indices]
         return _masked_batch(windows_BM[:, :-1], config.train.mask_rate, self.vocab_size, seeds)
 
     def _start(self, index: int) -> int:
         return self._offset(index // self.windows) + int(self.order[index]) * self.config.context_length
 
     def _draw_offset(self, epoch: int) -> int:
-        return int(np.random.default_rng((self.config.seed, epoch)).integers(self.slack + 1))
+        return int(np.random.default_rng((self.config.data.seed, epoch)).integers(self.slack + 1))
 
 
 class TaskBatches:
@@ -73,7 +73,7 @@ class TaskBatches:
         config, data = self.config, self.config.data
         indices = [step * config.train.batch_size + row for row in self.rows]
         lengths = tasks.trained_lengths(data)
-        problems = [tasks.problem(data.corpus, "train", config.seed, index, **lengths) for index in indices]
+        problems = [tasks.problem(data.corpus, "train", data.seed, index, **lengths) for index in indices]
         return problem_batch(problems, config, self.tokenizer, config.context_length)
 
 

@@ -68,6 +68,14 @@ def test_epochs_differ_in_order_and_offset(small):
     assert tuple(rows_of(other, range(10))[:, 0]) != tuple(rows_of(train_batches, range(10))[:, 0])
 
 
+def test_the_order_of_the_data_has_its_own_seed(small):
+    def starts(**seeds):
+        config = small(context_length=10, train__batch_size=3, **seeds)
+        return tuple(rows_of(batches.TrainBatches(numbered(310), config, vocab_size=VOCAB), range(10))[:, 0])
+
+    assert starts(seed=1, data__seed=5) == starts(seed=2, data__seed=5) == starts(seed=5) != starts(seed=1)
+
+
 def test_windows_equal_those_of_older_versions(small):
     """Compare with the first implementation, because a resumed run must read the same windows."""
     config = small(context_length=10, train__batch_size=3, seed=7)
