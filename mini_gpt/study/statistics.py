@@ -1,0 +1,169 @@
+"""Statistics of paired runs: spread, exact sign-flip test, hierarchical bootstrap, Holm's correction and verdicts.
+
+The unit is the seed: both conditions of a comparison share its seeds, and so their initial weights and batches.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+DRAWS = 10_000  # of the bootstrap
+EXACT_SEEDS = 16  # up to this number, the sign-flip test uses all sign patterns
+POWER = 0.8  # of `detectable_difference`
+
+
+class Spread(NamedTuple):
+    """The values of a metric over seeds. standard_deviation: with divisor n - 1; None for one seed."""
+
+    mean: float
+    standard_deviation: float | None
+    interquartile_mean: float
+    lowest: float
+    highest: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the spread of at least one value. The interquartile mean ignores a quarter at each end."""
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    middle = float(stats.trim_mean(values, 0.25))
+    return Spread(float(np.mean(values)), deviation, middle, float(min(values)), float(max(values)))
+
+
+def probability_lower(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the share of pairs (one seed of each) in which `first` is lower; a tie is half a pair.
+
+    Agarwal et al. 2021 call it the probability of improvement. It is the Mann-Whitney statistic over the pairs.
+    """
+    return float(stats.mannwhitneyu(second, first).statistic) / (len(first) * len(second))
+
+
+def smallest_p(seeds: int) -> float:
+    """Return the smallest two-sided p that the exact sign-flip test can give."""
+    return min(1.0, 2.0 ** (1 - seeds))
+
+
+def sign_flip_p(differences_S: Sequence[float]) -> float:
+    """Return the two-sided p of the sign-flip test (Fisher 1935), whose null is: each difference has a random sign.
+
+    Exact up to EXACT_SEEDS seeds; above, from 2**EXACT_SEEDS random patterns.
+    """
+    if len(differences_S) < 2 or not np.any(differences_S):
+        return 1.0
+    mean = lambda values, axis: np.mean(values, axis=axis)
+    found = stats.permutation_test(
+        (np.asarray(differences_S),),
+        mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=2**EXACT_SEEDS,
+        rng=np.random.default_rng(0),
+    )
+    return float(found.pvalue)
+
+
+class Items(NamedTuple):
+    """Paired results of each item: a problem, or a part of a text. The metric is sum(sums) / sum(weights).
+
+    differences_SP: first - second, of each seed and item. weights_P: the same for both conditions and all seeds.
+    """
+
+    differences_SP: np.ndarray
+    weights_P: np.ndarray
+
+
+def bootstrap_means(differences_S: Sequence[float], items: Items | None = None) -> np.ndarray:
+    """Return DRAWS float64 means of the difference, over a hierarchical bootstrap of seeds and items.
+
+    Few seeds make resampled intervals too short, so seeds are drawn from the Student distribution of their mean. Items
+    are resampled, the same ones for all seeds, since all seeds share them. Needs at least two seeds.
+    """
+    seeds = len(differences_S)
+    mean, error = np.mean(differences_S), np.std(differences_S, ddof=1) / math.sqrt(seeds)
+    drawn_R = mean + error * _student_R(seeds - 1)
+    if items is not None:
+        counts_RP = _counts_RP(len(items.weights_P))
+        resampled_R = counts_RP @ items.differences_SP.mean(axis=0) / (counts_RP @ items.weights_P)
+        drawn_R = drawn_R + resampled_R - items.differences_SP.mean(axis=0).sum() / items.weights_P.sum()
+    return drawn_R
+
+
+@functools.lru_cache(maxsize=4)
+def _student_R(freedom: int) -> np.ndarray:
+    """Return DRAWS evenly spaced quantiles in random order: less noise than random values."""
+    quantiles_R = stats.t.ppf((np.arange(DRAWS) + 0.5) / DRAWS, freedom)
+    return np.random.default_rng(1).permutation(quantiles_R)
+
+
+@functools.lru_cache(maxsize=4)
+def _counts_RP(items: int) -> np.ndarray:
+    """Return how often each draw takes each item."""
+    return np.random.default_rng(2).multinomial(items, np.full(items, 1 / items), DRAWS).astype(np.float32)
+
+
+def interval(drawn_R: np.ndarray, level: float) -> tuple[float, float]:
+    """Return the percentile interval that contains the share 1 - level of the draws."""
+    low, high = np.quantile(drawn_R, [level / 2, 1 - level / 2])
+    return float(low), float(high)
+
+
+def equivalence_p(drawn_R: np.ndarray, smallest_effect: float) -> float:
+    """Return the p of two one-sided tests (Schuirmann 1987): is the difference within ± smallest_effect?"""
+    outside = max(np.sum(drawn_R >= smallest_effect), np.sum(drawn_R <= -smallest_effect))
+    return float(outside + 1) / (len(drawn_R) + 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p values (1979): at most `level` of all families have a false one below `level`."""
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def verdict(difference: float, claim: str, p: float, equivalent_p: float, level: float) -> str:
+    """Return "equivalent", "shown", "opposite shown" or "undecided". claim: "lower" or "higher"; p values: adjusted.
+
+    A difference within the smallest effect is equivalent, even if its sign is certain.
+    """
+    if equivalent_p <= level:
+        return "equivalent"
+    if p > level:
+        return "undecided"
+    return "shown" if (difference < 0) == (claim == "lower") else "opposite shown"
+
+
+def seeds_needed(comparisons: int, level: float) -> int:
+    """Return the smallest number of seeds with which Holm's first step can succeed."""
+    return math.ceil(1 + math.log2(comparisons / level))
+
+
+def detectable_difference(seeds: int, deviation: float, comparisons: int, level: float) -> float | None:
+    """Return the difference that is found with probability POWER; None if so few seeds can show none.
+
+    deviation: standard deviation over seeds of the paired difference, assumed normal. The p of one comparison must be
+    at most level / comparisons, Holm's first step. Simulated up to 12 seeds, above from the noncentral Student test.
+    """
+    needed = level / comparisons
+    if smallest_p(seeds) > needed:
+        return None
+    low, high = 0.0, 100.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _power(seeds, middle, needed) >= POWER else (middle, high)
+    return high * deviation
+
+
+def _power(seeds: int, effect: float, level: float) -> float:
+    """Return the probability that the sign-flip test finds a difference of `effect` standard deviations."""
+    if seeds > 12:
+        critical = stats.t.ppf(1 - level / 2, seeds - 1)
+        return float(stats.nct.sf(critical, seeds - 1, effect * math.sqrt(seeds)))
+    draws_RS = np.random.default_rng(3).normal(effect, size=(1000, seeds))
+    signs_FS = 1 - 2 * (np.arange(2**seeds)[:, None] >> np.arange(seeds) & 1)
+    sums_RF = np.abs(draws_RS @ signs_FS.T)
+    return float(np.mean(np.mean(sums_RF >= sums_RF[:, :1] - 1e-12, axis=1) <= level))

@@ -1,0 +1,123 @@
+"""Statistics of studies: independent recomputation, and simulations with known effects."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mini_gpt.study import statistics
+from mini_gpt.study.statistics import Items
+from tests.conftest import slow
+
+
+def test_the_spread_of_known_values():
+    found = statistics.spread([1.0, 2.0, 3.0, 10.0])
+    assert found == (4.0, pytest.approx(np.sqrt((9 + 4 + 1 + 36) / 3)), 2.5, 1.0, 10.0)
+    assert statistics.spread([7.0]) == (7.0, None, 7.0, 7.0, 7.0)
+
+
+def test_the_probability_of_improvement_counts_pairs():
+    first, second = [1.0, 2.0, 5.0], [2.0, 4.0]
+    pairs = [(a < b) + 0.5 * (a == b) for a, b in itertools.product(first, second)]
+    assert statistics.probability_lower(first, second) == pytest.approx(np.mean(pairs))
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 5, 8])
+def test_the_sign_flip_test_counts_all_patterns(seeds):
+    rng = np.random.default_rng(seeds)
+    for values in (rng.normal(size=seeds), rng.normal(2, size=seeds), rng.integers(-2, 3, size=seeds) / 1.0):
+        means = [np.mean(values * signs) for signs in itertools.product([1, -1], repeat=seeds)]
+        expected = np.mean(np.abs(means) >= abs(np.mean(values)) - 1e-12)
+        assert statistics.sign_flip_p(values) == pytest.approx(min(1, expected))
+    assert statistics.sign_flip_p(np.full(seeds, 0.1)) == statistics.smallest_p(seeds) == min(1, 2 / 2**seeds)
+    assert statistics.sign_flip_p(np.zeros(seeds)) == 1
+
+
+def test_holm_adjusts_known_values():
+    assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert statistics.holm([0.9, 0.5]) == [1.0, 1.0]
+    assert statistics.holm([]) == []
+
+
+@pytest.mark.parametrize(
+    "difference, claim, p, equivalent_p, expected",
+    [
+        (-1, "lower", 0.05, 1, "shown"),
+        (1, "lower", 0.05, 1, "opposite shown"),
+        (1, "higher", 0.01, 1, "shown"),
+        (-1, "higher", 0.01, 1, "opposite shown"),
+        (-1, "lower", 0.051, 1, "undecided"),
+        (-1, "lower", 0.01, 0.05, "equivalent"),
+        (1, "lower", 0.9, 0.051, "undecided"),
+    ],
+)
+def test_verdicts(difference, claim, p, equivalent_p, expected):
+    assert statistics.verdict(difference, claim, p, equivalent_p, level=0.05) == expected
+
+
+def made_up(rng, seeds, effect, seed_deviation, item_deviation, items=64):
+    """Return the differences of seeds, and of items: effects of the seed, of the item, and noise."""
+    seed_S1, item_P = rng.normal(0, seed_deviation, (seeds, 1)), rng.normal(0, item_deviation, items)
+    weights_P = np.full(items, 7.0)
+    differences_SP = (effect + seed_S1 + item_P + rng.normal(0, 0.5, (seeds, items))) * weights_P
+    return differences_SP.sum(1) / weights_P.sum(), Items(differences_SP, weights_P)
+
+
+@pytest.mark.parametrize(
+    "seeds, seed_deviation, item_deviation", [(5, 1, 0), (8, 1, 2), *slow((3, 1, 1), (5, 0.3, 4), (10, 2, 0))]
+)
+def test_intervals_cover_a_known_effect_at_their_level(seeds, seed_deviation, item_deviation):
+    rng, effect, level, draws = np.random.default_rng(seeds), 0.7, 0.05, 2000
+    covered = 0
+    for _ in range(draws):
+        differences_S, items = made_up(rng, seeds, effect, seed_deviation, item_deviation)
+        low, high = statistics.interval(statistics.bootstrap_means(differences_S, items), level)
+        covered += low <= effect <= high
+    assert abs(covered / draws - (1 - level)) <= 0.02, covered / draws
+
+
+@pytest.mark.parametrize("seeds, comparisons", [(6, 1), *slow((8, 6), (10, 12))])
+def test_few_families_without_an_effect_have_a_false_verdict(seeds, comparisons):
+    rng, level, draws = np.random.default_rng(seeds), 0.05, 400 if seeds > 8 else 2000
+    false = 0
+    for _ in range(draws):
+        shared_S = rng.normal(size=seeds)  # comparisons with one reference condition are correlated
+        differences = rng.normal(size=(comparisons, seeds)) + shared_S
+        adjusted = statistics.holm([statistics.sign_flip_p(row) for row in differences])
+        verdicts = [
+            statistics.verdict(np.mean(row), "lower", p, 1, level) for row, p in zip(differences, adjusted, strict=True)
+        ]
+        false += any(found in ("shown", "opposite shown") for found in verdicts)
+    assert false / draws <= level + 2 * np.sqrt(level * (1 - level) / draws), false / draws
+
+
+def test_equivalence_needs_draws_inside_the_smallest_effect():
+    drawn = np.linspace(-1, 1, 1001)
+    assert statistics.equivalence_p(drawn, 2.0) == pytest.approx(1 / 1002)
+    assert statistics.equivalence_p(drawn, 0.5) == pytest.approx(0.25, abs=0.002)
+    assert statistics.equivalence_p(drawn + 2, 0.5) > 0.9
+
+
+@pytest.mark.parametrize("seeds, comparisons", [(8, 6), *slow((8, 1), (20, 10))])
+def test_the_detectable_difference_is_found_with_the_stated_power(seeds, comparisons):
+    level, deviation = 0.05, 0.3
+    difference = statistics.detectable_difference(seeds, deviation, comparisons, level)
+    rng = np.random.default_rng(0)
+    p = [statistics.sign_flip_p(rng.normal(difference, deviation, seeds)) for _ in range(300)]
+    assert np.mean(np.array(p) <= level / comparisons) == pytest.approx(statistics.POWER, abs=0.08)
+
+
+def test_too_few_seeds_can_show_nothing():
+    assert statistics.detectable_difference(5, 1.0, 1, 0.05) is None
+    assert statistics.seeds_needed(1, 0.05) == 6 and statistics.smallest_p(6) <= 0.05 < statistics.smallest_p(5)
+    for comparisons in (1, 2, 6, 7, 25, 26, 100):
+        needed = statistics.seeds_needed(comparisons, 0.05)
+        assert statistics.smallest_p(needed) <= 0.05 / comparisons < statistics.smallest_p(needed - 1)
+
+
+def test_without_item_effects_the_interval_is_students():
+    differences_S = [0.3, 0.1, 0.5, 0.2]
+    low, high = statistics.interval(statistics.bootstrap_means(differences_S), 0.05)
+    expected = stats.t.interval(0.95, 3, np.mean(differences_S), stats.sem(differences_S))
+    assert (low, high) == pytest.approx(expected, abs=1e-3)
