@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from mini_gpt.evaluation import perplexity, progress, scoring
+from mini_gpt.evaluation import items, perplexity, progress, scoring
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError, require
 
@@ -136,6 +136,7 @@ def extrapolation(
                 "reason": reason,
                 "first_target": w.first_target,
                 "sample_nll": sample_nll,
+                "items": items.packed(score.items) if score else {},
             }
             rows.append(row)
     return rows, by_position

@@ -6,7 +6,7 @@ import numpy as np
 
 from mini_gpt.config.schema import Config, ModelConfig
 from mini_gpt.data import batches
-from mini_gpt.evaluation import scoring
+from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.evaluation.scoring import NllFn, Score
 from mini_gpt.model.gpt import check_length
@@ -57,7 +57,8 @@ def score_split(
     require(
         count > 0, "train.mask_rate", model.config.train.mask_rate, "masks no token of the sample: raise eval.tokens"
     )
-    return Score(sum(s.nll_sum for s in scores), count, sum(s.bytes for s in scores))
+    parts_of_text = scores[0].items if len(scores) == 1 else {}
+    return Score(sum(s.nll_sum for s in scores), count, sum(s.bytes for s in scores), parts_of_text)
 
 
 def cost(config: Config, num_tokens: int) -> int:
@@ -78,6 +79,7 @@ def result(score: Score, model: LoadedModel) -> dict[str, Any]:
         "bits_per_byte": score.bits_per_byte if score.bytes else None,
         "tokens_scored": score.tokens,
         "bytes_scored": score.bytes,
+        "items": items.packed(score.items),
     }
 
 

@@ -1,12 +1,14 @@
 """The loss of each token of a text, in windows of a given length and stride, and sums of these losses."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mini_gpt.data.batches import in_full_batches
+from mini_gpt.evaluation import items
+from mini_gpt.evaluation.items import Items
 from mini_gpt.evaluation.progress import Advance, silent
 
 NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -14,11 +16,12 @@ NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over the scored tokens. nll_sum: in nats. bytes: in UTF-8."""
+    """Sums over the scored tokens. nll_sum: in nats. bytes: in UTF-8. items: {metric: results of parts of the text}."""
 
     nll_sum: float
     tokens: int
     bytes: int
+    items: Mapping[str, Items] = field(default_factory=dict)
 
     @property
     def nll(self) -> float:
@@ -73,4 +76,9 @@ def num_windows(targets: int, window: int, stride: int) -> int:
 
 def score(nll: np.ndarray, targets: np.ndarray, token_bytes: np.ndarray) -> Score:
     """Return the score of the targets; losses are summed in float64. token_bytes: [V], UTF-8 bytes of each token."""
-    return Score(float(np.sum(nll, dtype=np.float64)), len(targets), int(token_bytes[targets].sum()))
+    bytes_of_targets = token_bytes[targets]
+    parts = {
+        "nll": items.parts_of(nll, np.ones(len(nll))),
+        "bits_per_byte": items.parts_of(nll, math.log(2) * bytes_of_targets),
+    }
+    return Score(float(np.sum(nll, dtype=np.float64)), len(targets), int(bytes_of_targets.sum()), parts)

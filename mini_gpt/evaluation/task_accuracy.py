@@ -5,6 +5,7 @@ tokens is the most likely one after the true tokens before it. A masked model pr
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.evaluation import perplexity, progress
+from mini_gpt.evaluation import items, perplexity, progress
+from mini_gpt.evaluation.items import Items
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.model import loss as losses
 from mini_gpt.model.gpt import keys_of
@@ -29,7 +31,8 @@ FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # default lengths, divided
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Sums over problems and their answers. answers: the predicted tokens of each answer and its end.
+    """Sums over problems and their answers. answers: the predicted tokens of each answer and its end. items: {metric:
+    results of each problem}.
 
     The end is the newline after an answer. A problem is solved if its answer and the end are predicted correctly. The
     end counts in `nll_sum`, as in training, but not in `tokens` and `right`.
@@ -41,6 +44,7 @@ class TaskScore:
     right: int
     nll_sum: float
     answers: list[np.ndarray]
+    items: Mapping[str, Items]
 
     @property
     def exact_match(self) -> float:
@@ -60,8 +64,8 @@ def accuracy(
     model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]], length: int, *, advance: Advance = silent
 ) -> TaskScore:
     """Score (question, answer) problems in rows of `length` inputs. advance: called with each batch's token count."""
-    solved = tokens = right = 0
-    nll_sum, answers = 0.0, []
+    columns: dict[str, list[np.ndarray]] = {"solved": [], "tokens": [], "right": [], "nll": []}  # of each problem
+    answers: list[np.ndarray] = []
     for count, indices in in_full_batches(range(len(problems)), model.rows_at_a_time(length)):
         batch = batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
         indices_B = np.array(indices, np.int32)
@@ -70,13 +74,20 @@ def accuracy(
         scored_BL = batch["weights"][:count] > 0
         right_BL = predicted_BL == batch["targets"][:count]
         answer_BL = scored_BL & np.pad(scored_BL[:, 1:], ((0, 0), (0, 1)))  # all but the last, which is the end
-        solved += int((right_BL | ~scored_BL).all(axis=1).sum())
-        tokens += int(answer_BL.sum())
-        right += int((right_BL & answer_BL).sum())
-        nll_sum += float(nll_BL[scored_BL].sum(dtype=np.float64))
+        columns["solved"].append((right_BL | ~scored_BL).all(axis=1))
+        columns["tokens"].append(answer_BL.sum(axis=1))
+        columns["right"].append((right_BL & answer_BL).sum(axis=1))
+        columns["nll"].append(np.where(scored_BL, nll_BL, 0.0).sum(axis=1, dtype=np.float64))
         answers += [predicted_L[scored_L] for predicted_L, scored_L in zip(predicted_BL, scored_BL, strict=True)]
         advance(count * length)
-    return TaskScore(len(problems), solved, tokens, right, nll_sum, answers)
+    solved_P, tokens_P, right_P, nll_P = map(np.concatenate, columns.values())
+    by_problem = {
+        "exact_match": Items(solved_P, np.ones(len(problems))),
+        "token_accuracy": Items(right_P, tokens_P),
+        "nll": Items(nll_P, tokens_P + 1),
+    }
+    sums = (int(solved_P.sum()), int(tokens_P.sum()), int(right_P.sum()), float(nll_P.sum()))
+    return TaskScore(len(problems), *sums, answers, by_problem)
 
 
 @jax.jit
@@ -111,12 +122,13 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     with progress.shown(title, sum(len(found) * needed[length] for length, found in problems.items())) as advance:
         for length, reason in reasons.items():
             row: dict[str, Any] = {"length": length, "exact_match": None, "token_accuracy": None, "nll": None}
-            row |= {"problems": 0, "answer_tokens": 0}
+            row |= {"problems": 0, "answer_tokens": 0, "items": {}}
             if length in problems:
                 score = accuracy(model, tokenizer, problems[length], needed[length], advance=advance)
                 reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
             if reason is None:
                 row |= {"exact_match": score.exact_match, "token_accuracy": score.token_accuracy, "nll": score.nll}
                 row |= {"problems": score.problems, "answer_tokens": score.tokens}
+                row |= {"items": items.packed(score.items)}
             rows.append(row | {"status": "undefined" if reason else "ok", "reason": reason})
     return rows

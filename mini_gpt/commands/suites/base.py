@@ -65,8 +65,8 @@ class Suite:
         return {}
 
     def rows(self, result: Result) -> list[Row] | None:
-        """Return the rows of the CSV file, or None."""
-        return result.get("rows")
+        """Return the rows of the CSV file and of the printed table, or None."""
+        return [_without_items(row) for row in result["rows"]] if "rows" in result else None
 
     def figure(self, result: Result) -> Figure | None:
         """Return the figure for PNG and TensorBoard, or None."""
@@ -83,7 +83,7 @@ class Suite:
     def printed(self, result: Result) -> str:
         """Return the text to print."""
         rows = self.rows(result)
-        return results.table(rows) if rows else results.listing(result)
+        return results.table(rows) if rows else results.listing(_without_items(result))
 
     def compared_rows(self, result: Result) -> list[Row]:
         """Return the rows that a sweep compares, with length, status (ok or undefined), reason and `values`."""
@@ -100,6 +100,10 @@ class Suite:
             if row["status"] == "ok":
                 groups.setdefault(self.label(row), []).append(row)
         return groups
+
+
+def _without_items(row: Row) -> Row:
+    return {name: cell for name, cell in row.items() if name != "items"}
 
 
 def file_stem(

@@ -1,0 +1,40 @@
+"""Results of single items, parts of a text or problems, so that runs can be compared on identical items."""
+
+import base64
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+PARTS = 64  # of a text; neighbouring tokens are alike, so a part must be long
+STORED = "<f4"  # float32, the type of the losses
+
+
+class Items(NamedTuple):
+    """A metric of each item as sums_P / weights_P. The metric of all items is sum(sums_P) / sum(weights_P)."""
+
+    sums_P: np.ndarray
+    weights_P: np.ndarray
+
+
+def parts_of(nll: np.ndarray, weights: np.ndarray) -> Items:
+    """Return the loss of a text in up to PARTS parts of equal length. nll, weights: of each target."""
+    starts = np.linspace(0, len(nll), min(PARTS, len(nll)), endpoint=False).astype(int)
+    sum_parts = lambda values: np.add.reduceat(np.asarray(values, np.float64), starts)
+    return Items(sum_parts(nll), sum_parts(weights))
+
+
+def packed(by_metric: Mapping[str, Items]) -> dict[str, list[str]]:
+    """Return {metric: [sums, weights]} for a JSON file: base64 texts of little-endian float32 values."""
+    text = lambda values: base64.b64encode(values.astype(STORED).tobytes()).decode()
+    return {metric: [text(items.sums_P), text(items.weights_P)] for metric, items in by_metric.items()}
+
+
+def unpacked(texts: list[str]) -> Items:
+    """Return the items of one metric. Raises ValueError or TypeError for texts that `packed` does not write."""
+    values = (np.frombuffer(base64.b64decode(text, validate=True), STORED).astype(float) for text in texts)
+    sums_P, weights_P = values
+    is_valid = sums_P.shape == weights_P.shape and np.isfinite(sums_P).all() and (weights_P >= 0).all()
+    if not is_valid or not 0 < weights_P.sum() < np.inf:
+        raise ValueError("found items that no result has")
+    return Items(sums_P, weights_P)
