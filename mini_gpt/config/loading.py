@@ -10,9 +10,9 @@ import importlib.util
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mini_gpt.config import places
 from mini_gpt.config.fields import REQUIRED, Spec, build, choices, convert, specs
@@ -22,6 +22,7 @@ from mini_gpt.runtime.errors import UserError, require, shown
 
 PACKAGE = Path(__file__).parent.parent
 ROOTS = (Path(), PACKAGE.parent, PACKAGE)  # parents of configs/: current directory, checkout, installed package
+T = TypeVar("T")
 MAX_DEPTH = 3  # levels of nested sections; a damaged config.json may have thousands
 
 
@@ -40,17 +41,17 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
     return config
 
 
-def find_file(path: str) -> tuple[Path, str]:
+def find_file(path: str, flag: str = "--config", example: str = "configs/tiny.py") -> tuple[Path, str]:
     """Return the file and the argument of a path such as `configs/presets.py:gpt3_175b`. A file's name may contain `:`.
 
-    Raises UserError if there is no such file.
+    flag, example: for the message. Raises UserError if there is no such file.
     """
     parts = path.split(":")
     for end in range(len(parts), 0, -1):
         for root in ROOTS:
             if (file := root / ":".join(parts[:end])).is_file():
                 return file, ":".join(parts[end:])
-    raise UserError(f"--config: {path} not found; name a file such as configs/tiny.py")
+    raise UserError(f"{flag}: {path} not found; name a file such as {example}")
 
 
 def with_known_cache(config: Config, typed: Collection[str]) -> Config:
@@ -152,9 +153,16 @@ def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
             if spec.follows and values[name] == _followed(spec, values)
         }
         return values | unset
-    spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
-    if spec is None or spec.loader is None:
+    if file.suffix != ".py":
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
+    return call(
+        file, lambda module: flatten((module.get_config(argument) if argument else module.get_config()).to_dict())
+    )
+
+
+def call(file: Path, use: Callable[[Any], T]) -> T:
+    """Return use(module) for the module of a Python file. Raises UserError in one line for any error of its code."""
+    spec: Any = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     try:
         module = importlib.util.module_from_spec(spec)
         sys.path.insert(0, str(file.resolve().parent.parent))  # for `from configs import default`
@@ -162,7 +170,7 @@ def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
             spec.loader.exec_module(module)
         finally:
             sys.path.pop(0)
-        return flatten((module.get_config(argument) if argument else module.get_config()).to_dict())
+        return use(module)
     except UserError:
         raise
     except Exception as error:  # report any error of the user's code in one line

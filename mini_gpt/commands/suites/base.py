@@ -56,6 +56,10 @@ class Suite:
     def check_split(self, trained: Config, options: SuiteOptions, num_tokens: int) -> None:
         """Raise UserError if the suite cannot measure a split of `num_tokens`. Called only if `needs_text`."""
 
+    def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:
+        """Return (label, length) of the rows that `compared_rows` will return for a run of this config."""
+        return []
+
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         """Return the JSON fields that are specific to the suite."""
         return {}

@@ -31,6 +31,11 @@ class Extrapolation(Suite):
     def check_split(self, trained: Config, options: SuiteOptions, num_tokens: int) -> None:
         _plan(trained, options, num_tokens)
 
+    def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:
+        lengths, strides = _lengths_and_strides(trained, options)
+        sliding = [(f"sliding, stride {stride}", n) for n in lengths for stride in strides if stride < n]
+        return [("blocks", length) for length in lengths] + sliding
+
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens = run.store.tokens(options.split)
         windowings = _plan(run.trained, options, len(tokens))

@@ -29,6 +29,9 @@ class Tasks(Suite):
             )
         _lengths(trained, options)
 
+    def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:
+        return [("", length) for length in _lengths(trained, options)]
+
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         return {
             "task": run.corpus.name,

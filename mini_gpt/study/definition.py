@@ -1,0 +1,269 @@
+"""The definition of a study: conditions, seeds, suites and contrasts; everything is checked before the first run."""
+
+import dataclasses
+import difflib
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mini_gpt.commands.suites import SUITES
+from mini_gpt.commands.suites import check as check_suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.config import loading as configs
+from mini_gpt.config.schema import Config
+from mini_gpt.data import batches, corpora, token_store
+from mini_gpt.data.corpora import Corpus
+from mini_gpt.evaluation import extrapolation
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError, require, shown
+from mini_gpt.training import assembly
+
+CLAIMS = ("lower", "higher")
+SEED_FIELDS = ("seed", "data.seed")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The claim that a metric is lower (or higher) in the condition `first` than in the condition `second`.
+
+    lengths: such as "1x,256"; 1x is the trained length; None: all lengths of the suite. label: the rows of a suite that
+    measures a length several times, such as "blocks". smallest_effect: None: that of the study.
+    """
+
+    first: str
+    claim: str
+    second: str
+    suite: str
+    metric: str
+    lengths: str | None = None
+    label: str = ""
+    smallest_effect: float | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """When a run has learned: the metric at `length` is at most, or at least, a threshold."""
+
+    suite: str
+    metric: str
+    at_most: float = math.inf
+    at_least: float = -math.inf
+    length: str = "1x"
+    label: str = ""
+
+    def holds(self, value: float | None) -> bool:
+        return value is not None and self.at_least <= value <= self.at_most
+
+    def __str__(self) -> str:
+        bounds = [f"at most {self.at_most:g}"] * (self.at_most < math.inf)
+        bounds += [f"at least {self.at_least:g}"] * (self.at_least > -math.inf)
+        where = ", ".join(filter(None, [self.suite, self.label, f"length {self.length}"]))
+        return f"{self.metric} {' and '.join(bounds)} ({where})"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, and the runs and comparisons that answer it.
+
+    config: a config file. overrides: config fields of all conditions. conditions: {name: config fields}. seeds: each
+    condition is trained with each. suites: {name: options}. smallest_effect: the smallest difference that matters, in
+    the unit of the metric; 0: any. fit: when a run has learned. expected_deviation: the expected standard deviation,
+    over seeds, of a paired difference; for the plan. level: the share of false verdicts that is accepted. seed_field:
+    "seed" (data.seed follows it), or "data.seed" to vary only the order of the data; to vary only the initial
+    parameters, give data.seed in the overrides.
+    """
+
+    question: str
+    config: str
+    conditions: Mapping[str, Mapping[str, Any]]
+    seeds: Sequence[int]
+    suites: Mapping[str, SuiteOptions]
+    contrasts: Sequence[Contrast] = ()
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    smallest_effect: float = 0.0
+    fit: Fit | None = None
+    expected_deviation: float | None = None
+    level: float = 0.05
+    seed_field: str = "seed"
+
+
+class Comparison(NamedTuple):
+    """A contrast at one length, in tokens or in the unit of the task."""
+
+    first: str
+    claim: str
+    second: str
+    suite: str
+    metric: str
+    label: str
+    length: int
+    smallest_effect: float
+
+    def __str__(self) -> str:
+        return f"{self.first} {self.claim} than {self.second}"
+
+
+class PlannedRun(NamedTuple):
+    condition: str
+    seed: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """The name of its run directory."""
+        return files.plain_name(f"{self.condition},seed={self.seed}")
+
+
+class Plan:
+    """A study with all configs loaded. Raises UserError if the study cannot be run or answered.
+
+    name: of the study. configs: of each condition, with the first seed. runs: seed by seed. comparisons: the family of
+    Holm's correction.
+    """
+
+    def __init__(self, name: str, study: Study):
+        self.name, self.study = name, study
+        _check_fields(study)
+        self.configs = {condition: self._load(condition, study.seeds[0]) for condition in study.conditions}
+        _check_different(self.configs, "conditions")
+        for suite, options in study.suites.items():
+            for config in self.configs.values():
+                SUITES[suite].check(config, options)
+        self.comparisons = [one for contrast in study.contrasts for one in self._comparisons(contrast)]
+        repeated = [one for one in self.comparisons if self.comparisons.count(one) > 1]
+        if repeated:
+            raise UserError(f"contrasts: found {repeated[0]} at length {repeated[0].length} twice; give it once")
+        if study.fit is not None:
+            for condition in study.conditions:
+                self.fit_length(condition)
+
+    @functools.cached_property
+    def runs(self) -> list[PlannedRun]:
+        return [
+            PlannedRun(condition, seed, self._load(condition, seed))
+            for seed in self.study.seeds
+            for condition in self.study.conditions
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain dicts. It has the configs too, so that a changed config file is a changed plan."""
+        fields = dataclasses.asdict(self.study) | {"seeds": list(self.study.seeds)}
+        loaded = {condition: configs.to_dict(config) for condition, config in self.configs.items()}
+        return {"name": self.name, **fields, "configs": loaded}
+
+    def fit_length(self, condition: str) -> int:
+        """Return the length at which `fit` is checked. Raises UserError if the suite does not measure it."""
+        assert self.study.fit is not None
+        return self._measured_lengths("fit", self.study.fit, condition, self.study.fit.length)[0]
+
+    def _load(self, condition: str, seed: int) -> Config:
+        study = self.study
+        fields = {**study.overrides, **study.conditions[condition], study.seed_field: seed}
+        try:
+            return configs.load(study.config, fields)
+        except UserError as error:
+            raise UserError(f"{error} (condition {condition})" if len(study.conditions) > 1 else str(error)) from None
+
+    def _comparisons(self, contrast: Contrast) -> list[Comparison]:
+        for condition in (contrast.first, contrast.second):
+            _check_known("contrasts", condition, self.study.conditions, "condition")
+        require(contrast.first != contrast.second, "contrasts", contrast.first, "must compare different conditions")
+        require(contrast.claim in CLAIMS, "contrasts", contrast.claim, "the claim must be lower or higher")
+        lengths = self._measured_lengths("contrasts", contrast, contrast.first, contrast.lengths)
+        for length in lengths:  # the other condition may have another trained length
+            self._measured_lengths("contrasts", contrast, contrast.second, str(length))
+        smallest = self.study.smallest_effect if contrast.smallest_effect is None else contrast.smallest_effect
+        require(smallest >= 0, "contrasts: smallest_effect", smallest, "must not be negative")
+        start = (contrast.first, contrast.claim, contrast.second, contrast.suite, contrast.metric, contrast.label)
+        return [Comparison(*start, length, smallest) for length in lengths]
+
+    def _measured_lengths(self, field: str, asked: Contrast | Fit, condition: str, lengths: str | None) -> list[int]:
+        """Return the lengths in a text such as 1x,256. Raises UserError if the suite does not measure one of them."""
+        config = self.configs[condition]
+        _check_known(field, asked.suite, self.study.suites, "suite of this study")
+        _check_known(field, asked.metric, SUITES[asked.suite].values, f"metric of the suite {asked.suite}")
+        rows = SUITES[asked.suite].compared(config, self.study.suites[asked.suite])
+        _check_known(
+            f"{field}: label", asked.label, dict.fromkeys(label for label, _ in rows), "label of the suite's rows"
+        )
+        measured = [length for label, length in rows if label == asked.label]
+        trained = config.data.task_length if config.data.is_task else config.context_length
+        found = measured if lengths is None else extrapolation.parse_lengths(f"{field}: lengths", lengths, trained, 1)
+        for length in found:
+            known = ", ".join(map(str, measured))
+            require(length in measured, f"{field}: lengths", length, f"{condition} is measured at {known}")
+        return list(found)
+
+
+def load(path: str) -> Plan:
+    """Return the plan of a study file, such as configs/studies/positions.py. Raises UserError for an invalid one."""
+    file, argument = configs.find_file(path, "study", "configs/studies/positions.py")
+    require(file.suffix == ".py" and not argument, "study", path, "must be a Python file with get_study()")
+    study = configs.call(file, lambda module: module.get_study())
+    require(isinstance(study, Study), f"{file}: get_study()", study, "must return a mini_gpt.study.definition.Study")
+    return Plan(file.stem, study)
+
+
+def check_new_runs(plan: Plan, workdir: Path) -> None:
+    """Raise UserError if a run that has not started cannot be trained or measured. Opens and tokenizes the corpora."""
+    open_corpus = functools.cache(corpora.open_corpus)  # most conditions share a corpus
+    for condition, config in plan.configs.items():
+        if config.data.is_task:
+            batches.check_fits(config)
+        if any(not (workdir / run.name / "config.json").exists() for run in plan.runs if run.condition == condition):
+            for suite, options in plan.study.suites.items():
+                _check_new(config, suite, options, open_corpus)
+
+
+def _check_new(config: Config, suite: str, options: SuiteOptions, open_corpus: Callable[..., Corpus]) -> None:
+    mesh, corpus = assembly.make_mesh(config), open_corpus(config.data)
+    tokenizer = token_store.fit_tokenizer(corpus, config.data)
+    assembly.assemble(config, mesh, corpus, tokenizer)
+    if SUITES[suite].needs_text:
+        tokens = token_store.open_store(corpus, config.data, tokenizer).tokens(options.split)
+        SUITES[suite].check_split(config, options, len(tokens))
+
+
+def _check_fields(study: Study) -> None:
+    require(bool(study.conditions), "conditions", dict(study.conditions), "must have at least one")
+    _check_different({name: files.plain_name(name) for name in study.conditions}, "conditions")
+    for name, fields in study.conditions.items():
+        is_named = isinstance(name, str) and name.strip() == name != ""
+        require(is_named, "conditions", name, "a name must be a text without spaces at its ends")
+        for own in fields:
+            taken = own in study.overrides or own == study.seed_field
+            require(not taken, f"conditions: {name}", own, "is given for all conditions as well; give it once")
+    seeds = list(study.seeds) if isinstance(study.seeds, Iterable) else []
+    is_valid = all(type(seed) is int and seed >= 0 for seed in seeds) and 0 < len(seeds) == len(set(seeds))
+    require(is_valid, "seeds", study.seeds, "must be different whole numbers from 0, such as range(5)")
+    require(study.seed_field in SEED_FIELDS, "seed_field", study.seed_field, "must be seed or data.seed")
+    require(study.seed_field not in study.overrides, "overrides", study.seed_field, "it is given by seeds")
+    require(0 < study.level < 1, "level", study.level, "must be above 0 and below 1")
+    require(study.smallest_effect >= 0, "smallest_effect", study.smallest_effect, "must not be negative")
+    deviation = study.expected_deviation
+    require(deviation is None or deviation > 0, "expected_deviation", deviation, "must be above 0")
+    require(bool(study.suites), "suites", dict(study.suites), "must have at least one")
+    for suite, options in study.suites.items():
+        check_suites([suite], options)
+        compared = ", ".join(name for name in SUITES if SUITES[name].values)
+        require(bool(SUITES[suite].values), "suites", suite, f"has nothing to compare; must be one of {compared}")
+
+
+def _check_different(values: Mapping[str, Any], field: str) -> None:
+    names = list(values)
+    for index, name in enumerate(names):
+        same = [other for other in names[:index] if values[other] == values[name]]
+        if same:
+            raise UserError(f"{field}: {same[0]} and {name} are the same; give different ones")
+
+
+def _check_known(field: str, name: str, known: Iterable[str], kind: str) -> None:
+    """Raise UserError, with similar names, if a name is not known."""
+    listed = list(known)
+    if name not in listed:
+        near = difflib.get_close_matches(name, listed, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"must be one of {', '.join(listed)}"
+        raise UserError(f"{field}: found {shown(name)}, which is no {kind}; {hint}")
