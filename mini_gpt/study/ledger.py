@@ -1,0 +1,142 @@
+"""The plan and the ledger in a study's directory: what was planned, frozen and changed, by which commit, and when.
+
+`study.json` is the current plan. `ledger.jsonl` has one entry for each event, and is only appended to.
+"""
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from mini_gpt.config import loading as configs
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.study.definition import Plan
+
+STUDY, LEDGER = "study.json", "ledger.jsonl"
+Entry = dict[str, Any]
+
+
+def digest(plan: Plan) -> str:
+    """Return the SHA-256 of a plan, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(plan.to_dict(), sort_keys=True).encode()).hexdigest()
+
+
+def commit() -> str:
+    """Return the commit of this code, with "+changes" if files differ from it; for an installed package its version."""
+    here, git = Path(__file__).parent, ["git", "-C"]
+    try:
+        found = subprocess.run([*git, here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+        changed = subprocess.run(
+            [*git, here, "status", "--porcelain"], capture_output=True, text=True, check=True
+        ).stdout
+        return found.strip() + "+changes" * bool(changed.strip())
+    except (OSError, subprocess.CalledProcessError):
+        return f"mini-gpt {importlib.metadata.version('mini-gpt')}" if _is_installed() else "unknown"
+
+
+def _is_installed() -> bool:
+    return any(found.metadata["Name"] == "mini-gpt" for found in importlib.metadata.distributions())
+
+
+def entries(workdir: Path) -> list[Entry]:
+    """Return all entries, oldest first. Raises UserError for a damaged ledger."""
+    path = workdir / LEDGER
+    if not path.exists():
+        return []
+    try:
+        with files.open_regular(path, most=files.MOST_BYTES) as file:
+            found = [json.loads(line) for line in file.read().decode().splitlines()]
+        for entry in found:
+            if files.with_checksum({name: entry[name] for name in entry if name != files.CHECKSUM}) != entry:
+                raise ValueError("an entry does not match its checksum")
+            if not {"event", "date", "commit", "plan", "results"} <= entry.keys():
+                raise ValueError("an entry lacks a field")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: damaged ({error}); restore it from a backup") from None
+    return found
+
+
+def append(workdir: Path, event: str, plan: Plan, results: int, **more: Any) -> None:
+    """Append an entry. results: the number of complete runs at this time."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    entry = {
+        "event": event,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "machine": platform.node(),
+        "plan": digest(plan),
+        "results": results,
+    }
+    with files.clear_write_errors(workdir), files.open_to_append(workdir / LEDGER) as file:
+        file.write(json.dumps(files.with_checksum(entry | more)) + "\n")
+
+
+def check_same_study(workdir: Path, plan: Plan) -> None:
+    """Raise UserError if the directory holds a study of another name, or a damaged one."""
+    saved = _saved(workdir)
+    if saved is not None and saved.get("name") != plan.name:
+        raise UserError(
+            f"--workdir: {workdir} holds the study {saved.get('name')}; name a new directory for {plan.name}"
+        )
+
+
+def changed_fields(workdir: Path, plan: Plan) -> list[str]:
+    """Return the fields of the plan that differ from `study.json`; [] if there is none."""
+    saved = _saved(workdir)
+    return [] if saved is None else differences(saved, plan)
+
+
+def differences(saved: Entry, plan: Plan) -> list[str]:
+    """Return the names of the fields in which a saved plan differs from a plan."""
+    current = json.loads(json.dumps(plan.to_dict()))
+    old, new = configs.flatten(saved), configs.flatten(current)
+    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+
+
+def save(workdir: Path, plan: Plan) -> None:
+    """Write the plan to `study.json`."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    files.write_json(workdir / STUDY, plan.to_dict())
+
+
+def freeze(workdir: Path, plan: Plan, results: int) -> str:
+    """Record the plan as frozen, and return its digest. Raises UserError if a result was seen before."""
+    check_same_study(workdir, plan)
+    seen = max([results, *(entry["results"] for entry in entries(workdir))])
+    if seen:
+        raise UserError(f"freeze: {workdir} had {seen} complete runs; a plan is frozen before the first result")
+    save(workdir, plan)
+    append(workdir, "frozen", plan, results, content=plan.to_dict())
+    return digest(plan)
+
+
+def standing(workdir: Path, plan: Plan) -> tuple[bool, str]:
+    """Return (whether the plan is the frozen one, a sentence for the report)."""
+    frozen = [entry for entry in entries(workdir) if entry["event"] == "frozen"]
+    if not frozen:
+        return False, "Exploratory: no plan was frozen before the first result."
+    last = frozen[-1]
+    when = f"on {last['date']} by commit {last['commit'][:12]}, before the first result"
+    if last["plan"] == digest(plan):
+        return True, f"Confirmatory: the plan was frozen {when}, and is unchanged (SHA-256 {last['plan'][:12]})."
+    changed = ", ".join(differences(last["content"], plan)[:6])
+    return False, f"Exploratory: the plan was frozen {when}, and was changed later ({changed})."
+
+
+def _saved(workdir: Path) -> Entry | None:
+    path = workdir / STUDY
+    try:
+        return files.read_with_checksum(path, must=True)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}); restore it from a backup, or delete it") from None

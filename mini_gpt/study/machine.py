@@ -1,0 +1,73 @@
+"""The parts of this machine that each of several runs gets: cores or devices, and memory."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from mini_gpt.runtime import devices
+from mini_gpt.runtime.errors import require
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+CGROUP = Path("/sys/fs/cgroup")  # the memory limit of a container
+VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+ASK = "import jax; from mini_gpt.runtime import devices; print(devices.platform(jax.devices()[0]), len(jax.devices()))"
+
+
+class Slot(NamedTuple):
+    """Where one run at a time is trained. cores: None if they are not limited. environment: added to the run's."""
+
+    cores: list[int] | None
+    environment: dict[str, str]
+
+
+def slots(jobs: int | None = None) -> list[Slot]:
+    """Return `jobs` slots of equal size. None: one for each core or GPU; on a TPU one, since its chips work together.
+
+    Raises UserError if there are more jobs than cores.
+    """
+    platform, count = _accelerators()
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    most = {"cpu": len(cores), "tpu": 1}.get(platform, count)
+    jobs = most if jobs is None else jobs
+    require(1 <= jobs <= len(cores), "--jobs", jobs, f"must be in 1..{len(cores)}, the number of cores")
+    share, found = len(cores) // jobs, []
+    for number in range(jobs):
+        environment = dict.fromkeys(THREADS, str(share))
+        if platform in VISIBLE_DEVICES and jobs > 1:
+            environment |= _gpus(VISIBLE_DEVICES[platform], count, number, jobs)
+        is_pinned = hasattr(os, "sched_setaffinity") and jobs > 1
+        found.append(Slot(cores[number * share : (number + 1) * share] if is_pinned else None, environment))
+    return found
+
+
+def _gpus(variable: str, count: int, number: int, jobs: int) -> dict[str, str]:
+    """Return the environment that gives job `number` its share of the GPUs, or one GPU with other jobs."""
+    allowed = os.environ.get(variable) or ",".join(map(str, range(count)))
+    each = max(1, count // jobs)
+    first = number * each % count
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if jobs > count else {}
+    return {variable: ",".join(allowed.split(",")[first : first + each])} | shared
+
+
+def _accelerators() -> tuple[str, int]:
+    """Return JAX's platform and its number of devices. A short process asks JAX, which would keep a GPU's memory."""
+    if not any(importlib.util.find_spec(package) for package in devices.PLUGINS):
+        return "cpu", 0
+    asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True)
+    words = asked.stdout.split()
+    return (words[-2], int(words[-1])) if asked.returncode == 0 and len(words) >= 2 else ("cpu", 0)
+
+
+def memory_left() -> int:
+    """Return the bytes that new processes can use, within the limit of the container."""
+    left = psutil.virtual_memory().available
+    try:
+        limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        return left if limit == "max" else min(left, int(limit) - int(used))
+    except (OSError, ValueError):
+        return left

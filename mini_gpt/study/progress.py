@@ -1,0 +1,141 @@
+"""The jobs of a study and their progress: a live table on a terminal, plain lines elsewhere."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import logging
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from mini_gpt.study.definition import PlannedRun
+from mini_gpt.study.machine import Slot
+from mini_gpt.training import workdir as workdirs
+
+PLAIN_SECONDS = 60  # between two plain lines on the running jobs
+EVALUATING = "measuring"
+log = logging.getLogger("mini_gpt.study")
+
+
+@dataclasses.dataclass
+class Job:
+    """A run that is not complete. state: waiting, running, complete, failed, elsewhere (another process has it)."""
+
+    run: PlannedRun
+    suites: list[str]
+    workdir: Path
+    state: str = "waiting"
+    reason: str = ""  # of a failure
+    began: float = 0.0
+    seconds: float = 0.0  # of a complete job
+    first_step: int = 0  # that this process trains, to estimate the time left
+    process: subprocess.Popen | None = None
+    slot: Slot | None = None
+    is_paused: bool = False  # stopped because memory is short
+
+    def last_row(self) -> dict[str, Any]:
+        """Return the last complete row of metrics.jsonl; {} if there is none."""
+        with contextlib.suppress(OSError, ValueError), (self.workdir / workdirs.METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            rows = [json.loads(line) for line in file.read().splitlines(keepends=True)[-2:] if line.endswith(b"\n")]
+            return rows[-1] if rows and isinstance(rows[-1], dict) else {}
+        return {}
+
+
+def seconds_left(job: Job, step: int) -> float | None:
+    """Return the estimated seconds until a running job has trained; None if that is not known yet."""
+    trained = step - job.first_step
+    return (time.monotonic() - job.began) / trained * (job.run.config.train.steps - step) if trained > 0 else None
+
+
+def total_left(jobs: Sequence[Job], slots: int) -> float | None:
+    """Return the estimated seconds until all jobs are complete, from the jobs that are; None if there is none."""
+    times = [job.seconds for job in jobs if job.state == "complete"]
+    if not times:
+        return None
+    now, typical = time.monotonic(), statistics.mean(times)
+    running = [max(0.0, typical - (now - job.began)) for job in jobs if job.state == "running"]
+    waiting = sum(job.state == "waiting" for job in jobs)
+    return (sum(running) + waiting * typical) / max(1, min(slots, len(running) + waiting))
+
+
+def clock(seconds: float | None) -> str:
+    """Return a duration such as 0:02:05; "–" if it is not known."""
+    return "–" if seconds is None else str(datetime.timedelta(seconds=round(seconds)))
+
+
+def cells(job: Job) -> list[str]:
+    """Return name, state, step, loss and time left."""
+    row, steps = job.last_row(), job.run.config.train.steps
+    step, loss = row.get("step", 0), row.get("train/loss")
+    if job.state == "failed":
+        return [job.run.name, "failed", str(step), "–", job.reason]
+    is_measured = job.state == "running" and step >= steps
+    left = clock(seconds_left(job, step)) if job.state == "running" and not is_measured else "–"
+    shown = f"{loss:.4f}" if isinstance(loss, float) else "–"
+    return [job.run.name, EVALUATING if is_measured else job.state, f"{step:,} of {steps:,}", shown, left]
+
+
+class Display:
+    """Shows running and failed jobs. total: the runs of the study; those without a job are complete."""
+
+    def __init__(self, total: int, slots: int):
+        self.total, self.slots = total, slots
+        self.console = Console()
+        self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+        self.states: dict[str, str] = {}
+        self.shown_at = time.monotonic()
+
+    def __enter__(self) -> "Display":
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def show(self, jobs: Sequence[Job]) -> None:
+        """Show the current states. Plain lines: one for each change, and one a minute for each running job."""
+        if self.live is not None:
+            self.live.update(self._table(jobs), refresh=True)
+            return
+        is_due = time.monotonic() - self.shown_at >= PLAIN_SECONDS
+        for job in jobs:
+            is_new = self.states.get(job.run.name, "waiting") != job.state
+            if is_new or (is_due and job.state == "running"):
+                _, state, step, loss, last = cells(job)
+                more = [step, f"loss {loss}", f"{last} left"] if job.state == "running" and not is_new else []
+                more = (
+                    [job.reason] if job.state == "failed" else [clock(job.seconds)] if job.state == "complete" else more
+                )
+                log.info(
+                    f"[{self.complete(jobs)} of {self.total} complete] {job.run.name}: {', '.join([state, *more])}"
+                )
+            self.states[job.run.name] = job.state
+        if is_due:
+            self.shown_at = time.monotonic()
+
+    def complete(self, jobs: Sequence[Job]) -> int:
+        return self.total - sum(job.state != "complete" for job in jobs)
+
+    def _table(self, jobs: Sequence[Job]) -> Table:
+        waiting = sum(job.state == "waiting" for job in jobs)
+        left = clock(total_left(jobs, self.slots))
+        title = f"{self.complete(jobs)} of {self.total} runs complete, {waiting} waiting, about {left} left"
+        table = Table(title=title, title_justify="left")
+        for name in ("run", "state", "step", "training loss", "time left"):
+            table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
+        for job in jobs:
+            if job.state in ("running", "failed", "elsewhere"):
+                table.add_row(*cells(job))
+        return table

@@ -1,0 +1,97 @@
+"""The results of a study's runs on disk: which are complete, and their values."""
+
+import dataclasses
+import functools
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites import SUITES
+from mini_gpt.commands.suites.base import Result, Row
+from mini_gpt.data import corpora
+from mini_gpt.evaluation import items
+from mini_gpt.evaluation.items import Items
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import shown
+from mini_gpt.study.definition import Plan, PlannedRun
+from mini_gpt.training import workdir as workdirs
+
+log = logging.getLogger("mini_gpt.study")
+
+
+class Results:
+    """The complete results of a plan's runs.
+
+    by_run: {name of a run: {suite: result}}. Raises UserError if a run directory holds another run, or if the text of a
+    run has changed since.
+    """
+
+    def __init__(self, plan: Plan, workdir: Path):
+        self.plan, self.workdir = plan, workdir
+        self._corpus = functools.cache(corpora.open_corpus)
+        self.by_run = {run.name: self.of_run(run) for run in plan.runs}
+
+    def of_run(self, run: PlannedRun) -> dict[str, Result]:
+        """Read the complete results of one run."""
+        workdir = self.workdir / run.name
+        if not (workdir / workdirs.CONFIG).exists():
+            return {}
+        workdirs.check_same_config(workdir, run.config)
+        found = {suite: self._read(run, workdir, suite) for suite in self.plan.study.suites}
+        complete = {suite: result for suite, result in found.items() if result is not None}
+        if complete:
+            same_text = dataclasses.replace(run.config.data, seed=0)  # so that the cache opens a corpus once
+            workdirs.check_corpus(workdir, self._corpus(same_text))
+        return complete
+
+    def missing(self, run: PlannedRun) -> list[str]:
+        """Return the suites that have no result of the run."""
+        return [suite for suite in self.plan.study.suites if suite not in self.by_run[run.name]]
+
+    @property
+    def complete_runs(self) -> list[PlannedRun]:
+        return [run for run in self.plan.runs if not self.missing(run)]
+
+    def row(self, run: PlannedRun, suite: str, label: str, length: int) -> Row | None:
+        """Return the row of a run's result; None if it is missing."""
+        rows = SUITES[suite].compared_rows(self.by_run[run.name][suite]) if suite in self.by_run[run.name] else []
+        found = [row for row in rows if row["length"] == length and SUITES[suite].label(row) == label]
+        return found[0] if found else None
+
+    def _read(self, run: PlannedRun, workdir: Path, suite: str) -> Result | None:
+        """Return a result; None if it is missing or damaged, or has another step or other options."""
+        options = self.plan.study.suites[suite]
+        path = workdir / "eval" / f"{suites.file_stem(suite, options)}.json"
+        try:
+            result = files.read_with_checksum(path)
+            check(suite, result)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            log.warning(f"{path} is damaged ({type(error).__name__}: {error}): the run is measured again")
+            return None
+        measured = result.get("checkpoint_step"), result.get("request", {})
+        return result if measured == (run.config.train.steps, suites.requested(suite, options)) else None
+
+
+def check(suite: str, result: Result) -> None:
+    """Raise ValueError, KeyError, TypeError or OverflowError if a result on disk does not fit the tables."""
+    rows = SUITES[suite].compared_rows(result)
+    for row in rows:
+        SUITES[suite].label(row)
+        numbers = [row["length"], *(row[value] for value in SUITES[suite].values if row[value] is not None)]
+        is_text = isinstance(row["reason"], str | None)
+        if not is_text or not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+            raise ValueError(f"found the row {shown(row)}")
+        for texts in dict(row.get("items", {})).values():
+            items.unpacked(texts)
+    if not rows or type(result.get("train_length")) not in (int, type(None)):
+        raise ValueError("it has no rows, or no valid train_length")
+
+
+def items_of(row: Row, metric: str) -> Items | None:
+    """Return the results of single items in a row; None if it has none, as in results of earlier versions."""
+    texts: dict[str, Any] = row.get("items", {})
+    return items.unpacked(texts[metric]) if metric in texts else None

@@ -1,0 +1,217 @@
+"""Train and measure the missing runs of a study, several at a time, each in a process of its own."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from mini_gpt.config import loading as configs
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.study import machine
+from mini_gpt.study.definition import Plan
+from mini_gpt.study.machine import Slot
+from mini_gpt.study.progress import Display, Job
+
+LOGS = "logs"
+POLL_SECONDS = 0.25
+FIRST_GUESS_BYTES = 2**30  # of one run, until one was measured
+LEAST_FREE_SHARE = 0.04  # of the memory; below it, the newest run is stopped and tried again later
+log = logging.getLogger("mini_gpt.study")
+
+
+class Runner:
+    """Starts jobs in slots, watches them and the memory, and stops them all if it receives a signal."""
+
+    def __init__(self, plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot]):
+        self.plan, self.jobs, self.slots = plan, list(jobs), list(slots)
+        self.signal: int | None = None
+        self.largest = 0  # resident bytes of a run
+
+    def run(self, display: Display) -> None:
+        """Return when no job is waiting or running. A signal stops and saves all jobs, and ends the process."""
+        with self._listening(), display:
+            while self.signal is None and any(job.state in ("waiting", "running") for job in self.jobs):
+                self._finish()
+                self._watch_memory()
+                self._start()
+                display.show(self.jobs)
+                time.sleep(POLL_SECONDS)
+            if self.signal is not None:
+                self._stop_all(display)
+        if self.signal is not None:
+            log.info("stopped; the same command resumes the study")
+            sys.exit(128 + self.signal)
+
+    @property
+    def running(self) -> list[Job]:
+        return [job for job in self.jobs if job.state == "running"]
+
+    def _start(self) -> None:
+        """Start waiting jobs in free slots, while there is memory for one more."""
+        for job in self.jobs:
+            used = [other.slot for other in self.running]
+            free = [slot for slot in self.slots if slot not in used]
+            has_memory = not used or machine.memory_left() > max(self.largest, FIRST_GUESS_BYTES) * 1.2
+            if not free or not has_memory:
+                return
+            if job.state == "waiting":
+                _start(job, free[0], {name: dataclasses.asdict(self.plan.study.suites[name]) for name in job.suites})
+
+    def _finish(self) -> None:
+        """Update the state of jobs whose process has ended."""
+        for job in self.running:
+            assert job.process is not None
+            status = job.process.poll()
+            if status is None:
+                continue
+            job.process = job.slot = None
+            if job.is_paused:
+                job.state, job.is_paused = "waiting", False
+            elif status == 0:
+                job.state, job.seconds = "complete", time.monotonic() - job.began
+            else:
+                job.state, job.reason = "failed", _reason(job, status)
+
+    def _watch_memory(self) -> None:
+        """Record the memory of the runs. If memory is short, stop the newest run, which is saved and waits."""
+        for job in self.running:
+            with contextlib.suppress(psutil.Error):
+                assert job.process is not None
+                self.largest = max(self.largest, psutil.Process(job.process.pid).memory_info().rss)
+        is_short = machine.memory_left() < LEAST_FREE_SHARE * psutil.virtual_memory().total
+        if is_short and len(self.running) > 1 and not any(job.is_paused for job in self.running):
+            newest = max(self.running, key=lambda job: job.began)
+            log.warning(f"memory is short: {newest.run.name} is stopped, and goes on when another run has ended")
+            newest.is_paused = True
+            self._signal(newest, signal.SIGTERM)
+            self.slots = [slot for slot in self.slots if slot != newest.slot]
+
+    def _stop_all(self, display: Display) -> None:
+        """Stop all jobs, and wait until they are saved. A second signal kills them."""
+        log.info("stopping: saving all runs; send the signal again to exit at once")
+        received = self.signal
+        for job in self.running:
+            self._signal(job, signal.SIGTERM)
+        self.signal = None
+        while any(job.process is not None and job.process.poll() is None for job in self.running):
+            if self.signal is not None:
+                for job in self.running:
+                    self._signal(job, signal.SIGKILL)
+            time.sleep(POLL_SECONDS)
+        self.signal = received
+
+    def _signal(self, job: Job, number: int) -> None:
+        assert job.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.process.pid, number)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        def receive(number: int, _: object) -> None:
+            self.signal = number
+
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+        previous = {number: signal.signal(number, receive) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def command() -> list[str]:
+    """Return the command that trains and measures one run."""
+    return [sys.executable, "-m", "mini_gpt.study.worker"]
+
+
+def _start(job: Job, slot: Slot, suites: dict[str, Any]) -> None:
+    """Start the process of a job. The state becomes `elsewhere` if another process has the run."""
+    file = _locked_log(job)
+    if file is None:
+        job.state = "elsewhere"
+        return
+    content = {
+        "parent": os.getpid(),
+        "workdir": str(job.workdir),
+        "config": configs.to_dict(job.run.config),
+        "suites": suites,
+    }
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, **slot.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    with file:
+        job.process = subprocess.Popen(
+            command(),
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=file,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+    if slot.cores is not None:  # before the process starts JAX, whose thread pools have the size of the affinity
+        with contextlib.suppress(psutil.Error, OSError):
+            psutil.Process(job.process.pid).cpu_affinity(slot.cores)
+    assert job.process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), job.process.stdin as pipe:
+        pipe.write(json.dumps(content))
+    job.state, job.slot, job.began = "running", slot, time.monotonic()
+    job.first_step = job.last_row().get("step", 0)
+
+
+def _locked_log(job: Job) -> TextIO | None:
+    """Return the log of a run, locked, or None if another process has it.
+
+    The run's process inherits the lock, so it holds as long as the run, also if this process is killed.
+    """
+    path = job.workdir.parent / LOGS / f"{job.workdir.name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = files.open_to_append(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError as error:
+        log.warning(f"{path}: this file system has no locks ({error.strerror}); do not start a second process here")
+    return file
+
+
+def _reason(job: Job, status: int) -> str:
+    """Return why a process failed: its last error line, or the signal that killed it."""
+    path = job.workdir.parent / LOGS / f"{job.workdir.name}.log"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    if status < 0:
+        hint = "; was the memory full?" if status == -signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-status).name}{hint}"
+    said = [line for line in lines if re.match(r"error: |\w*(Error|Exception)\b", line)] or lines or ["no output"]
+    return f"{said[-1].removeprefix('error: ')[:300]} (see {path})"
+
+
+def failures(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return {name of a failed run: reason}."""
+    return {job.run.name: job.reason for job in jobs if job.state == "failed"}
+
+
+def check_all_complete(jobs: Sequence[Job], total: int) -> None:
+    """Raise UserError if a run failed, or is trained by another process."""
+    failed, elsewhere = failures(jobs), [job.run.name for job in jobs if job.state == "elsewhere"]
+    if failed:
+        log.info("\n".join(["", "Failed:", *(f"  {name}: {reason}" for name, reason in failed.items()), ""]))
+        raise UserError(f"{len(failed)} of {total} runs failed; the same command tries them again")
+    if elsewhere:
+        remedy = "run the same command when it has ended"
+        raise UserError(f"{len(elsewhere)} of {total} runs are trained by another process ({elsewhere[0]}); {remedy}")

@@ -1,0 +1,43 @@
+"""Train and measure one run of a study, in a process of its own.
+
+The job is one JSON object on standard input: `workdir`, `config` and `suites` ({name: options}).
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from mini_gpt.commands import command_line, suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.config import loading as configs
+from mini_gpt.training import loop
+from mini_gpt.training.run import Run
+
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+
+
+@command_line.command
+def main() -> None:
+    job = json.load(sys.stdin)
+    _stop_with_parent(job["parent"])
+    config, workdir = configs.from_dict(job["config"]), Path(job["workdir"])
+    command_line.set_up(config.data.cache_dir)
+    loop.train(config, workdir, conclude=False)
+    run = Run(workdir)
+    for suite, options in job["suites"].items():
+        suites.evaluate(run, suite, SuiteOptions(**options))
+
+
+def _stop_with_parent(parent: int) -> None:
+    """Let Linux send SIGTERM, which saves the run, if the process that started this one dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()
