@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mini_gpt.commands.suites import SUITES
@@ -23,6 +24,7 @@ from mini_gpt.training import assembly
 
 CLAIMS = ("lower", "higher")
 SEED_FIELDS = ("seed", "data.seed")
+PLACES = ("data.path", "data.cache_dir")  # may differ between machines; the text is compared by its fingerprint
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,12 @@ class PlannedRun(NamedTuple):
 class Plan:
     """A study with all configs loaded. Raises UserError if the study cannot be run or answered.
 
-    name: of the study. configs: of each condition, with the first seed. runs: seed by seed. comparisons: the family of
-    Holm's correction.
+    name: of the study. places: values of PLACES on this machine. configs: of each condition, with the first seed. runs:
+    seed by seed. comparisons: the family of Holm's correction.
     """
 
-    def __init__(self, name: str, study: Study):
-        self.name, self.study = name, study
+    def __init__(self, name: str, study: Study, places: Mapping[str, str] = MappingProxyType({})):
+        self.name, self.study, self.places = name, study, places
         _check_fields(study)
         self.configs = {condition: self._load(condition, study.seeds[0]) for condition in study.conditions}
         _check_different(self.configs, "conditions")
@@ -151,7 +153,10 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain dicts. It has the configs too, so that a changed config file is a changed plan."""
         fields = dataclasses.asdict(self.study) | {"seeds": list(self.study.seeds)}
-        loaded = {condition: configs.to_dict(config) for condition, config in self.configs.items()}
+        loaded = {condition: configs.flatten(configs.to_dict(config)) for condition, config in self.configs.items()}
+        for values in loaded.values():
+            for place in PLACES:
+                del values[place]
         return {"name": self.name, **fields, "configs": loaded}
 
     def fit_length(self, condition: str) -> int:
@@ -161,7 +166,7 @@ class Plan:
 
     def _load(self, condition: str, seed: int) -> Config:
         study = self.study
-        fields = {**study.overrides, **study.conditions[condition], study.seed_field: seed}
+        fields = {**study.overrides, **study.conditions[condition], **self.places, study.seed_field: seed}
         try:
             return configs.load(study.config, fields)
         except UserError as error:
@@ -198,13 +203,18 @@ class Plan:
         return list(found)
 
 
-def load(path: str) -> Plan:
-    """Return the plan of a study file, such as configs/studies/positions.py. Raises UserError for an invalid one."""
+def load(path: str, overrides: Mapping[str, str]) -> Plan:
+    """Return the plan of a study file, such as configs/studies/positions.py. Raises UserError for an invalid one.
+
+    overrides: only the fields of PLACES; any other field belongs in the file.
+    """
+    for name in overrides:
+        require(name in PLACES, f"--config.{name}", overrides[name], f"a study takes only {' and '.join(PLACES)} here")
     file, argument = configs.find_file(path, "study", "configs/studies/positions.py")
     require(file.suffix == ".py" and not argument, "study", path, "must be a Python file with get_study()")
     study = configs.call(file, lambda module: module.get_study())
     require(isinstance(study, Study), f"{file}: get_study()", study, "must return a mini_gpt.study.definition.Study")
-    return Plan(file.stem, study)
+    return Plan(file.stem, study, overrides)
 
 
 def check_new_runs(plan: Plan, workdir: Path) -> None:

@@ -1,0 +1,32 @@
+"""Which positional encoding keeps its loss beyond the trained context? The study of docs/extrapolation.md.
+
+    python -m mini_gpt.study run configs/studies/positions.py
+
+60 runs of configs/positions.py: four layers of width 128, trained on 64 characters of Shakespeare for 2,000 steps.
+Without a network, add --config.data.path=FILE. Times and results: docs/extrapolation.md.
+"""
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.study.definition import Contrast, Fit, Study
+
+ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
+
+
+def get_study() -> Study:
+    blocks = {"suite": "extrapolation", "metric": "nll", "label": "blocks"}
+    contrasts = [Contrast("rope", "lower", other, lengths="1x", **blocks) for other in ENCODINGS if other != "rope"]
+    for other in ("none", "sinusoidal", "rope", "t5"):
+        contrasts.append(Contrast("alibi", "lower", other, lengths="2x,4x,8x,16x", **blocks))
+    contrasts.append(Contrast("none", "lower", "sinusoidal", lengths="2x,16x", **blocks))
+    return Study(
+        question="Which positional encoding keeps its loss beyond the trained context?",
+        config="configs/positions.py",
+        overrides={"model.dtype": "float32"},
+        conditions={name: {"model.position": name} for name in ENCODINGS},
+        seeds=range(10),
+        suites={"extrapolation": SuiteOptions(lengths="1x,2x,4x,8x,16x")},
+        contrasts=contrasts,
+        smallest_effect=0.02,  # nats per token; the seeds of one encoding differ by up to 0.03 at the trained length
+        fit=Fit("extrapolation", "nll", at_most=2.3, label="blocks"),  # a bigram model has 2.484
+        expected_deviation=0.03,
+    )

@@ -1,0 +1,181 @@
+"""Answer a question by training: plan, freeze, run and report a study.
+
+    python -m mini_gpt.study plan FILE      what will run, how long, how much disk, and what it can show
+    python -m mini_gpt.study freeze FILE    record the plan before the first run
+    python -m mini_gpt.study run FILE       train and measure the missing runs, several at a time, then report
+    python -m mini_gpt.study report FILE    write the report from the runs that are complete
+    python -m mini_gpt.study slurm FILE     print a script that runs the study as an array of Slurm jobs
+
+FILE is a study such as configs/studies/positions.py. In place of it, --config, --vary, --seeds, --suite and --contrast
+define a study for a quick look. The command `run` resumes a stopped study, and tries failed runs again.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import logging
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from mini_gpt.commands import command_line, suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.config import loading as configs
+from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.study import definition, ledger, machine, runner
+from mini_gpt.study.definition import Contrast, Plan, Study
+from mini_gpt.study.progress import Display, Job
+from mini_gpt.study.results import Results
+
+log = logging.getLogger("mini_gpt.study")
+CONTRAST = re.compile(r"(?P<first>.+?)(?P<claim>[<>])(?P<second>[^@]+)(@(?P<where>.+))?")
+
+
+@command_line.command
+def main() -> None:
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.study")
+    parser.add_argument("action", choices=ACTIONS, help="what to do")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="study file, such as configs/studies/positions.py")
+    _run_action(parser, None)
+
+
+@command_line.command
+def sweep() -> None:
+    """Run `study run` for a study that the flags define."""
+    parser = command_line.parser(
+        "Train and measure all combinations of field values: the short form of `python -m mini_gpt.study run`.\n\n"
+        "python -m mini_gpt.sweep --config=configs/positions.py --suite=extrapolation --seeds=3 \\\n"
+        "    --vary model.position=none,learned,sinusoidal,rope,alibi,t5",
+        prog="python -m mini_gpt.sweep",
+    )
+    _run_action(parser, "run")
+
+
+def _run_action(parser: argparse.ArgumentParser, action: str | None) -> None:
+    add = parser.add_argument
+    add("--workdir", type=command_line.directory, help="directory of the study; default: runs/studies/NAME")
+    add("--jobs", type=int, help="runs at a time; default: one for each core or GPU")
+    add("--shard", metavar="I/N", help="train only part I of N, from 0, for a job array on a shared directory")
+    add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
+    add("--config", help="instead of FILE: the config file that all runs share")
+    add("--vary", action="append", default=[], metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
+    add("--seeds", type=int, default=1, help="number of seeds; the first is the seed of the config")
+    add("--suite", default="perplexity", help="what to measure: perplexity, extrapolation or tasks")
+    add(
+        "--contrast", action="append", default=[], metavar="'A<B'", help="a comparison; 'A<B@METRIC,LENGTH'; repeatable"
+    )
+    command_line.add_suite_flags(parser)
+    flags, rest = parser.parse_known_args()
+    overrides = command_line.config_overrides(rest)
+    file = getattr(flags, "file", None)
+    if (file is None) == (flags.config is None):
+        raise UserError("study: name either a FILE, such as configs/studies/positions.py, or --config")
+    if file is not None and (flags.vary or flags.contrast):
+        raise UserError(f"study: found --vary or --contrast beside {file}; change the file, or leave it out")
+    plan = definition.load(file, overrides) if file is not None else _quick_look(flags, overrides)
+    folder = "studies" if file is not None else "sweeps"
+    workdir = flags.workdir or Path("runs", folder, plan.name)
+    first = next(iter(plan.configs.values()))
+    command_line.set_up(first.data.cache_dir)
+    ACTIONS[action or flags.action](plan, workdir, flags)
+
+
+def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
+    definition.check_new_runs(plan, workdir)
+    digest = ledger.freeze(workdir, plan, len(Results(plan, workdir).complete_runs))
+    print(f"Frozen: {plan.name}, SHA-256 {digest}, commit {ledger.commit()}, in {workdir / ledger.LEDGER}")
+
+
+def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
+    shard, slots = _shard(flags.shard, len(plan.runs)), machine.slots(flags.jobs)
+    ledger.check_same_study(workdir, plan)
+    found = Results(plan, workdir)
+    changed = ledger.changed_fields(workdir, plan)
+    done = len(found.complete_runs)
+    if changed and done and plan.comparisons and not flags.changed:
+        raise UserError(
+            f"study: the plan of {workdir} was changed after {done} runs were complete ({', '.join(changed[:4])}); "
+            "restore it, or add --changed: the report will call the study exploratory"
+        )
+    definition.check_new_runs(plan, workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    ledger.append(workdir, "changed" if changed else "run", plan, done, command=command, fields=changed)
+    ledger.save(workdir, plan)
+    mine = plan.runs[shard]
+    jobs = [Job(run, found.missing(run), workdir / run.name) for run in mine if found.missing(run)]
+    log.info(f"{len(mine) - len(jobs)} of {len(mine)} runs are complete; {len(slots)} at a time")
+    runner.Runner(plan, jobs, slots).run(Display(len(mine), len(slots)))
+    runner.check_all_complete(jobs, len(mine))
+
+
+def _shard(text: str | None, runs: int) -> slice:
+    """Return the slice of the runs of shard I/N."""
+    if text is None:
+        return slice(None)
+    numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    require(numbers is not None, "--shard", text, "must be I/N, such as 0/4")
+    assert numbers is not None
+    index, count = int(numbers[1]), int(numbers[2])
+    require(index < count, "--shard", text, f"I must be in 0..{count - 1}")
+    return slice(index, None, count)
+
+
+def _quick_look(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
+    """Return the plan that the flags define."""
+    vary: dict[str, list[str]] = {}
+    for name, values in map(parse_vary, flags.vary):
+        if name in vary:
+            raise UserError(f"--vary: found {name} twice; give all its values in one --vary")
+        if name in overrides:
+            raise UserError(f"--vary: found {name}, which --config.{name} sets as well; give it once")
+        vary[name] = values
+    require(flags.seeds >= 1, "--seeds", flags.seeds, "must be at least 1")
+    options = SuiteOptions(flags.split, flags.lengths, flags.strides)
+    suites.check([flags.suite], options)
+    combinations = itertools.product(*([(name, value) for value in vary[name]] for name in vary))
+    conditions = {",".join(f"{name}={value}" for name, value in combined): dict(combined) for combined in combinations}
+    seed = int(overrides.pop("seed", configs.load(flags.config, overrides | next(iter(conditions.values()))).seed))
+    name = command_line.run_name(flags.config, overrides, *vary)
+    study = Study(
+        "", flags.config, conditions, range(seed, seed + flags.seeds), {flags.suite: options}, overrides=overrides
+    )
+    contrasts = [_contrast(text, study, flags.suite) for text in flags.contrast]
+    return Plan(name, dataclasses.replace(study, contrasts=contrasts))
+
+
+def _contrast(text: str, study: Study, suite: str) -> Contrast:
+    """Return the contrast of a text such as 'alibi<rope' or 'alibi<rope@nll,2x'."""
+    parts = CONTRAST.fullmatch(text)
+    if parts is None:
+        raise UserError(f"--contrast: found {text!r}; must be 'A<B' or 'A>B', such as 'alibi<rope@nll,2x'")
+    metric, _, lengths = (parts["where"] or suites.SUITES[suite].values[0]).partition(",")
+    first, second = (_condition(parts[name].strip(), study) for name in ("first", "second"))
+    config = configs.load(study.config, {**study.overrides, **study.conditions[first]})
+    label = suites.SUITES[suite].compared(config, study.suites[suite])[0][0]
+    claim = "lower" if parts["claim"] == "<" else "higher"
+    return Contrast(first, claim, second, suite, metric, lengths or None, label)
+
+
+def _condition(text: str, study: Study) -> str:
+    """Return the name of the condition with these values, such as model.position=rope for rope."""
+    by_values = {",".join(map(str, fields.values())): name for name, fields in study.conditions.items()}
+    if text not in study.conditions and text not in by_values:
+        raise UserError(f"--contrast: found {text!r}; must be one of {', '.join(by_values)}")
+    return by_values.get(text, text)
+
+
+def parse_vary(text: str) -> tuple[str, list[str]]:
+    """Return the field and the values of FIELD=VALUE,VALUE,…; commas inside brackets do not separate values."""
+    name, listed = configs.parse_override(text)
+    configs.check_field(name)
+    if name == "seed":
+        raise UserError("--vary: found seed; give the number of seeds with --seeds")
+    values = [value.strip() for value in re.split(r",(?![^(\[]*[)\]])", listed)]
+    different = "" not in values and len(set(values)) == len(values)
+    require(different, "--vary", text, "must be FIELD=VALUE,VALUE,… with different values")
+    return name, values
+
+
+ACTIONS = {"freeze": _freeze, "run": _run}
