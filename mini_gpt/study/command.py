@@ -91,7 +91,7 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     shard, slots = _shard(flags.shard, len(plan.runs)), machine.slots(flags.jobs)
     ledger.check_same_study(workdir, plan)
     found = Results(plan, workdir)
-    changed = ledger.changed_fields(workdir, plan)
+    changed = ledger.changes(workdir, plan)
     done = len(found.complete_runs)
     if changed and done and plan.comparisons and not flags.changed:
         raise UserError(

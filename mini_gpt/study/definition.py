@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import functools
-import math
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,17 +51,21 @@ class Fit:
 
     suite: str
     metric: str
-    at_most: float = math.inf
-    at_least: float = -math.inf
+    at_most: float | None = None
+    at_least: float | None = None
     length: str = "1x"
     label: str = ""
 
     def holds(self, value: float | None) -> bool:
-        return value is not None and self.at_least <= value <= self.at_most
+        if value is None:
+            return False
+        return not (
+            (self.at_most is not None and value > self.at_most) or (self.at_least is not None and value < self.at_least)
+        )
 
     def __str__(self) -> str:
-        bounds = [f"at most {self.at_most:g}"] * (self.at_most < math.inf)
-        bounds += [f"at least {self.at_least:g}"] * (self.at_least > -math.inf)
+        bounds = [f"at most {self.at_most:g}"] if self.at_most is not None else []
+        bounds += [f"at least {self.at_least:g}"] if self.at_least is not None else []
         where = ", ".join(filter(None, [self.suite, self.label, f"length {self.length}"]))
         return f"{self.metric} {' and '.join(bounds)} ({where})"
 
@@ -151,13 +155,28 @@ class Plan:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain dicts. It has the configs too, so that a changed config file is a changed plan."""
+        """Return the plan in the form of JSON. The configs belong to it: a changed config file is a changed plan."""
         fields = dataclasses.asdict(self.study) | {"seeds": list(self.study.seeds)}
         loaded = {condition: configs.flatten(configs.to_dict(config)) for condition, config in self.configs.items()}
-        for values in loaded.values():
-            for place in PLACES:
-                del values[place]
-        return {"name": self.name, **fields, "configs": loaded}
+        shared = {
+            condition: {name: value for name, value in values.items() if name not in PLACES}
+            for condition, values in loaded.items()
+        }
+        return json.loads(json.dumps({"name": self.name, **fields, "configs": shared}))
+
+    def changes_since(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return the names of the fields that differ from a saved `to_dict`, also one of an earlier version."""
+        current, defaults = self.to_dict(), {spec.name: spec.default for spec in dataclasses.fields(Study)}
+        names = [name for name in current if name != "configs" and current[name] != saved.get(name, defaults.get(name))]
+        for condition, config in self.configs.items():
+            try:
+                places = {place: configs.flatten(configs.to_dict(config))[place] for place in PLACES}
+                old = configs.from_dict(saved["configs"][condition] | places)
+            except (UserError, KeyError, TypeError):
+                names.append(f"configs of {condition}")
+            else:
+                names += [f"{name} of {condition}" for name in configs.differences(old, config)]
+        return names
 
     def fit_length(self, condition: str) -> int:
         """Return the length at which `fit` is checked. Raises UserError if the suite does not measure it."""

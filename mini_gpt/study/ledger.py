@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 
-from mini_gpt.config import loading as configs
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study.definition import Plan
@@ -24,7 +23,7 @@ Entry = dict[str, Any]
 
 
 def digest(plan: Plan) -> str:
-    """Return the SHA-256 of a plan, in hexadecimal digits."""
+    """Return the SHA-256 of a plan, which names it in the ledger, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(plan.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
@@ -89,17 +88,10 @@ def check_same_study(workdir: Path, plan: Plan) -> None:
         )
 
 
-def changed_fields(workdir: Path, plan: Plan) -> list[str]:
-    """Return the fields of the plan that differ from `study.json`; [] if there is none."""
+def changes(workdir: Path, plan: Plan) -> list[str]:
+    """Return the names of the plan's fields that differ from `study.json`; [] if there is none."""
     saved = _saved(workdir)
-    return [] if saved is None else differences(saved, plan)
-
-
-def differences(saved: Entry, plan: Plan) -> list[str]:
-    """Return the names of the fields in which a saved plan differs from a plan."""
-    current = json.loads(json.dumps(plan.to_dict()))
-    old, new = configs.flatten(saved), configs.flatten(current)
-    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return [] if saved is None else plan.changes_since(saved)
 
 
 def save(workdir: Path, plan: Plan) -> None:
@@ -126,10 +118,10 @@ def standing(workdir: Path, plan: Plan) -> tuple[bool, str]:
         return False, "Exploratory: no plan was frozen before the first result."
     last = frozen[-1]
     when = f"on {last['date']} by commit {last['commit'][:12]}, before the first result"
-    if last["plan"] == digest(plan):
+    changed = plan.changes_since(last["content"])
+    if not changed:
         return True, f"Confirmatory: the plan was frozen {when}, and is unchanged (SHA-256 {last['plan'][:12]})."
-    changed = ", ".join(differences(last["content"], plan)[:6])
-    return False, f"Exploratory: the plan was frozen {when}, and was changed later ({changed})."
+    return False, f"Exploratory: the plan was frozen {when}, and was changed later ({', '.join(changed[:6])})."
 
 
 def _saved(workdir: Path) -> Entry | None:
