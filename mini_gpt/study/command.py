@@ -23,7 +23,7 @@ from mini_gpt.commands import command_line, suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, ledger, machine, runner
+from mini_gpt.study import definition, ledger, machine, report, runner
 from mini_gpt.study.definition import Contrast, Plan, Study
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.results import Results
@@ -37,7 +37,7 @@ def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.study")
     parser.add_argument("action", choices=ACTIONS, help="what to do")
     parser.add_argument("file", nargs="?", metavar="FILE", help="study file, such as configs/studies/positions.py")
-    _run_action(parser, None)
+    _run_action(parser)
 
 
 @command_line.command
@@ -49,10 +49,11 @@ def sweep() -> None:
         "    --vary model.position=none,learned,sinusoidal,rope,alibi,t5",
         prog="python -m mini_gpt.sweep",
     )
-    _run_action(parser, "run")
+    parser.set_defaults(action=None, file=None)
+    _run_action(parser)
 
 
-def _run_action(parser: argparse.ArgumentParser, action: str | None) -> None:
+def _run_action(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--workdir", type=command_line.directory, help="directory of the study; default: runs/studies/NAME")
     add("--jobs", type=int, help="runs at a time; default: one for each core or GPU")
@@ -68,7 +69,7 @@ def _run_action(parser: argparse.ArgumentParser, action: str | None) -> None:
     command_line.add_suite_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
-    file = getattr(flags, "file", None)
+    file = flags.file
     if (file is None) == (flags.config is None):
         raise UserError("study: name either a FILE, such as configs/studies/positions.py, or --config")
     if file is not None and (flags.vary or flags.contrast):
@@ -78,7 +79,7 @@ def _run_action(parser: argparse.ArgumentParser, action: str | None) -> None:
     workdir = flags.workdir or Path("runs", folder, plan.name)
     first = next(iter(plan.configs.values()))
     command_line.set_up(first.data.cache_dir)
-    ACTIONS[action or flags.action](plan, workdir, flags)
+    ACTIONS[flags.action or "run"](plan, workdir, flags)
 
 
 def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
@@ -100,14 +101,23 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
         )
     definition.check_new_runs(plan, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = f"python -m mini_gpt.{'study' if flags.action else 'sweep'} {shlex.join(sys.argv[1:])}"
     ledger.append(workdir, "changed" if changed else "run", plan, done, command=command, fields=changed)
     ledger.save(workdir, plan)
     mine = plan.runs[shard]
     jobs = [Job(run, found.missing(run), workdir / run.name) for run in mine if found.missing(run)]
     log.info(f"{len(mine) - len(jobs)} of {len(mine)} runs are complete; {len(slots)} at a time")
-    runner.Runner(plan, jobs, slots).run(Display(len(mine), len(slots)))
+    try:
+        runner.Runner(plan, jobs, slots).run(Display(len(mine), len(slots)))
+    finally:
+        if flags.shard is None:
+            _report(plan, workdir, flags)
     runner.check_all_complete(jobs, len(mine))
+
+
+def _report(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
+    ledger.check_same_study(workdir, plan)
+    print("Written to", *report.write(Results(plan, workdir)), sep="\n")
 
 
 def _shard(text: str | None, runs: int) -> slice:
@@ -178,4 +188,4 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
     return name, values
 
 
-ACTIONS = {"freeze": _freeze, "run": _run}
+ACTIONS = {"freeze": _freeze, "run": _run, "report": _report}

@@ -59,9 +59,7 @@ class Fit:
     def holds(self, value: float | None) -> bool:
         if value is None:
             return False
-        return not (
-            (self.at_most is not None and value > self.at_most) or (self.at_least is not None and value < self.at_least)
-        )
+        return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
 
     def __str__(self) -> str:
         bounds = [f"at most {self.at_most:g}"] if self.at_most is not None else []

@@ -60,6 +60,14 @@ class Results:
         found = [row for row in rows if row["length"] == length and SUITES[suite].label(row) == label]
         return found[0] if found else None
 
+    def has_learned(self, run: PlannedRun) -> bool | None:
+        """Return whether a run meets the fit threshold; None without a threshold or a result."""
+        fit = self.plan.study.fit
+        if fit is None or fit.suite not in self.by_run[run.name]:
+            return None
+        row = self.row(run, fit.suite, fit.label, self.plan.fit_length(run.condition))
+        return fit.holds(None if row is None else row[fit.metric])
+
     def _read(self, run: PlannedRun, workdir: Path, suite: str) -> Result | None:
         """Return a result; None if it is missing or damaged, or has another step or other options."""
         options = self.plan.study.suites[suite]

@@ -65,7 +65,7 @@ def sign_flip_p(differences_S: Sequence[float]) -> float:
     return float(found.pvalue)
 
 
-class Items(NamedTuple):
+class PairedItems(NamedTuple):
     """Paired results of each item: a problem, or a part of a text. The metric is sum(sums) / sum(weights).
 
     differences_SP: first - second, of each seed and item. weights_P: the same for both conditions and all seeds.
@@ -75,7 +75,7 @@ class Items(NamedTuple):
     weights_P: np.ndarray
 
 
-def bootstrap_means(differences_S: Sequence[float], items: Items | None = None) -> np.ndarray:
+def bootstrap_means(differences_S: Sequence[float], items: PairedItems | None = None) -> np.ndarray:
     """Return DRAWS float64 means of the difference, over a hierarchical bootstrap of seeds and items.
 
     Few seeds make resampled intervals too short, so seeds are drawn from the Student distribution of their mean. Items
@@ -111,7 +111,7 @@ def interval(drawn_R: np.ndarray, level: float) -> tuple[float, float]:
 
 
 def equivalence_p(drawn_R: np.ndarray, smallest_effect: float) -> float:
-    """Return the p of two one-sided tests (Schuirmann 1987): is the difference within ± smallest_effect?"""
+    """Return the p of two one-sided tests (Schuirmann 1987) for a difference within ± smallest_effect."""
     outside = max(np.sum(drawn_R >= smallest_effect), np.sum(drawn_R <= -smallest_effect))
     return float(outside + 1) / (len(drawn_R) + 1)
 

@@ -1,0 +1,104 @@
+"""Figures of a study: metrics by length, paired differences with intervals, and training curves."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from mini_gpt.commands.suites.base import Row, Suite
+from mini_gpt.insight import curves
+from mini_gpt.insight.curves import Curve
+from mini_gpt.study import tables
+from mini_gpt.study.analysis import Outcome
+from mini_gpt.study.results import Results
+from mini_gpt.training import workdir as workdirs
+
+COLOURS = {"shown": "C2", "opposite shown": "C3", "equivalent": "C0"}  # of verdicts; others are grey
+BINS = 25  # of a training curve
+
+
+def by_length(suite: Suite, table: list[Row], trained: int | None) -> Figure:
+    """Plot the mean of the suite's first value over the seeds, and its range, against the length."""
+    value = suite.values[0]
+    panels: dict[str, list[Curve]] = {}
+    for label, labelled in tables.groups(table, "measured").items():
+        for condition, rows in tables.groups(labelled, "condition").items():
+            points = sorted((row for row in rows if value not in row["reasons"]), key=lambda row: row["length"])
+            y, low, high = ([row[f"{value}_{part}"] for row in points] for part in ("mean", "lowest", "highest"))
+            curve = Curve(condition, [row["length"] for row in points], y, low, high)
+            panels.setdefault(label or suite.name, []).append(curve)
+    title = "Mean, and range over the seeds"
+    return curves.panels_figure(panels, title=title, x=suite.x_label, y=suite.y_label, trained=trained)
+
+
+def differences(outcomes: Sequence[Outcome], level: float) -> dict[str, Figure]:
+    """Plot each paired difference with its interval and its seeds; one figure for each metric, since units differ."""
+    found = {}
+    for metric in dict.fromkeys(one.comparison.metric for one in outcomes):
+        drawn = [one for one in outcomes if one.comparison.metric == metric and one.difference is not None]
+        if drawn:
+            found[metric] = _differences(drawn, metric, level)
+    return found
+
+
+def _differences(outcomes: list[Outcome], metric: str, level: float) -> Figure:
+    figure, axes = curves.new_figure((9, 1.4 + 0.34 * len(outcomes)), title="Paired differences")
+    for place, one in enumerate(outcomes):
+        colour, comparison = COLOURS.get(one.verdict, "grey"), one.comparison
+        axes.plot(one.differences_S, [place] * len(one.seeds), "|", color=colour, markersize=7, alpha=0.6)
+        axes.plot(one.difference, place, "o", color=colour, markersize=5)
+        if one.interval is not None:
+            axes.plot(one.interval, [place, place], color=colour, linewidth=2)
+        effect = comparison.smallest_effect
+        if effect:
+            axes.fill_betweenx([place - 0.4, place + 0.4], -effect, effect, color="grey", alpha=0.18, linewidth=0)
+        axes.annotate(
+            one.verdict, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour
+        )
+    labels = [f"{one.comparison.first} − {one.comparison.second}, {one.comparison.length}" for one in outcomes]
+    axes.set_yticks(range(len(outcomes)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(0, color="black", linewidth=0.8)
+    label = f"difference of {metric}: mean, {1 - level:.0%} interval, and each seed; shaded: too small to matter"
+    curves.finish(axes, xlabel=label)
+    return figure
+
+
+def training(results: Results) -> Figure | None:
+    """Plot the training loss of each condition, as mean and range over the seeds; None if no run has started."""
+    by_condition: dict[str, list[np.ndarray]] = {}
+    for run in results.plan.runs:
+        losses = _training_loss(results.workdir / run.name, run.config.train.steps)
+        if losses is not None:
+            by_condition.setdefault(run.condition, []).append(losses)
+    if not by_condition:
+        return None
+    figure, axes = curves.new_figure((8, 4.4))
+    for number, (condition, seeds) in enumerate(by_condition.items()):
+        share = (np.arange(BINS) + 0.5) / BINS * 100
+        all_SX = np.stack(seeds)
+        complete = np.isfinite(all_SX).all(axis=0)
+        y, low, high = (part(all_SX[:, complete], axis=0) for part in (np.mean, np.min, np.max))
+        axes.plot(share[complete], y, color=f"C{number}", label=condition)
+        axes.fill_between(share[complete], low, high, color=f"C{number}", alpha=0.15, linewidth=0)
+    curves.finish(axes, xlabel="training steps (%)", ylabel="training loss (nats per token)")
+    axes.set_title("Training: mean, and range over the seeds")
+    return figure
+
+
+def _training_loss(workdir: Path, steps: int) -> np.ndarray | None:
+    """Return the mean training loss in BINS parts of the training, NaN if a part has no row; None for a new run."""
+    sums_X, counts_X = np.zeros(BINS), np.zeros(BINS)
+    try:
+        lines = (workdir / workdirs.METRICS).read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        for row in rows:
+            if "train/loss" in row:
+                place = min(BINS - 1, int(row["step"]) * BINS // steps)
+                sums_X[place] += row["train/loss"]
+                counts_X[place] += 1
+    except (OSError, ValueError, TypeError, KeyError):  # missing, or its last line is being written
+        pass
+    return np.where(counts_X > 0, sums_X / np.maximum(counts_X, 1), np.nan) if counts_X.any() else None

@@ -1,0 +1,92 @@
+"""Tables of a study: the spread of each metric over the seeds, by condition and length."""
+
+from collections.abc import Sequence
+
+from mini_gpt.commands import results as result_files
+from mini_gpt.commands.suites import SUITES
+from mini_gpt.commands.suites.base import Row, Suite
+from mini_gpt.study import statistics
+from mini_gpt.study.results import Results
+from mini_gpt.study.statistics import Spread
+
+
+def gather(results: Results, suite: Suite) -> list[Row]:
+    """Return a row of statistics for each condition, label of the suite and length.
+
+    If a value is undefined for a seed, its statistics are None, and "reasons" maps its name to the reason.
+    """
+    groups: dict[tuple[str, str, int], list[Row]] = {}
+    for run in results.plan.runs:
+        if suite.name in results.by_run[run.name]:
+            for row in suite.compared_rows(results.by_run[run.name][suite.name]):
+                groups.setdefault((run.condition, suite.label(row), row["length"]), []).append(row)
+    return [_statistics(results, suite, *key, rows) for key, rows in groups.items()]
+
+
+def _statistics(results: Results, suite: Suite, condition: str, label: str, length: int, rows: list[Row]) -> Row:
+    spreads: Row = {}
+    reasons: dict[str, str] = {}
+    for value in suite.values:
+        numbers = [row[value] for row in rows]
+        if None in numbers:
+            reasons[value] = rows[numbers.index(None)]["reason"] or f"these runs have no {value}"
+            spreads |= {f"{value}_{name}": None for name in Spread._fields}
+        else:
+            spreads |= {f"{value}_{name}": cell for name, cell in statistics.spread(numbers)._asdict().items()}
+    fields = {name: str(cell) for name, cell in results.plan.study.conditions[condition].items()}
+    seeds = len(rows) if len(reasons) < len(suite.values) else 0
+    start = {"condition": condition, **fields, "measured": label, "length": length, "seeds": seeds}
+    return start | spreads | {"reasons": reasons}
+
+
+def csv_rows(table: list[Row]) -> list[Row]:
+    """Return the rows with the same columns, and with only the first reason of each."""
+    rows = [row | {"reason": next(iter(row["reasons"].values()), None)} for row in table]
+    columns = dict.fromkeys(name for row in rows for name in row if name != "reasons")
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def markdown(table: list[Row], values: Sequence[str]) -> str:
+    """Return a Markdown table for each value and label: one row per condition, one column per length."""
+    parts = []
+    for value in values:
+        for label, labelled in groups(table, "measured").items():
+            lengths, rows = sorted({row["length"] for row in labelled}), []
+            for condition, combined in groups(labelled, "condition").items():
+                cells = {row["length"]: _shown(row, value) for row in combined}
+                seeds = max(0 if value in row["reasons"] else row["seeds"] for row in combined)
+                row = {"condition": condition, "seeds": seeds}
+                rows.append(row | {str(length): cells.get(length, "–") for length in lengths})
+            parts += [", ".join(filter(None, [f"**{value}**", label])), result_files.markdown_table(rows)]
+    parts.append("± is the standard deviation over the seeds.")
+    reasons = dict.fromkeys(reason for row in table for reason in row["reasons"].values())
+    return "\n\n".join([*parts, *(f"undefined: {reason}" for reason in reasons)]) + "\n"
+
+
+def _shown(row: Row, value: str) -> str:
+    if value in row["reasons"]:
+        return "undefined"
+    deviation = row[f"{value}_standard_deviation"]
+    return f"{row[f'{value}_mean']:.4f}" + (f" ± {deviation:.4f}" if deviation is not None else "")
+
+
+def groups(table: Sequence[Row], column: str) -> dict[str, list[Row]]:
+    """Return the rows by the value of a column."""
+    found: dict[str, list[Row]] = {}
+    for row in table:
+        found.setdefault(row[column], []).append(row)
+    return found
+
+
+def runs(results: Results) -> list[Row]:
+    """Return a row for each run and measured length, with its metrics, and whether the run has learned."""
+    metrics = dict.fromkeys(value for suite in results.plan.study.suites for value in SUITES[suite].values)
+    rows = []
+    for run in results.plan.runs:
+        learned = results.has_learned(run)
+        for suite, result in results.by_run[run.name].items():
+            for row in SUITES[suite].compared_rows(result):
+                found = {"condition": run.condition, "seed": run.seed, "suite": suite, "learned": learned}
+                found |= {"measured": SUITES[suite].label(row), "length": row["length"]}
+                rows.append(found | {metric: row.get(metric) for metric in metrics} | {"reason": row["reason"]})
+    return rows
