@@ -23,7 +23,7 @@ from mini_gpt.commands import command_line, suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, ledger, machine, report, runner
+from mini_gpt.study import definition, estimate, ledger, machine, report, runner
 from mini_gpt.study.definition import Contrast, Plan, Study
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.results import Results
@@ -80,6 +80,13 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
     first = next(iter(plan.configs.values()))
     command_line.set_up(first.data.cache_dir)
     ACTIONS[flags.action or "run"](plan, workdir, flags)
+
+
+def _plan(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
+    slots = machine.slots(flags.jobs)
+    ledger.check_same_study(workdir, plan)
+    definition.check_new_runs(plan, workdir)
+    print(estimate.text(Results(plan, workdir), estimate.measure(plan, slots), len(slots)))
 
 
 def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
@@ -188,4 +195,4 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
     return name, values
 
 
-ACTIONS = {"freeze": _freeze, "run": _run, "report": _report}
+ACTIONS = {"plan": _plan, "freeze": _freeze, "run": _run, "report": _report}

@@ -20,6 +20,17 @@ from mini_gpt.study.results import Results
 
 MOST_LISTED = 20  # names of runs
 PAGE = Path(__file__).with_name("report.html")
+NOTES = """A *difference* is first − second, paired by seed: the runs of a pair have the same initial weights and batches.
+In brackets: its {interval} interval, by a hierarchical bootstrap over seeds and identical items (parts of the text, or
+problems).
+
+*p* is from the exact two-sided sign-flip test over seeds, adjusted by Holm's method (number of comparisons:
+{comparisons}). With {seeds} seeds, the smallest possible p of one comparison is {smallest:.3g} before the adjustment.
+To show a difference, {needed} seeds are needed.
+
+*Shown* and *opposite shown*: p ≤ {level:g}. *Equivalent*: the difference is within the smallest effect that matters
+(two one-sided tests, Holm, p ≤ {level:g}). *Undecided*: neither. *Runs better*: share of the pairs of runs, of any
+seeds, in which the claim holds."""
 
 
 def write(results: Results) -> list[Path]:
@@ -110,18 +121,10 @@ def _notes(results: Results, outcomes: list[Outcome]) -> str:
     study = results.plan.study
     seeds = max((len(one.seeds) for one in outcomes), default=0)
     smallest, needed = statistics.smallest_p(seeds), statistics.seeds_needed(len(outcomes), study.level)
-    lines = [
-        "A *difference* is first − second, paired by seed: the runs of a pair have the same initial weights and batches. "
-        f"In brackets: its {1 - study.level:.0%} interval, by a hierarchical bootstrap over seeds and identical items "
-        "(parts of the text, or problems).",
-        f"*p* is from the exact two-sided sign-flip test over seeds, adjusted by Holm's method for {len(outcomes)} "
-        f"comparisons. With {seeds} seeds, the smallest possible p of one comparison is {smallest:.3g} before the "
-        f"adjustment. To show a difference, {needed} seeds are needed.",
-        f"*Shown* and *opposite shown*: p ≤ {study.level:g}. *Equivalent*: the difference is within the smallest effect "
-        f"that matters (two one-sided tests, Holm, p ≤ {study.level:g}). *Undecided*: neither. *Runs better*: share of "
-        "the pairs of runs, of any seeds, in which the claim holds.",
-    ]
-    return "\n\n".join(lines)
+    return NOTES.format(
+        interval=f"{1 - study.level:.0%}", level=study.level, comparisons=len(outcomes), seeds=seeds,
+        smallest=smallest, needed=needed,
+    )  # fmt: skip
 
 
 def _design(results: Results) -> list[Row]:

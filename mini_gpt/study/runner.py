@@ -3,16 +3,13 @@
 import contextlib
 import dataclasses
 import fcntl
-import json
 import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
@@ -20,12 +17,12 @@ import psutil
 from mini_gpt.config import loading as configs
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import machine
+from mini_gpt.study import machine, processes
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.machine import Slot
 from mini_gpt.study.progress import Display, Job
 
-LOGS = "logs"
+LOGS, WORKER = "logs", "mini_gpt.study.worker"
 POLL_SECONDS = 0.25
 FIRST_GUESS_BYTES = 2**30  # of one run, until one was measured
 LEAST_FREE_SHARE = 0.04  # of the memory; below it, the newest run is stopped and tried again later
@@ -133,41 +130,15 @@ class Runner:
                 signal.signal(number, handler)
 
 
-def command() -> list[str]:
-    """Return the command that trains and measures one run."""
-    return [sys.executable, "-m", "mini_gpt.study.worker"]
-
-
 def _start(job: Job, slot: Slot, suites: dict[str, Any]) -> None:
     """Start the process of a job. The state becomes `elsewhere` if another process has the run."""
     file = _locked_log(job)
     if file is None:
         job.state = "elsewhere"
         return
-    content = {
-        "parent": os.getpid(),
-        "workdir": str(job.workdir),
-        "config": configs.to_dict(job.run.config),
-        "suites": suites,
-    }
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, **slot.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    content = {"workdir": str(job.workdir), "config": configs.to_dict(job.run.config), "suites": suites}
     with file:
-        job.process = subprocess.Popen(
-            command(),
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=file,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-    if slot.cores is not None:  # before the process starts JAX, whose thread pools have the size of the affinity
-        with contextlib.suppress(psutil.Error, OSError):
-            psutil.Process(job.process.pid).cpu_affinity(slot.cores)
-    assert job.process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), job.process.stdin as pipe:
-        pipe.write(json.dumps(content))
+        job.process = processes.start(WORKER, content, slot, stdout=file, stderr=file)
     job.state, job.slot, job.began = "running", slot, time.monotonic()
     job.first_step = job.last_row().get("step", 0)
 

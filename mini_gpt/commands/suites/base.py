@@ -60,6 +60,10 @@ class Suite:
         """Return (label, length) of the rows that `compared_rows` will return for a run of this config."""
         return []
 
+    def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
+        """Return the number of tokens that the model processes. num_tokens: of the split; 0 for a task."""
+        return 0
+
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         """Return the JSON fields that are specific to the suite."""
         return {}

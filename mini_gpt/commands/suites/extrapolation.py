@@ -36,6 +36,9 @@ class Extrapolation(Suite):
         sliding = [(f"sliding, stride {stride}", n) for n in lengths for stride in strides if stride < n]
         return [("blocks", length) for length in lengths] + sliding
 
+    def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
+        return sum(windowing.cost for windowing in _plan(trained, options, num_tokens))
+
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens = run.store.tokens(options.split)
         windowings = _plan(run.trained, options, len(tokens))

@@ -18,6 +18,9 @@ class Perplexity(Suite):
     def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:
         return [("", trained.context_length)]
 
+    def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
+        return perplexity.cost(trained, num_tokens)
+
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens, length = run.store.tokens(options.split), run.config.context_length
         with progress.shown(f"blocks of {length}", perplexity.cost(run.config, len(tokens))) as advance:

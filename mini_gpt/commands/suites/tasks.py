@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
-from mini_gpt.data import tasks
+from mini_gpt.data import batches, tasks
 from mini_gpt.evaluation import extrapolation, task_accuracy
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
@@ -31,6 +31,9 @@ class Tasks(Suite):
 
     def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:
         return [("", length) for length in _lengths(trained, options)]
+
+    def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
+        return sum(task_accuracy.PROBLEMS * batches.row_length(trained, n) for n in _lengths(trained, options))
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         return {
