@@ -23,7 +23,7 @@ from mini_gpt.commands import command_line, suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, estimate, ledger, machine, report, runner
+from mini_gpt.study import definition, estimate, ledger, machine, report, runner, slurm
 from mini_gpt.study.definition import Contrast, Plan, Study
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.results import Results
@@ -58,6 +58,7 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
     add("--workdir", type=command_line.directory, help="directory of the study; default: runs/studies/NAME")
     add("--jobs", type=int, help="runs at a time; default: one for each core or GPU")
     add("--shard", metavar="I/N", help="train only part I of N, from 0, for a job array on a shared directory")
+    add("--shards", type=int, help="for slurm: number of tasks; default: one for each run")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
     add("--config", help="instead of FILE: the config file that all runs share")
     add("--vary", action="append", default=[], metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
@@ -124,7 +125,25 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
 
 def _report(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     ledger.check_same_study(workdir, plan)
-    print("Written to", *report.write(Results(plan, workdir)), sep="\n")
+    results = Results(plan, workdir)
+    try:
+        written = report.write(results)
+    finally:
+        print(report.printed(results))  # also if a file can't be written
+    print("Written to", *written, sep="\n")
+
+
+def _slurm(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
+    """Print the script. Its command has the arguments of this one, except those that Slurm sets."""
+    shards = len(plan.runs) if flags.shards is None else flags.shards
+    require(1 <= shards <= len(plan.runs), "--shards", shards, f"must be in 1..{len(plan.runs)}, the number of runs")
+    jobs = 1 if flags.jobs is None else flags.jobs
+    require(jobs >= 1, "--jobs", jobs, "must be at least 1")
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in ("action", "--shards", "--jobs"):
+        parser.add_argument(name)
+    _, arguments = parser.parse_known_args()
+    print(slurm.script(plan, arguments, shards, jobs), end="")
 
 
 def _shard(text: str | None, runs: int) -> slice:
@@ -195,4 +214,4 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
     return name, values
 
 
-ACTIONS = {"plan": _plan, "freeze": _freeze, "run": _run, "report": _report}
+ACTIONS = {"plan": _plan, "freeze": _freeze, "run": _run, "report": _report, "slurm": _slurm}

@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import os
+import re
 import statistics
 import subprocess
 import time
@@ -21,6 +22,7 @@ from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.machine import Slot
 from mini_gpt.training import workdir as workdirs
 
+LOGS = "logs"  # the folder of the runs' logs, each locked by the process that writes it
 PLAIN_SECONDS = 60  # between two plain lines on the running jobs
 EVALUATING = "measuring"
 log = logging.getLogger("mini_gpt.study")
@@ -42,6 +44,10 @@ class Job:
     slot: Slot | None = None
     is_paused: bool = False  # stopped because memory is short
 
+    @property
+    def log(self) -> Path:
+        return self.workdir.parent / LOGS / f"{self.workdir.name}.log"
+
     def last_row(self) -> dict[str, Any]:
         """Return the last complete row of metrics.jsonl; {} if there is none."""
         with contextlib.suppress(OSError, ValueError), (self.workdir / workdirs.METRICS).open("rb") as file:
@@ -49,6 +55,16 @@ class Job:
             rows = [json.loads(line) for line in file.read().splitlines(keepends=True)[-2:] if line.endswith(b"\n")]
             return rows[-1] if rows and isinstance(rows[-1], dict) else {}
         return {}
+
+
+def last_error(path: Path) -> str | None:
+    """Return the last error in the log of a run; None if there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    said = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
+    return said[-1].removeprefix("error: ")[:300] if said else None
 
 
 def seconds_left(job: Job, step: int) -> float | None:

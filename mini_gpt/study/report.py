@@ -16,11 +16,13 @@ from mini_gpt.commands.suites.base import Row
 from mini_gpt.runtime import files
 from mini_gpt.study import analysis, figures, ledger, statistics, tables
 from mini_gpt.study.analysis import Outcome
+from mini_gpt.study.definition import PlannedRun
+from mini_gpt.study.progress import Job, last_error
 from mini_gpt.study.results import Results
 
 MOST_LISTED = 20  # names of runs
 PAGE = Path(__file__).with_name("report.html")
-NOTES = """A *difference* is first − second, paired by seed: the runs of a pair have the same initial weights and batches.
+NOTES = """A *difference* is first − second, paired by seed: both runs have the same initial weights and batches.
 In brackets: its {interval} interval, by a hierarchical bootstrap over seeds and identical items (parts of the text, or
 problems).
 
@@ -31,6 +33,14 @@ To show a difference, {needed} seeds are needed.
 *Shown* and *opposite shown*: p ≤ {level:g}. *Equivalent*: the difference is within the smallest effect that matters
 (two one-sided tests, Holm, p ≤ {level:g}). *Undecided*: neither. *Runs better*: share of the pairs of runs, of any
 seeds, in which the claim holds."""
+
+
+def printed(results: Results) -> str:
+    """Return the tables for the terminal: the metrics of each suite, then the verdicts."""
+    found = {name: tables.gather(results, SUITES[name]) for name in results.plan.study.suites}
+    parts = [tables.markdown(table, SUITES[name].values) for name, table in found.items() if table]
+    outcomes = analysis.outcomes(results)
+    return "\n".join([*parts, *([_verdicts(outcomes), ""] if outcomes else [])])
 
 
 def write(results: Results) -> list[Path]:
@@ -74,7 +84,6 @@ def _suite_files(results: Results, name: str, table: list[Row]) -> Contents:
 def _summary(results: Results, outcomes: list[Outcome]) -> str:
     """Return the first sections: question, verdicts, design, and which runs are missing or have not learned."""
     plan, study = results.plan, results.plan.study
-    complete = results.complete_runs
     parts = [f"# {_safe(study.question or plan.name)}"]
     if outcomes:
         parts += [ledger.standing(results.workdir, plan)[1], "## Verdicts", _verdicts(outcomes)]
@@ -85,12 +94,20 @@ def _summary(results: Results, outcomes: list[Outcome]) -> str:
         {"condition": _safe(name), "fields": _safe(_fields(fields))} for name, fields in study.conditions.items()
     ]
     parts += [result_files.markdown_table(conditions), "## Runs"]
-    parts.append(f"{len(complete)} of {len(plan.runs)} runs are complete.")
-    missing = [run.name for run in plan.runs if run not in complete]
-    parts += [f"Missing: {_listed(missing)}."] if missing else []
+    parts.append(f"{len(results.complete_runs)} of {len(plan.runs)} runs are complete.")
+    missing = [run for run in plan.runs if results.missing(run)]
+    parts += [result_files.markdown_table([_missing(results, run) for run in missing[:MOST_LISTED]])] if missing else []
+    parts += [f"And {len(missing) - MOST_LISTED} more."] if len(missing) > MOST_LISTED else []
     if study.fit is not None:
         parts.append(_learned(results))
     return "\n\n".join(parts)
+
+
+def _missing(results: Results, run: PlannedRun) -> Row:
+    job = Job(run, results.missing(run), results.workdir / run.name)
+    step, steps = job.last_row().get("step", 0), run.config.train.steps
+    state = "not started" if not step else "trained, not measured" if step == steps else f"at step {step} of {steps}"
+    return {"missing": _safe(run.name), "state": state, "last error": _safe(last_error(job.log) or "–")}
 
 
 def _drawn_metrics(outcomes: list[Outcome]) -> list[str]:

@@ -5,7 +5,6 @@ import dataclasses
 import fcntl
 import logging
 import os
-import re
 import signal
 import sys
 import time
@@ -20,9 +19,10 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import machine, processes
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.machine import Slot
-from mini_gpt.study.progress import Display, Job
+from mini_gpt.study.progress import Display, Job, last_error
 
-LOGS, WORKER = "logs", "mini_gpt.study.worker"
+WORKER = "mini_gpt.study.worker"
+STOP = signal.SIGHUP  # not SIGTERM: a scheduler may have sent that to the run too, and a second one ends it unsaved
 POLL_SECONDS = 0.25
 FIRST_GUESS_BYTES = 2**30  # of one run, until one was measured
 LEAST_FREE_SHARE = 0.04  # of the memory; below it, the newest run is stopped and tried again later
@@ -93,7 +93,7 @@ class Runner:
             newest = max(self.running, key=lambda job: job.began)
             log.warning(f"memory is short: {newest.run.name} is stopped, and goes on when another run has ended")
             newest.is_paused = True
-            self._signal(newest, signal.SIGTERM)
+            self._signal(newest, STOP)
             self.slots = [slot for slot in self.slots if slot != newest.slot]
 
     def _stop_all(self, display: Display) -> None:
@@ -101,7 +101,7 @@ class Runner:
         log.info("stopping: saving all runs; send the signal again to exit at once")
         received = self.signal
         for job in self.running:
-            self._signal(job, signal.SIGTERM)
+            self._signal(job, STOP)
         self.signal = None
         while any(job.process is not None and job.process.poll() is None for job in self.running):
             if self.signal is not None:
@@ -148,7 +148,7 @@ def _locked_log(job: Job) -> TextIO | None:
 
     The run's process inherits the lock, so it holds as long as the run, also if this process is killed.
     """
-    path = job.workdir.parent / LOGS / f"{job.workdir.name}.log"
+    path = job.log
     path.parent.mkdir(parents=True, exist_ok=True)
     file = files.open_to_append(path)
     try:
@@ -163,13 +163,10 @@ def _locked_log(job: Job) -> TextIO | None:
 
 def _reason(job: Job, status: int) -> str:
     """Return why a process failed: its last error line, or the signal that killed it."""
-    path = job.workdir.parent / LOGS / f"{job.workdir.name}.log"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     if status < 0:
         hint = "; was the memory full?" if status == -signal.SIGKILL else ""
         return f"killed by {signal.Signals(-status).name}{hint}"
-    said = [line for line in lines if re.match(r"error: |\w*(Error|Exception)\b", line)] or lines or ["no output"]
-    return f"{said[-1].removeprefix('error: ')[:300]} (see {path})"
+    return f"{last_error(job.log) or 'no error message'} (see {job.log})"
 
 
 def failures(jobs: Sequence[Job]) -> dict[str, str]:

@@ -32,11 +32,12 @@ def main() -> None:
 
 
 def _stop_with_parent(parent: int) -> None:
-    """Let Linux send SIGTERM, which saves the run, if the process that started this one dies."""
+    """Let SIGHUP save and end this run. Linux sends it too if the process that started this one dies."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, it would be ignored
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
     if os.getppid() != parent:
-        sys.exit(128 + signal.SIGTERM)
+        sys.exit(128 + signal.SIGHUP)
 
 
 if __name__ == "__main__":

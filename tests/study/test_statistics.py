@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from mini_gpt.study import statistics
-from mini_gpt.study.statistics import Items
+from mini_gpt.study.statistics import PairedItems
 from tests.conftest import slow
 
 
@@ -61,7 +61,7 @@ def made_up(rng, seeds, effect, seed_deviation, item_deviation, items=64):
     seed_S1, item_P = rng.normal(0, seed_deviation, (seeds, 1)), rng.normal(0, item_deviation, items)
     weights_P = np.full(items, 7.0)
     differences_SP = (effect + seed_S1 + item_P + rng.normal(0, 0.5, (seeds, items))) * weights_P
-    return differences_SP.sum(1) / weights_P.sum(), Items(differences_SP, weights_P)
+    return differences_SP.sum(1) / weights_P.sum(), PairedItems(differences_SP, weights_P)
 
 
 @pytest.mark.parametrize(

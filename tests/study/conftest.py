@@ -1,0 +1,54 @@
+"""Fixtures of the tests of studies: small runs, with real training or with a fake worker."""
+
+import pytest
+
+from mini_gpt.config import loading as configs
+from mini_gpt.data import corpora
+from mini_gpt.study import machine, processes, runner
+from tests.conftest import SMALL
+
+
+@pytest.fixture
+def flags(corpus_files, tmp_path):
+    """Return the flags of a sweep over small models, into tmp_path/sweep."""
+    fields = SMALL | {
+        "data.path": corpus_files,
+        "data.cache_dir": tmp_path / "cache",
+        "train.steps": 4,
+        "seed": 3,
+    }
+    typed = [f"--config.{name}={value}" for name, value in fields.items()]
+    return ["--config=configs/default.py", f"--workdir={tmp_path}/sweep", *typed]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Return a list that collects the names of the started runs, in order."""
+    start, names = processes.start, []
+
+    def watched(module, content, slot, **streams):
+        names.append(content["workdir"].rpartition("/")[2])
+        return start(module, content, slot, **streams)
+
+    monkeypatch.setattr(processes, "start", watched)
+    return names
+
+
+@pytest.fixture
+def fake(monkeypatch, small, started, caplog):
+    """Let runs be done by tests/study/fake_worker.py. Return the list of the started runs."""
+    caplog.set_level("INFO", "mini_gpt")
+    fingerprint = corpora.open_corpus(small().data).fingerprint
+    monkeypatch.setenv("FINGERPRINT", fingerprint)
+    monkeypatch.setattr(runner, "WORKER", "tests.study.fake_worker")
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(machine, "memory_left", lambda: 2**40)
+    return started
+
+
+@pytest.fixture
+def overrides(corpus_files, tmp_path):
+    """Return the fields of a small config, as a study has them."""
+    fields = SMALL | {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache"), "train.steps": 4}
+    configs.load("configs/default.py", fields)
+    return fields

@@ -1,0 +1,43 @@
+"""A worker without training: it writes the files of a trained and measured run. model.d_ff says how it behaves."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from mini_gpt.runtime import files
+
+FAILS, DIES, WAITS = 48, 50, 52
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    workdir, config = Path(job["workdir"]), job["config"]
+    seed, width, steps = config["seed"], config["model"]["d_ff"], config["train"]["steps"]
+    (workdir / "eval").mkdir(parents=True, exist_ok=True)
+    files.write_json(workdir / "config.json", config)
+    files.write_json(workdir / "corpus.json", {"name": "text", "fingerprint": os.environ["FINGERPRINT"]})
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": steps // 2, "train/loss": 3.0}) + "\n")
+    if width == FAILS:
+        print("some log\nerror: model.d_ff: found 48; use another")
+        sys.exit(1)
+    if width == DIES:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if width == WAITS and not (workdir / "stopped").exists():
+        signal.signal(signal.SIGHUP, lambda *_: ((workdir / "stopped").write_text("saved"), sys.exit(129)))
+        while not (workdir / "go").exists():
+            time.sleep(0.02)
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": steps, "train/loss": 2.0}) + "\n")
+    for suite in job["suites"]:
+        nll = 1 + width / 100 + seed / 1000 + (seed * width % 7) / 10_000
+        row = {"context_length": config["context_length"], "nll": nll, "bits_per_byte": nll * 1.5, "tokens_scored": 100}
+        result = {"checkpoint_step": steps, "protocol": "blocks", **row, "cores": sorted(os.sched_getaffinity(0))}
+        files.write_json(workdir / "eval" / f"{suite}.json", result)
+
+
+if __name__ == "__main__":
+    main()
