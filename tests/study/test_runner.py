@@ -15,7 +15,7 @@ import time
 import pytest
 
 from mini_gpt.runtime import errors
-from mini_gpt.study import command, machine, progress, runner
+from mini_gpt.study import command, machine, progress
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.progress import Job
 from tests.commands.test_command_line import type_in
