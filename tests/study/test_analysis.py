@@ -1,0 +1,122 @@
+"""Outcomes of comparisons: pairs of seeds and items, missing runs, and what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.evaluation import items
+from mini_gpt.evaluation.items import Items
+from mini_gpt.study import analysis, report, statistics, tables
+from mini_gpt.study.definition import Contrast, Fit, Plan, Study
+from mini_gpt.study.results import Results
+
+SEEDS, PARTS = 10, 20
+
+
+@pytest.fixture
+def study(overrides):
+    conditions = {"a": {"model.d_ff": 128}, "b": {"model.d_ff": 64}, "c": {"model.d_ff": 96}}
+    contrasts = [
+        Contrast(*claim, "perplexity", "nll", smallest_effect=0.05)
+        for claim in (("a", "lower", "b"), ("b", "lower", "a"), ("a", "lower", "c"))
+    ]
+    suites = {"perplexity": SuiteOptions()}
+    return Study("Which?", "configs/default.py", conditions, range(SEEDS), suites, contrasts, overrides)
+
+
+def results_of(study, tmp_path, means, **changes):
+    """Return Results with made-up losses: the mean of the condition, an effect of the seed, and noise of parts."""
+    rng, results = np.random.default_rng(0), Results.__new__(Results)
+    results.plan, results.workdir, results.by_run = Plan("s", study), tmp_path, {}
+    shared_S, weights_P = rng.normal(0, 0.1, SEEDS), np.full(PARTS, 8.0)
+    for run in results.plan.runs:
+        losses_P = means[run.condition] + shared_S[run.seed] + rng.normal(0, 0.004, PARTS)
+        row = {"context_length": 32, "nll": float(losses_P.mean()), "bits_per_byte": None, "tokens_scored": 160}
+        row |= {"items": items.packed({"nll": Items(losses_P * weights_P, weights_P)}), "reason": None}
+        results.by_run[run.name] = {"perplexity": row | changes.get(run.name.replace(",seed=", ""), {})}
+    return results
+
+
+MEANS = {"a": 2.0, "b": 2.1, "c": 2.001}
+
+
+def test_outcomes_equal_an_independent_computation(study, tmp_path):
+    results = results_of(study, tmp_path, MEANS)
+    found = analysis.outcomes(results)
+    assert [one.verdict for one in found] == ["shown", "opposite shown", "equivalent"]
+    nll = {c: np.array([results.by_run[f"{c},seed={s}"]["perplexity"]["nll"] for s in range(SEEDS)]) for c in "abc"}
+    first, _, third = found
+    np.testing.assert_allclose(first.differences_S, nll["a"] - nll["b"])
+    assert first.difference == pytest.approx((nll["a"] - nll["b"]).mean()) and first.seeds == list(range(SEEDS))
+    assert first.p_alone == statistics.smallest_p(SEEDS) and first.p == pytest.approx(3 * first.p_alone)
+    assert first.probability == np.mean(nll["a"][:, None] < nll["b"][None])
+    assert first.num_items == PARTS
+    low, high = first.interval
+    assert low < first.difference < high and high - low < 0.02, "the effect of the seed cancels in pairs"
+    assert abs(third.difference) < 0.01 and third.equivalent_p <= 0.05
+
+
+def test_missing_runs_leave_the_pairs_that_are_complete(study, tmp_path):
+    results = results_of(study, tmp_path, MEANS)
+    results.by_run["a,seed=3"] = {}
+    found = analysis.outcomes(results)
+    assert found[0].seeds == [seed for seed in range(SEEDS) if seed != 3]
+    for run in results.plan.runs:
+        if run.condition == "c" and run.seed > 0:
+            results.by_run[run.name] = {}
+    one = analysis.outcomes(results)[2]
+    assert (one.verdict, one.reason, one.interval) == ("no verdict", "fewer than two seeds are complete", None)
+    results.by_run["c,seed=0"] = {}
+    one = analysis.outcomes(results)[2]
+    assert (one.verdict, one.reason, one.difference) == ("no verdict", "no seed is complete in both conditions", None)
+    assert one.p == 1 and analysis.outcomes(results)[0].p == pytest.approx(3 * statistics.smallest_p(9)), (
+        "still of three"
+    )
+
+
+def test_an_undefined_value_has_a_reason(study, tmp_path):
+    found = analysis.outcomes(results_of(study, tmp_path, MEANS, b1={"nll": None}))
+    assert found[0].verdict == "no verdict" and found[0].reason == "b, seed 1: has no nll"
+    assert found[2].verdict == "equivalent"
+
+
+def test_losses_of_different_tokens_are_not_compared(study, tmp_path):
+    results = results_of(study, tmp_path, MEANS, b1={"tokens_scored": 159})
+    assert analysis.outcomes(results)[0].reason == "the runs score different tokens; compare bits_per_byte"
+
+
+def test_without_equal_items_only_seeds_are_resampled(study, tmp_path):
+    other = items.packed({"nll": Items(np.ones(PARTS), np.full(PARTS, 7.0))})
+    for changed in ({}, other):
+        one = analysis.outcomes(results_of(study, tmp_path, MEANS, b1={"items": changed}))[0]
+        assert one.num_items == 0 and one.interval is not None
+        expected = statistics.interval(statistics.bootstrap_means(one.differences_S), 0.05)
+        assert one.interval == expected
+
+
+def test_runs_that_have_not_learned_are_named_and_kept(study, tmp_path):
+    fit = Fit("perplexity", "nll", at_most=2.15)
+    results = results_of(dataclasses.replace(study, fit=fit), tmp_path, MEANS, b1={"nll": 9.0})
+    text = report._learned(results)
+    failed = [name for name, found in results.by_run.items() if found["perplexity"]["nll"] > 2.15]
+    assert "b,seed=1" in failed and f"Not learned, but included in all numbers: {', '.join(failed)}." in text
+    (row,) = [row for row in tables.gather(results, report.SUITES["perplexity"]) if row["condition"] == "b"]
+    assert row["seeds"] == SEEDS and row["nll_highest"] == 9.0
+    assert [row["learned"] for row in tables.runs(results) if (row["condition"], row["seed"]) == ("b", 1)] == [False]
+
+
+def test_the_page_needs_no_other_file_and_escapes_its_texts(study, tmp_path):
+    odd = dataclasses.replace(study, question="Is a < b | c *really*? <script>alert(1)</script>")
+    results = results_of(odd, tmp_path, MEANS)
+    results.by_run["b,seed=1"] = {}
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "b,seed=1.log").write_text("error: <img src=x onerror=alert(1)>")
+    paths = report.write(results)
+    page = (tmp_path / "report.html").read_text()
+    assert "&lt;img src=x onerror" in page
+    assert all(path.exists() for path in paths) and page.count("data:image/png;base64,") == 2
+    assert "<script" not in page and "<img src=x" not in page and 'src="http' not in page
+    assert "Is a &lt; b | c *really*?" in page and "<strong>equivalent</strong>" in page
+    assert (tmp_path / "report.md").read_text().startswith("# Is a &lt; b \\| c \\*really\\*? &lt;script")

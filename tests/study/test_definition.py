@@ -1,0 +1,199 @@
+"""Definitions of studies: what they mean, and one line for each mistake, before any run starts."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from mini_gpt.commands.suites import SUITES
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.config import loading as configs
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.study import definition
+from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
+from tests.commands.test_command_line import type_in
+from tests.conftest import REPOSITORY
+
+BLOCKS = {"suite": "extrapolation", "metric": "nll", "label": "blocks"}
+
+
+@pytest.fixture
+def study(overrides):
+    return Study(
+        question="Which is better?",
+        config="configs/default.py",
+        conditions={"wide": {"model.d_ff": 128}, "narrow": {"model.d_ff": 64}},
+        seeds=range(3),
+        suites={"extrapolation": SuiteOptions(lengths="1x,2x"), "perplexity": SuiteOptions(split="test")},
+        contrasts=[Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)],
+        overrides=overrides,
+    )
+
+
+def test_a_plan_has_a_run_for_each_seed_and_condition(study):
+    plan = Plan("sizes", study)
+    assert [run.name for run in plan.runs] == [
+        f"{name},seed={seed}" for seed in range(3) for name in ("wide", "narrow")
+    ]
+    for run in plan.runs:
+        fields = {**study.overrides, **study.conditions[run.condition], "seed": run.seed}
+        assert run.config == configs.load(study.config, fields) and run.config.data.seed == run.seed
+    assert plan.comparisons == [Comparison("wide", "lower", "narrow", "extrapolation", "nll", "blocks", 64, 0.0)]
+
+
+def test_the_order_of_the_data_can_vary_alone(study, overrides):
+    runs = Plan("order", dataclasses.replace(study, seed_field="data.seed", overrides=overrides | {"seed": 5})).runs
+    assert [(run.config.seed, run.config.data.seed) for run in runs[::2]] == [(5, 0), (5, 1), (5, 2)]
+    runs = Plan("weights", dataclasses.replace(study, overrides=overrides | {"data.seed": 5})).runs
+    assert [(run.config.seed, run.config.data.seed) for run in runs[::2]] == [(0, 5), (1, 5), (2, 5)]
+
+
+def test_a_contrast_without_lengths_compares_all(study):
+    one = dataclasses.replace(study, contrasts=[Contrast("wide", "lower", "narrow", smallest_effect=0.1, **BLOCKS)])
+    assert [(found.length, found.smallest_effect) for found in Plan("s", one).comparisons] == [(32, 0.1), (64, 0.1)]
+
+
+CONTRAST = Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"conditions": {}}, r"conditions: found \{\}; must have at least one"),
+        ({"conditions": {" a": {}}}, r"conditions: found ' a'; a name must be a text without spaces at its ends"),
+        ({"conditions": {"a": {"model.d_fff": 1}}}, r"model\.d_fff: no such config field; did you mean model\.d_ff"),
+        ({"conditions": {"a": {"seed": 1}}}, r"conditions: a: found 'seed'; is given for all conditions as well"),
+        ({"conditions": {"a": {"train.steps": 1}}}, r"conditions: a: found 'train\.steps'; is given for all"),
+        ({"conditions": {"a": {}, "b": {"model.dropout": 0.0}}}, r"conditions: a and b are the same; give different"),
+        ({"conditions": {"a": {}, "b": {"model.d_ff": "x"}}}, r"model\.d_ff: found 'x'; must be .* \(condition b\)"),
+        ({"seeds": 3}, r"seeds: found 3; must be different whole numbers from 0, such as range\(5\)"),
+        ({"seeds": []}, r"seeds: found \[\]"),
+        ({"seeds": [1, 1]}, r"seeds: found \[1, 1\]"),
+        ({"seeds": [-1]}, r"seeds: found \[-1\]"),
+        ({"seed_field": "train.seed"}, r"seed_field: found 'train\.seed'; must be seed or data\.seed"),
+        ({"level": 1.0}, r"level: found 1\.0; must be above 0 and below 1"),
+        ({"smallest_effect": -1.0}, r"smallest_effect: found -1\.0; must not be negative"),
+        ({"expected_deviation": 0.0}, r"expected_deviation: found 0\.0; must be above 0"),
+        ({"suites": {}}, r"suites: found \{\}; must have at least one"),
+        ({"suites": {"perplexty": SuiteOptions()}}, r"--suite: found 'perplexty'; .* did you mean perplexity"),
+        (
+            {"suites": {"heads": SuiteOptions()}},
+            r"suites: found 'heads'; has nothing to compare; must be one of perple",
+        ),
+        ({"suites": {"tasks": SuiteOptions()}}, r"--suite=tasks needs a run of data\.corpus=task:NAME"),
+        ({"suites": {"extrapolation": SuiteOptions(lengths="far")}}, r"--lengths: found 'far'"),
+        ({"config": "configs/nothing.py"}, r"--config: configs/nothing\.py not found"),
+        ({"contrasts": [CONTRAST, CONTRAST]}, r"contrasts: found wide lower than narrow at length 64 twice"),
+    ],
+)
+def test_a_mistake_in_a_study_is_one_line(study, fields, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        Plan("s", dataclasses.replace(study, **{"contrasts": [], **fields}))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"first": "wid"}, r"contrasts: found 'wid', which is no condition; did you mean wide\?"),
+        ({"second": "x"}, r"contrasts: found 'x', which is no condition; must be one of wide, narrow"),
+        ({"second": "wide"}, r"contrasts: found 'wide'; must compare different conditions"),
+        ({"claim": "better"}, r"contrasts: found 'better'; the claim must be lower or higher"),
+        ({"suite": "tasks"}, r"contrasts: found 'tasks', which is no suite of this study; must be one of extra"),
+        (
+            {"metric": "loss"},
+            r"contrasts: found 'loss', which is no metric of the suite extrapolation; must be one of nll",
+        ),
+        (
+            {"label": "block"},
+            r"contrasts: label: found 'block', which is no label of the suite's rows; did you mean blocks",
+        ),
+        ({"lengths": "3x"}, r"contrasts: lengths: found 96; wide is measured at 32, 64"),
+        ({"lengths": "far"}, r"contrasts: lengths: found 'far'; must be a whole number"),
+        ({"smallest_effect": -0.1}, r"contrasts: smallest_effect: found -0\.1; must not be negative"),
+    ],
+)
+def test_a_mistake_in_a_contrast_is_one_line(study, fields, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        Plan("s", dataclasses.replace(study, contrasts=[dataclasses.replace(CONTRAST, **fields)]))
+
+
+def test_a_fit_threshold_must_be_measured(study):
+    fit = Fit("extrapolation", "nll", at_most=2.0, label="blocks")
+    plan = Plan("s", dataclasses.replace(study, fit=fit))
+    assert plan.fit_length("wide") == 32
+    assert [fit.holds(value) for value in (1.0, 2.0, 2.1, None)] == [True, True, False, False]
+    assert [Fit("tasks", "exact_match", at_least=0.9).holds(value) for value in (0.9, 0.8)] == [True, False]
+    with pytest.raises(UserError, match=r"^fit: lengths: found 128; wide is measured at 32, 64"):
+        Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, length="4x")))
+
+
+def test_a_changed_field_is_found_in_a_saved_plan(study):
+    plan = Plan("s", study)
+    saved = json.loads(json.dumps(plan.to_dict()))
+    assert plan.changes_since(saved) == []
+    assert Plan("s", dataclasses.replace(study, seeds=[0, 1, 2])).changes_since(saved) == []
+    assert Plan("s", dataclasses.replace(study, seeds=range(4))).changes_since(saved) == ["seeds"]
+    longer = Plan("s", dataclasses.replace(study, overrides={**study.overrides, "train.steps": 5}))
+    assert longer.changes_since(saved) == ["overrides", "train.steps of wide", "train.steps of narrow"]
+    del saved["level"], saved["configs"]["wide"]["data.seed"]  # as an earlier version wrote it
+    assert plan.changes_since(saved) == []
+
+
+def test_the_places_of_data_are_not_part_of_a_plan(study, overrides):
+    without = {name: value for name, value in overrides.items() if name not in definition.PLACES}
+    places = {name: overrides[name] for name in definition.PLACES}
+    plans = [Plan("s", dataclasses.replace(study, overrides=without), {**places, "data.cache_dir": d}) for d in "ab"]
+    assert plans[0].to_dict() == plans[1].to_dict()
+    assert plans[0].configs["wide"].data.cache_dir == "a" and plans[0].configs["wide"].data.path
+
+
+def test_the_study_files_of_the_project_are_valid():
+    paths = sorted((REPOSITORY / "configs" / "studies").glob("*.py"))
+    assert paths
+    for path in paths:
+        plan = definition.load(str(path), {})
+        assert plan.study.question.endswith("?") and plan.comparisons and plan.name == path.stem
+
+
+def test_compared_rows_are_those_that_a_suite_returns(small):
+    """`compared` knows the rows before any run: for extrapolation, each length in blocks and in sliding windows."""
+    rows = SUITES["extrapolation"].compared(small(), SuiteOptions(lengths="1x,2x", strides="8,32"))
+    sliding = [("sliding, stride 32", 64), ("sliding, stride 8", 32), ("sliding, stride 8", 64)]
+    assert sorted(rows) == [("blocks", 32), ("blocks", 64), *sliding]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("def get_study(): return 3", r"error: \S+: get_study\(\): found 3; must return a mini_gpt\.study"),
+        ("x = 3", r"error: \S+: AttributeError: .*get_study"),
+        ("def get_study(): return Study()", r"error: \S+: NameError: name 'Study' is not defined"),
+        ("import", r"error: \S+: SyntaxError: "),
+    ],
+)
+def test_a_broken_study_file_is_one_line(monkeypatch, tmp_path, text, message):
+    (tmp_path / "broken.py").write_text(text)
+    assert re.match(message, type_in(monkeypatch, "mini_gpt.study.command", "plan", str(tmp_path / "broken.py")))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], r"error: study: name either a FILE"),
+        (["configs/studies/positions.py", "--config=configs/tiny.py"], r"error: study: name either a FILE"),
+        (["configs/studies/nothing.py"], r"error: study: configs/studies/nothing\.py not found; name a file such as c"),
+        (["configs/studies/positions.py", "--vary=seed=1"], r"error: study: found --vary or --contrast beside"),
+        (
+            ["configs/studies/positions.py", "--config.train.steps=3"],
+            r"error: --config\.train\.steps: found '3'; a study",
+        ),
+        (["--config=configs/tiny.py", "--contrast=a"], r"error: --contrast: found 'a'; must be 'A<B' or 'A>B'"),
+        (
+            ["--config=configs/tiny.py", "--vary=model.position=rope,none", "--contrast=rope<alibi"],
+            r"error: --contrast: fo",
+        ),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(monkeypatch, arguments, message):
+    assert re.match(message, type_in(monkeypatch, "mini_gpt.study.command", "plan", *arguments))

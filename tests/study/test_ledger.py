@@ -1,0 +1,113 @@
+"""The ledger of a study: freezing, changes after results, and damage."""
+
+import dataclasses
+import json
+
+import pytest
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.study import ledger
+from mini_gpt.study.definition import Contrast, Plan, Study
+from tests.commands.test_command_line import type_in
+
+
+@pytest.fixture
+def study(overrides):
+    conditions = {"wide": {"model.d_ff": 128}, "narrow": {"model.d_ff": 64}}
+    contrasts = [Contrast("wide", "lower", "narrow", "perplexity", "nll")]
+    suites = {"perplexity": SuiteOptions()}
+    return Study("Which?", "configs/default.py", conditions, range(2), suites, contrasts, overrides)
+
+
+def test_a_frozen_plan_is_confirmatory_until_it_changes(study, tmp_path):
+    plan = Plan("s", study)
+    assert ledger.standing(tmp_path, plan) == (False, "Exploratory: no plan was frozen before the first result.")
+    digest = ledger.freeze(tmp_path, plan, 0)
+    (entry,) = ledger.entries(tmp_path)
+    assert (entry["event"], entry["plan"], entry["content"]) == ("frozen", digest, plan.to_dict())
+    frozen, said = ledger.standing(tmp_path, plan)
+    assert frozen and said.startswith(f"Confirmatory: the plan was frozen on {entry['date']} by commit ")
+    ledger.append(tmp_path, "run", plan, 0)
+    changed = Plan("s", dataclasses.replace(study, smallest_effect=0.1))
+    frozen, said = ledger.standing(tmp_path, changed)
+    assert not frozen and said.endswith("and was changed later (smallest_effect).")
+
+
+def test_a_plan_can_be_frozen_again_only_before_the_first_result(study, tmp_path):
+    plan = Plan("s", study)
+    ledger.freeze(tmp_path, plan, 0)
+    changed = Plan("s", dataclasses.replace(study, seeds=range(3)))
+    ledger.freeze(tmp_path, changed, 0)
+    assert ledger.standing(tmp_path, changed)[0] and not ledger.standing(tmp_path, plan)[0]
+    with pytest.raises(UserError, match=r"^freeze: \S+ had 1 complete runs; a plan is frozen before the first result"):
+        ledger.freeze(tmp_path, plan, 1)
+    ledger.append(tmp_path, "run", plan, 2)
+    with pytest.raises(UserError, match=r"^freeze: \S+ had 2 complete runs"):  # also if they were deleted
+        ledger.freeze(tmp_path, plan, 0)
+
+
+def test_a_directory_holds_one_study(study, tmp_path):
+    ledger.save(tmp_path, Plan("one", study))
+    ledger.check_same_study(tmp_path, Plan("one", study))
+    with pytest.raises(UserError, match=r"^--workdir: \S+ holds the study one; name a new directory for two$"):
+        ledger.check_same_study(tmp_path, Plan("two", study))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda text: text.replace("frozen", "thawed"), lambda text: text[:-9], lambda _: "5\n"]
+)
+def test_a_damaged_ledger_is_one_line(study, tmp_path, change):
+    ledger.freeze(tmp_path, Plan("s", study), 0)
+    path = tmp_path / ledger.LEDGER
+    path.write_text(change(path.read_text()))
+    with pytest.raises(UserError, match=r"ledger\.jsonl: damaged \(.*\); restore it from a backup$"):
+        ledger.entries(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"name": "s", "sha256": "x"}', '{"name": "s"}'])
+def test_a_damaged_study_is_one_line(study, tmp_path, content):
+    (tmp_path / ledger.STUDY).write_text(content)
+    with pytest.raises(UserError, match=r"study\.json: damaged \(.*\); restore it from a backup, or delete it$"):
+        ledger.changes(tmp_path, Plan("s", study))
+
+
+FILE = """
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.study.definition import Contrast, Study
+
+def get_study():
+    conditions = {{"wide": {{"model.d_ff": 128}}, "narrow": {{"model.d_ff": 64}}}}
+    contrasts = [Contrast("wide", "lower", "narrow", "perplexity", "nll")]
+    suites = {{"perplexity": SuiteOptions()}}
+    return Study("Which?", "configs/default.py", conditions, range({seeds}), suites, contrasts, {overrides})
+"""
+
+
+def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, overrides, tmp_path):
+    path, workdir = tmp_path / "sizes.py", tmp_path / "study"
+    run = lambda action, *more: type_in(
+        monkeypatch, "mini_gpt.study.command", action, str(path), f"--workdir={workdir}", *more
+    )
+    path.write_text(FILE.format(seeds=1, overrides=overrides))
+    assert run("freeze") is None and run("run") is None and len(fake) == 2
+    assert "Confirmatory: the plan was frozen on" in (workdir / "report.md").read_text()
+    path.write_text(FILE.format(seeds=2, overrides=overrides))
+    said = run("run")
+    assert said.startswith(
+        f"error: study: the plan of {workdir} was changed after 2 runs were complete (seeds); restore"
+    )
+    assert len(fake) == 2
+    assert run("report") is None
+    assert "Exploratory: the plan was frozen" in (workdir / "report.md").read_text()
+    assert run("run", "--changed") is None and len(fake) == 4
+    assert [entry["event"] for entry in ledger.entries(workdir)] == ["frozen", "run", "changed"]
+    assert ledger.entries(workdir)[-1]["fields"] == ["seeds"]
+    assert "was changed later (seeds)" in (workdir / "report.md").read_text()
+    assert run("freeze").startswith(f"error: freeze: {workdir} had 4 complete runs")
+    other = tmp_path / "other.py"
+    other.write_text(path.read_text())
+    said = type_in(monkeypatch, "mini_gpt.study.command", "run", str(other), f"--workdir={workdir}")
+    assert said.startswith(f"error: --workdir: {workdir} holds the study sizes; name a new directory for other")
+    with (workdir / "ledger.jsonl").open() as file:
+        assert all(json.loads(line)["commit"] for line in file)
