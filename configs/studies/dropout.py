@@ -1,0 +1,32 @@
+"""Does dropout help with much text, and with little text that is read many times?
+
+    python -m mini_gpt.study run configs/studies/dropout.py
+
+48 runs of configs/small.py. "Little" trains on 0.2% of the text, "much" on 98%, with the same number of steps.
+"""
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.study.definition import Contrast, Fit, Study
+
+TEXTS = {"much text": (0.98, 0.01, 0.01), "little text": (0.002, 0.01, 0.988)}
+RATES = (0.0, 0.1, 0.2)
+
+
+def get_study() -> Study:
+    conditions = {
+        f"{text}, {rate}": {"data.split_fractions": fractions, "model.dropout": rate}
+        for text, fractions in TEXTS.items()
+        for rate in RATES
+    }
+    claims = [(f"{text}, {rate}", "lower", f"{text}, 0.0") for text in TEXTS for rate in RATES[1:]]
+    return Study(
+        question="Does dropout help with much text, and with little text?",
+        config="configs/small.py",
+        conditions=conditions,
+        seeds=range(8),
+        suites={"perplexity": SuiteOptions()},
+        contrasts=[Contrast(*claim, "perplexity", "nll") for claim in claims],
+        smallest_effect=0.01,  # nats per token
+        fit=Fit("perplexity", "nll", at_most=3.0),
+        expected_deviation=0.01,
+    )

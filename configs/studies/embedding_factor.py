@@ -1,0 +1,32 @@
+"""Do embeddings need the factor sqrt(d_model) before sinusoidal positions are added?
+
+    python -m mini_gpt.study run configs/studies/embedding_factor.py
+
+24 runs of configs/small.py with sinusoidal positions. Embeddings start with a standard deviation of 0.02, or of 1 with
+the factor. The sinusoids have the same standard deviation, or 1.
+"""
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.study.definition import Contrast, Fit, Study
+
+BOTH_SMALL, FACTOR, ONLY_SINUSOIDS = "both small", "both large: the factor", "only sinusoids large"
+
+
+def get_study() -> Study:
+    claims = [(BOTH_SMALL, "lower", FACTOR), (FACTOR, "lower", ONLY_SINUSOIDS), (BOTH_SMALL, "lower", ONLY_SINUSOIDS)]
+    return Study(
+        question="Do embeddings need the factor sqrt(d_model) before sinusoidal positions are added?",
+        config="configs/small.py",
+        overrides={"model.position": "sinusoidal"},
+        conditions={
+            BOTH_SMALL: {},
+            FACTOR: {"model.scale_embeddings": True},
+            ONLY_SINUSOIDS: {"model.sinusoidal.amplitude": 50.0},
+        },
+        seeds=range(8),
+        suites={"perplexity": SuiteOptions()},
+        contrasts=[Contrast(*claim, "perplexity", "nll") for claim in claims],
+        smallest_effect=0.01,  # nats per token
+        fit=Fit("perplexity", "nll", at_most=2.8),
+        expected_deviation=0.01,
+    )

@@ -1,0 +1,31 @@
+"""Are more heads better at a constant width?
+
+    python -m mini_gpt.study run configs/studies/heads.py
+
+40 runs of configs/small.py. The width is 64, so heads are 64 to 4 wide. All models have the same number of parameters.
+"""
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.study.definition import Contrast, Fit, Study
+
+HEADS = {"1 head": 1, "2 heads": 2, "4 heads": 4, "8 heads": 8, "16 heads": 16}
+CLAIMS = [
+    ("2 heads", "lower", "1 head"),
+    ("4 heads", "lower", "2 heads"),
+    ("8 heads", "lower", "4 heads"),
+    ("8 heads", "lower", "16 heads"),
+]
+
+
+def get_study() -> Study:
+    return Study(
+        question="Are more heads better at a constant width?",
+        config="configs/small.py",
+        conditions={name: {"model.num_heads": heads} for name, heads in HEADS.items()},
+        seeds=range(8),
+        suites={"perplexity": SuiteOptions()},
+        contrasts=[Contrast(*claim, "perplexity", "nll") for claim in CLAIMS],
+        smallest_effect=0.01,  # nats per token
+        fit=Fit("perplexity", "nll", at_most=2.6),
+        expected_deviation=0.005,
+    )

@@ -1,0 +1,40 @@
+"""Does post-LN need a warm-up, and pre-LN not, at two widths?
+
+    python -m mini_gpt.study run configs/studies/norms.py
+
+64 runs of configs/small.py, six layers deep, with a cosine schedule. "No warm-up" starts at the peak.
+"""
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.study.definition import Contrast, Fit, Study
+
+WIDTHS = (32, 128)
+WARMUPS = {"warm-up": 50, "no warm-up": 0}
+
+
+def get_study() -> Study:
+    conditions = {
+        f"{placement}-LN, {width}, {name}": {
+            "model.norm_placement": placement,
+            "model.d_model": width,
+            "optimizer.warmup_steps": steps,
+        }
+        for width in WIDTHS
+        for placement in ("pre", "post")
+        for name, steps in WARMUPS.items()
+    }
+    claims = [(f"post-LN, {width}, warm-up", "lower", f"post-LN, {width}, no warm-up") for width in WIDTHS]
+    claims += [(f"pre-LN, {width}, warm-up", "lower", f"pre-LN, {width}, no warm-up") for width in WIDTHS]
+    claims += [(f"pre-LN, {width}, warm-up", "lower", f"post-LN, {width}, warm-up") for width in WIDTHS]
+    return Study(
+        question="Does post-LN need a warm-up, and pre-LN not?",
+        config="configs/small.py",
+        overrides={"optimizer.schedule": "cosine", "model.num_layers": 6},
+        conditions=conditions,
+        seeds=range(8),
+        suites={"perplexity": SuiteOptions()},
+        contrasts=[Contrast(*claim, "perplexity", "nll") for claim in claims],
+        smallest_effect=0.01,  # nats per token
+        fit=Fit("perplexity", "nll", at_most=2.6),
+        expected_deviation=0.01,
+    )

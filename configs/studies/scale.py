@@ -1,0 +1,33 @@
+"""Does attention need the factor 1/sqrt(head width), and does it matter more for wide heads?
+
+    python -m mini_gpt.study run configs/studies/scale.py
+
+48 runs of configs/small.py, with heads of width 4, 16 and 64.
+"""
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.study.definition import Contrast, Fit, Study
+
+WIDTHS = {4: 16, 16: 4, 64: 1}  # width of a head: number of heads
+
+
+def get_study() -> Study:
+    conditions = {
+        f"width {width}, {name}": {"model.num_heads": heads, "model.scale_attention": scaled}
+        for width, heads in WIDTHS.items()
+        for name, scaled in (("scaled", True), ("not scaled", False))
+    }
+    return Study(
+        question="Does attention need the factor 1/sqrt(head width)?",
+        config="configs/small.py",
+        conditions=conditions,
+        seeds=range(8),
+        suites={"perplexity": SuiteOptions()},
+        contrasts=[
+            Contrast(f"width {width}, scaled", "lower", f"width {width}, not scaled", "perplexity", "nll")
+            for width in WIDTHS
+        ],
+        smallest_effect=0.01,  # nats per token
+        fit=Fit("perplexity", "nll", at_most=2.6),
+        expected_deviation=0.005,
+    )
