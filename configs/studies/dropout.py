@@ -2,23 +2,23 @@
 
     python -m mini_gpt.study run configs/studies/dropout.py
 
-48 runs of configs/small.py. "Little" trains on 0.2% of the text, "much" on 98%, with the same number of steps.
+48 runs of configs/small.py. "little-text" trains on 0.2% of the text, "much-text" on 98%, with the same number of steps.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
 
-TEXTS = {"much text": (0.98, 0.01, 0.01), "little text": (0.002, 0.01, 0.988)}
+TEXTS = {"much-text": (0.98, 0.01, 0.01), "little-text": (0.002, 0.01, 0.988)}
 RATES = (0.0, 0.1, 0.2)
 
 
 def get_study() -> Study:
     conditions = {
-        f"{text}, {rate}": {"data.split_fractions": fractions, "model.dropout": rate}
+        f"{text},dropout={rate}": {"data.split_fractions": fractions, "model.dropout": rate}
         for text, fractions in TEXTS.items()
         for rate in RATES
     }
-    claims = [(f"{text}, {rate}", "lower", f"{text}, 0.0") for text in TEXTS for rate in RATES[1:]]
+    claims = [(f"{text},dropout={rate}", "lower", f"{text},dropout=0.0") for text in TEXTS for rate in RATES[1:]]
     return Study(
         question="Does dropout help with much text, and with little text?",
         config="configs/small.py",

@@ -9,7 +9,7 @@ the factor. The sinusoids have the same standard deviation, or 1.
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
 
-BOTH_SMALL, FACTOR, ONLY_SINUSOIDS = "both small", "both large: the factor", "only sinusoids large"
+BOTH_SMALL, FACTOR, ONLY_SINUSOIDS = "both-small", "factor", "large-sinusoids"
 
 
 def get_study() -> Study:

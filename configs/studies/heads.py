@@ -8,12 +8,11 @@
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
 
-HEADS = {"1 head": 1, "2 heads": 2, "4 heads": 4, "8 heads": 8, "16 heads": 16}
 CLAIMS = [
-    ("2 heads", "lower", "1 head"),
-    ("4 heads", "lower", "2 heads"),
-    ("8 heads", "lower", "4 heads"),
-    ("8 heads", "lower", "16 heads"),
+    ("heads=2", "lower", "heads=1"),
+    ("heads=4", "lower", "heads=2"),
+    ("heads=8", "lower", "heads=4"),
+    ("heads=8", "lower", "heads=16"),
 ]
 
 
@@ -21,7 +20,7 @@ def get_study() -> Study:
     return Study(
         question="Are more heads better at a constant width?",
         config="configs/small.py",
-        conditions={name: {"model.num_heads": heads} for name, heads in HEADS.items()},
+        conditions={f"heads={heads}": {"model.num_heads": heads} for heads in (1, 2, 4, 8, 16)},
         seeds=range(8),
         suites={"perplexity": SuiteOptions()},
         contrasts=[Contrast(*claim, "perplexity", "nll") for claim in CLAIMS],

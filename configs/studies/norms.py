@@ -2,19 +2,19 @@
 
     python -m mini_gpt.study run configs/studies/norms.py
 
-64 runs of configs/small.py, six layers deep, with a cosine schedule. "No warm-up" starts at the peak.
+64 runs of configs/small.py, six layers deep, with a cosine schedule. "at-once" starts at the peak.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
 
 WIDTHS = (32, 128)
-WARMUPS = {"warm-up": 50, "no warm-up": 0}
+WARMUPS = {"warm-up": 50, "at-once": 0}
 
 
 def get_study() -> Study:
     conditions = {
-        f"{placement}-LN, {width}, {name}": {
+        f"{placement}-LN,width={width},{name}": {
             "model.norm_placement": placement,
             "model.d_model": width,
             "optimizer.warmup_steps": steps,
@@ -23,9 +23,9 @@ def get_study() -> Study:
         for placement in ("pre", "post")
         for name, steps in WARMUPS.items()
     }
-    claims = [(f"post-LN, {width}, warm-up", "lower", f"post-LN, {width}, no warm-up") for width in WIDTHS]
-    claims += [(f"pre-LN, {width}, warm-up", "lower", f"pre-LN, {width}, no warm-up") for width in WIDTHS]
-    claims += [(f"pre-LN, {width}, warm-up", "lower", f"post-LN, {width}, warm-up") for width in WIDTHS]
+    claims = [(f"post-LN,width={width},warm-up", "lower", f"post-LN,width={width},at-once") for width in WIDTHS]
+    claims += [(f"pre-LN,width={width},warm-up", "lower", f"pre-LN,width={width},at-once") for width in WIDTHS]
+    claims += [(f"pre-LN,width={width},warm-up", "lower", f"post-LN,width={width},warm-up") for width in WIDTHS]
     return Study(
         question="Does post-LN need a warm-up, and pre-LN not?",
         config="configs/small.py",

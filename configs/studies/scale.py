@@ -13,9 +13,9 @@ WIDTHS = {4: 16, 16: 4, 64: 1}  # width of a head: number of heads
 
 def get_study() -> Study:
     conditions = {
-        f"width {width}, {name}": {"model.num_heads": heads, "model.scale_attention": scaled}
+        f"width={width},{name}": {"model.num_heads": heads, "model.scale_attention": scaled}
         for width, heads in WIDTHS.items()
-        for name, scaled in (("scaled", True), ("not scaled", False))
+        for name, scaled in (("scaled", True), ("unscaled", False))
     }
     return Study(
         question="Does attention need the factor 1/sqrt(head width)?",
@@ -24,7 +24,7 @@ def get_study() -> Study:
         seeds=range(8),
         suites={"perplexity": SuiteOptions()},
         contrasts=[
-            Contrast(f"width {width}, scaled", "lower", f"width {width}, not scaled", "perplexity", "nll")
+            Contrast(f"width={width},scaled", "lower", f"width={width},unscaled", "perplexity", "nll")
             for width in WIDTHS
         ],
         smallest_effect=0.01,  # nats per token

@@ -9,8 +9,8 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
 
 CLAIMS = [
-    ("smoothing 0.1", "lower", "smoothing 0.0"),
-    ("smoothing 0.2", "lower", "smoothing 0.1"),
+    ("smoothing=0.1", "lower", "smoothing=0.0"),
+    ("smoothing=0.2", "lower", "smoothing=0.1"),
 ]
 
 
@@ -18,7 +18,7 @@ def get_study() -> Study:
     return Study(
         question="Does label smoothing make perplexity better?",
         config="configs/small.py",
-        conditions={f"smoothing {rate}": {"train.label_smoothing": rate} for rate in (0.0, 0.1, 0.2)},
+        conditions={f"smoothing={rate}": {"train.label_smoothing": rate} for rate in (0.0, 0.1, 0.2)},
         seeds=range(8),
         suites={"perplexity": SuiteOptions()},
         contrasts=[Contrast(*claim, "perplexity", "nll") for claim in CLAIMS],
