@@ -2,7 +2,8 @@
 
     python -m mini_gpt.study run configs/studies/dropout.py
 
-48 runs of configs/small.py. "little-text" trains on 0.2% of the text, "much-text" on 98%, with the same number of steps.
+48 runs of configs/small.py. "little-text" trains on 0.2% of the text, "much-text" on 98%, with the same number of
+steps.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions

@@ -9,9 +9,11 @@ import pytest
 from mini_gpt.commands.suites import SUITES
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import definition
 from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
+from mini_gpt.study.statistics import seeds_needed
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
 
@@ -154,6 +156,8 @@ def test_the_study_files_of_the_project_are_valid():
     for path in paths:
         plan = definition.load(str(path), {})
         assert plan.study.question.endswith("?") and plan.comparisons and plan.name == path.stem
+        assert all(files.plain_name(name) == name for name in plan.configs), "directories have the conditions' names"
+        assert seeds_needed(len(plan.comparisons), plan.study.level) <= len(plan.study.seeds), "they can show nothing"
 
 
 def test_compared_rows_are_those_that_a_suite_returns(small):

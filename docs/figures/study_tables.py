@@ -1,0 +1,124 @@
+"""Write the tables and verdicts of studies into the pages of the docs.
+
+    python -m docs.figures.study_tables --take=runs/studies/heads    # copy the results of a study to docs/studies/
+    python -m docs.figures.study_tables                              # write them into the pages
+
+A page has `<!-- study NAME: KIND -->`, then what is generated, then `<!-- /study -->`. KIND is `standing`, `verdicts`,
+`verdict CONDITION CONDITION [LENGTH]`, or `table SUITE METRIC [LABEL]`.
+"""
+
+import argparse
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+from mini_gpt.commands.results import markdown_table
+from mini_gpt.runtime import files
+
+DOCS = Path(__file__).parents[1]
+MARKED = re.compile(r"(<!-- study (\S+): (.+?) -->)(.*?)(<!-- /study -->)", re.DOTALL)
+Rows = list[dict[str, str]]
+
+
+def generated(name: str, kind: str) -> str:
+    """Return the text of one mark. Raise KeyError or ValueError if the study does not have it."""
+    word, *arguments = kind.split(" ")
+    if word == "standing":
+        return (DOCS / "studies" / name / "standing.txt").read_text(encoding="utf-8").strip()
+    if word == "verdicts":
+        return f"\n{_verdicts(_rows(name, 'comparisons'))}\n"
+    if word == "verdict":
+        first, second, *lengths = arguments
+        found = [
+            row
+            for row in _rows(name, "comparisons")
+            if (row["first"], row["second"]) == (first, second) and lengths in ([], [row["length"]])
+        ]
+        (one,) = found
+        return f"{one['verdict']}, {_difference(one)}"
+    if word == "table":
+        suite, metric, *label = arguments
+        return f"\n{_table(_rows(name, suite), metric, ' '.join(label))}\n"
+    raise ValueError(f"{kind}: must start with standing, verdicts, verdict or table")
+
+
+def write_page(text: str) -> str:
+    """Return the text of a page with all generated parts written anew."""
+    return MARKED.sub(lambda mark: f"{mark[1]}{generated(mark[2], mark[3])}{mark[5]}", text)
+
+
+def take(study: Path) -> None:
+    """Copy the tables of a study, and the sentence that says whether its plan was frozen, to docs/studies/."""
+    name = json.loads((study / "study.json").read_text(encoding="utf-8"))["name"]
+    target = DOCS / "studies" / name
+    target.mkdir(parents=True, exist_ok=True)
+    for path in [*study.glob("*.csv"), *study.glob("*.png")]:
+        if path.name not in ("runs.csv", "training.png"):
+            shutil.copyfile(path, target / path.name)
+    standing = re.search(
+        r"^(Confirmatory|Exploratory): .*$", (study / "report.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    files.write_text(target / "standing.txt", f"{standing[0]}\n" if standing else "")
+
+
+def _rows(name: str, table: str) -> Rows:
+    with (DOCS / "studies" / name / f"{table}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _verdicts(rows: Rows) -> str:
+    return markdown_table(
+        [
+            {
+                "claim": f"{row['first']} {row['claim']} than {row['second']}",
+                "length": row["length"],
+                "difference": _difference(row),
+                "p (Holm)": f"{float(row['p_holm']):.3g}",
+                "seeds": row["seeds"],
+                "verdict": row["verdict"],
+            }
+            for row in rows
+        ]
+    )
+
+
+def _difference(row: dict[str, str]) -> str:
+    if not row["difference"]:
+        return "–"
+    difference, low, high = (
+        f"{float(row[name]):+.3f}".replace("-", "−") for name in ("difference", "interval_low", "interval_high")
+    )
+    return f"{difference} ({low} to {high})"
+
+
+def _table(rows: Rows, metric: str, label: str) -> str:
+    chosen = [row for row in rows if row["measured"] == label]
+    lengths = list(dict.fromkeys(row["length"] for row in chosen))
+    table = []
+    for condition in dict.fromkeys(row["condition"] for row in chosen):
+        cells = {row["length"]: _cell(row, metric) for row in chosen if row["condition"] == condition}
+        table.append({"": condition} | {f"{int(length):,}": cells[length] for length in lengths})
+    return markdown_table(table)
+
+
+def _cell(row: dict[str, str], metric: str) -> str:
+    mean, deviation = row[f"{metric}_mean"], row[f"{metric}_standard_deviation"]
+    return f"{float(mean):.3f} ± {float(deviation):.3f}" if mean else "undefined"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--take", type=Path, action="append", default=[], help="directory of a study; repeatable")
+    for study in parser.parse_args().take:
+        take(study)
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if (new := write_page(text)) != text:
+            files.write_text(page, new)
+            print(page)
+
+
+if __name__ == "__main__":
+    main()

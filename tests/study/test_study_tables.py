@@ -1,0 +1,64 @@
+"""The numbers of studies in the docs are those of the CSV files that the studies wrote."""
+
+import pytest
+
+from docs.figures import study_tables
+from tests.conftest import REPOSITORY
+
+
+def test_every_page_has_the_numbers_of_its_studies():
+    for page in (REPOSITORY / "docs").rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert study_tables.write_page(text) == text, f"{page}: run python -m docs.figures.study_tables"
+
+
+@pytest.fixture
+def docs(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_tables, "DOCS", tmp_path)
+    folder = tmp_path / "studies" / "sizes"
+    folder.mkdir(parents=True)
+    (folder / "standing.txt").write_text("Confirmatory: the plan was frozen.\n")
+    (folder / "comparisons.csv").write_text(
+        "first,claim,second,length,difference,interval_low,interval_high,p_holm,seeds,verdict\n"
+        "a,lower,b,64,-0.12345,-0.2,-0.05,0.0078125,8,shown\na,lower,b,128,,,,1.0,0,no verdict\n"
+    )
+    (folder / "perplexity.csv").write_text(
+        "condition,measured,length,nll_mean,nll_standard_deviation\na,,64,1.23456,0.001\na,,1024,,\nb,x,64,2.0,0.1\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "kind, expected",
+    [
+        ("standing", "Confirmatory: the plan was frozen."),
+        ("verdict a b 64", "shown, −0.123 (−0.200 to −0.050)"),
+        ("verdict a b 128", "no verdict, –"),
+        ("table perplexity nll", "\n|  | 64 | 1,024 |\n|---|---|---|\n| a | 1.235 ± 0.001 | undefined |\n"),
+        ("table perplexity nll x", "\n|  | 64 |\n|---|---|\n| b | 2.000 ± 0.100 |\n"),
+    ],
+)
+def test_a_mark_is_replaced_by_the_numbers_of_the_study(docs, kind, expected):
+    page = f"Before <!-- study sizes: {kind} -->old<!-- /study --> after"
+    written = study_tables.write_page(page)
+    assert written == f"Before <!-- study sizes: {kind} -->{expected}<!-- /study --> after"
+    assert study_tables.write_page(written) == written
+
+
+@pytest.mark.parametrize("kind", ["verdict a c", "verdict a b", "nothing", "table perplexity loss"])
+def test_a_mark_that_the_study_does_not_have_is_an_error(docs, kind):
+    with pytest.raises((KeyError, ValueError)):
+        study_tables.write_page(f"<!-- study sizes: {kind} --><!-- /study -->")
+
+
+def test_the_results_of_a_study_are_taken(docs, tmp_path):
+    study = tmp_path / "run"
+    study.mkdir()
+    (study / "study.json").write_text('{"name": "new"}')
+    (study / "report.md").write_text("# Which?\n\nExploratory: no plan was frozen.\n\n## Verdicts\n")
+    for name in ("comparisons.csv", "runs.csv", "training.png", "differences-nll.png"):
+        (study / name).write_text(name)
+    study_tables.take(study)
+    taken = tmp_path / "studies" / "new"
+    assert sorted(path.name for path in taken.iterdir()) == ["comparisons.csv", "differences-nll.png", "standing.txt"]
+    assert (taken / "standing.txt").read_text() == "Exploratory: no plan was frozen.\n"
