@@ -160,6 +160,8 @@ def _shard(text: str | None, runs: int) -> slice:
 
 def _quick_look(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
     """Return the plan that the flags define."""
+    if not flags.vary:
+        raise UserError("--vary: give at least one, such as --vary=model.position=rope,alibi")
     vary: dict[str, list[str]] = {}
     for name, values in map(parse_vary, flags.vary):
         if name in vary:
@@ -172,11 +174,13 @@ def _quick_look(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
     suites.check([flags.suite], options)
     combinations = itertools.product(*([(name, value) for value in vary[name]] for name in vary))
     conditions = {",".join(f"{name}={value}" for name, value in combined): dict(combined) for combined in combinations}
-    seed = int(overrides.pop("seed", configs.load(flags.config, overrides | next(iter(conditions.values()))).seed))
+    seed = configs.load(flags.config, overrides | next(iter(conditions.values()))).seed
+    overrides = {name: value for name, value in overrides.items() if name != "seed"}
     name = command_line.run_name(flags.config, overrides, *vary)
     study = Study(
         "", flags.config, conditions, range(seed, seed + flags.seeds), {flags.suite: options}, overrides=overrides
     )
+    Plan(name, study)  # contrasts need valid conditions, and a suite that has something to compare
     contrasts = [_contrast(text, study, flags.suite) for text in flags.contrast]
     return Plan(name, dataclasses.replace(study, contrasts=contrasts))
 

@@ -90,8 +90,9 @@ def check(suite: str, result: Result) -> None:
     for row in rows:
         SUITES[suite].label(row)
         numbers = [row["length"], *(row[value] for value in SUITES[suite].values if row[value] is not None)]
-        is_text = isinstance(row["reason"], str | None)
-        if not is_text or not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+        is_valid = isinstance(row["reason"], str | None)
+        is_valid &= all(type(row.get(count)) in (int, type(None)) for count in ("tokens_scored", "problems"))
+        if not is_valid or not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
             raise ValueError(f"found the row {shown(row)}")
         for texts in dict(row.get("items", {})).values():
             items.unpacked(texts)

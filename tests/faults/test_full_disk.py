@@ -1,6 +1,7 @@
 """A full or read-only disk, a missing permission or a lost directory ends a run in one error line."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -8,11 +9,9 @@ import subprocess
 
 import pytest
 
-from mini_gpt.commands.suites.base import SuiteOptions
-from mini_gpt.commands.sweep import Sweep
-from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
+from tests.conftest import SMALL
 from tests.faults import kills
 from tests.faults.kills import Marks, Trainer
 
@@ -115,14 +114,22 @@ def test_a_measured_result_is_printed_if_the_disk_is_full(trained, disk, monkeyp
 
 
 @pytest.mark.slow
-def test_the_tables_of_a_sweep_are_printed_if_the_disk_is_full(monkeypatch, tmp_path, disk, capsys):
-    result = {"checkpoint_step": 4, "context_length": 32, "nll": 1.25, "bits_per_byte": 2.0}
-    options = SuiteOptions()
-    swept = Sweep("configs/tiny.py", {}, {"seed": ["0"]}, 1, "perplexity", options, disk / "sweep")
+def test_the_tables_of_a_sweep_are_printed_if_the_disk_is_full(trained, corpus_files, disk, monkeypatch, capsys):
+    run = shutil.copytree(trained(train__steps=4), disk / "sweep" / "model.position=rope,seed=0")
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
+    nll = json.loads((run / "eval" / "perplexity.json").read_text())["nll"]
+    fields = SMALL | {"data.path": corpus_files, "train.steps": 4}
+    flags = ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
+    study = ["mini_gpt.study.command", "report", *flags, "--vary=model.position=rope", f"--workdir={disk}/sweep"]
+    capsys.readouterr()
     fill(disk, 0)
-    with pytest.raises((UserError, OSError), match=f"{disk}/sweep.*No space left on device|No space.*{disk}/sweep"):
-        swept._write({(("seed", "0"),): [result]}, [])
-    assert "1.2500" in capsys.readouterr().out and not list(disk.rglob("*.draft"))
+    said = type_in(monkeypatch, *study)
+    assert re.match(rf"error: {disk}/sweep\S*: .*No space left on device", said), said
+    printed = capsys.readouterr().out
+    assert f"| model.position=rope | 1 | {nll:.4f} |" in printed and "Written to" not in printed
+    assert not list(disk.rglob("*.draft"))
+    (disk / "filler").unlink()
+    assert type_in(monkeypatch, *study) is None
 
 
 @pytest.mark.slow

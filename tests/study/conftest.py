@@ -47,6 +47,14 @@ def fake(monkeypatch, small, started, caplog):
 
 
 @pytest.fixture
+def real(monkeypatch, started, caplog):
+    """Let runs be trained by real workers with one device each. Return the list of the started runs."""
+    caplog.set_level("INFO", "mini_gpt")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    return started
+
+
+@pytest.fixture
 def overrides(corpus_files, tmp_path):
     """Return the fields of a small config, as a study has them."""
     fields = SMALL | {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache"), "train.steps": 4}

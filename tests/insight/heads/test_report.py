@@ -283,4 +283,4 @@ def test_a_context_too_short_for_a_problem_is_refused(small, tmp_path, monkeypat
 def test_a_sweep_refuses_the_heads_suite(monkeypatch):
     arguments = ["--config=configs/tiny.py", "--vary", "model.num_heads=2,4", "--suite=heads"]
     line = type_in(monkeypatch, "mini_gpt.sweep", *arguments)
-    assert line.startswith("error: --suite=heads is not supported by a sweep; must be one of perplexity, extra")
+    assert line.startswith("error: suites: found 'heads'; has nothing to compare; must be one of perplexity, extra")
