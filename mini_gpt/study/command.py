@@ -23,9 +23,10 @@ from mini_gpt.commands import command_line, suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, estimate, ledger, machine, report, runner, slurm
+from mini_gpt.study import definition, estimate, ledger, machine, runner, slurm
 from mini_gpt.study.definition import Contrast, Plan, Study
 from mini_gpt.study.progress import Display, Job
+from mini_gpt.study.report import Report
 from mini_gpt.study.results import Results
 
 log = logging.getLogger("mini_gpt.study")
@@ -125,11 +126,11 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
 
 def _report(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     ledger.check_same_study(workdir, plan)
-    results = Results(plan, workdir)
+    found = Report(Results(plan, workdir))
     try:
-        written = report.write(results)
+        written = found.write()
     finally:
-        print(report.printed(results))  # also if a file can't be written
+        print(found.printed())  # also if a file can't be written
     print("Written to", *written, sep="\n")
 
 

@@ -13,7 +13,6 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import SUITES
 from mini_gpt.commands.suites.base import Row
-from mini_gpt.runtime import files
 from mini_gpt.study import analysis, figures, ledger, statistics, tables
 from mini_gpt.study.analysis import Outcome
 from mini_gpt.study.definition import PlannedRun
@@ -35,164 +34,157 @@ To show a difference, {needed} seeds are needed.
 seeds, in which the claim holds."""
 
 
-def printed(results: Results) -> str:
-    """Return the tables for the terminal: the metrics of each suite, then the verdicts."""
-    found = {name: tables.gather(results, SUITES[name]) for name in results.plan.study.suites}
-    parts = [tables.markdown(table, SUITES[name].values) for name, table in found.items() if table]
-    outcomes = analysis.outcomes(results)
-    return "\n".join([*parts, *([_verdicts(outcomes), ""] if outcomes else [])])
+class Report:
+    """The findings of a study, and the files that show them."""
 
+    def __init__(self, results: Results):
+        self.results, self.plan, self.study, self.workdir = results, results.plan, results.plan.study, results.workdir
+        self.outcomes = analysis.outcomes(results)
+        gathered = {name: tables.gather(results, SUITES[name]) for name in self.study.suites}
+        self.tables = {name: table for name, table in gathered.items() if table}
 
-def write(results: Results) -> list[Path]:
-    """Write all files of the report to the study's directory, and return their paths. Overwrites the last report."""
-    study, workdir = results.plan.study, results.workdir
-    outcomes = analysis.outcomes(results)
-    paths, parts = [], [_summary(results, outcomes)]
-    for name in study.suites:
-        table = tables.gather(results, SUITES[name])
-        if table:
-            stem = suites.file_stem(name, study.suites[name])
-            paths += result_files.write(workdir, stem, _suite_files(results, name, table))
-            parts += [f"## {name}, {study.suites[name].split} split", f"![{name} by length]({stem}.png)"]
+    def printed(self) -> str:
+        """Return the tables for the terminal: the metrics of each suite, then the verdicts."""
+        parts = [tables.markdown(table, SUITES[name].values) for name, table in self.tables.items()]
+        return "\n".join([*parts, *([self._verdicts(), ""] if self.outcomes else [])])
+
+    def write(self) -> list[Path]:
+        """Write all files to the study's directory, and return their paths. Overwrites the last report."""
+        paths, parts = [], [self._summary()]
+        for name, table in self.tables.items():
+            stem = suites.file_stem(name, self.study.suites[name])
+            paths += result_files.write(self.workdir, stem, self._suite_files(name, table))
+            parts += [f"## {name}, {self.study.suites[name].split} split", f"![{name} by length]({stem}.png)"]
             parts += [tables.markdown(_escaped(table), SUITES[name].values[:1])]
             parts += [f"Other metrics: `{stem}.md`; each run: `runs.csv`."]
-    drawn = {f"differences-{metric}": figure for metric, figure in figures.differences(outcomes, study.level).items()}
-    training = figures.training(results)
-    if training is not None:
-        drawn["training"] = training
-        parts += ["## Training", "![Training loss of each condition](training.png)"]
-    parts.append(_origin(results))
-    text = "\n\n".join(parts) + "\n"
-    contents: Contents = {f"{name}.png": figure for name, figure in drawn.items()}
-    runs = tables.runs(results)
-    contents |= {"runs.csv": result_files.csv_text(runs)} if runs else {}
-    contents |= {"comparisons.csv": result_files.csv_text([_csv_row(one) for one in outcomes])} if outcomes else {}
-    contents["report.md"] = text
-    paths += result_files.write(workdir, "", contents)
-    files.write_text(workdir / "report.html", _page(results.plan.study.question or results.plan.name, text, workdir))
-    return [*paths, workdir / "report.html"]
+        differences = figures.differences(self.outcomes, self.study.level)
+        contents: Contents = {f"differences-{metric}.png": figure for metric, figure in differences.items()}
+        training = figures.training(self.results)
+        if training is not None:
+            contents["training.png"] = training
+            parts += ["## Training", "![Training loss of each condition](training.png)"]
+        runs = tables.runs(self.results)
+        contents |= {"runs.csv": result_files.csv_text(runs)} if runs else {}
+        rows = [_csv_row(one) for one in self.outcomes]
+        contents |= {"comparisons.csv": result_files.csv_text(rows)} if rows else {}
+        text = "\n\n".join([*parts, self._origin()]) + "\n"
+        paths += result_files.write(self.workdir, "", contents | {"report.md": text})
+        page = _page(self.study.question or self.plan.name, text, self.workdir)
+        return paths + result_files.write(self.workdir, "report", {".html": page})
 
+    def _suite_files(self, name: str, table: list[Row]) -> Contents:
+        trained = {found[name].get("train_length") for found in self.results.by_run.values() if name in found}
+        figure = figures.by_length(SUITES[name], table, trained.pop() if len(trained) == 1 else None)
+        title = f"{name} of the {self.study.suites[name].split} split\n\n"
+        text = title + tables.markdown(table, SUITES[name].values)
+        return {".csv": result_files.csv_text(tables.csv_rows(table)), ".md": text, ".png": figure}
 
-def _suite_files(results: Results, name: str, table: list[Row]) -> Contents:
-    trained = {found[name].get("train_length") for found in results.by_run.values() if name in found}
-    figure = figures.by_length(SUITES[name], table, trained.pop() if len(trained) == 1 else None)
-    title = f"{name} of the {results.plan.study.suites[name].split} split\n\n"
-    text = title + tables.markdown(table, SUITES[name].values)
-    return {".csv": result_files.csv_text(tables.csv_rows(table)), ".md": text, ".png": figure}
+    def _summary(self) -> str:
+        """Return the first sections: question, verdicts, design, and which runs are missing or have not learned."""
+        parts = [f"# {_safe(self.study.question or self.plan.name)}"]
+        if self.outcomes:
+            metrics = dict.fromkeys(one.comparison.metric for one in self.outcomes if one.difference is not None)
+            parts += [ledger.standing(self.workdir, self.plan)[1], "## Verdicts", self._verdicts(), self._notes()]
+            parts += [f"![Paired differences of {metric}](differences-{metric}.png)" for metric in metrics]
+        fields = self.study.conditions.items()
+        conditions = [{"condition": _safe(name), "fields": _safe(_fields(values))} for name, values in fields]
+        parts += ["## Design", self._design(), result_files.markdown_table(conditions), "## Runs"]
+        parts.append(f"{len(self.results.complete_runs)} of {len(self.plan.runs)} runs are complete.")
+        missing = [run for run in self.plan.runs if self.results.missing(run)]
+        if missing:
+            parts.append(result_files.markdown_table([self._missing(run) for run in missing[:MOST_LISTED]]))
+        parts += [f"And {len(missing) - MOST_LISTED} more."] if len(missing) > MOST_LISTED else []
+        parts += [self._learned()] if self.study.fit is not None else []
+        return "\n\n".join(parts)
 
-
-def _summary(results: Results, outcomes: list[Outcome]) -> str:
-    """Return the first sections: question, verdicts, design, and which runs are missing or have not learned."""
-    plan, study = results.plan, results.plan.study
-    parts = [f"# {_safe(study.question or plan.name)}"]
-    if outcomes:
-        parts += [ledger.standing(results.workdir, plan)[1], "## Verdicts", _verdicts(outcomes)]
-        parts += [_notes(results, outcomes)]
-        parts += [f"![Paired differences](differences-{metric}.png)" for metric in _drawn_metrics(outcomes)]
-    parts += ["## Design", result_files.markdown_table(_design(results))]
-    conditions = [
-        {"condition": _safe(name), "fields": _safe(_fields(fields))} for name, fields in study.conditions.items()
-    ]
-    parts += [result_files.markdown_table(conditions), "## Runs"]
-    parts.append(f"{len(results.complete_runs)} of {len(plan.runs)} runs are complete.")
-    missing = [run for run in plan.runs if results.missing(run)]
-    parts += [result_files.markdown_table([_missing(results, run) for run in missing[:MOST_LISTED]])] if missing else []
-    parts += [f"And {len(missing) - MOST_LISTED} more."] if len(missing) > MOST_LISTED else []
-    if study.fit is not None:
-        parts.append(_learned(results))
-    return "\n\n".join(parts)
-
-
-def _missing(results: Results, run: PlannedRun) -> Row:
-    job = Job(run, results.missing(run), results.workdir / run.name)
-    step, steps = job.last_row().get("step", 0), run.config.train.steps
-    state = "not started" if not step else "trained, not measured" if step == steps else f"at step {step} of {steps}"
-    return {"missing": _safe(run.name), "state": state, "last error": _safe(last_error(job.log) or "–")}
-
-
-def _drawn_metrics(outcomes: list[Outcome]) -> list[str]:
-    return list(dict.fromkeys(one.comparison.metric for one in outcomes if one.difference is not None))
-
-
-def _verdicts(outcomes: list[Outcome]) -> str:
-    rows = []
-    for one in outcomes:
-        where = [one.comparison.metric, one.comparison.suite, one.comparison.label, f"length {one.comparison.length}"]
-        shown = f"{one.difference:+.4f}" if one.difference is not None else "–"
-        shown += f" ({one.interval[0]:+.4f} to {one.interval[1]:+.4f})" if one.interval is not None else ""
-        rows.append(
-            {
-                "claim": _safe(str(one.comparison)),
-                "measured": _safe(", ".join(filter(None, where))),
-                "difference": shown,
-                "p (Holm)": f"{one.p:.3g}",
-                "runs better": f"{one.probability:.0%}" if one.probability is not None else "–",
-                "seeds": len(one.seeds),
-                "verdict": f"**{one.verdict}**" + (f": {_safe(one.reason)}" if one.reason else ""),
-            }
+    def _missing(self, run: PlannedRun) -> Row:
+        job = Job(run, self.results.missing(run), self.workdir / run.name)
+        step, steps = job.last_row().get("step", 0), run.config.train.steps
+        state = (
+            "not started" if not step else "trained, not measured" if step == steps else f"at step {step} of {steps}"
         )
-    return result_files.markdown_table(rows)
+        return {"missing": _safe(run.name), "state": state, "last error": _safe(last_error(job.log) or "–")}
 
+    def _verdicts(self) -> str:
+        rows = []
+        for one in self.outcomes:
+            which = one.comparison
+            where = [which.metric, which.suite, which.label, f"length {which.length}"]
+            shown = f"{one.difference:+.4f}" if one.difference is not None else "–"
+            shown += f" ({one.interval[0]:+.4f} to {one.interval[1]:+.4f})" if one.interval is not None else ""
+            rows.append(
+                {
+                    "claim": _safe(str(which)),
+                    "measured": _safe(", ".join(filter(None, where))),
+                    "difference": shown,
+                    "p (Holm)": f"{one.p:.3g}",
+                    "runs better": f"{one.probability:.0%}" if one.probability is not None else "–",
+                    "seeds": len(one.seeds),
+                    "verdict": f"**{one.verdict}**" + (f": {_safe(one.reason)}" if one.reason else ""),
+                }
+            )
+        return result_files.markdown_table(rows)
 
-def _notes(results: Results, outcomes: list[Outcome]) -> str:
-    study = results.plan.study
-    seeds = max((len(one.seeds) for one in outcomes), default=0)
-    smallest, needed = statistics.smallest_p(seeds), statistics.seeds_needed(len(outcomes), study.level)
-    return NOTES.format(
-        interval=f"{1 - study.level:.0%}", level=study.level, comparisons=len(outcomes), seeds=seeds,
-        smallest=smallest, needed=needed,
-    )  # fmt: skip
+    def _notes(self) -> str:
+        """Return how to read the table of verdicts."""
+        seeds, comparisons = max((len(one.seeds) for one in self.outcomes), default=0), len(self.outcomes)
+        return NOTES.format(
+            interval=f"{1 - self.study.level:.0%}",
+            level=self.study.level,
+            comparisons=comparisons,
+            seeds=seeds,
+            smallest=statistics.smallest_p(seeds),
+            needed=statistics.seeds_needed(comparisons, self.study.level),
+        )
 
-
-def _design(results: Results) -> list[Row]:
-    study, plan = results.plan.study, results.plan
-    shared = {**study.overrides}
-    options = {
-        name: ", ".join(f"{flag} {value}" for flag, value in vars(used).items() if value is not None)
-        for name, used in study.suites.items()
-    }
-    rows: dict[str, Any] = {
-        "study": plan.name,
-        "config": study.config,
-        "fields of all conditions": _fields(shared) or "–",
-        "seeds": f"{len(study.seeds)}: {', '.join(map(str, study.seeds))} (field {study.seed_field})",
-        "suites": "; ".join(f"{name} ({used})" for name, used in options.items()),
-        "smallest effect that matters": f"{study.smallest_effect:g}" if study.smallest_effect else "not given",
-        "a run has learned if": str(study.fit) if study.fit else "not given",
-    }
-    return [{"design": name, "value": _safe(str(value))} for name, value in rows.items()]
-
-
-def _learned(results: Results) -> str:
-    """Return how many runs of each condition have learned, and the names of the others. None is left out of a table."""
-    rows, failed = [], []
-    for condition in results.plan.study.conditions:
-        found = {run.name: results.has_learned(run) for run in results.plan.runs if run.condition == condition}
-        failed += [name for name, learned in found.items() if learned is False]
-        known = [learned for learned in found.values() if learned is not None]
-        rows.append({"condition": _safe(condition), "learned": f"{sum(known)} of {len(known)}"})
-    text = (
-        f"Not learned, but included in all numbers: {_listed(failed)}." if failed else "All complete runs have learned."
-    )
-    return f"{result_files.markdown_table(rows)}\n\n{text}"
-
-
-def _origin(results: Results) -> str:
-    """Return the commands, commits and versions that made the runs."""
-    rows = [
-        {
-            "date": entry["date"],
-            "event": entry["event"],
-            "commit": entry["commit"][:20],
-            "versions": f"Python {entry.get('python', '?')}, jax {entry.get('jax', '?')}",
-            "complete runs": entry["results"],
-            "command": entry.get("command", "–"),
+    def _design(self) -> str:
+        study = self.study
+        options = {
+            name: ", ".join(f"{flag} {value}" for flag, value in vars(used).items() if value is not None)
+            for name, used in study.suites.items()
         }
-        for entry in ledger.entries(results.workdir)
-    ]
-    cells = [{name: _safe(str(cell)) for name, cell in row.items()} for row in rows]
-    report = f"The report was written by commit {ledger.commit()[:20]}."
-    return "\n\n".join(["## How it was made", *([result_files.markdown_table(cells)] if cells else []), report])
+        rows = {
+            "study": self.plan.name,
+            "config": study.config,
+            "fields of all conditions": _fields(study.overrides) or "–",
+            "seeds": f"{len(study.seeds)}: {', '.join(map(str, study.seeds))} (field {study.seed_field})",
+            "suites": "; ".join(f"{name} ({used})" for name, used in options.items()),
+            "smallest effect that matters": f"{study.smallest_effect:g}" if study.smallest_effect else "not given",
+            "a run has learned if": str(study.fit) if study.fit else "not given",
+        }
+        return result_files.markdown_table([{"design": name, "value": _safe(value)} for name, value in rows.items()])
+
+    def _learned(self) -> str:
+        """Return how many runs of each condition have learned, and the names of the others. None is left out."""
+        rows, failed = [], []
+        for condition in self.study.conditions:
+            runs = [run for run in self.plan.runs if run.condition == condition]
+            found = {run.name: self.results.has_learned(run) for run in runs}
+            failed += [name for name, learned in found.items() if learned is False]
+            known = [learned for learned in found.values() if learned is not None]
+            rows.append({"condition": _safe(condition), "learned": f"{sum(known)} of {len(known)}"})
+        text = "All complete runs learned."
+        if failed:
+            text = f"Not learned, but included in all numbers: {_listed(failed)}."
+        return f"{result_files.markdown_table(rows)}\n\n{text}"
+
+    def _origin(self) -> str:
+        """Return the commands, commits and versions that made the runs."""
+        rows = [
+            {
+                "date": entry["date"],
+                "event": entry["event"],
+                "commit": entry["commit"][:20],
+                "versions": f"Python {entry.get('python', '?')}, jax {entry.get('jax', '?')}",
+                "complete runs": entry["results"],
+                "command": entry.get("command", "–"),
+            }
+            for entry in ledger.entries(self.workdir)
+        ]
+        cells = [{name: _safe(str(cell)) for name, cell in row.items()} for row in rows]
+        table = [result_files.markdown_table(cells)] if cells else []
+        text = f"This report was written by commit {ledger.commit()[:20]}."
+        return "\n\n".join(["## How it was made", *table, text])
 
 
 def _csv_row(one: Outcome) -> Row:

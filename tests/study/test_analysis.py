@@ -99,7 +99,7 @@ def test_without_equal_items_only_seeds_are_resampled(study, tmp_path):
 def test_runs_that_have_not_learned_are_named_and_kept(study, tmp_path):
     fit = Fit("perplexity", "nll", at_most=2.15)
     results = results_of(dataclasses.replace(study, fit=fit), tmp_path, MEANS, b1={"nll": 9.0})
-    text = report._learned(results)
+    text = report.Report(results)._learned()
     failed = [name for name, found in results.by_run.items() if found["perplexity"]["nll"] > 2.15]
     assert "b,seed=1" in failed and f"Not learned, but included in all numbers: {', '.join(failed)}." in text
     (row,) = [row for row in tables.gather(results, report.SUITES["perplexity"]) if row["condition"] == "b"]
@@ -113,7 +113,7 @@ def test_the_page_needs_no_other_file_and_escapes_its_texts(study, tmp_path):
     results.by_run["b,seed=1"] = {}
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "b,seed=1.log").write_text("error: <img src=x onerror=alert(1)>")
-    paths = report.write(results)
+    paths = report.Report(results).write()
     page = (tmp_path / "report.html").read_text()
     assert "&lt;img src=x onerror" in page
     assert all(path.exists() for path in paths) and page.count("data:image/png;base64,") == 2

@@ -97,7 +97,7 @@ def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_all_runs_and_the_same_command_goes_on(monkeypatch, flags, fake, tmp_path, number, caplog):
-    arguments = ["mini_gpt.sweep", *flags, f"--vary=model.d_ff={WAITS},64", "--seeds=2", "--jobs=2"]
+    arguments = ["mini_gpt.sweep", *flags, f"--vary=model.d_ff={WAITS},64"]
     waiting = tmp_path / "sweep" / f"model.d_ff={WAITS},seed=3" / "metrics.jsonl"
 
     def stop():
