@@ -7,6 +7,9 @@ split, cut to whole blocks of the context length that end with a whole character
 first token is scored too. Needs requirements-hugging-face.txt, and lm_eval for the third loss.
 """
 
+from benchmarks import needs_transformers  # noqa: F401
+
+# isort: split
 import argparse
 import importlib.util
 import json

@@ -7,6 +7,9 @@ compilation, with one thread or PyTorch's default number of threads, whichever i
 requirements-hugging-face.txt.
 """
 
+from benchmarks import needs_transformers  # noqa: F401
+
+# isort: split
 import functools
 import json
 import tempfile

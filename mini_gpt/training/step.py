@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
 from mini_gpt.model import loss as losses
@@ -18,15 +19,33 @@ from mini_gpt.training.state import TrainState
 
 Metrics = dict[str, Any]  # scalar arrays; Any, since jax.Array does not declare is_ready
 TrainStep = Callable[[TrainState, sharding.Batch], tuple[TrainState, Metrics]]
+KeyedStep = Callable[[TrainState, dict[str, jax.Array], jax.Array], tuple[TrainState, Metrics]]
 
 
 def make_train_step(
     definition: nnx.GraphDef, config: Config, abstract_state: TrainState, *, separator_id: int | None = None
 ) -> jax.stages.Wrapped:
-    """Return the jitted step (state, batch) -> (state, metrics). The old state is donated.
+    """Return `make_keyed_step` with the key of `config.seed`, jitted: (state, batch) -> (state, metrics).
 
-    abstract_state: ShapeDtypeStructs with shardings. separator_id: the token that begins each document, if attention
-    stays inside documents.
+    abstract_state: ShapeDtypeStructs with shardings. The old state is donated.
+    """
+    mesh = sharding.mesh_of(abstract_state)
+    keyed_step = make_keyed_step(definition, config, mesh, separator_id=separator_id)
+
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
+        return keyed_step(state, batch, jax.random.key(config.seed))
+
+    # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def make_keyed_step(
+    definition: nnx.GraphDef, config: Config, mesh: Mesh, *, separator_id: int | None = None
+) -> KeyedStep:
+    """Return the step (state, batch, key) -> (state, metrics), not jitted. Dropout depends on key and step.
+
+    separator_id: the token that begins each document, if attention stays inside documents.
 
     metrics: float32 scalars loss (unsmoothed NLL, nats per token), objective (the minimised loss), learning_rate,
     adam_learning_rate (of Muon's AdamW), gradient_norm (before clipping), parameter_norm (before the update); and the
@@ -35,7 +54,6 @@ def make_train_step(
     state before the non-finite step.
     """
     optimizer, rates = make_optimizer(config), schedules(config)
-    mesh = sharding.mesh_of(abstract_state)
     microbatches = config.train.accumulation_steps
     unmasked = "inputs" if config.train.objective == "next_token" else "targets"  # the tokens before masking
 
@@ -49,9 +67,9 @@ def make_train_step(
         )
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
 
-    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
+    def keyed_step(state: TrainState, batch: dict[str, jax.Array], key: jax.Array) -> tuple[TrainState, Metrics]:
         gradients_of = jax.grad(sums, has_aux=True)
-        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        key = jax.random.fold_in(key, state.step)
         if microbatches == 1:
             gradients, totals = gradients_of(state.parameters, batch, key)
         else:
@@ -84,6 +102,4 @@ def make_train_step(
         changed = jax.lax.cond(finite & ~halted, update, lambda: (state.parameters, state.optimizer_state))
         return TrainState(state.step + ~halted, changed[0], changed[1], halted), metrics | {"finite": finite}
 
-    # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    return jax.jit(sharding.use_mesh(mesh)(train_step), donate_argnums=0, out_shardings=(shardings, None))
+    return sharding.use_mesh(mesh)(keyed_step)
