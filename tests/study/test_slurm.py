@@ -187,6 +187,7 @@ def test_a_preempted_study_ends_with_the_same_bits(write_study, study_flags, tmp
     for name in names:
         text = (tmp_path / "shared" / "logs" / f"{name}.log").read_text()
         saved = re.findall(r"stopped and saved at step (\d+)", text)
+        assert len(saved) == text.count("stopping: saving after this step"), text
         assert re.findall(r"is at step (\d+): resuming", text) == saved, text
         stops += map(int, saved)
         whole, shared = (
