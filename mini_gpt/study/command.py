@@ -141,9 +141,10 @@ def _slurm(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     jobs = 1 if flags.jobs is None else flags.jobs
     require(jobs >= 1, "--jobs", jobs, "must be at least 1")
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name in ("action", "--shards", "--jobs"):
+    for name in ("--shards", "--jobs"):
         parser.add_argument(name)
     _, arguments = parser.parse_known_args()
+    arguments.remove(flags.action)
     print(slurm.script(plan, arguments, shards, jobs), end="")
 
 
