@@ -68,7 +68,7 @@ def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
     result = json.loads((workdir / "eval" / "perplexity.json").read_text())
     assert list(result) == [
         "checkpoint_step", "split", "overrides", "protocol", "context_length", "nll", "perplexity", "bits_per_byte",
-        "tokens_scored", "bytes_scored", "sha256",
+        "tokens_scored", "bytes_scored", "items", "sha256",
     ]  # fmt: skip
     assert (result["checkpoint_step"], result["split"], result["protocol"]) == (4, "validation", "blocks")
     assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))
