@@ -1,17 +1,33 @@
 """The outcome of each comparison of a study: paired differences, intervals, p values and verdicts."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mini_gpt.commands.suites.base import Row
-from mini_gpt.study import results as study_results
+from mini_gpt.evaluation import items
 from mini_gpt.study import statistics
-from mini_gpt.study.definition import Comparison
-from mini_gpt.study.results import Results
 from mini_gpt.study.statistics import PairedItems
 
 PER_TOKEN = ("nll", "perplexity", "sample_nll")  # cannot be compared between tokenizers
+Row = Mapping[str, Any]
+Pairs = Mapping[int, tuple[Row, Row]]  # {seed: rows of the first and of the second condition}
+
+
+class Comparison(NamedTuple):
+    """A contrast at one length, in tokens or in the unit of the task."""
+
+    first: str
+    claim: str
+    second: str
+    suite: str
+    metric: str
+    label: str
+    length: int
+    smallest_effect: float
+
+    def __str__(self) -> str:
+        return f"{self.first} {self.claim} than {self.second}"
 
 
 class Outcome(NamedTuple):
@@ -36,80 +52,67 @@ class Outcome(NamedTuple):
     reason: str
 
 
-def outcomes(results: Results) -> list[Outcome]:
-    """Return the outcome of each comparison. Holm's family has all planned comparisons; a missing one has p = 1."""
-    study = results.plan.study
-    alone = [_alone(comparison, results) for comparison in results.plan.comparisons]
+def outcomes(pairs: Mapping[Comparison, Pairs], level: float) -> list[Outcome]:
+    """Return the outcome of each comparison. Holm's family has all of them; one without pairs has p = 1."""
+    alone = [_alone(comparison, found, level) for comparison, found in pairs.items()]
     p_values = statistics.holm([one.p_alone for one in alone])
     equivalent = statistics.holm([one.equivalent_p for one in alone])
     found = []
     for one, p, equivalent_p in zip(alone, p_values, equivalent, strict=True):
         verdict = "no verdict"
         if one.difference is not None and not one.reason:
-            verdict = statistics.verdict(one.difference, one.comparison.claim, p, equivalent_p, study.level)
+            verdict = statistics.verdict(one.difference, one.comparison.claim, p, equivalent_p, level)
         found.append(one._replace(p=p, equivalent_p=equivalent_p, verdict=verdict))
     return found
 
 
-def _alone(comparison: Comparison, results: Results) -> Outcome:
+def _alone(comparison: Comparison, pairs: Pairs, level: float) -> Outcome:
     """Return the outcome of one comparison, with unadjusted p values and no verdict."""
-    pairs, reason = _pairs(comparison, results)
-    values = [tuple(float(row[comparison.metric]) for row in pair) for pair in pairs.values()]
-    first, second = [pair[0] for pair in values], [pair[1] for pair in values]
-    differences_S = [a - b for a, b in values]
-    none = Outcome(comparison, list(pairs), differences_S, None, None, 1.0, 1.0, 1.0, None, 0, "", reason)
-    if not pairs or reason:
-        return none
+    none = Outcome(comparison, list(pairs), [], None, None, 1.0, 1.0, 1.0, None, 0, "", "")
+    if reason := _why_not_comparable(comparison, pairs):
+        return none._replace(reason=reason)
+    first, second = ([row[comparison.metric] for row in rows] for rows in zip(*pairs.values(), strict=True))
+    differences_S = [a - b for a, b in zip(first, second, strict=True)]
     lower = statistics.probability_lower(first, second)
-    p = statistics.sign_flip_p(differences_S)
-    none = none._replace(
+    found = none._replace(
+        differences_S=differences_S,
         difference=float(np.mean(differences_S)),
-        p_alone=p,
+        p_alone=statistics.sign_flip_p(differences_S),
         probability=lower if comparison.claim == "lower" else 1 - lower,
     )
     if len(pairs) < 2:
-        return none._replace(reason="fewer than two seeds are complete")
-    items = _items(comparison, list(pairs.values()))
-    drawn_R = statistics.bootstrap_means(differences_S, items)
-    return none._replace(
-        interval=statistics.interval(drawn_R, results.plan.study.level),
-        equivalent_p=statistics.equivalence_p(drawn_R, comparison.smallest_effect)
-        if comparison.smallest_effect
-        else 1.0,
-        num_items=0 if items is None else len(items.weights_P),
+        return found._replace(reason="fewer than two seeds are complete")
+    paired = _paired_items(comparison, pairs)
+    drawn_R = statistics.bootstrap_means(differences_S, paired)
+    return found._replace(
+        interval=statistics.interval(drawn_R, level),
+        equivalent_p=statistics.equivalence_p(drawn_R, comparison.smallest_effect),
+        num_items=0 if paired is None else len(paired.weights_P),
     )
 
 
-def _pairs(comparison: Comparison, results: Results) -> tuple[dict[int, tuple[Row, Row]], str]:
-    """Return {seed: (row of first, row of second)} of the complete runs, and why they cannot be compared, or ""."""
-    rows: dict[tuple[str, int], Row] = {}
-    for run in results.plan.runs:
-        if run.condition in (comparison.first, comparison.second):
-            row = results.row(run, comparison.suite, comparison.label, comparison.length)
-            if row is not None:
-                rows[run.condition, run.seed] = row
-    seeds = [
-        seed
-        for seed in results.plan.study.seeds
-        if {(comparison.first, seed), (comparison.second, seed)} <= rows.keys()
-    ]
-    pairs = {seed: (rows[comparison.first, seed], rows[comparison.second, seed]) for seed in seeds}
-    for (condition, seed), row in rows.items():
-        if row[comparison.metric] is None:
-            return {}, f"{condition}, seed {seed}: {row['reason'] or f'has no {comparison.metric}'}"
-    counts = {row.get("tokens_scored", row.get("problems")) for pair in pairs.values() for row in pair}
+def _why_not_comparable(comparison: Comparison, pairs: Pairs) -> str:
+    """Return why the runs cannot be compared, or ""."""
+    if not pairs:
+        return "no seed is complete in both conditions"
+    for seed, rows in pairs.items():
+        for condition, row in zip((comparison.first, comparison.second), rows, strict=True):
+            if row[comparison.metric] is None:
+                return f"{condition}, seed {seed}: {row['reason'] or f'has no {comparison.metric}'}"
+    counts = {row.get("tokens_scored", row.get("problems")) for rows in pairs.values() for row in rows}
     if len(counts) > 1 and comparison.metric in PER_TOKEN:
-        return {}, "the runs score different tokens; compare bits_per_byte"
-    return pairs, "" if pairs else "no seed is complete in both conditions"
+        return "the runs score different tokens; compare bits_per_byte"
+    return ""
 
 
-def _items(comparison: Comparison, pairs: list[tuple[Row, Row]]) -> PairedItems | None:
+def _paired_items(comparison: Comparison, pairs: Pairs) -> PairedItems | None:
     """Return the paired results of items; None if a run has none, or if the items of two runs differ."""
-    found = [[study_results.items_of(row, comparison.metric) for row in pair] for pair in pairs]
     sums, all_weights = [], []
-    for first, second in found:
-        if first is None or second is None:
+    for rows in pairs.values():
+        stored = [row.get("items", {}).get(comparison.metric) for row in rows]
+        if None in stored:  # a result of an earlier version, or of a suite without items
             return None
+        first, second = map(items.unpacked, stored)
         sums.append((first.sums_P, second.sums_P))
         all_weights += [first.weights_P, second.weights_P]
     if any(not np.array_equal(weights_P, all_weights[0]) for weights_P in all_weights):

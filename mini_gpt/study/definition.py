@@ -20,6 +20,7 @@ from mini_gpt.data.corpora import Corpus
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
+from mini_gpt.study.analysis import Comparison
 from mini_gpt.training import assembly
 
 CLAIMS = ("lower", "higher")
@@ -92,22 +93,6 @@ class Study:
     expected_deviation: float | None = None
     level: float = 0.05
     seed_field: str = "seed"
-
-
-class Comparison(NamedTuple):
-    """A contrast at one length, in tokens or in the unit of the task."""
-
-    first: str
-    claim: str
-    second: str
-    suite: str
-    metric: str
-    label: str
-    length: int
-    smallest_effect: float
-
-    def __str__(self) -> str:
-        return f"{self.first} {self.claim} than {self.second}"
 
 
 class PlannedRun(NamedTuple):

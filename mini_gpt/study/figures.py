@@ -1,8 +1,6 @@
 """Figures of a study: metrics by length, paired differences with intervals, and training curves."""
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,11 +10,8 @@ from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.study import tables
 from mini_gpt.study.analysis import Outcome
-from mini_gpt.study.results import Results
-from mini_gpt.training import workdir as workdirs
 
 COLOURS = {"shown": "C2", "opposite shown": "C3", "equivalent": "C0"}  # of verdicts; others are grey
-BINS = 25  # of a training curve
 
 
 def by_length(suite: Suite, table: list[Row], trained: int | None) -> Figure:
@@ -66,39 +61,16 @@ def _differences(outcomes: list[Outcome], metric: str, level: float) -> Figure:
     return figure
 
 
-def training(results: Results) -> Figure | None:
-    """Plot the training loss of each condition, as mean and range over the seeds; None if no run has started."""
-    by_condition: dict[str, list[np.ndarray]] = {}
-    for run in results.plan.runs:
-        losses = _training_loss(results.workdir / run.name, run.config.train.steps)
-        if losses is not None:
-            by_condition.setdefault(run.condition, []).append(losses)
-    if not by_condition:
-        return None
+def training(losses: Mapping[str, list[np.ndarray]]) -> Figure:
+    """Plot the training loss of each condition, as mean and range over the seeds."""
     figure, axes = curves.new_figure((8, 4.4))
-    for number, (condition, seeds) in enumerate(by_condition.items()):
-        share = (np.arange(BINS) + 0.5) / BINS * 100
+    for number, (condition, seeds) in enumerate(losses.items()):
         all_SX = np.stack(seeds)
+        share_X = (np.arange(all_SX.shape[1]) + 0.5) / all_SX.shape[1] * 100
         complete = np.isfinite(all_SX).all(axis=0)
         y, low, high = (part(all_SX[:, complete], axis=0) for part in (np.mean, np.min, np.max))
-        axes.plot(share[complete], y, color=f"C{number}", label=condition)
-        axes.fill_between(share[complete], low, high, color=f"C{number}", alpha=0.15, linewidth=0)
+        axes.plot(share_X[complete], y, color=f"C{number}", label=condition)
+        axes.fill_between(share_X[complete], low, high, color=f"C{number}", alpha=0.15, linewidth=0)
     curves.finish(axes, xlabel="training steps (%)", ylabel="training loss (nats per token)")
     axes.set_title("Training: mean, and range over the seeds")
     return figure
-
-
-def _training_loss(workdir: Path, steps: int) -> np.ndarray | None:
-    """Return the mean training loss in BINS parts of the training, NaN if a part has no row; None for a new run."""
-    sums_X, counts_X = np.zeros(BINS), np.zeros(BINS)
-    try:
-        lines = (workdir / workdirs.METRICS).read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
-        for row in rows:
-            if "train/loss" in row:
-                place = min(BINS - 1, int(row["step"]) * BINS // steps)
-                sums_X[place] += row["train/loss"]
-                counts_X[place] += 1
-    except (OSError, ValueError, TypeError, KeyError):  # missing, or its last line is being written
-        pass
-    return np.where(counts_X > 0, sums_X / np.maximum(counts_X, 1), np.nan) if counts_X.any() else None

@@ -20,6 +20,7 @@ from mini_gpt.study.progress import Job, last_error
 from mini_gpt.study.results import Results
 
 MOST_LISTED = 20  # names of runs
+TRAINING_PARTS = 25  # points of a training curve
 PAGE = Path(__file__).with_name("report.html")
 NOTES = """A *difference* is first − second, paired by seed: both runs have the same initial weights and batches.
 In brackets: its {interval} interval, by a hierarchical bootstrap over seeds and identical items (parts of the text, or
@@ -39,9 +40,13 @@ class Report:
 
     def __init__(self, results: Results):
         self.results, self.plan, self.study, self.workdir = results, results.plan, results.plan.study, results.workdir
-        self.outcomes = analysis.outcomes(results)
-        gathered = {name: tables.gather(results, SUITES[name]) for name in self.study.suites}
-        self.tables = {name: table for name, table in gathered.items() if table}
+        pairs = {comparison: results.pairs(comparison) for comparison in self.plan.comparisons}
+        self.outcomes = analysis.outcomes(pairs, self.study.level)
+        self.tables = {
+            name: tables.gather(SUITES[name], rows, self.study.conditions)
+            for name in self.study.suites
+            if (rows := results.rows(name))
+        }
 
     def printed(self) -> str:
         """Return the tables for the terminal: the metrics of each suite, then the verdicts."""
@@ -59,11 +64,10 @@ class Report:
             parts += [f"Other metrics: `{stem}.md`; each run: `runs.csv`."]
         differences = figures.differences(self.outcomes, self.study.level)
         contents: Contents = {f"differences-{metric}.png": figure for metric, figure in differences.items()}
-        training = figures.training(self.results)
-        if training is not None:
-            contents["training.png"] = training
+        if losses := self.results.training_losses(TRAINING_PARTS):
+            contents["training.png"] = figures.training(losses)
             parts += ["## Training", "![Training loss of each condition](training.png)"]
-        runs = tables.runs(self.results)
+        runs = self.results.run_rows()
         contents |= {"runs.csv": result_files.csv_text(runs)} if runs else {}
         rows = [_csv_row(one) for one in self.outcomes]
         contents |= {"comparisons.csv": result_files.csv_text(rows)} if rows else {}

@@ -1,20 +1,23 @@
 """The results of a study's runs on disk: which are complete, and their values."""
 
+import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites import SUITES
 from mini_gpt.commands.suites.base import Result, Row
 from mini_gpt.data import corpora
 from mini_gpt.evaluation import items
-from mini_gpt.evaluation.items import Items
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import shown
+from mini_gpt.study.analysis import Comparison
 from mini_gpt.study.definition import Plan, PlannedRun
 from mini_gpt.training import workdir as workdirs
 
@@ -60,6 +63,47 @@ class Results:
         found = [row for row in rows if row["length"] == length and SUITES[suite].label(row) == label]
         return found[0] if found else None
 
+    def rows(self, suite: str) -> dict[str, list[Row]]:
+        """Return {condition: rows of all its complete seeds}."""
+        found: dict[str, list[Row]] = {}
+        for run in self.plan.runs:
+            if suite in self.by_run[run.name]:
+                rows = SUITES[suite].compared_rows(self.by_run[run.name][suite])
+                found.setdefault(run.condition, []).extend(rows)
+        return found
+
+    def pairs(self, comparison: Comparison) -> dict[int, tuple[Row, Row]]:
+        """Return {seed: rows of the first and the second condition} of the seeds that are complete in both."""
+        rows = {
+            (run.condition, run.seed): self.row(run, comparison.suite, comparison.label, comparison.length)
+            for run in self.plan.runs
+            if run.condition in (comparison.first, comparison.second)
+        }
+        both = {seed: (rows[comparison.first, seed], rows[comparison.second, seed]) for seed in self.plan.study.seeds}
+        return {seed: (first, second) for seed, (first, second) in both.items() if first and second}
+
+    def run_rows(self) -> list[Row]:
+        """Return a row for each run and measured length, with its metrics, and whether the run has learned."""
+        metrics = dict.fromkeys(value for suite in self.plan.study.suites for value in SUITES[suite].values)
+        found = []
+        for run in self.plan.runs:
+            learned = self.has_learned(run)
+            for suite, result in self.by_run[run.name].items():
+                for row in SUITES[suite].compared_rows(result):
+                    start = {"condition": run.condition, "seed": run.seed, "suite": suite, "learned": learned}
+                    start |= {"measured": SUITES[suite].label(row), "length": row["length"]}
+                    found.append(start | {metric: row.get(metric) for metric in metrics} | {"reason": row["reason"]})
+        return found
+
+    def training_losses(self, parts: int) -> dict[str, list[np.ndarray]]:
+        """Return {condition: losses of each run that has started}: the means in equal parts of the training."""
+        found: dict[str, list[np.ndarray]] = {}
+        for run in self.plan.runs:
+            losses = _training_loss(self.workdir / run.name / workdirs.METRICS, run.config.train.steps, parts)
+            if np.isfinite(losses).any():
+                found.setdefault(run.condition, []).append(losses)
+        return found
+
     def has_learned(self, run: PlannedRun) -> bool | None:
         """Return whether a run meets the fit threshold; None without a threshold or a result."""
         fit = self.plan.study.fit
@@ -84,6 +128,19 @@ class Results:
         return result if measured == (run.config.train.steps, suites.requested(suite, options)) else None
 
 
+def _training_loss(path: Path, steps: int, parts: int) -> np.ndarray:
+    """Return the mean training loss in equal parts of the training; NaN for a part without a row."""
+    sums_X, counts_X = np.zeros(parts), np.zeros(parts)
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # missing, or its last line is being written
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if "train/loss" in row:
+                place = min(parts - 1, int(row["step"]) * parts // steps)
+                sums_X[place] += row["train/loss"]
+                counts_X[place] += 1
+    return np.where(counts_X > 0, sums_X / np.maximum(counts_X, 1), np.nan)
+
+
 def check(suite: str, result: Result) -> None:
     """Raise ValueError, KeyError, TypeError or OverflowError if a result on disk does not fit the tables."""
     rows = SUITES[suite].compared_rows(result)
@@ -98,9 +155,3 @@ def check(suite: str, result: Result) -> None:
             items.unpacked(texts)
     if not rows or type(result.get("train_length")) not in (int, type(None)):
         raise ValueError("it has no rows, or no valid train_length")
-
-
-def items_of(row: Row, metric: str) -> Items | None:
-    """Return the results of single items in a row; None if it has none, as in results of earlier versions."""
-    texts: dict[str, Any] = row.get("items", {})
-    return items.unpacked(texts[metric]) if metric in texts else None

@@ -1,29 +1,35 @@
 """Tables of a study: the spread of each metric over the seeds, by condition and length."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mini_gpt.commands import results as result_files
-from mini_gpt.commands.suites import SUITES
 from mini_gpt.commands.suites.base import Row, Suite
 from mini_gpt.study import statistics
-from mini_gpt.study.results import Results
 from mini_gpt.study.statistics import Spread
 
 
-def gather(results: Results, suite: Suite) -> list[Row]:
+def gather(suite: Suite, rows: Mapping[str, list[Row]], conditions: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     """Return a row of statistics for each condition, label of the suite and length.
 
-    If a value is undefined for a seed, its statistics are None, and "reasons" maps its name to the reason.
+    rows: {condition: rows of all its seeds}. conditions: {condition: its fields}. If a value is undefined for a seed,
+    its statistics are None, and "reasons" maps its name to the reason.
     """
-    groups: dict[tuple[str, str, int], list[Row]] = {}
-    for run in results.plan.runs:
-        if suite.name in results.by_run[run.name]:
-            for row in suite.compared_rows(results.by_run[run.name][suite.name]):
-                groups.setdefault((run.condition, suite.label(row), row["length"]), []).append(row)
-    return [_statistics(results, suite, *key, rows) for key, rows in groups.items()]
+    table = []
+    for condition, found in rows.items():
+        fields = {name: str(cell) for name, cell in conditions[condition].items()}
+        same: dict[tuple[str, int], list[Row]] = {}
+        for row in found:
+            same.setdefault((suite.label(row), row["length"]), []).append(row)
+        for (label, length), seeds in same.items():
+            spreads, reasons = _spreads(suite, seeds)
+            start = {"condition": condition, **fields, "measured": label, "length": length}
+            count = len(seeds) if len(reasons) < len(suite.values) else 0
+            table.append(start | {"seeds": count} | spreads | {"reasons": reasons})
+    return table
 
 
-def _statistics(results: Results, suite: Suite, condition: str, label: str, length: int, rows: list[Row]) -> Row:
+def _spreads(suite: Suite, rows: list[Row]) -> tuple[Row, dict[str, str]]:
     spreads: Row = {}
     reasons: dict[str, str] = {}
     for value in suite.values:
@@ -33,10 +39,7 @@ def _statistics(results: Results, suite: Suite, condition: str, label: str, leng
             spreads |= {f"{value}_{name}": None for name in Spread._fields}
         else:
             spreads |= {f"{value}_{name}": cell for name, cell in statistics.spread(numbers)._asdict().items()}
-    fields = {name: str(cell) for name, cell in results.plan.study.conditions[condition].items()}
-    seeds = len(rows) if len(reasons) < len(suite.values) else 0
-    start = {"condition": condition, **fields, "measured": label, "length": length, "seeds": seeds}
-    return start | spreads | {"reasons": reasons}
+    return spreads, reasons
 
 
 def csv_rows(table: list[Row]) -> list[Row]:
@@ -76,17 +79,3 @@ def groups(table: Sequence[Row], column: str) -> dict[str, list[Row]]:
     for row in table:
         found.setdefault(row[column], []).append(row)
     return found
-
-
-def runs(results: Results) -> list[Row]:
-    """Return a row for each run and measured length, with its metrics, and whether the run has learned."""
-    metrics = dict.fromkeys(value for suite in results.plan.study.suites for value in SUITES[suite].values)
-    rows = []
-    for run in results.plan.runs:
-        learned = results.has_learned(run)
-        for suite, result in results.by_run[run.name].items():
-            for row in SUITES[suite].compared_rows(result):
-                found = {"condition": run.condition, "seed": run.seed, "suite": suite, "learned": learned}
-                found |= {"measured": SUITES[suite].label(row), "length": row["length"]}
-                rows.append(found | {metric: row.get(metric) for metric in metrics} | {"reason": row["reason"]})
-    return rows

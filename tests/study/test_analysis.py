@@ -8,7 +8,7 @@ import pytest
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
-from mini_gpt.study import analysis, report, statistics, tables
+from mini_gpt.study import report, statistics
 from mini_gpt.study.definition import Contrast, Fit, Plan, Study
 from mini_gpt.study.results import Results
 
@@ -39,12 +39,16 @@ def results_of(study, tmp_path, means, **changes):
     return results
 
 
+def outcomes(results):
+    return report.Report(results).outcomes
+
+
 MEANS = {"a": 2.0, "b": 2.1, "c": 2.001}
 
 
 def test_outcomes_equal_an_independent_computation(study, tmp_path):
     results = results_of(study, tmp_path, MEANS)
-    found = analysis.outcomes(results)
+    found = outcomes(results)
     assert [one.verdict for one in found] == ["shown", "opposite shown", "equivalent"]
     nll = {c: np.array([results.by_run[f"{c},seed={s}"]["perplexity"]["nll"] for s in range(SEEDS)]) for c in "abc"}
     first, _, third = found
@@ -61,36 +65,34 @@ def test_outcomes_equal_an_independent_computation(study, tmp_path):
 def test_missing_runs_leave_the_pairs_that_are_complete(study, tmp_path):
     results = results_of(study, tmp_path, MEANS)
     results.by_run["a,seed=3"] = {}
-    found = analysis.outcomes(results)
+    found = outcomes(results)
     assert found[0].seeds == [seed for seed in range(SEEDS) if seed != 3]
     for run in results.plan.runs:
         if run.condition == "c" and run.seed > 0:
             results.by_run[run.name] = {}
-    one = analysis.outcomes(results)[2]
+    one = outcomes(results)[2]
     assert (one.verdict, one.reason, one.interval) == ("no verdict", "fewer than two seeds are complete", None)
     results.by_run["c,seed=0"] = {}
-    one = analysis.outcomes(results)[2]
+    one = outcomes(results)[2]
     assert (one.verdict, one.reason, one.difference) == ("no verdict", "no seed is complete in both conditions", None)
-    assert one.p == 1 and analysis.outcomes(results)[0].p == pytest.approx(3 * statistics.smallest_p(9)), (
-        "still of three"
-    )
+    assert one.p == 1 and outcomes(results)[0].p == pytest.approx(3 * statistics.smallest_p(9)), "still of three"
 
 
 def test_an_undefined_value_has_a_reason(study, tmp_path):
-    found = analysis.outcomes(results_of(study, tmp_path, MEANS, b1={"nll": None}))
+    found = outcomes(results_of(study, tmp_path, MEANS, b1={"nll": None}))
     assert found[0].verdict == "no verdict" and found[0].reason == "b, seed 1: has no nll"
     assert found[2].verdict == "equivalent"
 
 
 def test_losses_of_different_tokens_are_not_compared(study, tmp_path):
     results = results_of(study, tmp_path, MEANS, b1={"tokens_scored": 159})
-    assert analysis.outcomes(results)[0].reason == "the runs score different tokens; compare bits_per_byte"
+    assert outcomes(results)[0].reason == "the runs score different tokens; compare bits_per_byte"
 
 
 def test_without_equal_items_only_seeds_are_resampled(study, tmp_path):
     other = items.packed({"nll": Items(np.ones(PARTS), np.full(PARTS, 7.0))})
     for changed in ({}, other):
-        one = analysis.outcomes(results_of(study, tmp_path, MEANS, b1={"items": changed}))[0]
+        one = outcomes(results_of(study, tmp_path, MEANS, b1={"items": changed}))[0]
         assert one.num_items == 0 and one.interval is not None
         expected = statistics.interval(statistics.bootstrap_means(one.differences_S), 0.05)
         assert one.interval == expected
@@ -102,9 +104,9 @@ def test_runs_that_have_not_learned_are_named_and_kept(study, tmp_path):
     text = report.Report(results)._learned()
     failed = [name for name, found in results.by_run.items() if found["perplexity"]["nll"] > 2.15]
     assert "b,seed=1" in failed and f"Not learned, but included in all numbers: {', '.join(failed)}." in text
-    (row,) = [row for row in tables.gather(results, report.SUITES["perplexity"]) if row["condition"] == "b"]
+    (row,) = [row for row in report.Report(results).tables["perplexity"] if row["condition"] == "b"]
     assert row["seeds"] == SEEDS and row["nll_highest"] == 9.0
-    assert [row["learned"] for row in tables.runs(results) if (row["condition"], row["seed"]) == ("b", 1)] == [False]
+    assert [row["learned"] for row in results.run_rows() if (row["condition"], row["seed"]) == ("b", 1)] == [False]
 
 
 def test_the_page_needs_no_other_file_and_escapes_its_texts(study, tmp_path):
