@@ -7,27 +7,12 @@ import numpy as np
 
 from mini_gpt.evaluation import items
 from mini_gpt.study import statistics
+from mini_gpt.study.definition import Comparison
 from mini_gpt.study.statistics import PairedItems
 
 PER_TOKEN = ("nll", "perplexity", "sample_nll")  # cannot be compared between tokenizers
 Row = Mapping[str, Any]
 Pairs = Mapping[int, tuple[Row, Row]]  # {seed: rows of the first and of the second condition}
-
-
-class Comparison(NamedTuple):
-    """A contrast at one length, in tokens or in the unit of the task."""
-
-    first: str
-    claim: str
-    second: str
-    suite: str
-    metric: str
-    label: str
-    length: int
-    smallest_effect: float
-
-    def __str__(self) -> str:
-        return f"{self.first} {self.claim} than {self.second}"
 
 
 class Outcome(NamedTuple):

@@ -177,11 +177,9 @@ def _quick_look(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
     combinations = itertools.product(*([(name, value) for value in vary[name]] for name in vary))
     conditions = {",".join(f"{name}={value}" for name, value in combined): dict(combined) for combined in combinations}
     seed = configs.load(flags.config, overrides | next(iter(conditions.values()))).seed
-    overrides = {name: value for name, value in overrides.items() if name != "seed"}
-    name = command_line.run_name(flags.config, overrides, *vary)
-    study = Study(
-        "", flags.config, conditions, range(seed, seed + flags.seeds), {flags.suite: options}, overrides=overrides
-    )
+    name, seeds = command_line.run_name(flags.config, overrides, *vary), range(seed, seed + flags.seeds)
+    shared = {field: value for field, value in overrides.items() if field != "seed"}
+    study = Study("", flags.config, conditions, seeds, {flags.suite: options}, overrides=shared)
     Plan(name, study)  # contrasts need valid conditions, and a suite that has something to compare
     contrasts = [_contrast(text, study, flags.suite) for text in flags.contrast]
     return Plan(name, dataclasses.replace(study, contrasts=contrasts))

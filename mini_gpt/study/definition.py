@@ -20,7 +20,6 @@ from mini_gpt.data.corpora import Corpus
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
-from mini_gpt.study.analysis import Comparison
 from mini_gpt.training import assembly
 
 CLAIMS = ("lower", "higher")
@@ -93,6 +92,22 @@ class Study:
     expected_deviation: float | None = None
     level: float = 0.05
     seed_field: str = "seed"
+
+
+class Comparison(NamedTuple):
+    """A contrast at one length, in tokens or in the unit of the task."""
+
+    first: str
+    claim: str
+    second: str
+    suite: str
+    metric: str
+    label: str
+    length: int
+    smallest_effect: float
+
+    def __str__(self) -> str:
+        return f"{self.first} {self.claim} than {self.second}"
 
 
 class PlannedRun(NamedTuple):
@@ -226,17 +241,17 @@ def check_new_runs(plan: Plan, workdir: Path) -> None:
         if config.data.is_task:
             batches.check_fits(config)
         if any(not (workdir / run.name / "config.json").exists() for run in plan.runs if run.condition == condition):
-            for suite, options in plan.study.suites.items():
-                _check_new(config, suite, options, open_corpus)
+            _check_new(config, plan.study.suites, open_corpus)
 
 
-def _check_new(config: Config, suite: str, options: SuiteOptions, open_corpus: Callable[..., Corpus]) -> None:
+def _check_new(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: Callable[..., Corpus]) -> None:
     mesh, corpus = assembly.make_mesh(config), open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
     assembly.assemble(config, mesh, corpus, tokenizer)
-    if SUITES[suite].needs_text:
-        tokens = token_store.open_store(corpus, config.data, tokenizer).tokens(options.split)
-        SUITES[suite].check_split(config, options, len(tokens))
+    for suite, options in suites.items():
+        if SUITES[suite].needs_text:
+            tokens = token_store.open_store(corpus, config.data, tokenizer).tokens(options.split)
+            SUITES[suite].check_split(config, options, len(tokens))
 
 
 def _check_fields(study: Study) -> None:

@@ -9,7 +9,6 @@ from mini_gpt.commands.suites.base import Row, Suite
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.study import tables
-from mini_gpt.study.analysis import Outcome
 
 COLOURS = {"shown": "C2", "opposite shown": "C3", "equivalent": "C0"}  # of verdicts; others are grey
 
@@ -28,32 +27,29 @@ def by_length(suite: Suite, table: list[Row], trained: int | None) -> Figure:
     return curves.panels_figure(panels, title=title, x=suite.x_label, y=suite.y_label, trained=trained)
 
 
-def differences(outcomes: Sequence[Outcome], level: float) -> dict[str, Figure]:
-    """Plot each paired difference with its interval and its seeds; one figure for each metric, since units differ."""
-    found = {}
-    for metric in dict.fromkeys(one.comparison.metric for one in outcomes):
-        drawn = [one for one in outcomes if one.comparison.metric == metric and one.difference is not None]
-        if drawn:
-            found[metric] = _differences(drawn, metric, level)
-    return found
+def differences(rows: Sequence[Row], level: float) -> dict[str, Figure]:
+    """Plot each paired difference with its interval and its seeds; one figure for each metric, since units differ.
+
+    rows: of comparisons.csv, with `differences` as a list.
+    """
+    by_metric = tables.groups([row for row in rows if row["difference"] is not None], "metric")
+    return {metric: _differences(drawn, metric, level) for metric, drawn in by_metric.items()}
 
 
-def _differences(outcomes: list[Outcome], metric: str, level: float) -> Figure:
-    figure, axes = curves.new_figure((9, 1.4 + 0.34 * len(outcomes)), title="Paired differences")
-    for place, one in enumerate(outcomes):
-        colour, comparison = COLOURS.get(one.verdict, "grey"), one.comparison
-        axes.plot(one.differences_S, [place] * len(one.seeds), "|", color=colour, markersize=7, alpha=0.6)
-        axes.plot(one.difference, place, "o", color=colour, markersize=5)
-        if one.interval is not None:
-            axes.plot(one.interval, [place, place], color=colour, linewidth=2)
-        effect = comparison.smallest_effect
+def _differences(rows: list[Row], metric: str, level: float) -> Figure:
+    figure, axes = curves.new_figure((9, 1.4 + 0.34 * len(rows)), title="Paired differences")
+    for place, row in enumerate(rows):
+        colour, effect = COLOURS.get(row["verdict"], "grey"), row["smallest_effect"]
+        axes.plot(row["differences"], [place] * row["seeds"], "|", color=colour, markersize=7, alpha=0.6)
+        axes.plot(row["difference"], place, "o", color=colour, markersize=5)
+        if row["interval_low"] is not None:
+            axes.plot([row["interval_low"], row["interval_high"]], [place, place], color=colour, linewidth=2)
         if effect:
             axes.fill_betweenx([place - 0.4, place + 0.4], -effect, effect, color="grey", alpha=0.18, linewidth=0)
-        axes.annotate(
-            one.verdict, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour
-        )
-    labels = [f"{one.comparison.first} − {one.comparison.second}, {one.comparison.length}" for one in outcomes]
-    axes.set_yticks(range(len(outcomes)), labels, fontsize=8)
+        right = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8}
+        axes.annotate(row["verdict"], (1.01, place), color=colour, **right)
+    labels = [f"{row['first']} − {row['second']}, {row['length']}" for row in rows]
+    axes.set_yticks(range(len(rows)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)
     label = f"difference of {metric}: mean, {1 - level:.0%} interval, and each seed; shaded: too small to matter"

@@ -62,15 +62,16 @@ class Report:
             parts += [f"## {name}, {self.study.suites[name].split} split", f"![{name} by length]({stem}.png)"]
             parts += [tables.markdown(_escaped(table), SUITES[name].values[:1])]
             parts += [f"Other metrics: `{stem}.md`; each run: `runs.csv`."]
-        differences = figures.differences(self.outcomes, self.study.level)
+        rows = [_row(one) for one in self.outcomes]
+        differences = figures.differences(rows, self.study.level)
         contents: Contents = {f"differences-{metric}.png": figure for metric, figure in differences.items()}
         if losses := self.results.training_losses(TRAINING_PARTS):
             contents["training.png"] = figures.training(losses)
             parts += ["## Training", "![Training loss of each condition](training.png)"]
         runs = self.results.run_rows()
         contents |= {"runs.csv": result_files.csv_text(runs)} if runs else {}
-        rows = [_csv_row(one) for one in self.outcomes]
-        contents |= {"comparisons.csv": result_files.csv_text(rows)} if rows else {}
+        cells = [row | {"differences": " ".join(f"{one:.6f}" for one in row["differences"])} for row in rows]
+        contents |= {"comparisons.csv": result_files.csv_text(cells)} if cells else {}
         text = "\n\n".join([*parts, self._origin()]) + "\n"
         paths += result_files.write(self.workdir, "", contents | {"report.md": text})
         page = _page(self.study.question or self.plan.name, text, self.workdir)
@@ -191,7 +192,8 @@ class Report:
         return "\n\n".join(["## How it was made", *table, text])
 
 
-def _csv_row(one: Outcome) -> Row:
+def _row(one: Outcome) -> Row:
+    """Return the row of comparisons.csv."""
     low, high = one.interval or (None, None)
     return one.comparison._asdict() | {
         "seeds": len(one.seeds),
@@ -205,7 +207,7 @@ def _csv_row(one: Outcome) -> Row:
         "items": one.num_items,
         "verdict": one.verdict,
         "reason": one.reason,
-        "differences": " ".join(f"{difference:.6f}" for difference in one.differences_S),
+        "differences": one.differences_S,
     }
 
 

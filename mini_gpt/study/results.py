@@ -17,8 +17,7 @@ from mini_gpt.data import corpora
 from mini_gpt.evaluation import items
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import shown
-from mini_gpt.study.analysis import Comparison
-from mini_gpt.study.definition import Plan, PlannedRun
+from mini_gpt.study.definition import Comparison, Plan, PlannedRun
 from mini_gpt.training import workdir as workdirs
 
 log = logging.getLogger("mini_gpt.study")

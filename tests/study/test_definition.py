@@ -12,8 +12,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import definition
-from mini_gpt.study.analysis import Comparison
-from mini_gpt.study.definition import Contrast, Fit, Plan, Study
+from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
 from mini_gpt.study.statistics import seeds_needed
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY

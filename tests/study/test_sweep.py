@@ -353,7 +353,8 @@ def test_a_varied_field_keeps_its_value_in_the_tables(overrides, tmp_path):
     for run in plan.runs:
         result = {"checkpoint_step": 4, "context_length": 32, "nll": 1.0, "bits_per_byte": 2.0}
         write_run(tmp_path, run, "perplexity", json.dumps(result))
-    table = tables.gather(Results(plan, tmp_path), SUITES["perplexity"])
+    rows = Results(plan, tmp_path).rows("perplexity")
+    table = tables.gather(SUITES["perplexity"], rows, conditions)
     assert [(row["condition"], row["context_length"], row["length"]) for row in table] == [
         ("short", "16", 32),
         ("long", "64", 32),
