@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -144,14 +144,15 @@ class Display:
     def complete(self, jobs: Sequence[Job]) -> int:
         return self.total - sum(job.state != "complete" for job in jobs)
 
-    def _table(self, jobs: Sequence[Job]) -> Table:
-        waiting = sum(job.state == "waiting" for job in jobs)
-        left = clock(total_left(jobs, self.slots))
-        title = f"{self.complete(jobs)} of {self.total} runs complete, {waiting} waiting, about {left} left"
-        table = Table(title=title, title_justify="left")
+    def _table(self, jobs: Sequence[Job]) -> Group:
+        """Return a line on the whole study, and a table of the jobs that are running or have failed."""
+        waiting, left = sum(job.state == "waiting" for job in jobs), total_left(jobs, self.slots)
+        title = f"{self.complete(jobs)} of {self.total} runs complete, {waiting} waiting"
+        title += f", about {clock(left)} left" if left else ""
+        table = Table()
         for name in ("run", "state", "step", "training loss", "time left"):
             table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
         for job in jobs:
             if job.state in ("running", "failed", "elsewhere"):
                 table.add_row(*cells(job))
-        return table
+        return Group(title, table)

@@ -100,6 +100,7 @@ class Runner:
         """Stop all jobs, and wait until they are saved. A second signal kills them."""
         log.info("stopping: saving all runs; send the signal again to exit at once")
         received = self.signal
+        time.sleep(2 * POLL_SECONDS)  # a scheduler's own SIGTERM must reach the runs first: see STOP
         for job in self.running:
             self._signal(job, STOP)
         self.signal = None
