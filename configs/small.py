@@ -1,4 +1,4 @@
-"""A model of 0.1M parameters for small studies: half a minute of one core, on the source of Python's standard library.
+"""A model of 0.1M parameters for small studies, trained in half a minute on one core.
 
 python train.py --config=configs/small.py
 """

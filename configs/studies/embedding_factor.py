@@ -2,18 +2,18 @@
 
     python -m mini_gpt.study run configs/studies/embedding_factor.py
 
-24 runs of configs/small.py with sinusoidal positions. Embeddings start with a standard deviation of 0.02, or of 1 with
-the factor. The sinusoids have the same standard deviation, or 1.
+24 runs of configs/small.py with sinusoidal positions. `both-small`: the embeddings have
+a standard deviation of 0.02, and the sinusoids an amplitude of 0.02. `factor`: 1 and 1. `large-sinusoids`: 0.02 and 1.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
 
-BOTH_SMALL, FACTOR, ONLY_SINUSOIDS = "both-small", "factor", "large-sinusoids"
+BOTH_SMALL, FACTOR, LARGE_SINUSOIDS = "both-small", "factor", "large-sinusoids"
 
 
 def get_study() -> Study:
-    claims = [(BOTH_SMALL, "lower", FACTOR), (FACTOR, "lower", ONLY_SINUSOIDS), (BOTH_SMALL, "lower", ONLY_SINUSOIDS)]
+    claims = [(BOTH_SMALL, "lower", FACTOR), (FACTOR, "lower", LARGE_SINUSOIDS), (BOTH_SMALL, "lower", LARGE_SINUSOIDS)]
     return Study(
         question="Do embeddings need the factor sqrt(d_model) before sinusoidal positions are added?",
         config="configs/small.py",
@@ -21,7 +21,7 @@ def get_study() -> Study:
         conditions={
             BOTH_SMALL: {},
             FACTOR: {"model.scale_embeddings": True},
-            ONLY_SINUSOIDS: {"model.sinusoidal.amplitude": 50.0},
+            LARGE_SINUSOIDS: {"model.sinusoidal.amplitude": 50.0},
         },
         seeds=range(8),
         suites={"perplexity": SuiteOptions()},

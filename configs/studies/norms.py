@@ -1,8 +1,8 @@
-"""Does post-LN need a warm-up, and pre-LN not, at two widths?
+"""Does a warm-up of the learning rate lower the loss of post-LN, and of pre-LN?
 
     python -m mini_gpt.study run configs/studies/norms.py
 
-64 runs of configs/small.py, six layers deep, with a cosine schedule. "at-once" starts at the peak.
+64 runs of configs/small.py, six layers deep, with a cosine schedule. "at-once": the first step has the peak.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions

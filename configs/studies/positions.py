@@ -2,8 +2,8 @@
 
     python -m mini_gpt.study run configs/studies/positions.py
 
-60 runs of configs/positions.py: four layers of width 128, trained on 64 characters of Shakespeare for 2,000 steps.
-Without a network, add --config.data.path=FILE. Times and results: docs/extrapolation.md.
+60 runs of configs/positions.py: four layers of width 128, trained on Shakespeare with a context of 64 characters, for
+2,000 steps. Without an internet connection, add --config.data.path=FILE. Times and results: docs/extrapolation.md.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions
@@ -26,7 +26,7 @@ def get_study() -> Study:
         seeds=range(10),
         suites={"extrapolation": SuiteOptions(lengths="1x,2x,4x,8x,16x")},
         contrasts=contrasts,
-        smallest_effect=0.02,  # nats per token; the seeds of one encoding differ by up to 0.03 at the trained length
-        fit=Fit("extrapolation", "nll", at_most=2.3, label="blocks"),  # a bigram model has 2.484
+        smallest_effect=0.02,  # nats per token; losses of one encoding differ by up to 0.03 between seeds
+        fit=Fit("extrapolation", "nll", at_most=2.3, label="blocks"),  # a bigram model has a loss of 2.484
         expected_deviation=0.03,
     )

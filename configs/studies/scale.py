@@ -1,20 +1,20 @@
-"""Does attention need the factor 1/sqrt(head width), and does it matter more for wide heads?
+"""Does attention need the factor 1/sqrt(head width)?
 
     python -m mini_gpt.study run configs/studies/scale.py
 
-48 runs of configs/small.py, with heads of width 4, 16 and 64.
+48 runs of configs/small.py, with heads of width 4, 16 and 64. Each width is tested; differences between widths are not.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
 
-WIDTHS = {4: 16, 16: 4, 64: 1}  # width of a head: number of heads
+HEADS_BY_WIDTH = {4: 16, 16: 4, 64: 1}
 
 
 def get_study() -> Study:
     conditions = {
         f"width={width},{name}": {"model.num_heads": heads, "model.scale_attention": scaled}
-        for width, heads in WIDTHS.items()
+        for width, heads in HEADS_BY_WIDTH.items()
         for name, scaled in (("scaled", True), ("unscaled", False))
     }
     return Study(
@@ -25,7 +25,7 @@ def get_study() -> Study:
         suites={"perplexity": SuiteOptions()},
         contrasts=[
             Contrast(f"width={width},scaled", "lower", f"width={width},unscaled", "perplexity", "nll")
-            for width in WIDTHS
+            for width in HEADS_BY_WIDTH
         ],
         smallest_effect=0.01,  # nats per token
         fit=Fit("perplexity", "nll", at_most=2.6),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-PARTS = 64  # of a text; neighbouring tokens are alike, so a part must be long
+PARTS = 64  # of a text; the losses of neighbouring tokens are correlated, so a part must be long
 STORED = "<f4"  # float32, the type of the losses
 
 
@@ -36,5 +36,5 @@ def unpacked(texts: list[str]) -> Items:
     sums_P, weights_P = values
     is_valid = sums_P.shape == weights_P.shape and np.isfinite(sums_P).all() and (weights_P >= 0).all()
     if not is_valid or not 0 < weights_P.sum() < np.inf:
-        raise ValueError("found items that no result has")
+        raise ValueError("invalid items: must have finite sums, and as many weights, at least 0 with a positive sum")
     return Items(sums_P, weights_P)

@@ -19,8 +19,8 @@ class Outcome(NamedTuple):
     """A comparison and what its complete runs show.
 
     differences_S: first - second, of each seed in `seeds`. p, equivalent_p: adjusted for all comparisons; p_alone: not
-    adjusted. probability: share of pairs of runs in which `first` is better, as claimed. num_items: 0 if only seeds are
-    resampled. reason: why there is no verdict, else "".
+    adjusted. probability: share of pairs of runs in which `first` is better, as claimed. num_items: in the bootstrap;
+    0: the interval has only the variation over seeds. reason: why there is no verdict, else "".
     """
 
     comparison: Comparison
@@ -37,29 +37,35 @@ class Outcome(NamedTuple):
     reason: str
 
 
-def outcomes(pairs: Mapping[Comparison, Pairs], level: float) -> list[Outcome]:
-    """Return the outcome of each comparison. Holm's family has all of them; one without pairs has p = 1."""
+def outcomes(pairs: Mapping[Comparison, Pairs], level: float, planned: int) -> list[Outcome]:
+    """Return the outcome of each comparison. Holm's correction includes all; without pairs, p is 1.
+
+    planned: number of seeds. With fewer pairs there is no verdict: to stop as soon as p is small would be wrong, and so
+    would be to leave out runs that failed.
+    """
     alone = [_alone(comparison, found, level) for comparison, found in pairs.items()]
     p_values = statistics.holm([one.p_alone for one in alone])
     equivalent = statistics.holm([one.equivalent_p for one in alone])
     found = []
     for one, p, equivalent_p in zip(alone, p_values, equivalent, strict=True):
-        verdict = "no verdict"
-        if one.difference is not None and not one.reason:
+        verdict, reason = "no verdict", one.reason
+        if not reason and len(one.seeds) < planned:
+            reason = f"{len(one.seeds)} of {planned} seeds are complete"
+        if not reason and one.difference is not None:
             verdict = statistics.verdict(one.difference, one.comparison.claim, p, equivalent_p, level)
-        found.append(one._replace(p=p, equivalent_p=equivalent_p, verdict=verdict))
+        found.append(one._replace(p=p, equivalent_p=equivalent_p, verdict=verdict, reason=reason))
     return found
 
 
 def _alone(comparison: Comparison, pairs: Pairs, level: float) -> Outcome:
     """Return the outcome of one comparison, with unadjusted p values and no verdict."""
-    none = Outcome(comparison, list(pairs), [], None, None, 1.0, 1.0, 1.0, None, 0, "", "")
+    empty = Outcome(comparison, list(pairs), [], None, None, 1.0, 1.0, 1.0, None, 0, "", "")
     if reason := _why_not_comparable(comparison, pairs):
-        return none._replace(reason=reason)
+        return empty._replace(reason=reason)
     first, second = ([row[comparison.metric] for row in rows] for rows in zip(*pairs.values(), strict=True))
     differences_S = [a - b for a, b in zip(first, second, strict=True)]
     lower = statistics.probability_lower(first, second)
-    found = none._replace(
+    found = empty._replace(
         differences_S=differences_S,
         difference=float(np.mean(differences_S)),
         p_alone=statistics.sign_flip_p(differences_S),

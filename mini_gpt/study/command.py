@@ -56,26 +56,28 @@ def sweep() -> None:
 
 def _run_action(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--workdir", type=command_line.directory, help="directory of the study; default: runs/studies/NAME")
+    where = "directory of the study; default: runs/studies/NAME, or runs/sweeps/NAME with --config"
+    add("--workdir", type=command_line.directory, help=where)
     add("--jobs", type=int, help="runs at a time; default: one for each core or GPU")
     add("--shard", metavar="I/N", help="train only part I of N, from 0, for a job array on a shared directory")
     add("--shards", type=int, help="for slurm: number of tasks; default: one for each run")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
     add("--config", help="instead of FILE: the config file that all runs share")
     add("--vary", action="append", default=[], metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
-    add("--seeds", type=int, default=1, help="number of seeds; the first is the seed of the config")
-    add("--suite", default="perplexity", help="what to measure: perplexity, extrapolation or tasks")
-    add(
-        "--contrast", action="append", default=[], metavar="'A<B'", help="a comparison; 'A<B@METRIC,LENGTH'; repeatable"
-    )
+    add("--seeds", type=int, help="number of seeds; the first is the seed of the config; default: 1")
+    add("--suite", help="what to measure: perplexity (the default), extrapolation or tasks")
+    claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; repeatable"
+    add("--contrast", action="append", default=[], metavar="'A<B'", help=claim)
     command_line.add_suite_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
     file = flags.file
     if (file is None) == (flags.config is None):
         raise UserError("study: name either a FILE, such as configs/studies/positions.py, or --config")
-    if file is not None and (flags.vary or flags.contrast):
-        raise UserError(f"study: found --vary or --contrast beside {file}; change the file, or leave it out")
+    given = [name for name in ("vary", "contrast", "seeds", "suite", "lengths", "strides") if getattr(flags, name)]
+    if file is not None and given:
+        raise UserError(f"study: found --{given[0]} beside {file}; change the file, or leave it out")
+    flags.seeds, flags.suite = 1 if flags.seeds is None else flags.seeds, flags.suite or "perplexity"
     plan = definition.load(file, overrides) if file is not None else _quick_look(flags, overrides)
     folder = "studies" if file is not None else "sweeps"
     workdir = flags.workdir or Path("runs", folder, plan.name)

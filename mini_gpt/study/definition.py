@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +32,8 @@ PLACES = ("data.path", "data.cache_dir")  # may differ between machines; the tex
 class Contrast:
     """The claim that a metric is lower (or higher) in the condition `first` than in the condition `second`.
 
-    lengths: such as "1x,256"; 1x is the trained length; None: all lengths of the suite. label: the rows of a suite that
-    measures a length several times, such as "blocks". smallest_effect: None: that of the study.
+    lengths: such as "1x,256"; 1x is the trained length; None: all lengths of the suite. label: which
+    rows, if the suite has several for one length, such as "blocks". smallest_effect: None: that of the study.
     """
 
     first: str
@@ -75,9 +76,9 @@ class Study:
     config: a config file. overrides: config fields of all conditions. conditions: {name: config fields}. seeds: each
     condition is trained with each. suites: {name: options}. smallest_effect: the smallest difference that matters, in
     the unit of the metric; 0: any. fit: when a run has learned. expected_deviation: the expected standard deviation,
-    over seeds, of a paired difference; for the plan. level: the share of false verdicts that is accepted. seed_field:
-    "seed" (data.seed follows it), or "data.seed" to vary only the order of the data; to vary only the initial
-    parameters, give data.seed in the overrides.
+    over seeds, of a paired difference; for the plan. level: the family-wise error rate; intervals cover 1 - level.
+    seed_field: "seed" (data.seed follows it), or "data.seed" to vary only the order of data. To fix the order, give
+    data.seed in the overrides.
     """
 
     question: str
@@ -122,7 +123,7 @@ class PlannedRun(NamedTuple):
 
 
 class Plan:
-    """A study with all configs loaded. Raises UserError if the study cannot be run or answered.
+    """A study with all configs loaded. Raises UserError if a config, a suite or a contrast is invalid.
 
     name: of the study. places: values of PLACES on this machine. configs: of each condition, with the first seed. runs:
     seed by seed. comparisons: the family of Holm's correction.
@@ -229,9 +230,15 @@ def load(path: str, overrides: Mapping[str, str]) -> Plan:
         require(name in PLACES, f"--config.{name}", overrides[name], f"a study takes only {' and '.join(PLACES)} here")
     file, argument = configs.find_file(path, "study", "configs/studies/positions.py")
     require(file.suffix == ".py" and not argument, "study", path, "must be a Python file with get_study()")
-    study = configs.call(file, lambda module: module.get_study())
-    require(isinstance(study, Study), f"{file}: get_study()", study, "must return a mini_gpt.study.definition.Study")
-    return Plan(file.stem, study, overrides)
+
+    def plan(module: Any) -> Plan:
+        study = module.get_study()
+        require(
+            isinstance(study, Study), f"{file}: get_study()", study, "must return a mini_gpt.study.definition.Study"
+        )
+        return Plan(file.stem, study, overrides)
+
+    return configs.call(file, plan)  # a wrong type in a field is an error of the file
 
 
 def check_new_runs(plan: Plan, workdir: Path) -> None:
@@ -265,11 +272,12 @@ def _check_fields(study: Study) -> None:
             require(not taken, f"conditions: {name}", own, "is given for all conditions as well; give it once")
     seeds = list(study.seeds) if isinstance(study.seeds, Iterable) else []
     is_valid = all(type(seed) is int and seed >= 0 for seed in seeds) and 0 < len(seeds) == len(set(seeds))
-    require(is_valid, "seeds", study.seeds, "must be different whole numbers from 0, such as range(5)")
+    require(is_valid, "seeds", study.seeds, "must be distinct whole numbers, each at least 0, such as range(5)")
     require(study.seed_field in SEED_FIELDS, "seed_field", study.seed_field, "must be seed or data.seed")
     require(study.seed_field not in study.overrides, "overrides", study.seed_field, "it is given by seeds")
     require(0 < study.level < 1, "level", study.level, "must be above 0 and below 1")
-    require(study.smallest_effect >= 0, "smallest_effect", study.smallest_effect, "must not be negative")
+    effect = study.smallest_effect
+    require(0 <= effect < math.inf, "smallest_effect", effect, "must be finite and not negative")
     deviation = study.expected_deviation
     require(deviation is None or deviation > 0, "expected_deviation", deviation, "must be above 0")
     require(bool(study.suites), "suites", dict(study.suites), "must have at least one")

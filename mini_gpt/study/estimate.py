@@ -55,7 +55,7 @@ def text(results: Results, costs: dict[str, Cost], jobs: int) -> str:
             "steps": plan.configs[name].train.steps,
             "ms per step": f"{1000 * cost.step_seconds:.1f}",
             "time of a run": clock(seconds[name]),
-            "of it evaluation": clock(cost.evaluation_seconds),
+            "evaluation of it": clock(cost.evaluation_seconds),
             "MiB of a run": f"{cost.bytes / MIB:.1f}",
         }
         for name, cost in costs.items()

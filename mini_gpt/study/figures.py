@@ -52,7 +52,7 @@ def _differences(rows: list[Row], metric: str, level: float) -> Figure:
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)
-    label = f"difference of {metric}: mean, {1 - level:.0%} interval, and each seed; shaded: too small to matter"
+    label = f"difference of {metric}: mean, {100 * (1 - level):g}% interval, and each seed; shaded: too small to matter"
     curves.finish(axes, xlabel=label)
     return figure
 

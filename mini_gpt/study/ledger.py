@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ def commit() -> str:
         return found.strip() + "+changes" * bool(changed.strip())
     except (OSError, subprocess.CalledProcessError):
         return f"mini-gpt {importlib.metadata.version('mini-gpt')}" if _is_installed() else "unknown"
+
+
+def short(commit: str) -> str:
+    """Return a commit with 12 digits of its hash."""
+    return re.sub(r"^([0-9a-f]{12})[0-9a-f]+", r"\1", commit)
 
 
 def _is_installed() -> bool:
@@ -106,6 +112,9 @@ def freeze(workdir: Path, plan: Plan, results: int) -> str:
     seen = max([results, *(entry["results"] for entry in entries(workdir))])
     if seen:
         raise UserError(f"freeze: {workdir} had {seen} complete runs; a plan is frozen before the first result")
+    started = [path.parent.name for path in sorted(workdir.glob("*/metrics.jsonl"))]
+    if started:  # also runs of another plan
+        raise UserError(f"freeze: {workdir} has the losses of {started[0]}; a plan is frozen before the first run")
     save(workdir, plan)
     append(workdir, "frozen", plan, results, content=plan.to_dict())
     return digest(plan)
@@ -117,7 +126,7 @@ def standing(workdir: Path, plan: Plan) -> tuple[bool, str]:
     if not frozen:
         return False, "Exploratory: no plan was frozen before the first result."
     last = frozen[-1]
-    when = f"on {last['date']} by commit {last['commit'][:12]}, before the first result"
+    when = f"on {last['date']} at commit {short(last['commit'])}, before the first result"
     changed = plan.changes_since(last["content"])
     if not changed:
         return True, f"Confirmatory: the plan was frozen {when}, and is unchanged (SHA-256 {last['plan'][:12]})."

@@ -55,7 +55,7 @@ def _gpus(variable: str, count: int, number: int, jobs: int) -> dict[str, str]:
 
 
 def _accelerators() -> tuple[str, int]:
-    """Return JAX's platform and its number of devices. A short process asks JAX, which would keep a GPU's memory."""
+    """Return JAX's platform and number of devices; asked in a subprocess, because JAX reserves the memory of a GPU."""
     if not any(importlib.util.find_spec(package) for package in devices.PLUGINS):
         return "cpu", 0
     asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True)
@@ -67,7 +67,17 @@ def memory_left() -> int:
     """Return the bytes that new processes can use, within the limit of the container."""
     left = psutil.virtual_memory().available
     try:
-        limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-        return left if limit == "max" else min(left, int(limit) - int(used))
+        limit, used, kinds = ((CGROUP / f"memory.{name}").read_text().split() for name in ("max", "current", "stat"))
+        cached = int(kinds[kinds.index("inactive_file") + 1])  # the kernel frees it when memory is needed
+        return left if limit == ["max"] else min(left, int(limit[0]) - int(used[0]) + cached)
     except (OSError, ValueError):
         return left
+
+
+def memory_total() -> int:
+    """Return the bytes of memory, within the limit of the container."""
+    total = psutil.virtual_memory().total
+    try:
+        return min(total, int((CGROUP / "memory.max").read_text()))
+    except (OSError, ValueError):  # no container, or no limit ("max")
+        return total

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -24,9 +25,12 @@ def start(module: str, content: Mapping[str, Any], slot: Slot, **streams: Any) -
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, **slot.environment, "PYTHONPATH": paths}
     command = [sys.executable, "-m", module]
+    hang_up = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the process would inherit that nohup ignores it
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, text=True, env=environment, start_new_session=True, **streams
     )
+    signal.signal(signal.SIGHUP, hang_up)
     if slot.cores is not None:  # before JAX starts: its thread pools have the size of the affinity
         with contextlib.suppress(psutil.Error, OSError):
             psutil.Process(process.pid).cpu_affinity(slot.cores)

@@ -23,6 +23,7 @@ from mini_gpt.study.machine import Slot
 from mini_gpt.training import workdir as workdirs
 
 LOGS = "logs"  # the folder of the runs' logs, each locked by the process that writes it
+TAIL_BYTES = 2**18  # of metrics.jsonl; a row has values for each head
 PLAIN_SECONDS = 60  # between two plain lines on the running jobs
 EVALUATING = "measuring"
 log = logging.getLogger("mini_gpt.study")
@@ -51,9 +52,10 @@ class Job:
     def last_row(self) -> dict[str, Any]:
         """Return the last complete row of metrics.jsonl; {} if there is none."""
         with contextlib.suppress(OSError, ValueError), (self.workdir / workdirs.METRICS).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            rows = [json.loads(line) for line in file.read().splitlines(keepends=True)[-2:] if line.endswith(b"\n")]
-            return rows[-1] if rows and isinstance(rows[-1], dict) else {}
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+            row = json.loads(lines[-1]) if lines else {}
+            return row if isinstance(row, dict) else {}
         return {}
 
 
@@ -74,7 +76,7 @@ def seconds_left(job: Job, step: int) -> float | None:
 
 
 def total_left(jobs: Sequence[Job], slots: int) -> float | None:
-    """Return the estimated seconds until all jobs are complete, from the jobs that are; None if there is none."""
+    """Return the estimated seconds until all jobs are complete; None if no job is complete yet."""
     times = [job.seconds for job in jobs if job.state == "complete"]
     if not times:
         return None

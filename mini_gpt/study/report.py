@@ -22,17 +22,17 @@ from mini_gpt.study.results import Results
 MOST_LISTED = 20  # names of runs
 TRAINING_PARTS = 25  # points of a training curve
 PAGE = Path(__file__).with_name("report.html")
-NOTES = """A *difference* is first − second, paired by seed: both runs have the same initial weights and batches.
-In brackets: its {interval} interval, by a hierarchical bootstrap over seeds and identical items (parts of the text, or
-problems).
+NOTES = """A *difference* is first − second, paired by seed. Where the configs allow it, both runs of a pair start from
+the same weights and see the same batches. In parentheses: its {interval} interval for the variation of seeds (Student)
+and of the items that all runs share (bootstrap over parts of the text, or problems).
 
 *p* is from the exact two-sided sign-flip test over seeds, adjusted by Holm's method (number of comparisons:
 {comparisons}). With {seeds} seeds, the smallest possible p of one comparison is {smallest:.3g} before the adjustment.
-To show a difference, {needed} seeds are needed.
+At least {needed} seeds are needed before any difference can be shown.
 
 *Shown* and *opposite shown*: p ≤ {level:g}. *Equivalent*: the difference is within the smallest effect that matters
-(two one-sided tests, Holm, p ≤ {level:g}). *Undecided*: neither. *Runs better*: share of the pairs of runs, of any
-seeds, in which the claim holds."""
+(two one-sided tests, Holm, p ≤ {level:g}). *Undecided*: neither. *Improvement*: the share of all pairs of runs, one of
+each condition and of any seeds, in which the claim holds."""
 
 
 class Report:
@@ -41,7 +41,7 @@ class Report:
     def __init__(self, results: Results):
         self.results, self.plan, self.study, self.workdir = results, results.plan, results.plan.study, results.workdir
         pairs = {comparison: results.pairs(comparison) for comparison in self.plan.comparisons}
-        self.outcomes = analysis.outcomes(pairs, self.study.level)
+        self.outcomes = analysis.outcomes(pairs, self.study.level, len(self.study.seeds))
         self.tables = {
             name: tables.gather(SUITES[name], rows, self.study.conditions)
             for name in self.study.suites
@@ -123,7 +123,7 @@ class Report:
                     "measured": _safe(", ".join(filter(None, where))),
                     "difference": shown,
                     "p (Holm)": f"{one.p:.3g}",
-                    "runs better": f"{one.probability:.0%}" if one.probability is not None else "–",
+                    "improvement": f"{one.probability:.0%}" if one.probability is not None else "–",
                     "seeds": len(one.seeds),
                     "verdict": f"**{one.verdict}**" + (f": {_safe(one.reason)}" if one.reason else ""),
                 }
@@ -134,7 +134,7 @@ class Report:
         """Return how to read the table of verdicts."""
         seeds, comparisons = max((len(one.seeds) for one in self.outcomes), default=0), len(self.outcomes)
         return NOTES.format(
-            interval=f"{1 - self.study.level:.0%}",
+            interval=f"{100 * (1 - self.study.level):g}%",
             level=self.study.level,
             comparisons=comparisons,
             seeds=seeds,
@@ -179,7 +179,7 @@ class Report:
             {
                 "date": entry["date"],
                 "event": entry["event"],
-                "commit": entry["commit"][:20],
+                "commit": ledger.short(entry["commit"]),
                 "versions": f"Python {entry.get('python', '?')}, jax {entry.get('jax', '?')}",
                 "complete runs": entry["results"],
                 "command": entry.get("command", "–"),
@@ -188,7 +188,7 @@ class Report:
         ]
         cells = [{name: _safe(str(cell)) for name, cell in row.items()} for row in rows]
         table = [result_files.markdown_table(cells)] if cells else []
-        text = f"This report was written by commit {ledger.commit()[:20]}."
+        text = f"This report was written by commit {ledger.short(ledger.commit())}."
         return "\n\n".join(["## How it was made", *table, text])
 
 
@@ -230,7 +230,7 @@ def _escaped(table: list[Row]) -> list[Row]:
 
 
 def _safe(text: str) -> str:
-    """Return text without a meaning in Markdown or HTML, in one line."""
+    """Escape Markdown and HTML, and join the lines."""
     return re.sub(r"([|*_`\[\]\\])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
@@ -242,4 +242,4 @@ def _page(title: str, text: str, workdir: Path) -> str:
     )
     body = re.sub(r'src="([^":/]+\.png)"', encoded, body)
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
-    return PAGE.read_text(encoding="utf-8").replace("TITLE", html.escape(title)).replace("BODY", body)
+    return PAGE.read_text(encoding="utf-8").replace("BODY", body, 1).replace("TITLE", html.escape(title), 1)

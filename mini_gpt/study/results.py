@@ -121,7 +121,9 @@ class Results:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            log.warning(f"{path} is damaged ({type(error).__name__}: {error}): the run is measured again")
+            log.warning(
+                f"{path} is damaged ({type(error).__name__}: {error}) and counts as missing: `run` measures it again"
+            )
             return None
         measured = result.get("checkpoint_step"), result.get("request", {})
         return result if measured == (run.config.train.steps, suites.requested(suite, options)) else None
@@ -134,14 +136,14 @@ def _training_loss(path: Path, steps: int, parts: int) -> np.ndarray:
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             if "train/loss" in row:
-                place = min(parts - 1, int(row["step"]) * parts // steps)
+                place = min(parts - 1, (int(row["step"]) - 1) * parts // steps)
                 sums_X[place] += row["train/loss"]
                 counts_X[place] += 1
     return np.where(counts_X > 0, sums_X / np.maximum(counts_X, 1), np.nan)
 
 
 def check(suite: str, result: Result) -> None:
-    """Raise ValueError, KeyError, TypeError or OverflowError if a result on disk does not fit the tables."""
+    """Raise ValueError, KeyError, TypeError or OverflowError if a result on disk has missing or invalid fields."""
     rows = SUITES[suite].compared_rows(result)
     for row in rows:
         SUITES[suite].label(row)

@@ -22,7 +22,7 @@ from mini_gpt.study.machine import Slot
 from mini_gpt.study.progress import Display, Job, last_error
 
 WORKER = "mini_gpt.study.worker"
-STOP = signal.SIGHUP  # not SIGTERM: a scheduler may have sent that to the run too, and a second one ends it unsaved
+STOP = signal.SIGHUP  # not SIGTERM: a second SIGTERM ends a run unsaved, and a scheduler may have sent the first
 POLL_SECONDS = 0.25
 FIRST_GUESS_BYTES = 2**30  # of one run, until one was measured
 LEAST_FREE_SHARE = 0.04  # of the memory; below it, the newest run is stopped and tried again later
@@ -40,14 +40,18 @@ class Runner:
     def run(self, display: Display) -> None:
         """Return when no job is waiting or running. A signal stops and saves all jobs, and ends the process."""
         with self._listening(), display:
-            while self.signal is None and any(job.state in ("waiting", "running") for job in self.jobs):
-                self._finish()
-                self._watch_memory()
-                self._start()
-                display.show(self.jobs)
-                time.sleep(POLL_SECONDS)
+            try:
+                while self.signal is None and any(job.state in ("waiting", "running") for job in self.jobs):
+                    self._finish()
+                    self._watch_memory()
+                    self._start()
+                    display.show(self.jobs)
+                    time.sleep(POLL_SECONDS)
+            except BaseException:
+                self._stop_all()
+                raise
             if self.signal is not None:
-                self._stop_all(display)
+                self._stop_all()
         if self.signal is not None:
             log.info("stopped; the same command resumes the study")
             sys.exit(128 + self.signal)
@@ -88,7 +92,7 @@ class Runner:
             with contextlib.suppress(psutil.Error):
                 assert job.process is not None
                 self.largest = max(self.largest, psutil.Process(job.process.pid).memory_info().rss)
-        is_short = machine.memory_left() < LEAST_FREE_SHARE * psutil.virtual_memory().total
+        is_short = machine.memory_left() < LEAST_FREE_SHARE * machine.memory_total()
         if is_short and len(self.running) > 1 and not any(job.is_paused for job in self.running):
             newest = max(self.running, key=lambda job: job.began)
             log.warning(f"memory is short: {newest.run.name} is stopped, and goes on when another run has ended")
@@ -96,7 +100,7 @@ class Runner:
             self._signal(newest, STOP)
             self.slots = [slot for slot in self.slots if slot != newest.slot]
 
-    def _stop_all(self, display: Display) -> None:
+    def _stop_all(self) -> None:
         """Stop all jobs, and wait until they are saved. A second signal kills them."""
         log.info("stopping: saving all runs; send the signal again to exit at once")
         received = self.signal

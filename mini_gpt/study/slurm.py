@@ -14,7 +14,7 @@ SCRIPT = """#!/bin/bash
 #SBATCH --requeue --open-mode=append --signal=B:USR1@{seconds}
 ##SBATCH --partition=... --time=04:00:00 --mem=... --gpus=1
 # SIGUSR1: the time limit is near. SIGTERM: pre-empted or cancelled; Slurm sends it to the study as well.
-trap 'near_limit=1; kill -TERM "$child"' USR1
+trap 'near_limit=1; kill -TERM "$!"' USR1
 trap : TERM
 {command} --shard="$SLURM_ARRAY_TASK_ID/{shards}" &
 child=$!

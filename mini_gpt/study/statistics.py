@@ -1,6 +1,7 @@
 """Statistics of paired runs: spread, exact sign-flip test, hierarchical bootstrap, Holm's correction and verdicts.
 
-The unit is the seed: both conditions of a comparison share its seeds, and so their initial weights and batches.
+The unit is the seed, which both conditions of a comparison share. Shape suffixes: S seeds, P items, R draws of the
+bootstrap, F sign patterns.
 """
 
 import functools
@@ -47,9 +48,10 @@ def smallest_p(seeds: int) -> float:
 
 
 def sign_flip_p(differences_S: Sequence[float]) -> float:
-    """Return the two-sided p of the sign-flip test (Fisher 1935), whose null is: each difference has a random sign.
+    """Return the two-sided p of the sign-flip test (Fisher 1935).
 
-    Exact up to EXACT_SEEDS seeds; above, from 2**EXACT_SEEDS random patterns.
+    The null hypothesis is that the differences are symmetric about 0. Exact up to EXACT_SEEDS seeds; above, from
+    2**EXACT_SEEDS random patterns.
     """
     if len(differences_S) < 2 or not np.any(differences_S):
         return 1.0
@@ -117,7 +119,7 @@ def equivalence_p(drawn_R: np.ndarray, smallest_effect: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p values (1979): at most `level` of all families have a false one below `level`."""
+    """Return Holm's adjusted p values (1979). Rejecting those up to a level keeps the family-wise error rate at it."""
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
@@ -128,7 +130,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def verdict(difference: float, claim: str, p: float, equivalent_p: float, level: float) -> str:
     """Return "equivalent", "shown", "opposite shown" or "undecided". claim: "lower" or "higher"; p values: adjusted.
 
-    A difference within the smallest effect is equivalent, even if its sign is certain.
+    A difference within the smallest effect is equivalent, even if it differs significantly from 0.
     """
     if equivalent_p <= level:
         return "equivalent"
@@ -143,10 +145,11 @@ def seeds_needed(comparisons: int, level: float) -> int:
 
 
 def detectable_difference(seeds: int, deviation: float, comparisons: int, level: float) -> float | None:
-    """Return the difference that is found with probability POWER; None if so few seeds can show none.
+    """Return the difference that is found with probability POWER; None if even the smallest p is too large.
 
     deviation: standard deviation over seeds of the paired difference, assumed normal. The p of one comparison must be
-    at most level / comparisons, Holm's first step. Simulated up to 12 seeds, above from the noncentral Student test.
+    at most level / comparisons, Holm's first step. The power is simulated up to 12 seeds; above, it is that
+    of the t test.
     """
     needed = level / comparisons
     if smallest_p(seeds) > needed:

@@ -27,7 +27,7 @@ def test_a_frozen_plan_is_confirmatory_until_it_changes(study, tmp_path):
     (entry,) = ledger.entries(tmp_path)
     assert (entry["event"], entry["plan"], entry["content"]) == ("frozen", digest, plan.to_dict())
     frozen, said = ledger.standing(tmp_path, plan)
-    assert frozen and said.startswith(f"Confirmatory: the plan was frozen on {entry['date']} by commit ")
+    assert frozen and said.startswith(f"Confirmatory: the plan was frozen on {entry['date']} at commit ")
     ledger.append(tmp_path, "run", plan, 0)
     changed = Plan("s", dataclasses.replace(study, smallest_effect=0.1))
     frozen, said = ledger.standing(tmp_path, changed)
@@ -42,6 +42,10 @@ def test_a_plan_can_be_frozen_again_only_before_the_first_result(study, tmp_path
     assert ledger.standing(tmp_path, changed)[0] and not ledger.standing(tmp_path, plan)[0]
     with pytest.raises(UserError, match=r"^freeze: \S+ had 1 complete runs; a plan is frozen before the first result"):
         ledger.freeze(tmp_path, plan, 1)
+    (tmp_path / "other,seed=0").mkdir()
+    (tmp_path / "other,seed=0" / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=r"^freeze: \S+ has the losses of other,seed=0; a plan is frozen before"):
+        ledger.freeze(tmp_path, plan, 0)
     ledger.append(tmp_path, "run", plan, 2)
     with pytest.raises(UserError, match=r"^freeze: \S+ had 2 complete runs"):  # also if they were deleted
         ledger.freeze(tmp_path, plan, 0)

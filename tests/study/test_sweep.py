@@ -226,7 +226,8 @@ def test_damaged_results_are_not_taken_into_tables(overrides, tmp_path, caplog):
     for content in damaged:
         assert taken(content) is None, content[:200]
         assert re.search(
-            r"extrapolation\.json is damaged \(\w+: .{1,300}\): the run is measured again$", caplog.text.strip()
+            r"extrapolation\.json is damaged \(\w+: .{1,300}\) and counts as missing: `run` measures it again$",
+            caplog.text.strip(),
         )
     for other in ({"checkpoint_step": 3}, {"checkpoint_step": None}, {"request": {}}, {"request": []}):
         assert taken(json.dumps(right | other)) is None and not caplog.text
