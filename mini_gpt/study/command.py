@@ -119,7 +119,7 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     jobs = [Job(run, found.missing(run), workdir / run.name) for run in mine if found.missing(run)]
     log.info(f"{len(mine) - len(jobs)} of {len(mine)} runs are complete; {len(slots)} at a time")
     try:
-        runner.Runner(plan, jobs, slots).run(Display(len(mine), len(slots)))
+        runner.Runner(found, jobs, slots).run(Display(len(mine), len(slots)))
     finally:
         if flags.shard is None:
             _report(plan, workdir, flags)

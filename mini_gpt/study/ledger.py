@@ -3,7 +3,9 @@
 `study.json` is the current plan. `ledger.jsonl` has one entry for each event, and is only appended to.
 """
 
+import contextlib
 import datetime
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -82,6 +84,8 @@ def append(workdir: Path, event: str, plan: Plan, results: int, **more: Any) -> 
         "results": results,
     }
     with files.clear_write_errors(workdir), files.open_to_append(workdir / LEDGER) as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)  # the tasks of an array start at the same time
         file.write(json.dumps(files.with_checksum(entry | more)) + "\n")
 
 

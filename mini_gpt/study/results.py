@@ -52,6 +52,11 @@ class Results:
         """Return the suites that have no result of the run."""
         return [suite for suite in self.plan.study.suites if suite not in self.by_run[run.name]]
 
+    def missing_now(self, run: PlannedRun) -> list[str]:
+        """Read the results of the run again, and return the suites that have none."""
+        self.by_run[run.name] = self.of_run(run)
+        return self.missing(run)
+
     @property
     def complete_runs(self) -> list[PlannedRun]:
         return [run for run in self.plan.runs if not self.missing(run)]

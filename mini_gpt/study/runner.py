@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 import psutil
 
@@ -17,9 +17,9 @@ from mini_gpt.config import loading as configs
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import machine, processes
-from mini_gpt.study.definition import Plan
 from mini_gpt.study.machine import Slot
 from mini_gpt.study.progress import Display, Job, last_error
+from mini_gpt.study.results import Results
 
 WORKER = "mini_gpt.study.worker"
 STOP = signal.SIGHUP  # not SIGTERM: a second SIGTERM ends a run unsaved, and a scheduler may have sent the first
@@ -32,8 +32,8 @@ log = logging.getLogger("mini_gpt.study")
 class Runner:
     """Starts jobs in slots, watches them and the memory, and stops them all if it receives a signal."""
 
-    def __init__(self, plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot]):
-        self.plan, self.jobs, self.slots = plan, list(jobs), list(slots)
+    def __init__(self, results: Results, jobs: Sequence[Job], slots: Sequence[Slot]):
+        self.results, self.jobs, self.slots = results, list(jobs), list(slots)
         self.signal: int | None = None
         self.largest = 0  # resident bytes of a run
 
@@ -52,6 +52,9 @@ class Runner:
                 raise
             if self.signal is not None:
                 self._stop_all()
+            for job in self.jobs:
+                if job.state == "elsewhere" and not self.results.missing_now(job.run):
+                    job.state = "complete"
         if self.signal is not None:
             log.info("stopped; the same command resumes the study")
             sys.exit(128 + self.signal)
@@ -69,7 +72,24 @@ class Runner:
             if not free or not has_memory:
                 return
             if job.state == "waiting":
-                _start(job, free[0], {name: dataclasses.asdict(self.plan.study.suites[name]) for name in job.suites})
+                self._start_job(job, free[0])
+
+    def _start_job(self, job: Job, slot: Slot) -> None:
+        """Start the process of a job, unless another process has the run, or has completed it."""
+        file = _locked_log(job)
+        if file is None:
+            job.state = "elsewhere"
+            return
+        with file:
+            job.suites = self.results.missing_now(job.run)
+            if not job.suites:
+                job.state = "complete"
+                return
+            suites = {name: dataclasses.asdict(self.results.plan.study.suites[name]) for name in job.suites}
+            content = {"workdir": str(job.workdir), "config": configs.to_dict(job.run.config), "suites": suites}
+            job.process = processes.start(WORKER, content, slot, stdout=file, stderr=file)
+        job.state, job.slot, job.began = "running", slot, time.monotonic()
+        job.first_step = job.last_row().get("step", 0)
 
     def _finish(self) -> None:
         """Update the state of jobs whose process has ended."""
@@ -79,12 +99,15 @@ class Runner:
             if status is None:
                 continue
             job.process = job.slot = None
-            if job.is_paused:
-                job.state, job.is_paused = "waiting", False
+            if status == 0 and self.results.missing_now(job.run):
+                job.state, job.reason = "failed", f"its result can't be read (see {job.log})"
             elif status == 0:
                 job.state, job.seconds = "complete", time.monotonic() - job.began
+            elif job.is_paused:
+                job.state = "waiting"
             else:
                 job.state, job.reason = "failed", _reason(job, status)
+            job.is_paused = False
 
     def _watch_memory(self) -> None:
         """Record the memory of the runs. If memory is short, stop the newest run, which is saved and waits."""
@@ -133,19 +156,6 @@ class Runner:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-
-def _start(job: Job, slot: Slot, suites: dict[str, Any]) -> None:
-    """Start the process of a job. The state becomes `elsewhere` if another process has the run."""
-    file = _locked_log(job)
-    if file is None:
-        job.state = "elsewhere"
-        return
-    content = {"workdir": str(job.workdir), "config": configs.to_dict(job.run.config), "suites": suites}
-    with file:
-        job.process = processes.start(WORKER, content, slot, stdout=file, stderr=file)
-    job.state, job.slot, job.began = "running", slot, time.monotonic()
-    job.first_step = job.last_row().get("step", 0)
 
 
 def _locked_log(job: Job) -> TextIO | None:

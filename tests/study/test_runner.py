@@ -15,7 +15,7 @@ import time
 import pytest
 
 from mini_gpt.runtime import errors
-from mini_gpt.study import command, machine, progress
+from mini_gpt.study import command, machine, progress, runner
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.progress import Job
 from tests.commands.test_command_line import type_in
@@ -260,3 +260,27 @@ def test_a_killed_study_goes_on_with_the_same_bits(tmp_path, corpus_files):
             for name in ("whole", "killed")
         )
         assert one == other
+
+
+def test_a_result_that_cannot_be_read_is_a_failure(monkeypatch, flags, fake, tmp_path):
+    """Otherwise each command would measure the run again and call it complete."""
+    written = runner.processes.start
+
+    def start(module, content, slot, **streams):
+        process = written(module, content, slot, **streams)
+        process.wait()
+        (tmp_path / "sweep" / "model.d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
+        return process
+
+    monkeypatch.setattr(runner.processes, "start", start)
+    assert sweep(monkeypatch, flags, "64") == "error: 1 of 1 runs failed; the same command tries them again"
+
+
+def test_a_run_that_another_process_has_completed_is_not_done_again(monkeypatch, flags, fake, tmp_path):
+    """The results are read again under the lock."""
+    assert sweep(monkeypatch, flags, "64,96") is None
+    fake.clear()
+    monkeypatch.setattr(command.Results, "missing", lambda self, run: ["perplexity"])
+    monkeypatch.setattr(command.Results, "missing_now", lambda self, run: [])
+    sweep(monkeypatch, flags, "64,96")
+    assert fake == []

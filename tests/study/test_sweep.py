@@ -104,7 +104,7 @@ def test_a_damaged_result_is_measured_again(monkeypatch, flags, fake, tmp_path, 
     (tmp_path / "sweep" / "model.d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
     fake.clear()
     assert type_in(monkeypatch, *arguments) is None
-    assert fake == ["model.d_ff=64,seed=3"] and caplog.text.count("perplexity.json is damaged") == 1
+    assert fake == ["model.d_ff=64,seed=3"] and "perplexity.json is damaged" in caplog.text
     assert (tmp_path / "sweep" / "perplexity.md").read_text() == table
 
 
