@@ -88,19 +88,23 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
 
 def _plan(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     slots = machine.slots(flags.jobs)
+    machine.check_on_cpu(slots)
     ledger.check_same_study(workdir, plan)
     definition.check_new_runs(plan, workdir)
     print(estimate.text(Results(plan, workdir), estimate.measure(plan, slots), len(slots)))
 
 
 def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
+    machine.check_on_cpu(machine.slots(flags.jobs))
     definition.check_new_runs(plan, workdir)
-    digest = ledger.freeze(workdir, plan, len(Results(plan, workdir).complete_runs))
+    complete = len(Results(plan, workdir).complete_runs)
+    digest = ledger.freeze(workdir, plan, complete, definition.fingerprints(plan))
     print(f"Frozen: {plan.name}, SHA-256 {digest}, commit {ledger.commit()}, in {workdir / ledger.LEDGER}")
 
 
 def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     shard, slots = _shard(flags.shard, len(plan.runs)), machine.slots(flags.jobs)
+    machine.check_on_cpu(slots)
     ledger.check_same_study(workdir, plan)
     found = Results(plan, workdir)
     changed = ledger.changes(workdir, plan)
@@ -110,6 +114,7 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
             f"study: the plan of {workdir} was changed after {done} runs were complete ({', '.join(changed[:4])}); "
             "restore it, or add --changed: the report will call the study exploratory"
         )
+    ledger.check_corpora(workdir, definition.fingerprints(plan))
     definition.check_new_runs(plan, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     command = f"python -m mini_gpt.{'study' if flags.action else 'sweep'} {shlex.join(sys.argv[1:])}"

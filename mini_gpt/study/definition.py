@@ -241,6 +241,13 @@ def load(path: str, overrides: Mapping[str, str]) -> Plan:
     return configs.call(file, plan)  # a wrong type in a field is an error of the file
 
 
+def fingerprints(plan: Plan) -> dict[str, str]:
+    """Return {condition: fingerprint of its corpus}."""
+    open_corpus = functools.cache(corpora.open_corpus)
+    texts = {condition: dataclasses.replace(config.data, seed=0) for condition, config in plan.configs.items()}
+    return {condition: open_corpus(data).fingerprint for condition, data in texts.items()}
+
+
 def check_new_runs(plan: Plan, workdir: Path) -> None:
     """Raise UserError if a run that has not started cannot be trained or measured. Opens and tokenizes the corpora."""
     open_corpus = functools.cache(corpora.open_corpus)  # most conditions share a corpus
@@ -263,7 +270,8 @@ def _check_new(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: 
 
 def _check_fields(study: Study) -> None:
     require(bool(study.conditions), "conditions", dict(study.conditions), "must have at least one")
-    _check_different({name: files.plain_name(name) for name in study.conditions}, "conditions")
+    # Some file systems ignore the case of names.
+    _check_different({name: files.plain_name(name).casefold() for name in study.conditions}, "conditions")
     for name, fields in study.conditions.items():
         is_named = isinstance(name, str) and name.strip() == name != ""
         require(is_named, "conditions", name, "a name must be a text without spaces at its ends")

@@ -34,13 +34,17 @@ def measure(plan: Plan, slots: Sequence[Slot]) -> dict[str, Cost]:
             process = processes.start(MODULE, content, slot, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             started.append((names, process))
     costs: dict[str, Cost] = {}
-    for names, process in started:
-        output, log = process.communicate()
-        if process.returncode != 0:
-            said = (log.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
-            raise UserError(f"plan: {', '.join(names)} can't be measured: {said}")
-        found = json.loads(output.splitlines()[-1])
-        costs |= {name: Cost(*values) for name, values in zip(names, found, strict=True)}
+    try:
+        for names, process in started:
+            output, log = process.communicate()
+            if process.returncode != 0:
+                said = (log.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
+                raise UserError(f"plan: {', '.join(names)} can't be measured: {said}")
+            found = json.loads(output.splitlines()[-1])
+            costs |= {name: Cost(*values) for name, values in zip(names, found, strict=True)}
+    finally:
+        for _, process in started:
+            process.kill()  # after Ctrl-C, or when another one has failed
     return {condition: costs[condition] for condition in conditions}
 
 

@@ -12,6 +12,7 @@ import json
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def entries(workdir: Path) -> list[Entry]:
         return []
     try:
         with files.open_regular(path, most=files.MOST_BYTES) as file:
-            found = [json.loads(line) for line in file.read().decode().splitlines()]
+            complete, _, _ = file.read().decode().rpartition("\n")  # a killed process may have left half a line
+            found = [json.loads(line) for line in complete.splitlines()]
         for entry in found:
             if files.with_checksum({name: entry[name] for name in entry if name != files.CHECKSUM}) != entry:
                 raise ValueError("an entry does not match its checksum")
@@ -86,6 +88,7 @@ def append(workdir: Path, event: str, plan: Plan, results: int, **more: Any) -> 
     with files.clear_write_errors(workdir), files.open_to_append(workdir / LEDGER) as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)  # the tasks of an array start at the same time
+        file.truncate((workdir / LEDGER).read_bytes().rfind(b"\n") + 1)  # see `entries`
         file.write(json.dumps(files.with_checksum(entry | more)) + "\n")
 
 
@@ -110,8 +113,11 @@ def save(workdir: Path, plan: Plan) -> None:
     files.write_json(workdir / STUDY, plan.to_dict())
 
 
-def freeze(workdir: Path, plan: Plan, results: int) -> str:
-    """Record the plan as frozen, and return its digest. Raises UserError if a result was seen before."""
+def freeze(workdir: Path, plan: Plan, results: int, fingerprints: Mapping[str, str]) -> str:
+    """Record the plan as frozen, and return its digest. Raises UserError if a result was seen before.
+
+    fingerprints: {condition: fingerprint of its corpus}.
+    """
     check_same_study(workdir, plan)
     seen = max([results, *(entry["results"] for entry in entries(workdir))])
     if seen:
@@ -120,21 +126,39 @@ def freeze(workdir: Path, plan: Plan, results: int) -> str:
     if started:  # also runs of another plan
         raise UserError(f"freeze: {workdir} has the losses of {started[0]}; a plan is frozen before the first run")
     save(workdir, plan)
-    append(workdir, "frozen", plan, results, content=plan.to_dict())
+    append(workdir, "frozen", plan, results, content=plan.to_dict(), fingerprints=fingerprints)
     return digest(plan)
+
+
+def check_corpora(workdir: Path, fingerprints: Mapping[str, str]) -> None:
+    """Raise UserError if the corpus of a condition is not the one of the frozen plan."""
+    frozen = _frozen(workdir)
+    for condition, found in fingerprints.items():
+        expected = frozen.get("fingerprints", {}).get(condition, found) if frozen else found
+        if found != expected:
+            raise UserError(
+                f"data: the text of {condition} has the fingerprint {found[:12]}; that of the frozen plan had "
+                f"{expected[:12]}; restore the text, or freeze a study in another --workdir"
+            )
 
 
 def standing(workdir: Path, plan: Plan) -> tuple[bool, str]:
     """Return (whether the plan is the frozen one, a sentence for the report)."""
-    frozen = [entry for entry in entries(workdir) if entry["event"] == "frozen"]
-    if not frozen:
+    frozen = _frozen(workdir)
+    if frozen is None:
         return False, "Exploratory: no plan was frozen before the first result."
-    last = frozen[-1]
-    when = f"on {last['date']} at commit {short(last['commit'])}, before the first result"
-    changed = plan.changes_since(last["content"])
-    if not changed:
-        return True, f"Confirmatory: the plan was frozen {when}, and is unchanged (SHA-256 {last['plan'][:12]})."
-    return False, f"Exploratory: the plan was frozen {when}, and was changed later ({', '.join(changed[:6])})."
+    when = f"on {frozen['date']} at commit {short(frozen['commit'])}, before the first result"
+    if changed := plan.changes_since(frozen["content"]):
+        return False, f"Exploratory: the plan was frozen {when}, and was changed later ({', '.join(changed[:6])})."
+    commits = dict.fromkeys(short(entry["commit"]) for entry in entries(workdir) if entry["event"] == "run")
+    commits.pop(short(frozen["commit"]), None)
+    others = f" Runs were started by other commits as well: {', '.join(commits)}." if commits else ""
+    return True, f"Confirmatory: the plan was frozen {when}, and is unchanged (SHA-256 {frozen['plan'][:12]}).{others}"
+
+
+def _frozen(workdir: Path) -> Entry | None:
+    """Return the entry of the frozen plan; None if there is none."""
+    return next((entry for entry in reversed(entries(workdir)) if entry["event"] == "frozen"), None)
 
 
 def _saved(workdir: Path) -> Entry | None:

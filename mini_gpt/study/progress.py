@@ -41,6 +41,7 @@ class Job:
     began: float = 0.0
     seconds: float = 0.0  # of a complete job
     first_step: int = 0  # that this process trains, to estimate the time left
+    log_start: int = 0  # bytes of the log that earlier processes have written
     process: subprocess.Popen | None = None
     slot: Slot | None = None
     is_paused: bool = False  # stopped because memory is short
@@ -59,10 +60,10 @@ class Job:
         return {}
 
 
-def last_error(path: Path) -> str | None:
-    """Return the last error in the log of a run; None if there is none."""
+def last_error(path: Path, start: int = 0) -> str | None:
+    """Return the last error in the log of a run, after its first `start` bytes; None if there is none."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_bytes()[start:].decode(errors="replace").splitlines()
     except OSError:
         return None
     said = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]

@@ -26,13 +26,14 @@ NOTES = """A *difference* is first − second, paired by seed. Where the configs
 the same weights and see the same batches. In parentheses: its {interval} interval for the variation of seeds (Student)
 and of the items that all runs share (bootstrap over parts of the text, or problems).
 
-*p* is from the exact two-sided sign-flip test over seeds, adjusted by Holm's method (number of comparisons:
+*p* is from the {exact} two-sided sign-flip test over seeds, adjusted by Holm's method (number of comparisons:
 {comparisons}). With {seeds} seeds, the smallest possible p of one comparison is {smallest:.3g} before the adjustment.
 At least {needed} seeds are needed before any difference can be shown.
 
 *Shown* and *opposite shown*: p ≤ {level:g}. *Equivalent*: the difference is within the smallest effect that matters
-(two one-sided tests, Holm, p ≤ {level:g}). *Undecided*: neither. *Improvement*: the share of all pairs of runs, one of
-each condition and of any seeds, in which the claim holds."""
+(two one-sided tests with a Holm adjustment of their own, p ≤ {level:g}). *Undecided*: neither.
+
+*Improvement*: the share of all pairs of runs, one of each condition and of any seeds, in which the claim holds."""
 
 
 class Report:
@@ -135,6 +136,7 @@ class Report:
         seeds, comparisons = max((len(one.seeds) for one in self.outcomes), default=0), len(self.outcomes)
         return NOTES.format(
             interval=f"{100 * (1 - self.study.level):g}%",
+            exact="exact" if seeds <= statistics.EXACT_SEEDS else f"sampled ({2**statistics.EXACT_SEEDS:,} patterns)",
             level=self.study.level,
             comparisons=comparisons,
             seeds=seeds,

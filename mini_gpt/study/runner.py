@@ -87,6 +87,7 @@ class Runner:
                 return
             suites = {name: dataclasses.asdict(self.results.plan.study.suites[name]) for name in job.suites}
             content = {"workdir": str(job.workdir), "config": configs.to_dict(job.run.config), "suites": suites}
+            job.log_start = file.tell()
             job.process = processes.start(WORKER, content, slot, stdout=file, stderr=file)
         job.state, job.slot, job.began = "running", slot, time.monotonic()
         job.first_step = job.last_row().get("step", 0)
@@ -118,7 +119,7 @@ class Runner:
         is_short = machine.memory_left() < LEAST_FREE_SHARE * machine.memory_total()
         if is_short and len(self.running) > 1 and not any(job.is_paused for job in self.running):
             newest = max(self.running, key=lambda job: job.began)
-            log.warning(f"memory is short: {newest.run.name} is stopped, and goes on when another run has ended")
+            log.warning(f"memory is short: {newest.run.name} is stopped, and resumed later; fewer runs at a time")
             newest.is_paused = True
             self._signal(newest, STOP)
             self.slots = [slot for slot in self.slots if slot != newest.slot]
@@ -140,7 +141,7 @@ class Runner:
 
     def _signal(self, job: Job, number: int) -> None:
         assert job.process is not None
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; macOS then denies the permission
             os.killpg(job.process.pid, number)
 
     @contextlib.contextmanager
@@ -180,8 +181,8 @@ def _reason(job: Job, status: int) -> str:
     """Return why a process failed: its last error line, or the signal that killed it."""
     if status < 0:
         hint = "; was the memory full?" if status == -signal.SIGKILL else ""
-        return f"killed by {signal.Signals(-status).name}{hint}"
-    return f"{last_error(job.log) or 'no error message'} (see {job.log})"
+        return f"killed by signal {-status} ({signal.strsignal(-status)}){hint}"
+    return f"{last_error(job.log, job.log_start) or 'no error message'} (see {job.log})"
 
 
 def failures(jobs: Sequence[Job]) -> dict[str, str]:

@@ -136,8 +136,10 @@ def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> 
             if start == last:
                 return state, StopRequest()
             with stopping.listening() as stop:
-                loop = _Loop(run, train_step, first_state, reporter, checkpoints, stop, record)
-                return loop.run(start, state), stop
+                state = _Loop(run, train_step, first_state, reporter, checkpoints, stop, record).run(start, state)
+                if stop.signal is not None:
+                    checkpoints.wait()  # here, so that a second SIGHUP cannot end the process before it is saved
+                return state, stop
 
 
 class _Due(NamedTuple):

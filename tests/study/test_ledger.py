@@ -11,6 +11,8 @@ from mini_gpt.study import ledger
 from mini_gpt.study.definition import Contrast, Plan, Study
 from tests.commands.test_command_line import type_in
 
+TEXT = {"wide": "a" * 64, "narrow": "a" * 64}
+
 
 @pytest.fixture
 def study(overrides):
@@ -23,7 +25,7 @@ def study(overrides):
 def test_a_frozen_plan_is_confirmatory_until_it_changes(study, tmp_path):
     plan = Plan("s", study)
     assert ledger.standing(tmp_path, plan) == (False, "Exploratory: no plan was frozen before the first result.")
-    digest = ledger.freeze(tmp_path, plan, 0)
+    digest = ledger.freeze(tmp_path, plan, 0, TEXT)
     (entry,) = ledger.entries(tmp_path)
     assert (entry["event"], entry["plan"], entry["content"]) == ("frozen", digest, plan.to_dict())
     frozen, said = ledger.standing(tmp_path, plan)
@@ -36,19 +38,19 @@ def test_a_frozen_plan_is_confirmatory_until_it_changes(study, tmp_path):
 
 def test_a_plan_can_be_frozen_again_only_before_the_first_result(study, tmp_path):
     plan = Plan("s", study)
-    ledger.freeze(tmp_path, plan, 0)
+    ledger.freeze(tmp_path, plan, 0, TEXT)
     changed = Plan("s", dataclasses.replace(study, seeds=range(3)))
-    ledger.freeze(tmp_path, changed, 0)
+    ledger.freeze(tmp_path, changed, 0, TEXT)
     assert ledger.standing(tmp_path, changed)[0] and not ledger.standing(tmp_path, plan)[0]
     with pytest.raises(UserError, match=r"^freeze: \S+ had 1 complete runs; a plan is frozen before the first result"):
-        ledger.freeze(tmp_path, plan, 1)
+        ledger.freeze(tmp_path, plan, 1, TEXT)
     (tmp_path / "other,seed=0").mkdir()
     (tmp_path / "other,seed=0" / "metrics.jsonl").touch()
     with pytest.raises(UserError, match=r"^freeze: \S+ has the losses of other,seed=0; a plan is frozen before"):
-        ledger.freeze(tmp_path, plan, 0)
+        ledger.freeze(tmp_path, plan, 0, TEXT)
     ledger.append(tmp_path, "run", plan, 2)
     with pytest.raises(UserError, match=r"^freeze: \S+ had 2 complete runs"):  # also if they were deleted
-        ledger.freeze(tmp_path, plan, 0)
+        ledger.freeze(tmp_path, plan, 0, TEXT)
 
 
 def test_a_directory_holds_one_study(study, tmp_path):
@@ -59,14 +61,45 @@ def test_a_directory_holds_one_study(study, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [lambda text: text.replace("frozen", "thawed"), lambda text: text[:-9], lambda _: "5\n"]
+    "change", [lambda text: text.replace("frozen", "thawed"), lambda text: text[:-9] + "\n", lambda _: "5\n"]
 )
 def test_a_damaged_ledger_is_one_line(study, tmp_path, change):
-    ledger.freeze(tmp_path, Plan("s", study), 0)
+    ledger.freeze(tmp_path, Plan("s", study), 0, TEXT)
     path = tmp_path / ledger.LEDGER
     path.write_text(change(path.read_text()))
     with pytest.raises(UserError, match=r"ledger\.jsonl: damaged \(.*\); restore it from a backup$"):
         ledger.entries(tmp_path)
+
+
+def test_half_a_line_of_a_killed_process_is_dropped(study, tmp_path):
+    plan = Plan("s", study)
+    ledger.freeze(tmp_path, plan, 0, TEXT)
+    path = tmp_path / ledger.LEDGER
+    whole = path.read_text()
+    path.write_text(whole + whole[:50])
+    assert [entry["event"] for entry in ledger.entries(tmp_path)] == ["frozen"]
+    ledger.append(tmp_path, "run", plan, 0)
+    assert [entry["event"] for entry in ledger.entries(tmp_path)] == ["frozen", "run"]
+    assert path.read_text().startswith(whole + '{"event": "run"')
+
+
+def test_the_text_of_a_frozen_plan_may_not_change(study, tmp_path):
+    ledger.check_corpora(tmp_path, TEXT)
+    ledger.freeze(tmp_path, Plan("s", study), 0, TEXT)
+    ledger.check_corpora(tmp_path, TEXT)
+    with pytest.raises(UserError, match=r"^data: the text of narrow has the fingerprint bbbbbbbbbbbb; that of"):
+        ledger.check_corpora(tmp_path, TEXT | {"narrow": "b" * 64})
+
+
+def test_a_report_names_other_commits_that_started_runs(study, tmp_path, monkeypatch):
+    plan = Plan("s", study)
+    monkeypatch.setattr(ledger, "commit", lambda: "a" * 40)
+    ledger.freeze(tmp_path, plan, 0, TEXT)
+    ledger.append(tmp_path, "run", plan, 0)
+    assert "commits" not in ledger.standing(tmp_path, plan)[1]
+    monkeypatch.setattr(ledger, "commit", lambda: "b" * 40)
+    ledger.append(tmp_path, "run", plan, 1)
+    assert ledger.standing(tmp_path, plan)[1].endswith("Runs were started by other commits as well: bbbbbbbbbbbb.")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"name": "s", "sha256": "x"}', '{"name": "s"}'])

@@ -76,6 +76,24 @@ def test_each_process_has_its_own_cores(monkeypatch, flags, fake, tmp_path):
     assert sweep(monkeypatch, flags, "64,96", "--seeds=2", "--jobs=2") is None
     seen = [json.loads(path.read_text())["cores"] for path in (tmp_path / "sweep").glob("*/eval/perplexity.json")]
     assert len(seen) == 4 and all(found in (cores[:half], cores[half : 2 * half]) for found in seen)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    for quota, jobs in [("max 100000", len(cores)), ("100000 100000", 1), ("20000 100000", 1)]:
+        (tmp_path / "cpu.max").write_text(quota)
+        assert len(machine.slots()) == jobs
+
+
+def test_a_study_checks_on_the_cpu_if_its_runs_need_accelerators():
+    """With 4 GPUs and two jobs, each run has two devices; the check has as many, and leaves the GPUs alone."""
+    code = (
+        "import jax; from mini_gpt.study import machine; machine._accelerators = lambda: ('cuda', 4)\n"
+        "slots = machine.slots(2); machine.check_on_cpu(slots)\n"
+        "print([slot.environment['CUDA_VISIBLE_DEVICES'] for slot in slots], jax.config.jax_platforms, jax.device_count())"
+    )
+    environment = dict(os.environ)
+    for name in ("XLA_FLAGS", "CUDA_VISIBLE_DEVICES"):
+        environment.pop(name, None)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert ran.stdout == "['0,1', '2,3'] cpu 2\n", ran.stderr
 
 
 def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_path, caplog):
@@ -83,7 +101,7 @@ def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_p
         "error: 2 of 3 runs failed; the same command tries them again"
     )
     assert re.search(r"model\.d_ff=48,seed=3: model\.d_ff: found 48; use another \(see \S+seed=3\.log\)", caplog.text)
-    assert "model.d_ff=50,seed=3: killed by SIGKILL; was the memory full?" in caplog.text
+    assert "model.d_ff=50,seed=3: killed by signal 9 (Killed); was the memory full?" in caplog.text
     folder = tmp_path / "sweep"
     assert "| model.d_ff=64 | 1 | 1.6" in (folder / "perplexity.md").read_text()
     assert (

@@ -59,6 +59,28 @@ def test_a_signal_saves_the_step_and_sets_the_exit_status(small, tmp_path, monke
     assert one == other
 
 
+@pytest.mark.slow
+def test_a_hang_up_during_the_last_save_does_not_lose_it(small, tmp_path, monkeypatch):
+    """A scheduler sends SIGTERM, and the process that watches the runs of a study then sends SIGHUP."""
+    config, sent, unprotected = small(train__steps=9, checkpoint__every=9, **HARD), [], []
+    wait, previous = Checkpoints.wait, signal.signal(signal.SIGHUP, lambda *_: unprotected.append("hung up"))
+
+    def hang_up(checkpoints):
+        sent.append(signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        wait(checkpoints)
+
+    monkeypatch.setattr(Checkpoints, "wait", hang_up)
+    signal_in_step(monkeypatch, signal.SIGTERM, 3)
+    try:
+        with pytest.raises(SystemExit):
+            loop.train(config, tmp_path, conclude=False)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [3]
+    assert sent and not unprotected
+
+
 def exit_with_the_signal(never, ready):
     with stopping.listening() as request:
         ready.set()
