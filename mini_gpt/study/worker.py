@@ -32,8 +32,7 @@ def main() -> None:
 
 
 def _stop_with_parent(parent: int) -> None:
-    """Let SIGHUP save and end this run. Linux sends it too if the process that started this one dies."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, it would be ignored
+    """End this run, saved, if the process that started it dies: Linux then sends SIGHUP."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
     if os.getppid() != parent:

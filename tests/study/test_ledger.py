@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -81,6 +82,15 @@ def test_half_a_line_of_a_killed_process_is_dropped(study, tmp_path):
     ledger.append(tmp_path, "run", plan, 0)
     assert [entry["event"] for entry in ledger.entries(tmp_path)] == ["frozen", "run"]
     assert path.read_text().startswith(whole + '{"event": "run"')
+
+
+def test_entries_of_several_processes_stay_whole(study, tmp_path, monkeypatch):
+    """Threads stand for processes: each opens the file anew, and the lock belongs to the opened file."""
+    plan = Plan("s", study)
+    monkeypatch.setattr(ledger, "commit", lambda: "a" * 40)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: ledger.append(tmp_path, "run", plan, number), range(100)))
+    assert sorted(entry["results"] for entry in ledger.entries(tmp_path)) == list(range(100))
 
 
 def test_the_text_of_a_frozen_plan_may_not_change(study, tmp_path):

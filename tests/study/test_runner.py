@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from mini_gpt.runtime import errors
@@ -141,6 +142,30 @@ def test_a_signal_stops_all_runs_and_the_same_command_goes_on(monkeypatch, flags
     assert f"model.d_ff={WAITS},seed=3" in fake
 
 
+def test_an_error_of_the_study_itself_stops_and_saves_all_runs(monkeypatch, flags, fake, tmp_path):
+    waiting = tmp_path / "sweep" / f"model.d_ff={WAITS},seed=3"
+
+    def show(*_):
+        if (waiting / "metrics.jsonl").exists():
+            time.sleep(0.3)
+            raise OSError("the terminal is gone")
+
+    monkeypatch.setattr(progress.Display, "show", show)
+    assert "the terminal is gone" in sweep(monkeypatch, flags, WAITS)
+    assert (waiting / "stopped").read_text() == "saved"
+
+
+def test_runs_can_be_hung_up_under_nohup(monkeypatch, flags, fake, tmp_path):
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert sweep(monkeypatch, flags, "64") is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    result = json.loads((tmp_path / "sweep" / "model.d_ff=64,seed=3" / "eval" / "perplexity.json").read_text())
+    assert result["hang_up"] == signal.SIG_DFL
+
+
 def test_a_run_of_another_process_is_left_alone(monkeypatch, flags, fake, tmp_path):
     log = tmp_path / "sweep" / "logs" / "model.d_ff=64,seed=3.log"
     log.parent.mkdir(parents=True)
@@ -167,6 +192,20 @@ def test_too_many_jobs_are_refused(monkeypatch, flags, fake, tmp_path):
             f"error: --jobs: found {jobs}; must be in 1.."
         )
     assert not (tmp_path / "sweep").exists()
+
+
+def test_the_memory_of_a_container_is_its_limit(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    total = psutil.virtual_memory().total
+    for limit, expected in (("max", total), (str(2 * total), total), ("5000", 5000)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert machine.memory_total() == expected
+    assert machine.memory_left() > 5000, "without the used bytes, the limit says nothing"
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 1500\ninactive_file 1100\nactive_file 400\n")
+    assert machine.memory_left() == 5000 - 3000 + 1100
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.memory_left() > 5000
 
 
 def test_runs_wait_for_memory(monkeypatch, flags, fake):
