@@ -2,13 +2,13 @@
 
     python -m mini_gpt.study run configs/studies/norms.py
 
-64 runs of configs/small.py, six layers deep, with a cosine schedule. "at-once": the first step has the peak.
+64 runs of configs/small.py, four layers deep, for 400 steps of a cosine schedule. "at-once": the first step has the peak.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
 
-WIDTHS = (32, 128)
+WIDTHS = (16, 64)
 WARMUPS = {"warm-up": 50, "at-once": 0}
 
 
@@ -29,12 +29,18 @@ def get_study() -> Study:
     return Study(
         question="Does post-LN need a warm-up, and pre-LN not?",
         config="configs/small.py",
-        overrides={"optimizer.schedule": "cosine", "model.num_layers": 6},
+        overrides={
+            "optimizer.schedule": "cosine",
+            "model.num_layers": 4,
+            "train.steps": 400,
+            "eval.every": 400,
+            "checkpoint.every": 400,
+        },
         conditions=conditions,
         seeds=range(8),
         suites={"perplexity": SuiteOptions()},
         contrasts=[Contrast(*claim, "perplexity", "nll") for claim in claims],
         smallest_effect=0.01,  # nats per token
-        fit=Fit("perplexity", "nll", at_most=2.6),
+        fit=Fit("perplexity", "nll", at_most=2.8),
         expected_deviation=0.01,
     )
