@@ -2,7 +2,8 @@
 
     python -m mini_gpt.study run configs/studies/heads.py
 
-40 runs of configs/small.py. The width is 64, so the width of a head is 64 to 4. All models have as many parameters.
+40 runs of configs/small.py. The width is 64, so the width of a head is 64 to 4. All models have the same number of
+parameters.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions

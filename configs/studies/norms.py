@@ -2,7 +2,8 @@
 
     python -m mini_gpt.study run configs/studies/norms.py
 
-64 runs of configs/small.py, four layers deep, for 400 steps of a cosine schedule. "at-once": the first step has the peak.
+64 runs of configs/small.py, four layers deep, for 400 steps of a cosine schedule. "at-once": no warm-up,
+the first step has the peak learning rate.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions

@@ -1,4 +1,4 @@
-"""Which positional encoding keeps its loss beyond the trained context? The study of docs/extrapolation.md.
+"""Which positional encoding keeps its loss beyond the trained context?
 
     python -m mini_gpt.study run configs/studies/positions.py
 

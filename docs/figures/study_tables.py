@@ -69,10 +69,12 @@ def _rows(name: str, table: str) -> Rows:
 
 
 def _verdicts(rows: Rows) -> str:
+    several = len({(row["suite"], row["metric"], row["label"]) for row in rows}) > 1
     return markdown_table(
         [
             {
                 "claim": f"{row['first']} {row['claim']} than {row['second']}",
+                **({"measured": f"{row['metric']} {row['label']}".strip()} if several else {}),
                 "length": row["length"],
                 "difference": _difference(row),
                 "p (Holm)": f"{float(row['p_holm']):.3g}",
@@ -88,9 +90,10 @@ def _difference(row: dict[str, str]) -> str:
     if not row["difference"]:
         return "–"
     difference, low, high = (
-        f"{float(row[name]):+.3f}".replace("-", "−") for name in ("difference", "interval_low", "interval_high")
+        f"{float(row[name]):+.3f}".replace("-", "−") if row[name] else ""
+        for name in ("difference", "interval_low", "interval_high")
     )
-    return f"{difference} ({low} to {high})"
+    return f"{difference} ({low} to {high})" if low else difference
 
 
 def _table(rows: Rows, metric: str, label: str) -> str:
@@ -99,13 +102,14 @@ def _table(rows: Rows, metric: str, label: str) -> str:
     table = []
     for condition in dict.fromkeys(row["condition"] for row in chosen):
         cells = {row["length"]: _cell(row, metric) for row in chosen if row["condition"] == condition}
-        table.append({"": condition} | {f"{int(length):,}": cells[length] for length in lengths})
+        table.append({"": condition} | {f"{int(length):,}": cells.get(length, "–") for length in lengths})
     return markdown_table(table)
 
 
 def _cell(row: dict[str, str], metric: str) -> str:
     mean, deviation = row[f"{metric}_mean"], row[f"{metric}_standard_deviation"]
-    return f"{float(mean):.3f} ± {float(deviation):.3f}" if mean else "undefined"
+    spread = f" ± {float(deviation):.3f}" if deviation else ""  # one seed has none
+    return f"{float(mean):.3f}{spread}" if mean else "undefined"
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ class Outcome(NamedTuple):
     """A comparison and what its complete runs show.
 
     differences_S: first - second, of each seed in `seeds`. p, equivalent_p: adjusted for all comparisons; p_alone: not
-    adjusted. probability: share of pairs of runs in which `first` is better, as claimed. num_items: in the bootstrap;
-    0: the interval has only the variation over seeds. reason: why there is no verdict, else "".
+    adjusted. probability: share of pairs of runs in which `first` is better, as claimed. num_items: items in the
+    bootstrap; 0: the interval has only the variation over seeds. reason: why there is no verdict, else "".
     """
 
     comparison: Comparison
@@ -40,8 +40,8 @@ class Outcome(NamedTuple):
 def outcomes(pairs: Mapping[Comparison, Pairs], level: float, planned: int) -> list[Outcome]:
     """Return the outcome of each comparison. Holm's correction includes all; without pairs, p is 1.
 
-    planned: number of seeds. With fewer pairs there is no verdict: to stop as soon as p is small would be wrong, and so
-    would be to leave out runs that failed.
+    planned: number of seeds. With fewer pairs there is no verdict. Otherwise one could stop as soon as p is small, or
+    leave out failed runs.
     """
     alone = [_alone(comparison, found, level) for comparison, found in pairs.items()]
     p_values = statistics.holm([one.p_alone for one in alone])

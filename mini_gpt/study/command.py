@@ -59,24 +59,30 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
     where = "directory of the study; default: runs/studies/NAME, or runs/sweeps/NAME with --config"
     add("--workdir", type=command_line.directory, help=where)
     add("--jobs", type=int, help="runs at a time; default: one for each core or GPU")
-    add("--shard", metavar="I/N", help="train only part I of N, from 0, for a job array on a shared directory")
+    add(
+        "--shard",
+        metavar="I/N",
+        help="train part I of N parts (from 0), and write no report; all share --workdir",
+    )
     add("--shards", type=int, help="for slurm: number of tasks; default: one for each run")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
     add("--config", help="instead of FILE: the config file that all runs share")
     add("--vary", action="append", default=[], metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
-    add("--seeds", type=int, help="number of seeds; the first is the seed of the config; default: 1")
+    add("--seeds", type=int, help="number of seeds, counted up from the seed of the config; default: 1")
     add("--suite", help="what to measure: perplexity (the default), extrapolation or tasks")
     claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; repeatable"
     add("--contrast", action="append", default=[], metavar="'A<B'", help=claim)
     command_line.add_suite_flags(parser)
+    parser.set_defaults(split=None)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
     file = flags.file
     if (file is None) == (flags.config is None):
         raise UserError("study: name either a FILE, such as configs/studies/positions.py, or --config")
-    given = [name for name in ("vary", "contrast", "seeds", "suite", "lengths", "strides") if getattr(flags, name)]
+    of_quick_looks = ("vary", "contrast", "seeds", "suite", "split", "lengths", "strides")
+    given = [name for name in of_quick_looks if getattr(flags, name) not in (None, [])]
     if file is not None and given:
-        raise UserError(f"study: found --{given[0]} beside {file}; change the file, or leave it out")
+        raise UserError(f"--{given[0]}: not allowed with a study file; set it in {file}, or leave out the flag")
     flags.seeds, flags.suite = 1 if flags.seeds is None else flags.seeds, flags.suite or "perplexity"
     plan = definition.load(file, overrides) if file is not None else _quick_look(flags, overrides)
     folder = "studies" if file is not None else "sweeps"
@@ -88,36 +94,33 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
 
 def _plan(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     slots = machine.slots(flags.jobs)
-    machine.check_on_cpu(slots)
     ledger.check_same_study(workdir, plan)
-    definition.check_new_runs(plan, workdir)
+    machine.call_in(slots[0], definition.check_new_runs, plan, workdir)
     print(estimate.text(Results(plan, workdir), estimate.measure(plan, slots), len(slots)))
 
 
 def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
-    machine.check_on_cpu(machine.slots(flags.jobs))
-    definition.check_new_runs(plan, workdir)
-    complete = len(Results(plan, workdir).complete_runs)
-    digest = ledger.freeze(workdir, plan, complete, definition.fingerprints(plan))
+    machine.call_in(machine.slots(flags.jobs)[0], definition.check_new_runs, plan, workdir)
+    digest = ledger.freeze(workdir, plan, definition.fingerprints(plan))
     print(f"Frozen: {plan.name}, SHA-256 {digest}, commit {ledger.commit()}, in {workdir / ledger.LEDGER}")
 
 
 def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     shard, slots = _shard(flags.shard, len(plan.runs)), machine.slots(flags.jobs)
-    machine.check_on_cpu(slots)
     ledger.check_same_study(workdir, plan)
     found = Results(plan, workdir)
     changed = ledger.changes(workdir, plan)
-    done = len(found.complete_runs)
-    if changed and done and plan.comparisons and not flags.changed:
+    measured = len({path.parents[1] for path in workdir.glob("*/eval/*.json")})  # also with other options
+    if changed and measured and plan.comparisons and not flags.changed:
         raise UserError(
-            f"study: the plan of {workdir} was changed after {done} runs were complete ({', '.join(changed[:4])}); "
+            f"study: the plan of {workdir} was changed after {measured} runs were measured ({', '.join(changed[:4])}); "
             "restore it, or add --changed: the report will call the study exploratory"
         )
-    ledger.check_corpora(workdir, definition.fingerprints(plan))
-    definition.check_new_runs(plan, workdir)
+    ledger.check_corpora(workdir, plan, definition.fingerprints(plan))
+    machine.call_in(slots[0], definition.check_new_runs, plan, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     command = f"python -m mini_gpt.{'study' if flags.action else 'sweep'} {shlex.join(sys.argv[1:])}"
+    done = len(found.complete_runs)
     ledger.append(workdir, "changed" if changed else "run", plan, done, command=command, fields=changed)
     ledger.save(workdir, plan)
     mine = plan.runs[shard]
@@ -179,7 +182,7 @@ def _quick_look(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
             raise UserError(f"--vary: found {name}, which --config.{name} sets as well; give it once")
         vary[name] = values
     require(flags.seeds >= 1, "--seeds", flags.seeds, "must be at least 1")
-    options = SuiteOptions(flags.split, flags.lengths, flags.strides)
+    options = SuiteOptions(flags.split or "validation", flags.lengths, flags.strides)
     suites.check([flags.suite], options)
     combinations = itertools.product(*([(name, value) for value in vary[name]] for name in vary))
     conditions = {",".join(f"{name}={value}" for name, value in combined): dict(combined) for combined in combinations}
@@ -187,7 +190,7 @@ def _quick_look(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
     name, seeds = command_line.run_name(flags.config, overrides, *vary), range(seed, seed + flags.seeds)
     shared = {field: value for field, value in overrides.items() if field != "seed"}
     study = Study("", flags.config, conditions, seeds, {flags.suite: options}, overrides=shared)
-    Plan(name, study)  # contrasts need valid conditions, and a suite that has something to compare
+    Plan(name, study)  # raises UserError for invalid conditions or suites, before the contrasts are read
     contrasts = [_contrast(text, study, flags.suite) for text in flags.contrast]
     return Plan(name, dataclasses.replace(study, contrasts=contrasts))
 

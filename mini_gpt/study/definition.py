@@ -25,6 +25,7 @@ from mini_gpt.training import assembly
 
 CLAIMS = ("lower", "higher")
 SEED_FIELDS = ("seed", "data.seed")
+TEXT = ("corpus", "path", "split", "split_fractions")  # the fields of the text that is measured
 PLACES = ("data.path", "data.cache_dir")  # may differ between machines; the text is compared by its fingerprint
 
 
@@ -48,7 +49,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Fit:
-    """When a run has learned: the metric at `length` is at most, or at least, a threshold."""
+    """The criterion by which a run has learned: the metric at `length` is at most, or at least, a threshold."""
 
     suite: str
     metric: str
@@ -76,9 +77,9 @@ class Study:
     config: a config file. overrides: config fields of all conditions. conditions: {name: config fields}. seeds: each
     condition is trained with each. suites: {name: options}. smallest_effect: the smallest difference that matters, in
     the unit of the metric; 0: any. fit: when a run has learned. expected_deviation: the expected standard deviation,
-    over seeds, of a paired difference; for the plan. level: the family-wise error rate; intervals cover 1 - level.
-    seed_field: "seed" (data.seed follows it), or "data.seed" to vary only the order of data. To fix the order, give
-    data.seed in the overrides.
+    over seeds, of a paired difference, from which `plan` derives the difference that can be shown. level: the
+    family-wise error rate; intervals cover 1 - level. seed_field: "seed" (data.seed follows it), or "data.seed" to vary
+    only the order of data. To fix the order, give data.seed in the overrides.
     """
 
     question: str
@@ -130,10 +131,10 @@ class Plan:
     """
 
     def __init__(self, name: str, study: Study, places: Mapping[str, str] = MappingProxyType({})):
-        self.name, self.study, self.places = name, study, places
+        self.name, self.study, self.places = name, study, dict(places)
         _check_fields(study)
         self.configs = {condition: self._load(condition, study.seeds[0]) for condition in study.conditions}
-        _check_different(self.configs, "conditions")
+        _check_different(self.configs, "have the same config")
         for suite, options in study.suites.items():
             for config in self.configs.values():
                 SUITES[suite].check(config, options)
@@ -194,6 +195,10 @@ class Plan:
         for condition in (contrast.first, contrast.second):
             _check_known("contrasts", condition, self.study.conditions, "condition")
         require(contrast.first != contrast.second, "contrasts", contrast.first, "must compare different conditions")
+        for name in TEXT:
+            first, second = (getattr(self.configs[one].data, name) for one in (contrast.first, contrast.second))
+            remedy = f"{contrast.second} has {second!r}; a contrast needs conditions that are measured on the same text"
+            require(first == second, f"contrasts: data.{name} of {contrast.first}", first, remedy)
         require(contrast.claim in CLAIMS, "contrasts", contrast.claim, "the claim must be lower or higher")
         lengths = self._measured_lengths("contrasts", contrast, contrast.first, contrast.lengths)
         for length in lengths:  # the other condition may have another trained length
@@ -238,7 +243,7 @@ def load(path: str, overrides: Mapping[str, str]) -> Plan:
         )
         return Plan(file.stem, study, overrides)
 
-    return configs.call(file, plan)  # a wrong type in a field is an error of the file
+    return configs.call(file, plan)  # names the file in errors, such as for a field of a wrong type
 
 
 def fingerprints(plan: Plan) -> dict[str, str]:
@@ -251,10 +256,11 @@ def fingerprints(plan: Plan) -> dict[str, str]:
 def check_new_runs(plan: Plan, workdir: Path) -> None:
     """Raise UserError if a run that has not started cannot be trained or measured. Opens and tokenizes the corpora."""
     open_corpus = functools.cache(corpora.open_corpus)  # most conditions share a corpus
+    new = {run.condition for run in plan.runs if not (workdir / run.name / "config.json").exists()}
     for condition, config in plan.configs.items():
         if config.data.is_task:
             batches.check_fits(config)
-        if any(not (workdir / run.name / "config.json").exists() for run in plan.runs if run.condition == condition):
+        if condition in new:
             _check_new(config, plan.study.suites, open_corpus)
 
 
@@ -271,10 +277,12 @@ def _check_new(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: 
 def _check_fields(study: Study) -> None:
     require(bool(study.conditions), "conditions", dict(study.conditions), "must have at least one")
     # Some file systems ignore the case of names.
-    _check_different({name: files.plain_name(name).casefold() for name in study.conditions}, "conditions")
+    directories = {name: files.plain_name(name).casefold() for name in study.conditions}
+    _check_different(directories, "have the same directory")
     for name, fields in study.conditions.items():
-        is_named = isinstance(name, str) and name.strip() == name != ""
-        require(is_named, "conditions", name, "a name must be a text without spaces at its ends")
+        # Matplotlib reads $ as mathematics, and leaves names with _ out of legends.
+        is_named = isinstance(name, str) and name.strip() == name != "" and "$" not in name and name[0] != "_"
+        require(is_named, "conditions", name, "must not be empty, contain $, start with _, or have spaces at its ends")
         for own in fields:
             taken = own in study.overrides or own == study.seed_field
             require(not taken, f"conditions: {name}", own, "is given for all conditions as well; give it once")
@@ -295,12 +303,12 @@ def _check_fields(study: Study) -> None:
         require(bool(SUITES[suite].values), "suites", suite, f"has nothing to compare; must be one of {compared}")
 
 
-def _check_different(values: Mapping[str, Any], field: str) -> None:
+def _check_different(values: Mapping[str, Any], problem: str) -> None:
     names = list(values)
     for index, name in enumerate(names):
         same = [other for other in names[:index] if values[other] == values[name]]
         if same:
-            raise UserError(f"{field}: {same[0]} and {name} are the same; give different ones")
+            raise UserError(f"conditions: {same[0]} and {name} {problem}; give different ones")
 
 
 def _check_known(field: str, name: str, known: Iterable[str], kind: str) -> None:

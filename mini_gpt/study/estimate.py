@@ -29,10 +29,10 @@ def measure(plan: Plan, slots: Sequence[Slot]) -> dict[str, Cost]:
     suites = {name: dataclasses.asdict(options) for name, options in plan.study.suites.items()}
     conditions, started = list(plan.configs), []
     for index, slot in enumerate(slots):
-        if names := conditions[index :: len(slots)]:
-            content = {"configs": [configs.to_dict(plan.configs[name]) for name in names], "suites": suites}
-            process = processes.start(MODULE, content, slot, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            started.append((names, process))
+        names = conditions[index :: len(slots)] or [conditions[index % len(conditions)]]  # no slot stays idle
+        content = {"configs": [configs.to_dict(plan.configs[name]) for name in names], "suites": suites}
+        process = processes.start(MODULE, content, slot, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        started.append((names, process))
     costs: dict[str, Cost] = {}
     try:
         for names, process in started:
@@ -59,7 +59,7 @@ def text(results: Results, costs: dict[str, Cost], jobs: int) -> str:
             "steps": plan.configs[name].train.steps,
             "ms per step": f"{1000 * cost.step_seconds:.1f}",
             "time of a run": clock(seconds[name]),
-            "evaluation of it": clock(cost.evaluation_seconds),
+            "of which evaluation": clock(cost.evaluation_seconds),
             "MiB of a run": f"{cost.bytes / MIB:.1f}",
         }
         for name, cost in costs.items()
@@ -74,7 +74,7 @@ def text(results: Results, costs: dict[str, Cost], jobs: int) -> str:
         "",
         f"{len(missing)} of {len(plan.runs)} runs are missing; {jobs} at a time: about {clock(total / jobs)}.",
         f"Disk: {needed / MIB:,.0f} MiB at most, {free / MIB:,.0f} MiB are free in {_existing(results.workdir)}.",
-        *(["Warning: the disk is too small."] if needed > free else []),
+        *(["Warning: the runs need more disk space than is free."] if needed > free else []),
         *_can_show(plan),
     ]
     return "\n".join(lines)

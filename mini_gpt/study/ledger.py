@@ -60,8 +60,8 @@ def entries(workdir: Path) -> list[Entry]:
         return []
     try:
         with files.open_regular(path, most=files.MOST_BYTES) as file:
-            complete, _, _ = file.read().decode().rpartition("\n")  # a killed process may have left half a line
-            found = [json.loads(line) for line in complete.splitlines()]
+            lines = file.read().decode().splitlines()
+        found = [json.loads(line) for line in lines if line.endswith("}")]  # a killed process may leave half a line
         for entry in found:
             if files.with_checksum({name: entry[name] for name in entry if name != files.CHECKSUM}) != entry:
                 raise ValueError("an entry does not match its checksum")
@@ -88,8 +88,9 @@ def append(workdir: Path, event: str, plan: Plan, results: int, **more: Any) -> 
     with files.clear_write_errors(workdir), files.open_to_append(workdir / LEDGER) as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)  # the tasks of an array start at the same time
-        file.truncate((workdir / LEDGER).read_bytes().rfind(b"\n") + 1)  # see `entries`
-        file.write(json.dumps(files.with_checksum(entry | more)) + "\n")
+        before = (workdir / LEDGER).read_bytes()
+        separator = "\n" if before and not before.endswith(b"\n") else ""  # after half a line
+        file.write(f"{separator}{json.dumps(files.with_checksum(entry | more))}\n")
 
 
 def check_same_study(workdir: Path, plan: Plan) -> None:
@@ -113,28 +114,29 @@ def save(workdir: Path, plan: Plan) -> None:
     files.write_json(workdir / STUDY, plan.to_dict())
 
 
-def freeze(workdir: Path, plan: Plan, results: int, fingerprints: Mapping[str, str]) -> str:
-    """Record the plan as frozen, and return its digest. Raises UserError if a result was seen before.
+def freeze(workdir: Path, plan: Plan, fingerprints: Mapping[str, str]) -> str:
+    """Record the plan as frozen, and return its digest. Raises UserError if the study was run before.
 
     fingerprints: {condition: fingerprint of its corpus}.
     """
     check_same_study(workdir, plan)
-    seen = max([results, *(entry["results"] for entry in entries(workdir))])
-    if seen:
-        raise UserError(f"freeze: {workdir} had {seen} complete runs; a plan is frozen before the first result")
+    if runs := _runs(workdir):  # also if its results were deleted
+        raise UserError(f"freeze: {workdir} was run on {runs[0]['date']}; a plan is frozen before the first run")
     started = [path.parent.name for path in sorted(workdir.glob("*/metrics.jsonl"))]
     if started:  # also runs of another plan
         raise UserError(f"freeze: {workdir} has the losses of {started[0]}; a plan is frozen before the first run")
     save(workdir, plan)
-    append(workdir, "frozen", plan, results, content=plan.to_dict(), fingerprints=fingerprints)
+    append(workdir, "frozen", plan, 0, content=plan.to_dict(), fingerprints=fingerprints)
     return digest(plan)
 
 
-def check_corpora(workdir: Path, fingerprints: Mapping[str, str]) -> None:
-    """Raise UserError if the corpus of a condition is not the one of the frozen plan."""
+def check_corpora(workdir: Path, plan: Plan, fingerprints: Mapping[str, str]) -> None:
+    """Raise UserError if the plan is the frozen one, but the corpus of a condition is not."""
     frozen = _frozen(workdir)
+    if frozen is None or plan.changes_since(frozen["content"]):
+        return
     for condition, found in fingerprints.items():
-        expected = frozen.get("fingerprints", {}).get(condition, found) if frozen else found
+        expected = frozen.get("fingerprints", {}).get(condition, found)
         if found != expected:
             raise UserError(
                 f"data: the text of {condition} has the fingerprint {found[:12]}; that of the frozen plan had "
@@ -142,18 +144,23 @@ def check_corpora(workdir: Path, fingerprints: Mapping[str, str]) -> None:
             )
 
 
-def standing(workdir: Path, plan: Plan) -> tuple[bool, str]:
-    """Return (whether the plan is the frozen one, a sentence for the report)."""
+def standing(workdir: Path, plan: Plan) -> str:
+    """Return a sentence for the report: whether the plan was frozen, and is unchanged."""
     frozen = _frozen(workdir)
     if frozen is None:
-        return False, "Exploratory: no plan was frozen before the first result."
+        return "Exploratory: no plan was frozen before the first result."
     when = f"on {frozen['date']} at commit {short(frozen['commit'])}, before the first result"
     if changed := plan.changes_since(frozen["content"]):
-        return False, f"Exploratory: the plan was frozen {when}, and was changed later ({', '.join(changed[:6])})."
-    commits = dict.fromkeys(short(entry["commit"]) for entry in entries(workdir) if entry["event"] == "run")
+        return f"Exploratory: the plan was frozen {when}, and was changed later ({', '.join(changed[:6])})."
+    commits = dict.fromkeys(short(entry["commit"]) for entry in _runs(workdir))
     commits.pop(short(frozen["commit"]), None)
-    others = f" Runs were started by other commits as well: {', '.join(commits)}." if commits else ""
-    return True, f"Confirmatory: the plan was frozen {when}, and is unchanged (SHA-256 {frozen['plan'][:12]}).{others}"
+    others = f" Some runs were started at other commits: {', '.join(commits)}." if commits else ""
+    return f"Confirmatory: the plan was frozen {when}, and is unchanged (SHA-256 {frozen['plan'][:12]}).{others}"
+
+
+def _runs(workdir: Path) -> list[Entry]:
+    """Return the entries of commands that started runs."""
+    return [entry for entry in entries(workdir) if entry["event"] in ("run", "changed")]
 
 
 def _frozen(workdir: Path) -> Entry | None:

@@ -1,19 +1,20 @@
 """The parts of this machine that each of several runs gets: cores or devices, and memory."""
 
-import contextlib
 import importlib.util
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import psutil
 
 from mini_gpt.runtime import devices
-from mini_gpt.runtime.errors import require
+from mini_gpt.runtime.errors import UserError, require
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 CGROUP = Path("/sys/fs/cgroup")  # the limits of a container
@@ -22,7 +23,7 @@ ASK = "import jax; from mini_gpt.runtime import devices; print(devices.platform(
 
 
 class Slot(NamedTuple):
-    """Where one run at a time is trained.
+    """The cores and accelerators of one run at a time.
 
     cores: None if they are not limited. environment: added to the run's. accelerators: their number, 0 on CPUs.
     """
@@ -33,47 +34,57 @@ class Slot(NamedTuple):
 
 
 def slots(jobs: int | None = None) -> list[Slot]:
-    """Return `jobs` slots of equal size. None: one for each core or GPU; on a TPU one, since its chips work together.
+    """Return `jobs` slots of equal size. None: one for each core or GPU; one for all chips of a TPU.
 
-    Raises UserError if there are more jobs than cores.
+    Raises UserError if there are more jobs than cores and than GPUs, or several on a TPU, or if JAX cannot start.
     """
     platform, count = _accelerators()
-    cores = _cores()
-    most = {"cpu": len(cores), "tpu": 1}.get(platform, count)
-    jobs = most if jobs is None else jobs
-    require(1 <= jobs <= len(cores), "--jobs", jobs, f"must be in 1..{len(cores)}, the number of cores")
-    share, found = len(cores) // jobs, []
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    limit = min(_cpu_limit() or len(cores), len(cores))
+    default = {"cpu": limit, "tpu": 1}.get(platform, count)
+    most = 1 if platform == "tpu" else max(default, len(cores))
+    jobs = default if jobs is None else jobs
+    reason = "since all chips of a TPU work on one run" if platform == "tpu" else "the number of cores or GPUs"
+    require(1 <= jobs <= most, "--jobs", jobs, f"must be in 1..{most}, {reason}")
+    share, found = max(1, limit // jobs), []
     for number in range(jobs):
         environment = dict.fromkeys(THREADS, str(share))
         if platform in VISIBLE_DEVICES and jobs > 1:
             environment |= _gpus(VISIBLE_DEVICES[platform], count, number, jobs)
-        is_pinned = hasattr(os, "sched_setaffinity") and jobs > 1
+        # With a limit on time, other containers may use the same cores, and the kernel must choose.
+        is_pinned = hasattr(os, "sched_setaffinity") and 1 < jobs <= limit == len(cores)
         own = cores[number * share : (number + 1) * share] if is_pinned else None
         found.append(Slot(own, environment, max(1, count // jobs) if platform != "cpu" else 0))
     return found
 
 
-def check_on_cpu(slots: list[Slot]) -> None:
-    """Let JAX in this process, which only checks, use as many CPU devices as a slot has accelerators.
+def call_in(slot: Slot, function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function that uses JAX's devices, in a subprocess if the slot has accelerators.
 
-    It would reserve the memory of the accelerators, which the runs need.
+    JAX reserves the memory of accelerators until its process ends, and the runs need it.
     """
-    if slots[0].accelerators:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", slots[0].accelerators)
+    if not slot.accelerators:
+        function(*arguments)
+        return
+    with ProcessPoolExecutor(1, get_context("spawn"), _set_environment, (slot.environment,)) as process:
+        process.submit(function, *arguments).result()
 
 
-def _cores() -> list[int]:
-    """Return the cores that this process may use: not more than the CPU quota of the container."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    with contextlib.suppress(OSError, ValueError):  # no container, or no limit ("max")
+def _set_environment(values: dict[str, str]) -> None:
+    os.environ.update(values)
+
+
+def _cpu_limit() -> int | None:
+    """Return the number of cores whose time the container may use; None if it is not limited."""
+    try:
         quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
-        return cores[: max(1, math.ceil(quota / period))]
-    return cores
+        return max(1, math.ceil(quota / period))
+    except (OSError, ValueError):  # no container, or no limit ("max")
+        return None
 
 
 def _gpus(variable: str, count: int, number: int, jobs: int) -> dict[str, str]:
-    """Return the environment that gives job `number` its share of the GPUs, or one GPU with other jobs."""
+    """Return the environment that gives job `number` its share of the GPUs, or one that it shares with other jobs."""
     allowed = os.environ.get(variable) or ",".join(map(str, range(count)))
     each = max(1, count // jobs)
     first = number * each % count
@@ -86,8 +97,11 @@ def _accelerators() -> tuple[str, int]:
     if not any(importlib.util.find_spec(package) for package in devices.PLUGINS):
         return "cpu", 0
     asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True)
-    words = asked.stdout.split()
-    return (words[-2], int(words[-1])) if asked.returncode == 0 and len(words) >= 2 else ("cpu", 0)
+    if asked.returncode != 0:
+        reason = (asked.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"JAX can't start on the devices of this machine ({reason}); JAX_PLATFORMS=cpu uses the CPU")
+    platform, count = asked.stdout.split()[-2:]
+    return platform, int(count)
 
 
 def memory_left() -> int:

@@ -26,7 +26,7 @@ def start(module: str, content: Mapping[str, Any], slot: Slot, **streams: Any) -
     environment = {**os.environ, **slot.environment, "PYTHONPATH": paths}
     command = [sys.executable, "-m", module]
     hang_up = signal.getsignal(signal.SIGHUP)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the process would inherit that nohup ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the process would ignore it, and could not be stopped
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, text=True, env=environment, start_new_session=True, **streams
     )

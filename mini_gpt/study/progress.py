@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from mini_gpt.study.definition import PlannedRun
@@ -23,9 +24,8 @@ from mini_gpt.study.machine import Slot
 from mini_gpt.training import workdir as workdirs
 
 LOGS = "logs"  # the folder of the runs' logs, each locked by the process that writes it
-TAIL_BYTES = 2**18  # of metrics.jsonl; a row has values for each head
+TAIL_BYTES = 2**18  # read from the end of metrics.jsonl; longer than a row with values for each head
 PLAIN_SECONDS = 60  # between two plain lines on the running jobs
-EVALUATING = "measuring"
 log = logging.getLogger("mini_gpt.study")
 
 
@@ -71,7 +71,7 @@ def last_error(path: Path, start: int = 0) -> str | None:
 
 
 def seconds_left(job: Job, step: int) -> float | None:
-    """Return the estimated seconds until a running job has trained; None if that is not known yet."""
+    """Return the estimated seconds until the training of a running job ends; None if that is not known yet."""
     trained = step - job.first_step
     return (time.monotonic() - job.began) / trained * (job.run.config.train.steps - step) if trained > 0 else None
 
@@ -101,7 +101,19 @@ def cells(job: Job) -> list[str]:
     is_measured = job.state == "running" and step >= steps
     left = clock(seconds_left(job, step)) if job.state == "running" and not is_measured else "–"
     shown = f"{loss:.4f}" if isinstance(loss, float) else "–"
-    return [job.run.name, EVALUATING if is_measured else job.state, f"{step:,} of {steps:,}", shown, left]
+    return [job.run.name, "measuring" if is_measured else job.state, f"{step:,} of {steps:,}", shown, left]
+
+
+def _details(job: Job, is_new: bool) -> list[str]:
+    """Return what a plain line says after the state."""
+    if job.state == "failed":
+        return [job.reason]
+    if job.state == "complete":
+        return [clock(job.seconds)]
+    if job.state == "running" and not is_new:
+        _, _, step, loss, left = cells(job)
+        return [step, f"loss {loss}", f"{left} left"]
+    return []
 
 
 class Display:
@@ -132,14 +144,8 @@ class Display:
         for job in jobs:
             is_new = self.states.get(job.run.name, "waiting") != job.state
             if is_new or (is_due and job.state == "running"):
-                _, state, step, loss, last = cells(job)
-                more = [step, f"loss {loss}", f"{last} left"] if job.state == "running" and not is_new else []
-                more = (
-                    [job.reason] if job.state == "failed" else [clock(job.seconds)] if job.state == "complete" else more
-                )
-                log.info(
-                    f"[{self.complete(jobs)} of {self.total} complete] {job.run.name}: {', '.join([state, *more])}"
-                )
+                said = ", ".join([job.state, *_details(job, is_new)])
+                log.info(f"[{self.complete(jobs)} of {self.total} complete] {job.run.name}: {said}")
             self.states[job.run.name] = job.state
         if is_due:
             self.shown_at = time.monotonic()
@@ -153,9 +159,9 @@ class Display:
         title = f"{self.complete(jobs)} of {self.total} runs complete, {waiting} waiting"
         title += f", about {clock(left)} left" if left else ""
         table = Table()
-        for name in ("run", "state", "step", "training loss", "time left"):
+        for name in ("run", "state", "step", "training loss", "time left or error"):
             table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
         for job in jobs:
             if job.state in ("running", "failed", "elsewhere"):
-                table.add_row(*cells(job))
+                table.add_row(*map(escape, cells(job)))
         return Group(title, table)

@@ -24,7 +24,8 @@ TRAINING_PARTS = 25  # points of a training curve
 PAGE = Path(__file__).with_name("report.html")
 NOTES = """A *difference* is first − second, paired by seed. Where the configs allow it, both runs of a pair start from
 the same weights and see the same batches. In parentheses: its {interval} interval for the variation of seeds (Student)
-and of the items that all runs share (bootstrap over parts of the text, or problems).
+and of the items that all runs share (bootstrap over parts of the text, or problems). With 0 items, it is for the
+variation of seeds alone.
 
 *p* is from the {exact} two-sided sign-flip test over seeds, adjusted by Holm's method (number of comparisons:
 {comparisons}). With {seeds} seeds, the smallest possible p of one comparison is {smallest:.3g} before the adjustment.
@@ -90,7 +91,7 @@ class Report:
         parts = [f"# {_safe(self.study.question or self.plan.name)}"]
         if self.outcomes:
             metrics = dict.fromkeys(one.comparison.metric for one in self.outcomes if one.difference is not None)
-            parts += [ledger.standing(self.workdir, self.plan)[1], "## Verdicts", self._verdicts(), self._notes()]
+            parts += [ledger.standing(self.workdir, self.plan), "## Verdicts", self._verdicts(), self._notes()]
             parts += [f"![Paired differences of {metric}](differences-{metric}.png)" for metric in metrics]
         fields = self.study.conditions.items()
         conditions = [{"condition": _safe(name), "fields": _safe(_fields(values))} for name, values in fields]
@@ -126,6 +127,7 @@ class Report:
                     "p (Holm)": f"{one.p:.3g}",
                     "improvement": f"{one.probability:.0%}" if one.probability is not None else "–",
                     "seeds": len(one.seeds),
+                    "items": one.num_items,
                     "verdict": f"**{one.verdict}**" + (f": {_safe(one.reason)}" if one.reason else ""),
                 }
             )
@@ -190,7 +192,7 @@ class Report:
         ]
         cells = [{name: _safe(str(cell)) for name, cell in row.items()} for row in rows]
         table = [result_files.markdown_table(cells)] if cells else []
-        text = f"This report was written by commit {ledger.short(ledger.commit())}."
+        text = f"This report was written at commit {ledger.short(ledger.commit())}."
         return "\n\n".join(["## How it was made", *table, text])
 
 

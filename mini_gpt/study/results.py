@@ -77,26 +77,14 @@ class Results:
         return found
 
     def pairs(self, comparison: Comparison) -> dict[int, tuple[Row, Row]]:
-        """Return {seed: rows of the first and the second condition} of the seeds that are complete in both.
-
-        If the conditions have different data, the rows have no items, since these cannot be paired.
-        """
+        """Return {seed: rows of the first and the second condition} of the seeds that are complete in both."""
         rows = {
             (run.condition, run.seed): self.row(run, comparison.suite, comparison.label, comparison.length)
             for run in self.plan.runs
             if run.condition in (comparison.first, comparison.second)
         }
         both = {seed: (rows[comparison.first, seed], rows[comparison.second, seed]) for seed in self.plan.study.seeds}
-        found = {seed: (first, second) for seed, (first, second) in both.items() if first and second}
-        if self._have_same_text(comparison):
-            return found
-        return {seed: (first | {"items": {}}, second | {"items": {}}) for seed, (first, second) in found.items()}
-
-    def _have_same_text(self, comparison: Comparison) -> bool:
-        """Return whether the items of two conditions are the same parts of a text, or the same problems."""
-        data = (self.plan.configs[condition].data for condition in (comparison.first, comparison.second))
-        first, second = (dataclasses.replace(one, seed=0, isolate_documents=False) for one in data)
-        return first == second
+        return {seed: (first, second) for seed, (first, second) in both.items() if first and second}
 
     def run_rows(self) -> list[Row]:
         """Return a row for each run and measured length, with its metrics, and whether the run has learned."""
@@ -147,7 +135,7 @@ class Results:
 
 
 def _training_loss(path: Path, steps: int, parts: int) -> np.ndarray:
-    """Return the mean training loss in equal parts of the training; NaN for a part without a row."""
+    """Return the mean training loss in equal parts of the training (suffix X); NaN for a part without a row."""
     sums_X, counts_X = np.zeros(parts), np.zeros(parts)
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # missing, or its last line is being written
         for line in path.read_text(encoding="utf-8").splitlines():

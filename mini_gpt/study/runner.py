@@ -24,7 +24,7 @@ from mini_gpt.study.results import Results
 WORKER = "mini_gpt.study.worker"
 STOP = signal.SIGHUP  # not SIGTERM: a second SIGTERM ends a run unsaved, and a scheduler may have sent the first
 POLL_SECONDS = 0.25
-FIRST_GUESS_BYTES = 2**30  # of one run, until one was measured
+FIRST_GUESS_BYTES = 2**30  # of one run, until a run was measured
 LEAST_FREE_SHARE = 0.04  # of the memory; below it, the newest run is stopped and tried again later
 log = logging.getLogger("mini_gpt.study")
 
@@ -67,8 +67,8 @@ class Runner:
         """Start waiting jobs in free slots, while there is memory for one more."""
         for job in self.jobs:
             used = [other.slot for other in self.running]
-            free = [slot for slot in self.slots if slot not in used]
-            has_memory = not used or machine.memory_left() > max(self.largest, FIRST_GUESS_BYTES) * 1.2
+            free = [slot for slot in self.slots if not any(slot is other for other in used)]
+            has_memory = not used or machine.memory_left() > (self.largest or FIRST_GUESS_BYTES) * 1.2
             if not free or not has_memory:
                 return
             if job.state == "waiting":
@@ -111,7 +111,10 @@ class Runner:
             job.is_paused = False
 
     def _watch_memory(self) -> None:
-        """Record the memory of the runs. If memory is short, stop the newest run, which is saved and waits."""
+        """Record the memory of the runs. If memory is short, stop the newest run, which is saved and waits.
+
+        Its slot is removed, so fewer runs train at a time.
+        """
         for job in self.running:
             with contextlib.suppress(psutil.Error):
                 assert job.process is not None
@@ -122,7 +125,7 @@ class Runner:
             log.warning(f"memory is short: {newest.run.name} is stopped, and resumed later; fewer runs at a time")
             newest.is_paused = True
             self._signal(newest, STOP)
-            self.slots = [slot for slot in self.slots if slot != newest.slot]
+            self.slots = [slot for slot in self.slots if slot is not newest.slot]
 
     def _stop_all(self) -> None:
         """Stop all jobs, and wait until they are saved. A second signal kills them."""
@@ -162,7 +165,7 @@ class Runner:
 def _locked_log(job: Job) -> TextIO | None:
     """Return the log of a run, locked, or None if another process has it.
 
-    The run's process inherits the lock, so it holds as long as the run, also if this process is killed.
+    The run's process inherits the lock, so the lock lasts until that process ends, even if this one is killed.
     """
     path = job.log
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,14 +188,10 @@ def _reason(job: Job, status: int) -> str:
     return f"{last_error(job.log, job.log_start) or 'no error message'} (see {job.log})"
 
 
-def failures(jobs: Sequence[Job]) -> dict[str, str]:
-    """Return {name of a failed run: reason}."""
-    return {job.run.name: job.reason for job in jobs if job.state == "failed"}
-
-
 def check_all_complete(jobs: Sequence[Job], total: int) -> None:
     """Raise UserError if a run failed, or is trained by another process."""
-    failed, elsewhere = failures(jobs), [job.run.name for job in jobs if job.state == "elsewhere"]
+    failed = {job.run.name: job.reason for job in jobs if job.state == "failed"}
+    elsewhere = [job.run.name for job in jobs if job.state == "elsewhere"]
     if failed:
         log.info("\n".join(["", "Failed:", *(f"  {name}: {reason}" for name, reason in failed.items()), ""]))
         raise UserError(f"{len(failed)} of {total} runs failed; the same command tries them again")

@@ -9,9 +9,10 @@ from mini_gpt.study.definition import Plan
 
 SIGNAL_SECONDS = 120  # before the time limit
 SCRIPT = """#!/bin/bash
-# {runs} runs of the study {name}, in {shards} tasks. Submit: sbatch THIS_FILE. Add what your cluster needs, such as:
+# {runs} runs of the study {name}, in {shards} tasks. Submit: sbatch THIS_FILE
 #SBATCH --job-name={job} --array=0-{last} --cpus-per-task={jobs}
 #SBATCH --requeue --open-mode=append --signal=B:USR1@{seconds}
+# Add what your cluster needs, with one # less:
 ##SBATCH --partition=... --time=04:00:00 --mem=... --gpus=1
 # SIGUSR1: the time limit is near. SIGTERM: pre-empted or cancelled; Slurm sends it to the study as well.
 trap 'near_limit=1; kill -TERM "$!"' USR1

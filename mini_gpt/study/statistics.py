@@ -1,4 +1,4 @@
-"""Statistics of paired runs: spread, exact sign-flip test, hierarchical bootstrap, Holm's correction and verdicts.
+"""Statistics of paired runs: spread, exact sign-flip test, intervals over seeds and items, Holm's method and verdicts.
 
 The unit is the seed, which both conditions of a comparison share. Shape suffixes: S seeds, P items, R draws of the
 bootstrap, F sign patterns.
@@ -37,14 +37,15 @@ def spread(values: Sequence[float]) -> Spread:
 def probability_lower(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the share of pairs (one seed of each) in which `first` is lower; a tie is half a pair.
 
-    Agarwal et al. 2021 call it the probability of improvement. It is the Mann-Whitney statistic over the pairs.
+    Agarwal et al. 2021 call it the probability of improvement. It is the Mann-Whitney statistic divided by the number
+    of pairs.
     """
     return float(stats.mannwhitneyu(second, first).statistic) / (len(first) * len(second))
 
 
 def smallest_p(seeds: int) -> float:
-    """Return the smallest two-sided p that the exact sign-flip test can give."""
-    return min(1.0, 2.0 ** (1 - seeds))
+    """Return the smallest two-sided p that `sign_flip_p` can give."""
+    return min(1.0, 2.0 ** (1 - seeds)) if seeds <= EXACT_SEEDS else 2 / (2**EXACT_SEEDS + 1)
 
 
 def sign_flip_p(differences_S: Sequence[float]) -> float:
@@ -68,7 +69,7 @@ def sign_flip_p(differences_S: Sequence[float]) -> float:
 
 
 class PairedItems(NamedTuple):
-    """Paired results of each item: a problem, or a part of a text. The metric is sum(sums) / sum(weights).
+    """Differences of paired items: problems, or parts of a text. Their sum / sum(weights_P) is that of the metric.
 
     differences_SP: first - second, of each seed and item. weights_P: the same for both conditions and all seeds.
     """
@@ -78,10 +79,10 @@ class PairedItems(NamedTuple):
 
 
 def bootstrap_means(differences_S: Sequence[float], items: PairedItems | None = None) -> np.ndarray:
-    """Return DRAWS float64 means of the difference, over a hierarchical bootstrap of seeds and items.
+    """Return DRAWS float64 draws of the mean difference, for the variation over seeds and items.
 
-    Few seeds make resampled intervals too short, so seeds are drawn from the Student distribution of their mean. Items
-    are resampled, the same ones for all seeds, since all seeds share them. Needs at least two seeds.
+    Seeds: Student's t distribution of the mean, since resampling few seeds gives too short intervals. Items: a
+    bootstrap, which resamples the same items for all seeds. Its deviation is added. Needs at least two seeds.
     """
     seeds = len(differences_S)
     mean, error = np.mean(differences_S), np.std(differences_S, ddof=1) / math.sqrt(seeds)
@@ -119,7 +120,7 @@ def equivalence_p(drawn_R: np.ndarray, smallest_effect: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p values (1979). Rejecting those up to a level keeps the family-wise error rate at it."""
+    """Return Holm's adjusted p values (1979). To reject all up to a level keeps the family-wise error rate."""
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))

@@ -21,10 +21,10 @@ def gather(suite: Suite, rows: Mapping[str, list[Row]], conditions: Mapping[str,
         same: dict[tuple[str, int], list[Row]] = {}
         for row in found:
             same.setdefault((suite.label(row), row["length"]), []).append(row)
-        for (label, length), seeds in same.items():
-            spreads, reasons = _spreads(suite, seeds)
+        for (label, length), of_seeds in same.items():
+            spreads, reasons = _spreads(suite, of_seeds)
             start = {"condition": condition, **fields, "measured": label, "length": length}
-            count = len(seeds) if len(reasons) < len(suite.values) else 0
+            count = len(of_seeds) if len(reasons) < len(suite.values) else 0  # 0: all values are undefined
             table.append(start | {"seeds": count} | spreads | {"reasons": reasons})
     return table
 

@@ -1,6 +1,7 @@
 """Train and measure one run of a study, in a process of its own.
 
-The job is one JSON object on standard input: `workdir`, `config` and `suites` ({name: options}).
+The job is one JSON object on standard input: `workdir`, `config`, `suites` ({name: options}) and `parent`, the id of
+the process that started it.
 """
 
 import ctypes
@@ -32,7 +33,7 @@ def main() -> None:
 
 
 def _stop_with_parent(parent: int) -> None:
-    """End this run, saved, if the process that started it dies: Linux then sends SIGHUP."""
+    """Save and end this run if the process that started it dies: Linux then sends SIGHUP."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
     if os.getppid() != parent:

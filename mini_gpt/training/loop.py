@@ -137,8 +137,9 @@ def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> 
                 return state, StopRequest()
             with stopping.listening() as stop:
                 state = _Loop(run, train_step, first_state, reporter, checkpoints, stop, record).run(start, state)
-                if stop.signal is not None:
-                    checkpoints.wait()  # here, so that a second SIGHUP cannot end the process before it is saved
+                checkpoints.wait()  # a signal during the last save must not lose it
+                if not processes.are_several():
+                    stop.signal = stop.received  # also one that came after the last step
                 return state, stop
 
 

@@ -36,7 +36,7 @@ def main() -> None:
         nll = 1 + width / 100 + seed / 1000 + (seed * width % 7) / 10_000
         row = {"context_length": config["context_length"], "nll": nll, "bits_per_byte": nll * 1.5, "tokens_scored": 100}
         result = {"checkpoint_step": steps, "protocol": "blocks", **row, "cores": sorted(os.sched_getaffinity(0))}
-        result["hang_up"] = signal.getsignal(signal.SIGHUP)
+        result["hang_up"] = signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
         files.write_json(workdir / "eval" / f"{suite}.json", result)
 
 

@@ -99,12 +99,6 @@ def test_without_equal_items_only_seeds_are_resampled(study, tmp_path):
         assert one.interval == expected
 
 
-def test_items_of_different_texts_are_not_paired(study, tmp_path):
-    conditions = {**study.conditions, "b": {"data.split": "contiguous"}}
-    found = outcomes(results_of(dataclasses.replace(study, conditions=conditions), tmp_path, MEANS))
-    assert [one.num_items for one in found] == [0, 0, PARTS]
-
-
 def test_runs_that_have_not_learned_are_named_and_kept(study, tmp_path):
     fit = Fit("perplexity", "nll", at_most=2.15)
     results = results_of(dataclasses.replace(study, fit=fit), tmp_path, MEANS, b1={"nll": 9.0})

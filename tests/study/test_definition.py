@@ -63,11 +63,20 @@ CONTRAST = Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)
     "fields, message",
     [
         ({"conditions": {}}, r"conditions: found \{\}; must have at least one"),
-        ({"conditions": {" a": {}}}, r"conditions: found ' a'; a name must be a text without spaces at its ends"),
+        (
+            {"conditions": {"wide": {}, "narrow": {"data.split": "contiguous"}}, "contrasts": [CONTRAST]},
+            r"contrasts: data\.split of wide: found '\w+'; narrow has 'contiguous'; a contrast needs conditions that",
+        ),
+        ({"conditions": {" a": {}}}, r"conditions: found ' a'; must not be empty, contain \$, start"),
+        ({"conditions": {"_a": {}}}, r"conditions: found '_a'; must not be empty, contain \$, start"),
+        ({"conditions": {"$a$": {}}}, r"conditions: found '\$a\$'; must not be empty, contain \$, start"),
         ({"conditions": {"a": {"model.d_fff": 1}}}, r"model\.d_fff: no such config field; did you mean model\.d_ff"),
         ({"conditions": {"a": {"seed": 1}}}, r"conditions: a: found 'seed'; is given for all conditions as well"),
         ({"conditions": {"a": {"train.steps": 1}}}, r"conditions: a: found 'train\.steps'; is given for all"),
-        ({"conditions": {"a": {}, "b": {"model.dropout": 0.0}}}, r"conditions: a and b are the same; give different"),
+        (
+            {"conditions": {"a": {}, "b": {"model.dropout": 0.0}}},
+            r"conditions: a and b have the same config; give",
+        ),
         ({"conditions": {"a": {}, "b": {"model.d_ff": "x"}}}, r"model\.d_ff: found 'x'; must be .* \(condition b\)"),
         ({"seeds": 3}, r"seeds: found 3; must be distinct whole numbers, each at least 0, such as range\(5\)"),
         ({"seeds": []}, r"seeds: found \[\]"),
@@ -188,7 +197,8 @@ def test_a_broken_study_file_is_one_line(monkeypatch, tmp_path, text, message):
         ([], r"error: study: name either a FILE"),
         (["configs/studies/positions.py", "--config=configs/tiny.py"], r"error: study: name either a FILE"),
         (["configs/studies/nothing.py"], r"error: study: configs/studies/nothing\.py not found; name a file such as c"),
-        (["configs/studies/positions.py", "--vary=seed=1"], r"error: study: found --vary beside"),
+        (["configs/studies/positions.py", "--vary=seed=1"], r"error: --vary: not allowed with a study file; set it in"),
+        (["configs/studies/positions.py", "--split=test"], r"error: --split: not allowed with a study file; set it in"),
         (
             ["configs/studies/positions.py", "--config.train.steps=3"],
             r"error: --config\.train\.steps: found '3'; a study",

@@ -25,33 +25,34 @@ def study(overrides):
 
 def test_a_frozen_plan_is_confirmatory_until_it_changes(study, tmp_path):
     plan = Plan("s", study)
-    assert ledger.standing(tmp_path, plan) == (False, "Exploratory: no plan was frozen before the first result.")
-    digest = ledger.freeze(tmp_path, plan, 0, TEXT)
+    assert ledger.standing(tmp_path, plan) == "Exploratory: no plan was frozen before the first result."
+    digest = ledger.freeze(tmp_path, plan, TEXT)
     (entry,) = ledger.entries(tmp_path)
     assert (entry["event"], entry["plan"], entry["content"]) == ("frozen", digest, plan.to_dict())
-    frozen, said = ledger.standing(tmp_path, plan)
-    assert frozen and said.startswith(f"Confirmatory: the plan was frozen on {entry['date']} at commit ")
+    assert ledger.standing(tmp_path, plan).startswith(
+        f"Confirmatory: the plan was frozen on {entry['date']} at commit "
+    )
     ledger.append(tmp_path, "run", plan, 0)
     changed = Plan("s", dataclasses.replace(study, smallest_effect=0.1))
-    frozen, said = ledger.standing(tmp_path, changed)
-    assert not frozen and said.endswith("and was changed later (smallest_effect).")
+    said = ledger.standing(tmp_path, changed)
+    assert said.startswith("Exploratory: ") and said.endswith("and was changed later (smallest_effect).")
 
 
 def test_a_plan_can_be_frozen_again_only_before_the_first_result(study, tmp_path):
     plan = Plan("s", study)
-    ledger.freeze(tmp_path, plan, 0, TEXT)
+    ledger.freeze(tmp_path, plan, TEXT)
     changed = Plan("s", dataclasses.replace(study, seeds=range(3)))
-    ledger.freeze(tmp_path, changed, 0, TEXT)
-    assert ledger.standing(tmp_path, changed)[0] and not ledger.standing(tmp_path, plan)[0]
-    with pytest.raises(UserError, match=r"^freeze: \S+ had 1 complete runs; a plan is frozen before the first result"):
-        ledger.freeze(tmp_path, plan, 1, TEXT)
+    ledger.freeze(tmp_path, changed, TEXT)
+    assert ledger.standing(tmp_path, changed).startswith("Confirmatory: ")
+    assert ledger.standing(tmp_path, plan).startswith("Exploratory: ")
     (tmp_path / "other,seed=0").mkdir()
     (tmp_path / "other,seed=0" / "metrics.jsonl").touch()
     with pytest.raises(UserError, match=r"^freeze: \S+ has the losses of other,seed=0; a plan is frozen before"):
-        ledger.freeze(tmp_path, plan, 0, TEXT)
-    ledger.append(tmp_path, "run", plan, 2)
-    with pytest.raises(UserError, match=r"^freeze: \S+ had 2 complete runs"):  # also if they were deleted
-        ledger.freeze(tmp_path, plan, 0, TEXT)
+        ledger.freeze(tmp_path, plan, TEXT)
+    (tmp_path / "other,seed=0" / "metrics.jsonl").unlink()
+    ledger.append(tmp_path, "changed", plan, 0)
+    with pytest.raises(UserError, match=r"^freeze: \S+ was run on 20\S+; a plan is frozen before the first run$"):
+        ledger.freeze(tmp_path, plan, TEXT)  # also if the results were deleted
 
 
 def test_a_directory_holds_one_study(study, tmp_path):
@@ -62,26 +63,28 @@ def test_a_directory_holds_one_study(study, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [lambda text: text.replace("frozen", "thawed"), lambda text: text[:-9] + "\n", lambda _: "5\n"]
+    "change", [lambda text: text.replace("frozen", "thawed"), lambda text: text.replace("}", "}}"), lambda _: "{}\n"]
 )
 def test_a_damaged_ledger_is_one_line(study, tmp_path, change):
-    ledger.freeze(tmp_path, Plan("s", study), 0, TEXT)
+    ledger.freeze(tmp_path, Plan("s", study), TEXT)
     path = tmp_path / ledger.LEDGER
     path.write_text(change(path.read_text()))
     with pytest.raises(UserError, match=r"ledger\.jsonl: damaged \(.*\); restore it from a backup$"):
         ledger.entries(tmp_path)
 
 
-def test_half_a_line_of_a_killed_process_is_dropped(study, tmp_path):
+def test_half_a_line_of_a_killed_process_is_ignored(study, tmp_path):
     plan = Plan("s", study)
-    ledger.freeze(tmp_path, plan, 0, TEXT)
+    ledger.freeze(tmp_path, plan, TEXT)
     path = tmp_path / ledger.LEDGER
     whole = path.read_text()
     path.write_text(whole + whole[:50])
     assert [entry["event"] for entry in ledger.entries(tmp_path)] == ["frozen"]
     ledger.append(tmp_path, "run", plan, 0)
     assert [entry["event"] for entry in ledger.entries(tmp_path)] == ["frozen", "run"]
-    assert path.read_text().startswith(whole + '{"event": "run"')
+    path.write_text(whole.rstrip())  # an editor may have removed the end of the last line
+    ledger.append(tmp_path, "run", plan, 0)
+    assert [entry["event"] for entry in ledger.entries(tmp_path)] == ["frozen", "run"]
 
 
 def test_entries_of_several_processes_stay_whole(study, tmp_path, monkeypatch):
@@ -94,22 +97,24 @@ def test_entries_of_several_processes_stay_whole(study, tmp_path, monkeypatch):
 
 
 def test_the_text_of_a_frozen_plan_may_not_change(study, tmp_path):
-    ledger.check_corpora(tmp_path, TEXT)
-    ledger.freeze(tmp_path, Plan("s", study), 0, TEXT)
-    ledger.check_corpora(tmp_path, TEXT)
+    plan, other = Plan("s", study), TEXT | {"narrow": "b" * 64}
+    ledger.check_corpora(tmp_path, plan, TEXT)
+    ledger.freeze(tmp_path, plan, TEXT)
+    ledger.check_corpora(tmp_path, plan, TEXT)
     with pytest.raises(UserError, match=r"^data: the text of narrow has the fingerprint bbbbbbbbbbbb; that of"):
-        ledger.check_corpora(tmp_path, TEXT | {"narrow": "b" * 64})
+        ledger.check_corpora(tmp_path, plan, other)
+    ledger.check_corpora(tmp_path, Plan("s", dataclasses.replace(study, seeds=range(3))), other)  # exploratory anyway
 
 
 def test_a_report_names_other_commits_that_started_runs(study, tmp_path, monkeypatch):
     plan = Plan("s", study)
     monkeypatch.setattr(ledger, "commit", lambda: "a" * 40)
-    ledger.freeze(tmp_path, plan, 0, TEXT)
+    ledger.freeze(tmp_path, plan, TEXT)
     ledger.append(tmp_path, "run", plan, 0)
-    assert "commits" not in ledger.standing(tmp_path, plan)[1]
+    assert "commits" not in ledger.standing(tmp_path, plan)
     monkeypatch.setattr(ledger, "commit", lambda: "b" * 40)
-    ledger.append(tmp_path, "run", plan, 1)
-    assert ledger.standing(tmp_path, plan)[1].endswith("Runs were started by other commits as well: bbbbbbbbbbbb.")
+    ledger.append(tmp_path, "changed", plan, 1)
+    assert ledger.standing(tmp_path, plan).endswith("Some runs were started at other commits: bbbbbbbbbbbb.")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"name": "s", "sha256": "x"}', '{"name": "s"}'])
@@ -142,8 +147,11 @@ def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, over
     path.write_text(FILE.format(seeds=2, overrides=overrides))
     said = run("run")
     assert said.startswith(
-        f"error: study: the plan of {workdir} was changed after 2 runs were complete (seeds); restore"
+        f"error: study: the plan of {workdir} was changed after 2 runs were measured (seeds); restore"
     )
+    path.write_text(FILE.format(seeds=1, overrides=overrides | {"train.steps": 5}))  # no run is complete in this plan
+    assert "was changed after 2 runs were measured (overrides, train.steps of wide" in run("run")
+    path.write_text(FILE.format(seeds=2, overrides=overrides))
     assert len(fake) == 2
     assert run("report") is None
     assert "Exploratory: the plan was frozen" in (workdir / "report.md").read_text()
@@ -151,7 +159,7 @@ def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, over
     assert [entry["event"] for entry in ledger.entries(workdir)] == ["frozen", "run", "changed"]
     assert ledger.entries(workdir)[-1]["fields"] == ["seeds"]
     assert "was changed later (seeds)" in (workdir / "report.md").read_text()
-    assert run("freeze").startswith(f"error: freeze: {workdir} had 4 complete runs")
+    assert run("freeze").startswith(f"error: freeze: {workdir} was run on")
     other = tmp_path / "other.py"
     other.write_text(path.read_text())
     said = type_in(monkeypatch, "mini_gpt.study.command", "run", str(other), f"--workdir={workdir}")

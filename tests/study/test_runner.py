@@ -81,21 +81,44 @@ def test_each_process_has_its_own_cores(monkeypatch, flags, fake, tmp_path):
     for quota, jobs in [("max 100000", len(cores)), ("100000 100000", 1), ("20000 100000", 1)]:
         (tmp_path / "cpu.max").write_text(quota)
         assert len(machine.slots()) == jobs
+    assert [slot.cores for slot in machine.slots(2)] == [None, None]  # other containers may use the same cores
 
 
-def test_a_study_checks_on_the_cpu_if_its_runs_need_accelerators():
-    """With 4 GPUs and two jobs, each run has two devices; the check has as many, and leaves the GPUs alone."""
-    code = (
-        "import jax; from mini_gpt.study import machine; machine._accelerators = lambda: ('cuda', 4)\n"
-        "slots = machine.slots(2); machine.check_on_cpu(slots)\n"
-        "print([slot.environment['CUDA_VISIBLE_DEVICES'] for slot in slots])\n"
-        "print(jax.config.jax_platforms, jax.device_count())"
+def test_a_machine_without_affinity_runs_several_at_a_time(monkeypatch, flags, fake):
+    """Such as macOS, where all slots are equal."""
+    monkeypatch.setattr(machine, "slots", lambda _: [machine.Slot(None, {"N": "1"}), machine.Slot(None, {"N": "1"})])
+    most, finish = [], runner.Runner._finish
+    monkeypatch.setattr(runner.Runner, "_finish", lambda self: (most.append(len(self.running)), finish(self))[1])
+    assert sweep(monkeypatch, flags, "64,96", "--seeds=2") is None
+    assert len(fake) == 4 and max(most) == 2
+
+
+def test_gpus_and_tpus_are_shared_by_the_jobs(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    visible = lambda jobs: [slot.environment.get("CUDA_VISIBLE_DEVICES") for slot in machine.slots(jobs)]
+    monkeypatch.setattr(machine, "_accelerators", lambda: ("cuda", 4))
+    assert visible(None) == ["0", "1", "2", "3"] and visible(2) == ["0,1", "2,3"] and visible(1) == [None]
+    assert [slot.accelerators for slot in machine.slots(2)] == [2, 2]
+    monkeypatch.setattr(machine, "_accelerators", lambda: ("tpu", 8))
+    assert len(machine.slots()) == 1
+    with pytest.raises(errors.UserError, match=r"^--jobs: found 2; must be in 1..1, since all chips"):
+        machine.slots(2)
+
+
+def test_new_runs_on_accelerators_are_checked_in_a_process(monkeypatch, flags, fake):
+    slot = machine.Slot(None, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, accelerators=1)
+    monkeypatch.setattr(machine, "slots", lambda _: [slot])
+    assert sweep(monkeypatch, flags, "64").startswith(
+        "error: mesh: found data × fsdp × tensor = 1 × 1 × 1, and this job has 3 devices"
     )
-    environment = dict(os.environ)
-    for name in ("XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
-        environment.pop(name, None)
-    ran = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert ran.stdout == "['0,1', '2,3']\ncpu 2\n", ran.stderr
+    assert not fake
+
+
+def test_a_device_that_cannot_start_is_one_line(monkeypatch):
+    monkeypatch.setattr(machine.devices, "PLUGINS", {"jax": "GPU"})
+    monkeypatch.setattr(machine, "ASK", "raise RuntimeError('the GPU is busy')")
+    with pytest.raises(errors.UserError, match=r"^JAX can't start on the devices .*the GPU is busy\); JAX_PLAT"):
+        machine.slots()
 
 
 def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_path, caplog):
@@ -163,7 +186,7 @@ def test_runs_can_be_hung_up_under_nohup(monkeypatch, flags, fake, tmp_path):
     finally:
         signal.signal(signal.SIGHUP, previous)
     result = json.loads((tmp_path / "sweep" / "model.d_ff=64,seed=3" / "eval" / "perplexity.json").read_text())
-    assert result["hang_up"] == signal.SIG_DFL
+    assert result["hang_up"]
 
 
 def test_a_run_of_another_process_is_left_alone(monkeypatch, flags, fake, tmp_path):
@@ -256,6 +279,14 @@ def test_the_progress_of_a_run_is_read_from_its_metrics(tmp_path, small):
     assert progress.cells(job)[1:] == ["measuring", "100 of 100", "2.0000", "–"]
     job.state, job.reason = "failed", "out of memory"
     assert progress.cells(job)[1] == "failed" and progress.cells(job)[-1] == "out of memory"
+
+
+def test_a_message_with_brackets_is_shown_as_it_is(tmp_path, small):
+    job = Job(PlannedRun("a", 0, small()), [], tmp_path, state="failed", reason="can't open [/usr/x] [a,b]")
+    display = progress.Display(1, 1)
+    display.console = progress.Console(record=True, width=200)
+    display.console.print(display._table([job]))
+    assert "can't open [/usr/x] [a,b]" in display.console.export_text()
 
 
 def test_the_time_left_follows_from_complete_runs(tmp_path, small):

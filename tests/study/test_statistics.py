@@ -34,6 +34,10 @@ def test_the_sign_flip_test_counts_all_patterns(seeds):
     assert statistics.sign_flip_p(np.zeros(seeds)) == 1
 
 
+def test_above_sixteen_seeds_the_smallest_p_is_that_of_the_random_patterns():
+    assert statistics.sign_flip_p(np.linspace(1, 2, 30)) == pytest.approx(statistics.smallest_p(30))
+
+
 def test_holm_adjusts_known_values():
     assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert statistics.holm([0.9, 0.5]) == [1.0, 1.0]

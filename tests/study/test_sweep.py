@@ -137,7 +137,7 @@ def test_the_directory_of_another_sweep_is_refused(monkeypatch, flags, fake, tmp
         (["--vary=model.position=rope", "--lengths=1x"], r"error: --lengths is not supported by --suite=perplexity"),
         (
             ["--vary=model.dropout=0.1,0.10"],
-            r"error: conditions: model\.dropout=0\.1 and model\.dropout=0\.10 are the same",
+            r"error: conditions: model\.dropout=0\.1 and model\.dropout=0\.10 have the same config",
         ),
         (
             ["--vary=model.d_ff=64,96", "--contrast=64<96", "--suite=heads"],

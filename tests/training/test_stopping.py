@@ -81,6 +81,21 @@ def test_a_hang_up_during_the_last_save_does_not_lose_it(small, tmp_path, monkey
     assert sent and not unprotected
 
 
+@pytest.mark.slow
+def test_a_signal_in_the_last_evaluation_stops_the_process(small, tmp_path, monkeypatch):
+    config, evaluate = small(train__steps=3, eval__every=3, checkpoint__every=3, **HARD), loop._Loop._evaluate
+
+    def signalled(self, state):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(self, state)
+
+    monkeypatch.setattr(loop._Loop, "_evaluate", signalled)
+    with pytest.raises(SystemExit) as left:
+        loop.train(config, tmp_path)
+    assert left.value.code == 143
+    assert Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [3]
+
+
 def exit_with_the_signal(never, ready):
     with stopping.listening() as request:
         ready.set()
