@@ -11,26 +11,21 @@ define a study for a quick look. The command `run` resumes a stopped study, and 
 """
 
 import argparse
-import dataclasses
-import itertools
 import logging
 import re
 import shlex
 import sys
 from pathlib import Path
 
-from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suites.base import SuiteOptions
-from mini_gpt.config import loading as configs
+from mini_gpt.commands import command_line
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, estimate, ledger, machine, runner, slurm
-from mini_gpt.study.definition import Contrast, Plan, Study
+from mini_gpt.study import definition, estimate, ledger, machine, quick_look, runner, slurm
+from mini_gpt.study.definition import Plan
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.report import Report
 from mini_gpt.study.results import Results
 
 log = logging.getLogger("mini_gpt.study")
-CONTRAST = re.compile(r"(?P<first>.+?)(?P<claim>[<>])(?P<second>[^@]+)(@(?P<where>.+))?")
 
 
 @command_line.command
@@ -55,41 +50,38 @@ def sweep() -> None:
 
 
 def _run_action(parser: argparse.ArgumentParser) -> None:
+    _add_flags(parser)
+    flags, rest = parser.parse_known_args()
+    plan = _loaded(flags, command_line.config_overrides(rest))
+    workdir = flags.workdir or Path("runs", "studies" if flags.file else "sweeps", plan.name)
+    first = next(iter(plan.configs.values()))
+    command_line.set_up(first.data.cache_dir)
+    ACTIONS[flags.action or "run"](plan, workdir, flags)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     where = "directory of the study; default: runs/studies/NAME, or runs/sweeps/NAME with --config"
     add("--workdir", type=command_line.directory, help=where)
     add("--jobs", type=int, help="runs at a time; default: one for each core or GPU")
-    add(
-        "--shard",
-        metavar="I/N",
-        help="train part I of N parts (from 0), and write no report; all share --workdir",
-    )
+    part = "train part I of N parts (from 0), and write no report; all share --workdir"
+    add("--shard", metavar="I/N", help=part)
     add("--shards", type=int, help="for slurm: number of tasks; default: one for each run")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
-    add("--config", help="instead of FILE: the config file that all runs share")
-    add("--vary", action="append", default=[], metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
-    add("--seeds", type=int, help="number of seeds, counted up from the seed of the config; default: 1")
-    add("--suite", help="what to measure: perplexity (the default), extrapolation or tasks")
-    claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; repeatable"
-    add("--contrast", action="append", default=[], metavar="'A<B'", help=claim)
-    command_line.add_suite_flags(parser)
-    parser.set_defaults(split=None)
-    flags, rest = parser.parse_known_args()
-    overrides = command_line.config_overrides(rest)
-    file = flags.file
-    if (file is None) == (flags.config is None):
+    quick_look.add_flags(parser)
+
+
+def _loaded(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
+    """Return the plan of FILE, or of a quick look."""
+    if (flags.file is None) == (flags.config is None):
         raise UserError("study: name either a FILE, such as configs/studies/positions.py, or --config")
-    of_quick_looks = ("vary", "contrast", "seeds", "suite", "split", "lengths", "strides")
-    given = [name for name in of_quick_looks if getattr(flags, name) not in (None, [])]
-    if file is not None and given:
-        raise UserError(f"--{given[0]}: not allowed with a study file; set it in {file}, or leave out the flag")
-    flags.seeds, flags.suite = 1 if flags.seeds is None else flags.seeds, flags.suite or "perplexity"
-    plan = definition.load(file, overrides) if file is not None else _quick_look(flags, overrides)
-    folder = "studies" if file is not None else "sweeps"
-    workdir = flags.workdir or Path("runs", folder, plan.name)
-    first = next(iter(plan.configs.values()))
-    command_line.set_up(first.data.cache_dir)
-    ACTIONS[flags.action or "run"](plan, workdir, flags)
+    if flags.file is None:
+        return quick_look.plan(flags, overrides)
+    for name in quick_look.FLAGS:
+        if getattr(flags, name) not in (None, []):
+            remedy = f"set it in {flags.file}, or leave out the flag"
+            raise UserError(f"--{name}: not allowed with a study file; {remedy}")
+    return definition.load(flags.file, overrides)
 
 
 def _plan(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
@@ -168,64 +160,6 @@ def _shard(text: str | None, runs: int) -> slice:
     index, count = int(numbers[1]), int(numbers[2])
     require(index < count, "--shard", text, f"I must be in 0..{count - 1}")
     return slice(index, None, count)
-
-
-def _quick_look(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
-    """Return the plan that the flags define."""
-    if not flags.vary:
-        raise UserError("--vary: give at least one, such as --vary=model.position=rope,alibi")
-    vary: dict[str, list[str]] = {}
-    for name, values in map(parse_vary, flags.vary):
-        if name in vary:
-            raise UserError(f"--vary: found {name} twice; give all its values in one --vary")
-        if name in overrides:
-            raise UserError(f"--vary: found {name}, which --config.{name} sets as well; give it once")
-        vary[name] = values
-    require(flags.seeds >= 1, "--seeds", flags.seeds, "must be at least 1")
-    options = SuiteOptions(flags.split or "validation", flags.lengths, flags.strides)
-    suites.check([flags.suite], options)
-    combinations = itertools.product(*([(name, value) for value in vary[name]] for name in vary))
-    conditions = {",".join(f"{name}={value}" for name, value in combined): dict(combined) for combined in combinations}
-    seed = configs.load(flags.config, overrides | next(iter(conditions.values()))).seed
-    name, seeds = command_line.run_name(flags.config, overrides, *vary), range(seed, seed + flags.seeds)
-    shared = {field: value for field, value in overrides.items() if field != "seed"}
-    study = Study("", flags.config, conditions, seeds, {flags.suite: options}, overrides=shared)
-    Plan(name, study)  # raises UserError for invalid conditions or suites, before the contrasts are read
-    contrasts = [_contrast(text, study, flags.suite) for text in flags.contrast]
-    return Plan(name, dataclasses.replace(study, contrasts=contrasts))
-
-
-def _contrast(text: str, study: Study, suite: str) -> Contrast:
-    """Return the contrast of a text such as 'alibi<rope' or 'alibi<rope@nll,2x'."""
-    parts = CONTRAST.fullmatch(text)
-    if parts is None:
-        raise UserError(f"--contrast: found {text!r}; must be 'A<B' or 'A>B', such as 'alibi<rope@nll,2x'")
-    metric, _, lengths = (parts["where"] or suites.SUITES[suite].values[0]).partition(",")
-    first, second = (_condition(parts[name].strip(), study) for name in ("first", "second"))
-    config = configs.load(study.config, {**study.overrides, **study.conditions[first]})
-    label = suites.SUITES[suite].compared(config, study.suites[suite])[0][0]
-    claim = "lower" if parts["claim"] == "<" else "higher"
-    return Contrast(first, claim, second, suite, metric, lengths or None, label)
-
-
-def _condition(text: str, study: Study) -> str:
-    """Return the name of the condition with these values, such as model.position=rope for rope."""
-    by_values = {",".join(map(str, fields.values())): name for name, fields in study.conditions.items()}
-    if text not in study.conditions and text not in by_values:
-        raise UserError(f"--contrast: found {text!r}; must be one of {', '.join(by_values)}")
-    return by_values.get(text, text)
-
-
-def parse_vary(text: str) -> tuple[str, list[str]]:
-    """Return the field and the values of FIELD=VALUE,VALUE,…; commas inside brackets do not separate values."""
-    name, listed = configs.parse_override(text)
-    configs.check_field(name)
-    if name == "seed":
-        raise UserError("--vary: found seed; give the number of seeds with --seeds")
-    values = [value.strip() for value in re.split(r",(?![^(\[]*[)\]])", listed)]
-    different = "" not in values and len(set(values)) == len(values)
-    require(different, "--vary", text, "must be FIELD=VALUE,VALUE,… with different values")
-    return name, values
 
 
 ACTIONS = {"plan": _plan, "freeze": _freeze, "run": _run, "report": _report, "slurm": _slurm}

@@ -12,7 +12,7 @@ import pytest
 
 from mini_gpt.data import corpora
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import command
+from mini_gpt.study import command, quick_look
 from tests.commands import test_command_line as test_commands
 from tests.conftest import REPOSITORY
 
@@ -225,10 +225,10 @@ def test_the_first_seed_may_have_any_form_of_a_number(monkeypatch, flags, fake):
 
 
 def test_values_may_hold_commas_in_brackets():
-    name, values = command.parse_vary("model.position=rope,('rope', 'none'),[rope,t5],alibi")
+    name, values = quick_look.parse_vary("model.position=rope,('rope', 'none'),[rope,t5],alibi")
     assert (name, values) == ("model.position", ["rope", "('rope', 'none')", "[rope,t5]", "alibi"])
     with pytest.raises(UserError):
-        command.parse_vary("nothing=1")
+        quick_look.parse_vary("nothing=1")
 
 
 def test_the_default_directory_is_named_after_the_flags(monkeypatch):

@@ -1,0 +1,87 @@
+"""A study that is defined by flags: all combinations of field values."""
+
+import argparse
+import dataclasses
+import itertools
+import re
+
+from mini_gpt.commands import command_line, suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.config import loading as configs
+from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.study.definition import Contrast, Plan, Study
+
+FLAGS = ("vary", "contrast", "seeds", "suite", "split", "lengths", "strides")  # besides --config
+CONTRAST = re.compile(r"(?P<first>.+?)(?P<claim>[<>])(?P<second>[^@]+)(@(?P<where>.+))?")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add --config and FLAGS. Those that are not given are None or []."""
+    add = parser.add_argument
+    add("--config", help="instead of FILE: the config file that all runs share")
+    add("--vary", action="append", default=[], metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
+    add("--seeds", type=int, help="number of seeds, counted up from the seed of the config; default: 1")
+    add("--suite", help="what to measure: perplexity (the default), extrapolation or tasks")
+    claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; repeatable"
+    add("--contrast", action="append", default=[], metavar="'A<B'", help=claim)
+    command_line.add_suite_flags(parser)
+    parser.set_defaults(split=None)
+
+
+def plan(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
+    """Return the plan that the flags define."""
+    if not flags.vary:
+        raise UserError("--vary: give at least one, such as --vary=model.position=rope,alibi")
+    vary: dict[str, list[str]] = {}
+    for name, values in map(parse_vary, flags.vary):
+        if name in vary:
+            raise UserError(f"--vary: found {name} twice; give all its values in one --vary")
+        if name in overrides:
+            raise UserError(f"--vary: found {name}, which --config.{name} sets as well; give it once")
+        vary[name] = values
+    count, suite = 1 if flags.seeds is None else flags.seeds, flags.suite or "perplexity"
+    require(count >= 1, "--seeds", count, "must be at least 1")
+    options = SuiteOptions(flags.split or "validation", flags.lengths, flags.strides)
+    suites.check([suite], options)
+    combinations = itertools.product(*([(name, value) for value in vary[name]] for name in vary))
+    conditions = {",".join(f"{name}={value}" for name, value in combined): dict(combined) for combined in combinations}
+    seed = configs.load(flags.config, overrides | next(iter(conditions.values()))).seed
+    name, seeds = command_line.run_name(flags.config, overrides, *vary), range(seed, seed + count)
+    shared = {field: value for field, value in overrides.items() if field != "seed"}
+    study = Study("", flags.config, conditions, seeds, {suite: options}, overrides=shared)
+    Plan(name, study)  # raises UserError for invalid conditions or suites, before the contrasts are read
+    contrasts = [_contrast(text, study, suite) for text in flags.contrast]
+    return Plan(name, dataclasses.replace(study, contrasts=contrasts))
+
+
+def _contrast(text: str, study: Study, suite: str) -> Contrast:
+    """Return the contrast of a text such as 'alibi<rope' or 'alibi<rope@nll,2x'."""
+    parts = CONTRAST.fullmatch(text)
+    if parts is None:
+        raise UserError(f"--contrast: found {text!r}; must be 'A<B' or 'A>B', such as 'alibi<rope@nll,2x'")
+    metric, _, lengths = (parts["where"] or suites.SUITES[suite].values[0]).partition(",")
+    first, second = (_condition(parts[name].strip(), study) for name in ("first", "second"))
+    config = configs.load(study.config, {**study.overrides, **study.conditions[first]})
+    label = suites.SUITES[suite].compared(config, study.suites[suite])[0][0]
+    claim = "lower" if parts["claim"] == "<" else "higher"
+    return Contrast(first, claim, second, suite, metric, lengths or None, label)
+
+
+def _condition(text: str, study: Study) -> str:
+    """Return the name of the condition with these values, such as model.position=rope for rope."""
+    by_values = {",".join(map(str, fields.values())): name for name, fields in study.conditions.items()}
+    if text not in study.conditions and text not in by_values:
+        raise UserError(f"--contrast: found {text!r}; must be one of {', '.join(by_values)}")
+    return by_values.get(text, text)
+
+
+def parse_vary(text: str) -> tuple[str, list[str]]:
+    """Return the field and the values of FIELD=VALUE,VALUE,…; commas inside brackets do not separate values."""
+    name, listed = configs.parse_override(text)
+    configs.check_field(name)
+    if name == "seed":
+        raise UserError("--vary: found seed; give the number of seeds with --seeds")
+    values = [value.strip() for value in re.split(r",(?![^(\[]*[)\]])", listed)]
+    different = "" not in values and len(set(values)) == len(values)
+    require(different, "--vary", text, "must be FIELD=VALUE,VALUE,… with different values")
+    return name, values
