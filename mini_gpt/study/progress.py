@@ -44,6 +44,7 @@ class Job:
     log_start: int = 0  # bytes of the log that earlier processes have written
     process: subprocess.Popen | None = None
     slot: Slot | None = None
+    resident: int = 0  # bytes of memory
     is_paused: bool = False  # stopped because memory is short
 
     @property

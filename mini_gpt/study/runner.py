@@ -35,7 +35,7 @@ class Runner:
     def __init__(self, results: Results, jobs: Sequence[Job], slots: Sequence[Slot]):
         self.results, self.jobs, self.slots = results, list(jobs), list(slots)
         self.signal: int | None = None
-        self.largest = 0  # resident bytes of a run
+        self.largest, self.is_measured = 0, False  # resident bytes of a run; whether a run has been complete
 
     def run(self, display: Display) -> None:
         """Return when no job is waiting or running. A signal stops and saves all jobs, and ends the process."""
@@ -68,11 +68,16 @@ class Runner:
         for job in self.jobs:
             used = [other.slot for other in self.running]
             free = [slot for slot in self.slots if not any(slot is other for other in used)]
-            has_memory = not used or machine.memory_left() > (self.largest or FIRST_GUESS_BYTES) * 1.2
-            if not free or not has_memory:
+            if not free or not self._has_memory():
                 return
             if job.state == "waiting":
                 self._start_job(job, free[0])
+
+    def _has_memory(self) -> bool:
+        """Return whether there is memory for one more run when those that have just started have grown."""
+        size = self.largest if self.is_measured else max(self.largest, FIRST_GUESS_BYTES)
+        growth = sum(max(0, size - job.resident) for job in self.running)
+        return not self.running or machine.memory_left() - growth > 1.2 * size
 
     def _start_job(self, job: Job, slot: Slot) -> None:
         """Start the process of a job, unless another process has the run, or has completed it."""
@@ -90,6 +95,7 @@ class Runner:
             job.log_start = file.tell()
             job.process = processes.start(WORKER, content, slot, stdout=file, stderr=file)
         job.state, job.slot, job.began = "running", slot, time.monotonic()
+        job.resident = 0
         job.first_step = job.last_row().get("step", 0)
 
     def _finish(self) -> None:
@@ -103,7 +109,7 @@ class Runner:
             if status == 0 and self.results.missing_now(job.run):
                 job.state, job.reason = "failed", f"its result can't be read (see {job.log})"
             elif status == 0:
-                job.state, job.seconds = "complete", time.monotonic() - job.began
+                job.state, job.seconds, self.is_measured = "complete", time.monotonic() - job.began, True
             elif job.is_paused:
                 job.state = "waiting"
             else:
@@ -118,7 +124,8 @@ class Runner:
         for job in self.running:
             with contextlib.suppress(psutil.Error):
                 assert job.process is not None
-                self.largest = max(self.largest, psutil.Process(job.process.pid).memory_info().rss)
+                job.resident = psutil.Process(job.process.pid).memory_info().rss
+                self.largest = max(self.largest, job.resident)
         is_short = machine.memory_left() < LEAST_FREE_SHARE * machine.memory_total()
         if is_short and len(self.running) > 1 and not any(job.is_paused for job in self.running):
             newest = max(self.running, key=lambda job: job.began)

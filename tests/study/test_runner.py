@@ -243,6 +243,22 @@ def test_runs_wait_for_memory(monkeypatch, flags, fake):
     assert len(fake) == 4 and max(most) == 1
 
 
+def test_runs_that_have_just_started_are_expected_to_grow(monkeypatch, flags, fake):
+    """3 GiB are left: enough for two runs of 1 GiB, the first guess, although the first one is still small."""
+    monkeypatch.setattr(machine, "memory_left", lambda: 3 * 2**30)
+    monkeypatch.setattr(machine, "slots", lambda _: [machine.Slot(None, {}) for _ in range(4)])
+    before, finish = [], runner.Runner._finish
+
+    def count(self):
+        if not self.is_measured:
+            before.append(len(self.running))
+        finish(self)
+
+    monkeypatch.setattr(runner.Runner, "_finish", count)
+    assert sweep(monkeypatch, flags, "64,96", "--seeds=3") is None
+    assert len(fake) == 6 and max(before) == 2
+
+
 def test_the_newest_run_is_stopped_if_memory_is_short(monkeypatch, flags, fake, tmp_path, caplog):
     """It is saved, waits until another run has ended, and is trained again."""
     left = [2**40]
