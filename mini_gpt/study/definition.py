@@ -25,7 +25,7 @@ from mini_gpt.training import assembly
 
 CLAIMS = ("lower", "higher")
 SEED_FIELDS = ("seed", "data.seed")
-TEXT = ("corpus", "path", "split", "split_fractions")  # the fields of the text that is measured
+TEXT_FIELDS = ("corpus", "path", "split", "split_fractions")  # of config.data: they decide which text is measured
 PLACES = ("data.path", "data.cache_dir")  # may differ between machines; the text is compared by its fingerprint
 
 
@@ -195,7 +195,7 @@ class Plan:
         for condition in (contrast.first, contrast.second):
             _check_known("contrasts", condition, self.study.conditions, "condition")
         require(contrast.first != contrast.second, "contrasts", contrast.first, "must compare different conditions")
-        for name in TEXT:
+        for name in TEXT_FIELDS:
             first, second = (getattr(self.configs[one].data, name) for one in (contrast.first, contrast.second))
             remedy = f"{contrast.second} has {second!r}; a contrast needs conditions that are measured on the same text"
             require(first == second, f"contrasts: data.{name} of {contrast.first}", first, remedy)

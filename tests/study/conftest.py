@@ -5,7 +5,13 @@ import pytest
 from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora
 from mini_gpt.study import machine, processes, runner
+from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
+
+
+def sweep(monkeypatch, flags, widths, *more):
+    """Run a sweep over model.d_ff in this process. Return None, or the error line."""
+    return type_in(monkeypatch, "mini_gpt.sweep", *flags, f"--vary=model.d_ff={widths}", *more)
 
 
 @pytest.fixture

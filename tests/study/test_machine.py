@@ -1,0 +1,145 @@
+"""The cores, accelerators and memory that the runs of a study share."""
+
+import json
+import os
+import threading
+import time
+
+import psutil
+import pytest
+
+from mini_gpt.runtime import errors
+from mini_gpt.study import command, machine, runner
+from tests.study.conftest import sweep
+from tests.study.fake_worker import WAITS
+
+
+def test_each_process_has_its_own_cores(monkeypatch, flags, fake, tmp_path):
+    """One of two jobs waits, so all others run in the second slot."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("this machine has one core")
+    half = len(cores) // 2
+    assert [slot.cores for slot in machine.slots(2)] == [cores[:half], cores[half : 2 * half]]
+    assert [slot.environment["OMP_NUM_THREADS"] for slot in machine.slots()] == ["1"] * len(cores)
+    assert machine.slots(1)[0].cores is None
+    assert sweep(monkeypatch, flags, "64,96", "--seeds=2", "--jobs=2") is None
+    seen = [json.loads(path.read_text())["cores"] for path in (tmp_path / "sweep").glob("*/eval/perplexity.json")]
+    assert len(seen) == 4 and all(found in (cores[:half], cores[half : 2 * half]) for found in seen)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    for quota, jobs in [("max 100000", len(cores)), ("100000 100000", 1), ("20000 100000", 1)]:
+        (tmp_path / "cpu.max").write_text(quota)
+        assert len(machine.slots()) == jobs
+    assert [slot.cores for slot in machine.slots(2)] == [None, None]  # other containers may use the same cores
+
+
+def test_a_machine_without_affinity_runs_several_at_a_time(monkeypatch, flags, fake):
+    """Such as macOS, where all slots are equal."""
+    monkeypatch.setattr(machine, "slots", lambda _: [machine.Slot(None, {"N": "1"}), machine.Slot(None, {"N": "1"})])
+    most, finish = [], runner.Runner._finish
+    monkeypatch.setattr(runner.Runner, "_finish", lambda self: (most.append(len(self.running)), finish(self))[1])
+    assert sweep(monkeypatch, flags, "64,96", "--seeds=2") is None
+    assert len(fake) == 4 and max(most) == 2
+
+
+def test_gpus_and_tpus_are_shared_by_the_jobs(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    visible = lambda jobs: [slot.environment.get("CUDA_VISIBLE_DEVICES") for slot in machine.slots(jobs)]
+    monkeypatch.setattr(machine, "_accelerators", lambda: ("cuda", 4))
+    assert visible(None) == ["0", "1", "2", "3"] and visible(2) == ["0,1", "2,3"] and visible(1) == [None]
+    assert [slot.accelerators for slot in machine.slots(2)] == [2, 2]
+    monkeypatch.setattr(machine, "_accelerators", lambda: ("tpu", 8))
+    assert len(machine.slots()) == 1
+    with pytest.raises(errors.UserError, match=r"^--jobs: found 2; must be in 1..1, since all chips"):
+        machine.slots(2)
+
+
+def test_new_runs_on_accelerators_are_checked_in_a_process(monkeypatch, flags, fake):
+    slot = machine.Slot(None, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, accelerators=1)
+    monkeypatch.setattr(machine, "slots", lambda _: [slot])
+    assert sweep(monkeypatch, flags, "64").startswith(
+        "error: mesh: found data × fsdp × tensor = 1 × 1 × 1, and this job has 3 devices"
+    )
+    assert not fake
+
+
+def test_a_device_that_cannot_start_is_one_line(monkeypatch):
+    monkeypatch.setattr(machine.devices, "PLUGINS", {"jax": "GPU"})
+    monkeypatch.setattr(machine, "ASK", "raise RuntimeError('the GPU is busy')")
+    with pytest.raises(errors.UserError, match=r"^JAX can't start on the devices .*the GPU is busy\); JAX_PLAT"):
+        machine.slots()
+
+
+def test_too_many_jobs_are_refused(monkeypatch, flags, fake, tmp_path):
+    for jobs in (0, 10_000):
+        assert sweep(monkeypatch, flags, "64", f"--jobs={jobs}").startswith(
+            f"error: --jobs: found {jobs}; must be in 1.."
+        )
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_the_memory_of_a_container_is_its_limit(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    total = psutil.virtual_memory().total
+    for limit, expected in (("max", total), (str(2 * total), total), ("5000", 5000)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert machine.memory_total() == expected
+    assert machine.memory_left() > 5000, "without the used bytes, the limit says nothing"
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 1500\ninactive_file 1100\nactive_file 400\n")
+    assert machine.memory_left() == 5000 - 3000 + 1100
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.memory_left() > 5000
+
+
+def test_runs_wait_for_memory(monkeypatch, flags, fake):
+    """With little memory, one run at a time is started, but one always is."""
+    monkeypatch.setattr(machine, "memory_left", lambda: 2**20)
+    most = []
+    finish = command.runner.Runner._finish
+    monkeypatch.setattr(
+        command.runner.Runner, "_finish", lambda self: (most.append(len(self.running)), finish(self))[1]
+    )
+    assert sweep(monkeypatch, flags, "64,96", "--seeds=2") is None
+    assert len(fake) == 4 and max(most) == 1
+
+
+def test_runs_that_have_just_started_are_expected_to_grow(monkeypatch, flags, fake):
+    """3 GiB are left: enough for two runs of 1 GiB, the first guess, although the first one is still small."""
+    monkeypatch.setattr(machine, "memory_left", lambda: 3 * 2**30)
+    monkeypatch.setattr(machine, "slots", lambda _: [machine.Slot(None, {}) for _ in range(4)])
+    before, finish = [], runner.Runner._finish
+
+    def count(self):
+        if not self.is_measured:
+            before.append(len(self.running))
+        finish(self)
+
+    monkeypatch.setattr(runner.Runner, "_finish", count)
+    assert sweep(monkeypatch, flags, "64,96", "--seeds=3") is None
+    assert len(fake) == 6 and max(before) == 2
+
+
+def test_the_newest_run_is_stopped_if_memory_is_short(monkeypatch, flags, fake, tmp_path, caplog):
+    """It is saved, waits until another run has ended, and is trained again."""
+    left = [2**40]
+    monkeypatch.setattr(machine, "memory_left", lambda: left[0])
+    monkeypatch.setattr(machine, "slots", lambda _: [machine.Slot(None, {"N": "1"}), machine.Slot(None, {"N": "2"})])
+    first, second = (tmp_path / "sweep" / f"model.d_ff={WAITS},seed={seed}" for seed in (3, 4))
+
+    def shorten():
+        while not (second / "metrics.jsonl").exists():
+            time.sleep(0.02)
+        time.sleep(0.3)
+        left[0] = 0
+        while not (second / "stopped").exists():
+            time.sleep(0.02)
+        left[0] = 2**40
+        (first / "go").touch()
+
+    thread = threading.Thread(target=shorten, daemon=True)
+    thread.start()
+    assert sweep(monkeypatch, flags, WAITS, "--seeds=2") is None
+    thread.join()
+    assert f"memory is short: model.d_ff={WAITS},seed=4 is stopped" in caplog.text
+    assert fake == [first.name, second.name, second.name] and not (first / "stopped").exists()
