@@ -19,11 +19,14 @@ def docs(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "standing.txt").write_text("Confirmatory: the plan was frozen.\n")
     (folder / "comparisons.csv").write_text(
-        "first,claim,second,length,difference,interval_low,interval_high,p_holm,seeds,verdict\n"
-        "a,lower,b,64,-0.12345,-0.2,-0.05,0.0078125,8,shown\na,lower,b,128,,,,1.0,0,no verdict\n"
+        "first,claim,second,suite,metric,label,length,difference,interval_low,interval_high,p_holm,seeds,verdict\n"
+        "a,lower,b,perplexity,nll,,64,-0.12345,-0.2,-0.05,0.0078125,8,shown\n"
+        "a,lower,b,perplexity,nll,,128,,,,1.0,0,no verdict\n"
+        "a,lower,c,perplexity,bits_per_byte,x,64,-0.1,,,1.0,1,no verdict\n"
     )
     (folder / "perplexity.csv").write_text(
         "condition,measured,length,nll_mean,nll_standard_deviation\na,,64,1.23456,0.001\na,,1024,,\nb,x,64,2.0,0.1\n"
+        "c,x,32,2.5,\n"
     )
     return tmp_path
 
@@ -35,7 +38,8 @@ def docs(tmp_path, monkeypatch):
         ("verdict a b 64", "shown, −0.123 (−0.200 to −0.050)"),
         ("verdict a b 128", "no verdict, –"),
         ("table perplexity nll", "\n|  | 64 | 1,024 |\n|---|---|---|\n| a | 1.235 ± 0.001 | undefined |\n"),
-        ("table perplexity nll x", "\n|  | 64 |\n|---|---|\n| b | 2.000 ± 0.100 |\n"),
+        ("verdict a c", "no verdict, −0.100"),
+        ("table perplexity nll x", "\n|  | 64 | 32 |\n|---|---|---|\n| b | 2.000 ± 0.100 | – |\n| c | – | 2.500 |\n"),
     ],
 )
 def test_a_mark_is_replaced_by_the_numbers_of_the_study(docs, kind, expected):
@@ -45,7 +49,12 @@ def test_a_mark_is_replaced_by_the_numbers_of_the_study(docs, kind, expected):
     assert study_tables.write_page(written) == written
 
 
-@pytest.mark.parametrize("kind", ["verdict a c", "verdict a b", "nothing", "table perplexity loss"])
+def test_a_table_of_several_metrics_names_them(docs):
+    page = study_tables.write_page("<!-- study sizes: verdicts --><!-- /study -->")
+    assert "| a lower than c | bits_per_byte x | 64 | −0.100 | 1 | 1 | no verdict |" in page
+
+
+@pytest.mark.parametrize("kind", ["verdict a d", "verdict a b", "nothing", "table perplexity loss"])
 def test_a_mark_that_the_study_does_not_have_is_an_error(docs, kind):
     with pytest.raises((KeyError, ValueError)):
         study_tables.write_page(f"<!-- study sizes: {kind} --><!-- /study -->")
