@@ -3,7 +3,8 @@
     python -m mini_gpt.study run configs/studies/positions.py
 
 60 runs of configs/positions.py: four layers of width 128, trained on Shakespeare with a context of 64 characters, for
-2,000 steps. Without an internet connection, add --config.data.path=FILE. Times and results: docs/extrapolation.md.
+2,000 steps. Sliding windows have a stride of 32 characters. Without an internet connection, add
+--config.data.path=FILE. Times and results: docs/extrapolation.md.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions
@@ -24,7 +25,7 @@ def get_study() -> Study:
         overrides={"model.dtype": "float32"},
         conditions={name: {"model.position": name} for name in ENCODINGS},
         seeds=range(10),
-        suites={"extrapolation": SuiteOptions(lengths="1x,2x,4x,8x,16x")},
+        suites={"extrapolation": SuiteOptions(lengths="1x,2x,4x,8x,16x", strides="32")},
         contrasts=contrasts,
         smallest_effect=0.02,  # nats per token; losses of one encoding differ by up to 0.03 between seeds
         fit=Fit("extrapolation", "nll", at_most=2.3, label="blocks"),  # a bigram model has a loss of 2.484
