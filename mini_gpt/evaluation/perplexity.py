@@ -13,6 +13,7 @@ from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.threads import in_order
 
 MAX_STRETCHES = 16  # in a sample of a split
 MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each token
@@ -28,6 +29,21 @@ def make_nll_fn(model: LoadedModel) -> NllFn:
         return nll_BL[: len(inputs_BL)]
 
     return nll_fn
+
+
+def token_losses(
+    model: LoadedModel, tokens: np.ndarray, *, window: int, stride: int, advance: Advance = silent
+) -> np.ndarray:
+    """Return `scoring.score_tokens` with the model's loss, batch size and threads."""
+    return scoring.score_tokens(
+        make_nll_fn(model),
+        tokens,
+        window=window,
+        stride=stride,
+        batch_size=model.rows_at_a_time(window),
+        threads=model.batches_at_a_time,
+        advance=advance,
+    )
 
 
 def score_split(
@@ -120,19 +136,22 @@ def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, advance: Advance) -> Score:
-    nll_fn, window = make_nll_fn(model), model.config.context_length
-    rows = model.rows_at_a_time(window)
-    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows, advance=advance)
+    window = model.config.context_length
+    nll = token_losses(model, tokens, window=window, stride=window, advance=advance)
     return scoring.score(nll, tokens[1:], token_bytes)
 
 
 def _score_masked(model: LoadedModel, tokens: np.ndarray, seed: int, advance: Advance) -> Score:
     nll_fn, nll_sum, count = make_nll_fn(model), 0.0, 0
+
+    def score_batch(block: tuple[int, batches.Batch]) -> tuple[float, int, int]:
+        filled, batch = block
+        nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
+        return float(nll_BL[:filled].sum(dtype=np.float64)), int(batch["weights"][:filled].sum()), filled
+
     rows = model.rows_at_a_time(model.config.context_length)
     blocks = batches.masked_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
-    for filled, batch in blocks:
-        nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
-        nll_sum += float(nll_BL[:filled].sum(dtype=np.float64))
-        count += int(batch["weights"][:filled].sum())
-        advance(batch["inputs"][:filled].size)
+    for batch_nll, masked, filled in in_order(score_batch, blocks, model.batches_at_a_time):
+        nll_sum, count = nll_sum + batch_nll, count + masked
+        advance(filled * model.config.context_length)
     return Score(nll_sum, count, 0)

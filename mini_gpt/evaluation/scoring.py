@@ -1,7 +1,7 @@
 """The loss of each token of a text, in windows of a given length and stride, and sums of these losses."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,7 @@ from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
 from mini_gpt.evaluation.progress import Advance, silent
+from mini_gpt.runtime.threads import in_order
 
 NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -40,7 +41,14 @@ class Score:
 
 
 def score_tokens(
-    nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int, batch_size: int, advance: Advance = silent
+    nll_fn: NllFn,
+    tokens: np.ndarray,
+    *,
+    window: int,
+    stride: int,
+    batch_size: int,
+    threads: int = 1,
+    advance: Advance = silent,
 ) -> np.ndarray:
     """Return the loss of every token but the first, in nats, float32; its shape is [len(tokens) - 1].
 
@@ -49,18 +57,22 @@ def score_tokens(
     window - stride + 1 tokens of context.
 
     nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window. Copies of the
-    last token pad the last window; copies of a row pad the last batch. advance: called with the number of tokens of
-    each batch, without these rows. Raises ValueError unless 1 ≤ stride ≤ window.
+    last token pad the last window; copies of a row pad the last batch. threads: the number of threads that call nll_fn.
+    advance: called with the number of tokens of each batch, without the padding rows. Raises ValueError unless
+    1 ≤ stride ≤ window.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride: found {stride}; must be in 1..window ({window})")
     tokens = np.asarray(tokens)
     targets = len(tokens) - 1
     nll = np.empty(max(targets, 0), np.float32)
+
+    def score_batch(batch: tuple[int, Sequence[int]]) -> tuple[int, Sequence[int], np.ndarray]:
+        rows_BM = tokens.take(np.add.outer(batch[1], np.arange(window + 1)), mode="clip").astype(np.int32)
+        return *batch, np.asarray(nll_fn(rows_BM[:, :-1], rows_BM[:, 1:]))
+
     all_starts = range(0, stride * num_windows(targets, window, stride), stride)
-    for count, starts in in_full_batches(all_starts, batch_size):
-        rows_BM = tokens.take(np.add.outer(starts, np.arange(window + 1)), mode="clip").astype(np.int32)
-        nll_BL = np.asarray(nll_fn(rows_BM[:, :-1], rows_BM[:, 1:]))
+    for count, starts, nll_BL in in_order(score_batch, in_full_batches(all_starts, batch_size), threads):
         for start, nll_L in zip(starts[:count], nll_BL[:count], strict=True):
             first = 0 if start == 0 else window - stride
             last = min(window, targets - start)

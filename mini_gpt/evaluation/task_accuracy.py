@@ -24,6 +24,7 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model.gpt import keys_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
+from mini_gpt.runtime.threads import in_order
 
 PROBLEMS = 512  # at most, of each length
 FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # default lengths, divided by the longest trained length
@@ -66,20 +67,25 @@ def accuracy(
     """Score (question, answer) problems in rows of `length` inputs. advance: called with each batch's token count."""
     columns: dict[str, list[np.ndarray]] = {"solved": [], "tokens": [], "right": [], "nll": []}  # of each problem
     answers: list[np.ndarray] = []
-    for count, indices in in_full_batches(range(len(problems)), model.rows_at_a_time(length)):
+
+    def predict(part: tuple[int, list[int]]) -> tuple[np.ndarray, ...]:
+        count, indices = part
         batch = batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
-        indices_B = np.array(indices, np.int32)
-        arrays = sharding.put_whole((batch["inputs"], batch["targets"], indices_B), model.mesh)
-        nll_BL, predicted_BL = (np.asarray(array)[:count] for array in _predict(model, *arrays))
-        scored_BL = batch["weights"][:count] > 0
-        right_BL = predicted_BL == batch["targets"][:count]
+        arrays = (batch["inputs"], batch["targets"], np.array(indices, np.int32))
+        predicted = _predict(model, *sharding.put_whole(arrays, model.mesh))
+        return tuple(np.asarray(array)[:count] for array in (batch["targets"], batch["weights"], *predicted))
+
+    parts = in_full_batches(range(len(problems)), model.rows_at_a_time(length))
+    for targets_BL, weights_BL, nll_BL, predicted_BL in in_order(predict, parts, model.batches_at_a_time):
+        scored_BL = weights_BL > 0
+        right_BL = predicted_BL == targets_BL
         answer_BL = scored_BL & np.pad(scored_BL[:, 1:], ((0, 0), (0, 1)))  # all but the last, which is the end
         columns["solved"].append((right_BL | ~scored_BL).all(axis=1))
         columns["tokens"].append(answer_BL.sum(axis=1))
         columns["right"].append((right_BL & answer_BL).sum(axis=1))
         columns["nll"].append(np.where(scored_BL, nll_BL, 0.0).sum(axis=1, dtype=np.float64))
         answers += [predicted_L[scored_L] for predicted_L, scored_L in zip(predicted_BL, scored_BL, strict=True)]
-        advance(count * length)
+        advance(targets_BL.size)
     solved_P, tokens_P, right_P, nll_P = map(np.concatenate, columns.values())
     by_problem = {
         "exact_match": Items(solved_P, np.ones(len(problems))),

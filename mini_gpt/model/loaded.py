@@ -11,7 +11,9 @@ from jax.sharding import Mesh
 from mini_gpt.config.schema import Config
 from mini_gpt.model.gpt import Inputs, MiniGPT, positions_and_segments
 from mini_gpt.model.loss import token_nll
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import devices, sharding
+
+MOST_TOKENS_AT_A_TIME = 2**14  # in all batches that run at the same time; larger batches use all cores of a CPU
 
 
 @functools.partial(
@@ -53,6 +55,17 @@ class LoadedModel:
         """Return the number of rows of a batch of about `batch_tokens` tokens, a positive multiple of the shards."""
         shards = sharding.shards(self.mesh)
         return shards * max(1, self.batch_tokens // length // shards)
+
+    @property
+    def batches_at_a_time(self) -> int:
+        """Return the number of batches to score at the same time, in threads. It does not change the results.
+
+        A small batch does not keep all cores of a CPU busy. On several devices, batches must run one after another,
+        because the devices exchange data.
+        """
+        if self.mesh.size > 1 or self.mesh.devices.flat[0].platform != "cpu":
+            return 1
+        return max(1, min(len(devices.cores()), MOST_TOKENS_AT_A_TIME // self.batch_tokens))
 
     def merge(self) -> MiniGPT:
         """Return the module with its parameters; also works under jit."""

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import logging
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,11 @@ def visible() -> list[jax.Device]:
                     f"and JAX_PLATFORMS={'cuda' if kind == 'GPU' else 'tpu'} makes it an error"
                 )
     return found
+
+
+def cores() -> list[int]:
+    """Return the ids of the CPU cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def platform(device: Any) -> str:

@@ -39,7 +39,7 @@ def slots(jobs: int | None = None) -> list[Slot]:
     Raises UserError if there are more jobs than cores and than GPUs, or several on a TPU, or if JAX cannot start.
     """
     platform, count = _accelerators()
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = devices.cores()
     limit = min(_cpu_limit() or len(cores), len(cores))
     default = {"cpu": limit, "tpu": 1}.get(platform, count)
     most = 1 if platform == "tpu" else max(default, len(cores))

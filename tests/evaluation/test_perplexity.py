@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from mini_gpt.data import batches
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model import loss as losses
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model
 
@@ -103,6 +105,34 @@ def test_a_batch_has_no_more_tokens_than_in_training(make_model, monkeypatch):
     longer = dataclasses.replace(make_model(context_length=64), batch_tokens=130)
     perplexity.score_split(longer, make_tokens(300), TOKEN_BYTES, advance=seen.append)
     assert shapes == {(2, 64)} and sum(seen) == 5 * 64  # five windows, in batches of two
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_threads_do_not_change_the_loss(make_model, monkeypatch, masked):
+    fields = {"train__objective": "masked", "model__causal": False} if masked else {}
+    model, tokens, callers, nll = make_model(train__batch_size=2, **fields), make_tokens(2000), set(), LoadedModel.nll
+
+    def recorded(*args):
+        callers.add(threading.current_thread())
+        return nll(*args)
+
+    monkeypatch.setattr(LoadedModel, "nll", recorded)
+    monkeypatch.setattr(devices, "cores", lambda: [0])
+    alone = perplexity.score_split(model, tokens, TOKEN_BYTES)
+    assert callers == {threading.main_thread()}
+    monkeypatch.setattr(devices, "cores", lambda: [0, 1, 2])
+    together = perplexity.score_split(model, tokens, TOKEN_BYTES)
+    assert 2 <= len(callers) <= 4
+    assert together.nll_sum == alone.nll_sum and together.tokens == alone.tokens
+
+
+def test_batches_that_run_at_the_same_time_are_small_and_on_one_device(make_model, monkeypatch):
+    monkeypatch.setattr(devices, "cores", lambda: [3, 5, 7])
+    model = make_model(train__batch_size=2)
+    assert model.batches_at_a_time == 3
+    assert dataclasses.replace(model, batch_tokens=2**13).batches_at_a_time == 2
+    assert dataclasses.replace(model, batch_tokens=2**20).batches_at_a_time == 1
+    assert make_model(train__batch_size=2, mesh__data=2).batches_at_a_time == 1
 
 
 def test_a_split_too_short_to_score_is_refused(small):
