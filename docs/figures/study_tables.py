@@ -4,7 +4,8 @@
     python -m docs.figures.study_tables                              # write them into the pages
 
 A page has `<!-- study NAME: KIND -->`, then what is generated, then `<!-- /study -->`. KIND is `standing`, `verdicts`,
-`verdict CONDITION CONDITION [LENGTH]`, or `table SUITE METRIC [LABEL]`.
+`verdict CONDITION CONDITION [LENGTH]`, `table SUITE METRIC [LABEL]`, or `rise CONDITION LENGTH LENGTH SUITE METRIC
+[LABEL]`: the difference of the means at the two lengths, second minus first.
 """
 
 import argparse
@@ -41,7 +42,12 @@ def generated(name: str, kind: str) -> str:
     if word == "table":
         suite, metric, *label = arguments
         return f"\n{_table(_rows(name, suite), metric, ' '.join(label))}\n"
-    raise ValueError(f"{kind}: must start with standing, verdicts, verdict or table")
+    if word == "rise":
+        condition, first, second, suite, metric, *label = arguments
+        rows = [row for row in _rows(name, suite) if row["measured"] == " ".join(label)]
+        mean = {row["length"]: row[f"{metric}_mean"] for row in rows if row["condition"] == condition}
+        return _signed(float(mean[second]) - float(mean[first]))
+    raise ValueError(f"{kind}: must start with standing, verdicts, verdict, table or rise")
 
 
 def write_page(text: str) -> str:
@@ -89,11 +95,13 @@ def _verdicts(rows: Rows) -> str:
 def _difference(row: dict[str, str]) -> str:
     if not row["difference"]:
         return "–"
-    difference, low, high = (
-        f"{float(row[name]):+.3f}".replace("-", "−") if row[name] else ""
-        for name in ("difference", "interval_low", "interval_high")
-    )
+    names = ("difference", "interval_low", "interval_high")
+    difference, low, high = (_signed(float(row[name])) if row[name] else "" for name in names)
     return f"{difference} ({low} to {high})" if low else difference
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.3f}".replace("-", "−")
 
 
 def _table(rows: Rows, metric: str, label: str) -> str:

@@ -12,6 +12,9 @@ def test_every_page_has_the_numbers_of_its_studies():
         assert study_tables.write_page(text) == text, f"{page}: run python -m docs.figures.study_tables"
 
 
+RULE = "|---|---|---|\n"
+
+
 @pytest.fixture
 def docs(tmp_path, monkeypatch):
     monkeypatch.setattr(study_tables, "DOCS", tmp_path)
@@ -26,7 +29,7 @@ def docs(tmp_path, monkeypatch):
     )
     (folder / "perplexity.csv").write_text(
         "condition,measured,length,nll_mean,nll_standard_deviation\na,,64,1.23456,0.001\na,,1024,,\nb,x,64,2.0,0.1\n"
-        "c,x,32,2.5,\n"
+        "c,x,32,2.5,\nc,x,64,2.438,\n"
     )
     return tmp_path
 
@@ -39,7 +42,9 @@ def docs(tmp_path, monkeypatch):
         ("verdict a b 128", "no verdict, –"),
         ("table perplexity nll", "\n|  | 64 | 1,024 |\n|---|---|---|\n| a | 1.235 ± 0.001 | undefined |\n"),
         ("verdict a c", "no verdict, −0.100"),
-        ("table perplexity nll x", "\n|  | 64 | 32 |\n|---|---|---|\n| b | 2.000 ± 0.100 | – |\n| c | – | 2.500 |\n"),
+        ("table perplexity nll x", f"\n|  | 64 | 32 |\n{RULE}| b | 2.000 ± 0.100 | – |\n| c | 2.438 | 2.500 |\n"),
+        ("rise c 32 64 perplexity nll x", "−0.062"),
+        ("rise c 64 32 perplexity nll x", "+0.062"),
     ],
 )
 def test_a_mark_is_replaced_by_the_numbers_of_the_study(docs, kind, expected):
@@ -54,7 +59,10 @@ def test_a_table_of_several_metrics_names_them(docs):
     assert "| a lower than c | bits_per_byte x | 64 | −0.100 | 1 | 1 | no verdict |" in page
 
 
-@pytest.mark.parametrize("kind", ["verdict a d", "verdict a b", "nothing", "table perplexity loss"])
+MISSING = ["verdict a d", "verdict a b", "nothing", "table perplexity loss", "rise a 64 1024 perplexity nll"]
+
+
+@pytest.mark.parametrize("kind", MISSING)
 def test_a_mark_that_the_study_does_not_have_is_an_error(docs, kind):
     with pytest.raises((KeyError, ValueError)):
         study_tables.write_page(f"<!-- study sizes: {kind} --><!-- /study -->")
