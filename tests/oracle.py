@@ -46,7 +46,7 @@ def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_
         return factor * plain
     if scaling == "ntk":
         return plain * factor ** (2 * pair / (width - 2))
-    if scaling == "yarn":
+    if scaling in ("yarn", "llama3"):
         rotations = original_context / plain
         slow, fast = betas
         if rotations > fast:
@@ -58,11 +58,12 @@ def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_
     return plain
 
 
-def rope(x, position, width, base=10_000.0, **scaling):
+def rope(x, position, width, base=10_000.0, turning=1.0, **scaling):
     """Rotate one vector. Dimensions i and i + width/2 form one complex number."""
     half = width // 2
     z = x[:half] + 1j * x[half:width]
-    z = z * np.array([np.exp(2j * math.pi * position / wavelength(i, width, base, **scaling)) for i in range(half)])
+    for i in range(round(turning * half)):
+        z[i] *= np.exp(2j * math.pi * position / wavelength(i, width, base, **scaling))
     return np.concatenate([z.real, z.imag, x[width:]])
 
 
@@ -91,6 +92,33 @@ def t5_bucket(offset, causal, buckets=32, max_distance=128):
     return result + min(large, buckets - 1)
 
 
+def fire(p, threshold, i, j):
+    """Return the biases of all heads for query i and key j, as in Li et al.'s released code."""
+    psi = lambda x: math.log(abs(p["c"] * x) + 1)
+    share = psi(i - j) / psi(max(threshold * p["factor"], i))
+    return np.maximum(share * p["up"] + p["up_bias"], 0) @ p["down"] + p["down_bias"]
+
+
+def softplus(x):
+    return math.log(1 + math.exp(x))
+
+
+def bias(config, position, own, tables, i, j):
+    """Return the biases of all heads for a query at position i and a key at position j. own: the layer's parameters."""
+    heads = range(config.num_heads)
+    if position == "alibi":
+        return [-slope * abs(i - j) for slope in alibi_slopes(config.num_heads)]
+    if position == "hard_alibi":
+        return [-np.inf if h < config.hard_alibi.heads and abs(i - j) > h else 0.0 for h in heads]
+    if position == "t5":
+        return tables["t5"]["bias_table"][t5_bucket(j - i, config.causal)]
+    if position == "kerple":
+        return [-softplus(own["p"][h]) * math.log(1 + softplus(own["a"][h]) * abs(i - j)) for h in heads]
+    if position == "fire":
+        return fire(own, config.fire.threshold, i, j)
+    return [0.0 for _ in heads]
+
+
 def attention(config, p, x, position, tables, positions, visible):
     length, width = x.shape
     K, H, G = width // config.num_heads, config.num_heads, config.num_kv_heads
@@ -102,7 +130,7 @@ def attention(config, p, x, position, tables, positions, visible):
         if position == "rope":
             rotated, r = int(K * config.rope.fraction), config.rope
             scaling = {"scaling": r.scaling, "factor": r.factor, "original_context": r.original_context}
-            scaling["betas"] = r.beta_slow, r.beta_fast
+            scaling |= {"betas": (r.beta_slow, r.beta_fast), "turning": r.turning}
             qh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(qh, positions, strict=True)])
             kh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(kh, positions, strict=True)])
         logits = qh @ kh.T / (math.sqrt(K) if config.scale_attention else 1.0)
@@ -110,11 +138,7 @@ def attention(config, p, x, position, tables, positions, visible):
             logits *= (0.1 * math.log(config.rope.factor) + 1) ** 2
         for i in range(length):
             for j in range(length):
-                if position == "alibi":
-                    logits[i, j] -= alibi_slopes(H)[h] * abs(positions[i] - positions[j])
-                if position == "t5":
-                    bucket = t5_bucket(positions[j] - positions[i], config.causal)
-                    logits[i, j] += tables["t5"]["bias_table"][bucket, h]
+                logits[i, j] += bias(config, position, p.get("position"), tables, positions[i], positions[j])[h]
         out[:, h * K : (h + 1) * K] = softmax(np.where(visible, logits, -np.inf)) @ vh
     return linear(p["out"], out)
 

@@ -99,7 +99,7 @@ def extended(tmp_path_factory):
             if title and language == "diff":
                 change(root / title, code)
             elif title:
-                following = itertools.chain(blocks[number + 1 :], [("diff", title, "")])
+                following = itertools.chain(blocks[number + 1 :], [("diff", title, None)])
                 insert(root / title, code, before=next(c for kind, t, c in following if kind == "diff" and t == title))
         checks = [code for language, title, code in blocks if language == "python" and not title]
         assert checks
@@ -108,20 +108,20 @@ def extended(tmp_path_factory):
 
 
 def change(path: Path, diff: str) -> None:
-    """Apply a diff: lines that begin with a space, - or +. The file must contain the old lines exactly once."""
-    lines = diff.splitlines(keepends=True)
+    """Apply a diff: lines that begin with a space, - or +, or are empty. The file must contain the old lines once."""
+    lines = [line if line.strip() else f" {line}" for line in diff.splitlines(keepends=True)]
     old, new = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" -", " +"))
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1, f"{path.name} must contain this exactly once:\n{old}"
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def insert(path: Path, code: str, *, before: str) -> None:
-    """Write a new file, or insert code before the top-level statement that the diff `before` changes."""
-    if not path.exists():
-        path.write_text(code, encoding="utf-8")
+def insert(path: Path, code: str, *, before: str | None) -> None:
+    """Write a new file, or insert code before the top-level statement that the diff `before` changes; None: append."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if not text or before is None:
+        path.write_text(f"{text}\n\n{code}" if text else code, encoding="utf-8")
         return
-    text = path.read_text(encoding="utf-8")
     place = text.index("".join(line[1:] for line in before.splitlines(keepends=True) if line[0] in " -"))
     start = max(match.start() for match in re.finditer(r"^\w", text, re.MULTILINE) if match.start() <= place)
     path.write_text(f"{text[:start]}{code}\n\n{text[start:]}", encoding="utf-8")

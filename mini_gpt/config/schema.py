@@ -12,7 +12,9 @@ Share = Annotated[float, Range("in [0, 1]", lambda value: 0 <= value <= 1)]
 ShareAbove0 = Annotated[float, Range("in (0, 1]", lambda value: 0 < value <= 1)]
 ShareInside = Annotated[float, Range("in (0, 1)", lambda value: 0 < value < 1)]
 Rate = Annotated[float, Range("in [0, 1)", lambda value: 0 <= value < 1)]
-Position = Literal["none", "learned", "sinusoidal", "rope", "alibi", "t5"]
+Position = Literal["none", "learned", "sinusoidal", "rope", "alibi", "hard_alibi", "t5", "kerple", "fire"]
+ROPE_FREQUENCIES = ("turning", "scaling", "factor", "original_context", "beta_slow", "beta_fast")
+PER_LAYER = ("kerple", "fire")  # with parameters in each layer
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
 MOST_LAYERS, LARGEST = 4096, 2**24  # above any real model; they bound the memory that a config can ask for
 Size = Annotated[int, up_to(LARGEST)]
@@ -44,22 +46,38 @@ def _original_context(values: Mapping[str, Any]) -> int | None:
     return max(1, round(values["context_length"] / values["model.rope.factor"])) if rotary else None
 
 
+def _beta_fast(values: Mapping[str, Any]) -> float:
+    """32, chosen for LLaMA; llama3: 4"""
+    return 4.0 if values["model.rope.scaling"] == "llama3" else 32.0
+
+
 class RopeConfig(Section, prefix="model.rope."):
     """Rotary positions (Su et al. 2021), with scaling to longer contexts."""
 
     base: Annotated[float, above(1)] = field(10_000.0, "wavelengths are between 2π and 2π × base")
     fraction: ShareAbove0 = field(1.0, "share of a head's dimensions that are rotated")
-    scaling: Literal["none", "linear", "ntk", "yarn"] = field(
-        "none", "method for longer contexts: linear (Chen et al. 2023), ntk, yarn (Peng et al. 2023)"
+    turning: ShareAbove0 = field(1.0, "share of pairs that turn, the fastest (p-RoPE, Barbero et al. 2025)", before=1.0)
+    scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = field(
+        "none", "method for longer contexts: linear (Chen et al. 2023), ntk, yarn (Peng et al. 2023), llama3"
     )
     factor: Annotated[float, at_least(1)] = field(1.0, "target context length, as a multiple of the original one")
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
-    beta_slow: Positive = field(1.0, "yarn: pairs with fewer rotations in the original context are interpolated")
-    beta_fast: float = field(32.0, "yarn: pairs with more rotations are unchanged; 1 and 32 were chosen for LLaMA")
+    beta_slow: Positive = field(1.0, "yarn, llama3: pairs with fewer turns in the original context are interpolated")
+    beta_fast: float = field(None, "yarn, llama3: pairs with more turns are unchanged", _beta_fast)
 
     def check(self) -> None:
         if self.beta_fast <= self.beta_slow:
             self.refuse("beta_fast", f"must be above model.rope.beta_slow ({self.beta_slow})")
+
+
+def _half_of_the_heads(values: Mapping[str, Any]) -> int:
+    """model.num_heads / 2"""
+    return (values["model.num_heads"] + 1) // 2
+
+
+def _half_of_the_context(values: Mapping[str, Any]) -> float:
+    """context_length / 2"""
+    return values["context_length"] / 2
 
 
 class SinusoidalConfig(Section, prefix="model.sinusoidal."):
@@ -80,6 +98,19 @@ class T5Config(Section, prefix="model.t5."):
             self.refuse("num_buckets", "must be a positive multiple of 4")
         if self.max_distance <= self.num_buckets:
             self.refuse("max_distance", f"must be above model.t5.num_buckets ({self.num_buckets})")
+
+
+class HardAlibiConfig(Section, prefix="model.hard_alibi."):
+    """Hard-ALiBi: some heads see only the last tokens (Jelassi et al. 2024)."""
+
+    heads: Annotated[int, at_least(0)] = field(None, "head i of these sees i + 1 tokens", _half_of_the_heads, None)
+
+
+class FireConfig(Section, prefix="model.fire."):
+    """FIRE: a trained function of relative distances (Li et al. 2024)."""
+
+    width: Size = field(32, "of the hidden layer", before=32)
+    threshold: Positive = field(None, "initial L; positions up to L count as L", _half_of_the_context, None)
 
 
 class ModelConfig(Section, prefix="model."):
@@ -117,7 +148,9 @@ class ModelConfig(Section, prefix="model."):
     random_positions: OptionalSize = field(None, "draw sorted positions below this (Ruoss et al. 2023); None: 0, 1, …")
     rope: RopeConfig
     sinusoidal: SinusoidalConfig
+    hard_alibi: HardAlibiConfig
     t5: T5Config
+    fire: FireConfig
 
     def check(self) -> None:
         encodings, heads, period = self.position_pattern, self.num_heads, len(self.position_pattern)
@@ -136,13 +169,19 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("position", f"the pattern must not be longer than model.num_layers ({self.num_layers})")
         if self.scan_layers and self.num_layers % period:
             self.refuse("num_layers", f"with model.scan_layers it must be divisible by {period}, the pattern's length")
+        if self.scan_layers and period > 1 and (own := sorted(set(encodings) & set(PER_LAYER))):
+            reason = "its parameters in each layer can't be stacked"
+            self.refuse("position", f"with model.scan_layers, {own[0]} can't be part of a pattern: {reason}")
+        if self.hard_alibi.heads > heads:
+            self.refuse("hard_alibi.heads", f"must be at most model.num_heads ({heads})")
         if self.position == "learned" and (self.random_positions or 0) > self.max_positions:
             self.refuse("random_positions", f"learned positions end at model.max_positions ({self.max_positions})")
         if "rope" in encodings:
             self._check_rope()
         else:
-            for name in ("scaling", "factor", "original_context", "beta_slow", "beta_fast"):
-                if getattr(self.rope, name) != specs(RopeConfig)[f"model.rope.{name}"].default:
+            unused = {name: specs(RopeConfig)[f"model.rope.{name}"].default for name in ROPE_FREQUENCIES}
+            for name, default in (unused | {"beta_fast": 32.0}).items():
+                if getattr(self.rope, name) != default:
                     self.refuse(f"rope.{name}", f"it scales rotary positions, but model.position is {self.position!r}")
 
     def _check_rope(self) -> None:
@@ -151,6 +190,8 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing with a factor of 1; raise it")
         if scaling == "ntk" and rotated <= 2:
             self.refuse("rope.scaling", f"needs more than one pair of dimensions, but {rotated} dimensions are rotated")
+        if round(self.rope.turning * rotated / 2) == 0:
+            self.refuse("rope.turning", f"no pair of the {rotated} rotated dimensions turns; raise it")
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
             count = f"{fields} give {rotated} of {self.head_width} per head"

@@ -137,7 +137,7 @@ class Rotary(Architecture):
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         # No YaRN: Transformers' ramp is linear in the pair index. The ramp of the paper is linear in rotations.
-        return super().supported(model) | {"rope.scaling": ("none", "linear", "ntk")}
+        return super().supported(model) | {"rope.scaling": ("none", "linear", "ntk"), "rope.turning": (1.0,)}
 
     def describe(self, config: Config) -> dict[str, Any]:
         rope, width = config.model.rope, config.model.rotated_width

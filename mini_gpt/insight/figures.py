@@ -17,6 +17,8 @@ from mini_gpt.insight import attention, images
 from mini_gpt.insight.curves import finish, new_figure
 from mini_gpt.model import positions
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.model.positions.biases import alibi_slopes, t5_bucket
+from mini_gpt.model.positions.waves import geometric_frequencies, rope_frequencies
 from mini_gpt.runtime import sharding
 
 MOST_TOKENS = 32  # of the text in a figure of attention maps
@@ -100,7 +102,7 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     bands.legend(frameon=False, fontsize=8, loc="upper right")
     bands.spines[["top", "right", "left"]].set_visible(False)
     longest = 2 * math.pi * encoding.base
-    wavelengths_P = 2 * math.pi / positions.geometric_frequencies(encoding.base, width)
+    wavelengths_P = 2 * math.pi / geometric_frequencies(encoding.base, width)
     waves.semilogy(np.arange(0, width, 2), wavelengths_P, marker=".", linewidth=1)
     note = lambda text, xy, shift, **style: waves.annotate(
         text, xy, xytext=shift, textcoords="offset points", **{"fontsize": 9} | style
@@ -119,7 +121,7 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
     figure, (added, inside) = new_figure((2 * 5.6, 4.3), 1, 2, title="Similarity of two positions by distance")
     distance = np.arange(length)
     score = lambda frequencies: np.cos(np.outer(distance, frequencies)).mean(axis=1)
-    waves = score(positions.geometric_frequencies(config.sinusoidal.base, config.d_model))
+    waves = score(geometric_frequencies(config.sinusoidal.base, config.d_model))
     added.plot(distance, waves, label="sinusoidal: depends only on the distance")
     table_PD = initial_table("learned", config, config.max_positions or length) if trained is None else trained
     cosines = images.cosines(table_PD)
@@ -131,9 +133,9 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
     added.fill_between(distance[:reach], low, high, color="C1", alpha=0.2, linewidth=0)
     added.set_ylim(min(-0.3, low.min()), 1.45)
     finish(added, xlabel="distance (tokens)", ylabel="cosine of two positions", title="Added to the embeddings")
-    by_rope = score(positions.rope_frequencies(config.rope, config.rotated_width))
+    by_rope = score(rope_frequencies(config.rope, config.rotated_width))
     inside.plot(distance, by_rope, color="C2", label="RoPE: score of equal vectors")
-    for head, slope in enumerate(positions.alibi_slopes(config.num_heads)):
+    for head, slope in enumerate(alibi_slopes(config.num_heads)):
         style = {"color": "C3", "alpha": 1 - 0.75 * head / config.num_heads, "linewidth": 1}
         label = None if head else "ALiBi: factor exp(-slope·distance), one line per head"
         inside.plot(distance, np.exp(-slope * distance), **style, label=label)
@@ -219,7 +221,7 @@ def t5_buckets(config: ModelConfig, length: int) -> np.ndarray:
     """Return T5's bucket of each distance to the left, from 0 to length - 1."""
     num_buckets = config.t5.num_buckets if config.causal else config.t5.num_buckets // 2
     most = config.t5.max_distance
-    return np.asarray(positions.t5_bucket(-jnp.arange(length), causal=True, num_buckets=num_buckets, max_distance=most))
+    return np.asarray(t5_bucket(-jnp.arange(length), causal=True, num_buckets=num_buckets, max_distance=most))
 
 
 def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) -> Figure:

@@ -77,10 +77,10 @@ class Mlp(nnx.Module):
 class Block(nnx.Module):
     """Attention, then the feed-forward, each in a residual branch: x + f(norm(x)) (pre) or norm(x + f(x)) (post)."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, encoding: str, *, rngs: nnx.Rngs):
         self.config = config
         self.attention_norm = make_norm(config, rngs=rngs)
-        self.attention = MultiHeadAttention(config, dtype, rngs=rngs)
+        self.attention = MultiHeadAttention(config, dtype, encoding, rngs=rngs)
         self.mlp_norm = make_norm(config, rngs=rngs)
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
@@ -113,15 +113,15 @@ class MiniGPT(nnx.Module):
         std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
         init = nnx.initializers.normal(std)
         self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
-        # A dict by name, so that an encoding that layers share is stored once.
-        encodings = zip(config.position_pattern, positions.make(config, rngs=rngs), strict=False)
-        self.positions = nnx.Dict(**dict(encodings))
-        make_block = lambda rngs: Block(config, self.dtype, rngs=rngs)
+        self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
+        pattern = config.position_pattern
         self.blocks: Any
         if config.scan_layers:
+            make_block = lambda rngs: Block(config, self.dtype, pattern[0], rngs=rngs)
             self.blocks = _stack_blocks(make_block, config.num_layers, rngs)
         else:
-            self.blocks = nnx.List([make_block(rngs) for _ in range(config.num_layers)])
+            names = (pattern[layer % len(pattern)] for layer in range(config.num_layers))
+            self.blocks = nnx.List([Block(config, self.dtype, name, rngs=rngs) for name in names])
         if config.norm_placement == "pre":
             self.final_norm = make_norm(config, rngs=rngs)
         if not config.tie_embeddings:
@@ -170,11 +170,11 @@ class MiniGPT(nnx.Module):
             check_length(config, tokens_BL.shape[1])
             positions_BL = jnp.arange(tokens_BL.shape[1])[None]
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
-        pattern = [self.positions[name] for name in config.position_pattern]
+        pattern = [self.positions.get(name) for name in config.position_pattern]
         x_BLD = sharding.gather(self.embedding[...])[tokens_BL]  # the residual stream is float32
         if config.scale_embeddings:
             x_BLD = x_BLD * config.d_model**0.5
-        x_BLD = pattern[0].embed(x_BLD, positions_BL)
+        x_BLD = pattern[0].embed(x_BLD, positions_BL) if pattern[0] else x_BLD
         x_BLD = dropout(x_BLD, config.embedding_dropout, None if keys is None else keys[-1])
 
         mask = Mask(config.causal, config.attention_window, segments_BL)

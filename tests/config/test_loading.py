@@ -101,7 +101,9 @@ ADDED = [name for name, spec in specs(Config).items() if spec.before is not REQU
 def value_before(name, values):
     """Return the value of a field in a config.json that is older than the field."""
     spec = specs(Config)[name]
-    return values[spec.follows] if spec.before is None and spec.follows else spec.before
+    if spec.before is not None or not spec.follows:
+        return spec.before
+    return spec.follows(values) if callable(spec.follows) else values[spec.follows]
 
 
 def without(values, names):

@@ -30,9 +30,8 @@ def encoding(name, heads, groups, causal=True):
     overrides = {"model.position": name, "model.d_model": 16 * heads, "model.num_heads": heads, "model.causal": causal}
     overrides |= {"model.num_kv_heads": groups, "train.objective": "next_token" if causal else "masked"}
     position = positions.ENCODINGS[name](configs.load("configs/default.py", overrides).model, rngs=nnx.Rngs(0))
-    if name == "t5":
-        position.bias_table[...] = draw(*position.bias_table.shape, seed=9)
-    return nnx.split(position)
+    definition, weights = nnx.split(position)
+    return definition, jax.tree.map(lambda leaf: leaf + draw(*leaf.shape, seed=9), weights)
 
 
 def gradients_and_outputs(attend, q, k, v, weights):
@@ -63,10 +62,13 @@ CASES = {  # length, position, causal, window, segments, groups
     "bidirectional, t5, window": (150, "t5", False, 40, True, 4),
     "longer, t5": (300, "t5", True, None, True, 2),
     "long": (600, "none", True, None, True, 2),
+    "kerple, window": (150, "kerple", True, 70, True, 2),
+    "long, fire": (600, "fire", True, None, False, 2),
+    "long, hard_alibi": (600, "hard_alibi", True, None, True, 4),
     "long, t5, window": (600, "t5", True, 300, False, 4),
     "long, bidirectional, alibi": (600, "alibi", False, None, True, 4),
 }
-QUICK = ["t5, grouped, documents", "long, bidirectional, alibi"]
+QUICK = ["t5, grouped, documents", "long, bidirectional, alibi", "kerple, window"]
 
 
 @pytest.mark.parametrize("case", [*QUICK, *slow(*(case for case in CASES if case not in QUICK))])
@@ -86,7 +88,8 @@ def test_blockwise_and_its_gradients_equal_the_reference(case):
         return reference.attend(Heads(q, k, v), mask.visible(length), bias_BHLS=bias, scale=0.3)[0]
 
     found, wanted = (gradients_and_outputs(attend, q, k, v, weights) for attend in (by_blocks, at_once))
-    assert_close(found, wanted, 1e-5)
+    # FIRE's gradient of down_bias is 0: a sum of many terms that cancel up to rounding.
+    assert_close(found, wanted, 1e-5 if name != "fire" else 3e-5)
     assert np.abs(jax.tree.leaves(wanted[0])[-1]).max() > 0.1
 
 

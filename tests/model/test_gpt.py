@@ -9,13 +9,13 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import MiniGPT, gpt, parameters
+from mini_gpt.model import MiniGPT, gpt, parameters, positions
 from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow
 
-ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
+ENCODINGS = tuple(positions.ENCODINGS)
 VOCAB = 23
 
 
@@ -48,10 +48,15 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
     },
     {"position": "alibi", "attention_window": 4},
     {"position": "t5", "num_kv_heads": 1, "causal": False},
+    {"position": ("fire", "rope", "kerple"), "num_layers": 3, "rope.turning": 0.5, "d_model": 64},
 ]
 SLOW = [
     {"position": ("rope", "t5"), "num_layers": 4, "scan_layers": True, "norm": "rmsnorm"},
     {"position": ("rope", "none")},
+    {"position": "fire", "fire.threshold": 3.0, "fire.width": 5, "scan_layers": True},
+    {"position": "kerple", "num_kv_heads": 2, "causal": False},
+    {"position": "hard_alibi", "hard_alibi.heads": 3, "attention_window": 3},
+    {"position": "rope", "d_model": 64, "rope.scaling": "llama3", "rope.factor": 3.0, "rope.original_context": 20},
     {"position": ("t5", "alibi")},
     {"position": "rope", "rope.fraction": 0.5, "rope.base": 500.0},
     {"position": "sinusoidal", "scale_embeddings": True, "sinusoidal.amplitude": 0.5, "sinusoidal.base": 100.0},

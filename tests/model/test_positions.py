@@ -1,6 +1,7 @@
 """Position encodings against the formulas of their papers."""
 
 import math
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,14 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading as configs
+from mini_gpt.config import schema
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.positions import biases
 from tests import oracle
 from tests.conftest import slow
 
-ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
+ENCODINGS = tuple(positions.ENCODINGS)
 
 
 def make(name, **overrides):
@@ -122,6 +125,7 @@ SCALED = {
     "linear": [0.25, 0.025, 0.0025, 0.00025],
     "ntk": [1, 10 ** -(1 + math.log10(4) / 3), 10 ** -(2 + 2 * math.log10(4) / 3), 0.00025],
     "yarn": [1, 0.1, (1 - 0.0728868785) * 0.0025 + 0.0728868785 * 0.01, 0.00025],
+    "llama3": [1, 0.1, (1 - 0.7531644115) * 0.0025 + 0.7531644115 * 0.01, 0.00025],
 }
 
 
@@ -210,9 +214,9 @@ def test_encodings_work_on_any_block_of_positions(name):
         encoding.rotate(x_BLHK, every)[:, 40:48], encoding.rotate(x_BLHK[:, 40:48], block), atol=1e-5
     )
     bias = encoding.bias(every, every)
-    if name in ("alibi", "t5"):
+    if name in ("alibi", "hard_alibi", "t5", "kerple", "fire"):
         assert bias.shape == (1, 2, 64, 64) and bias.dtype == jnp.float32
-        np.testing.assert_array_equal(bias[:, :, 40:48, 8:16], encoding.bias(block, jnp.arange(8, 16)[None]))
+        np.testing.assert_allclose(bias[:, :, 40:48, 8:16], encoding.bias(block, jnp.arange(8, 16)[None]), rtol=1e-6)
     else:
         assert bias is None
 
@@ -227,9 +231,9 @@ def test_none_is_the_base_class_and_does_nothing():
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 6, 8, 12, 16, 20])
 def test_alibi_slopes_equal_the_released_code(heads):
-    np.testing.assert_allclose(positions.alibi_slopes(heads), oracle.alibi_slopes(heads))
+    np.testing.assert_allclose(biases.alibi_slopes(heads), oracle.alibi_slopes(heads))
     if heads == 8:
-        np.testing.assert_allclose(positions.alibi_slopes(8), [1 / 2**i for i in range(1, 9)])
+        np.testing.assert_allclose(biases.alibi_slopes(8), [1 / 2**i for i in range(1, 9)])
 
 
 PUBLISHED_SLOPES = {
@@ -242,7 +246,7 @@ PUBLISHED_SLOPES = {
 
 @pytest.mark.parametrize("heads", PUBLISHED_SLOPES)
 def test_alibi_slopes_equal_written_out_values(heads):
-    np.testing.assert_allclose(positions.alibi_slopes(heads), PUBLISHED_SLOPES[heads], rtol=1e-12)
+    np.testing.assert_allclose(biases.alibi_slopes(heads), PUBLISHED_SLOPES[heads], rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -264,7 +268,7 @@ def test_alibi_is_zero_on_the_diagonal_and_linear():
 @pytest.mark.parametrize("causal", [True, False])
 def test_t5_buckets_equal_the_released_code(causal):
     offsets = np.arange(-300, 301)
-    ours = positions.t5_bucket(jnp.array(offsets), causal=causal, num_buckets=32, max_distance=128)
+    ours = biases.t5_bucket(jnp.array(offsets), causal=causal, num_buckets=32, max_distance=128)
     np.testing.assert_array_equal(ours, [oracle.t5_bucket(int(o), causal) for o in offsets])
     if causal:  # the first distance of each bucket from 16 on, written out
         first = [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
@@ -287,3 +291,54 @@ def test_layers_share_the_encodings_of_a_pattern():
     made = positions.make(config, rngs=nnx.Rngs(0))
     assert [type(e).__name__ for e in made] == ["Rope", "Position", "T5", "Rope", "Position", "T5", "Rope"]
     assert made[2] is made[5] and made[0] is made[3] is made[6]
+
+
+def test_the_first_heads_of_hard_alibi_see_the_last_tokens():
+    at = jnp.arange(9)[None]
+    encoding = make("hard_alibi", num_heads=8)  # by default, half of the heads have a window
+    visible_HLS = np.asarray(encoding.bias(at, at)[0] == 0)
+    for head in range(8):
+        for i in range(9):
+            assert visible_HLS[head, i, : i + 1].sum() == (min(head + 1, i + 1) if head < 4 else i + 1)
+    assert (make("hard_alibi", num_heads=1).bias(at, at) == 0).sum() == 9  # only itself
+
+
+def test_kerple_starts_within_the_ranges_of_the_paper():
+    encoding = make("kerple", d_model=4000, num_heads=2000)
+    p, a = (np.asarray(jax.nn.softplus(x[...])) for x in (encoding.p, encoding.a))
+    for drawn, most in ((p, 2), (a, 1)):
+        assert drawn.min() >= 0.0099 and drawn.max() <= most and drawn.mean() == pytest.approx(most / 2, rel=0.05)
+    assert abs(np.corrcoef(p, a)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("i, j", [(0, 0), (3, 1), (31, 0), (32, 0), (33, 32), (500, 3)])
+def test_fire_equals_its_formula(i, j):
+    encoding = make("fire", **{"fire.threshold": 32.0})
+    own = {name: np.asarray(value, np.float64) for name, value in nnx.to_pure_dict(nnx.state(encoding)).items()}
+    bias_H = encoding.bias(jnp.array([[i]]), jnp.array([[j]]))[0, :, 0, 0]
+    np.testing.assert_allclose(bias_H, oracle.fire(own, 32.0, i, j), rtol=1e-5, atol=1e-6)
+
+
+def test_fire_depends_on_the_absolute_position_beyond_its_threshold():
+    """Up to L the bias depends on the distance alone; beyond, equal distances are nearer for later queries."""
+    encoding = make("fire", **{"fire.threshold": 32.0})
+    bias = lambda i: np.asarray(encoding.bias(jnp.array([[i]]), jnp.array([[i - 9]])))
+    np.testing.assert_array_equal(bias(10), bias(31))
+    assert np.abs(bias(31) - bias(40)).max() > 1e-4
+    assert make("fire").threshold == 300  # half of the context length of 600
+
+
+def test_p_rope_stops_the_slowest_pairs():
+    """Unlike with rope.fraction, the other pairs keep the frequencies of the whole width."""
+    plain, half = make("rope"), make("rope", **{"rope.turning": 0.5})
+    assert half.frequencies == (*plain.frequencies[:16], *[0.0] * 16)
+    assert make("rope", **{"rope.fraction": 0.5}).frequencies != plain.frequencies[:16]
+
+
+def test_the_config_knows_which_encodings_have_parameters_in_each_layer():
+    assert tuple(name for name, encoding in positions.ENCODINGS.items() if encoding.per_layer) == schema.PER_LAYER
+    assert get_args(schema.Position) == tuple(positions.ENCODINGS)
+    config = configs.load("configs/default.py", {"model.position": ("fire", "t5"), "model.num_layers": 4}).model
+    made = positions.make(config, rngs=nnx.Rngs(0))
+    assert made[1] is made[3] and made[0] is not made[2]
+    assert np.abs(made[0].up[...] - made[2].up[...]).max() > 0.1

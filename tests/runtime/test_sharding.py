@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import gpt, parameters
+from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
@@ -148,7 +149,7 @@ def test_a_host_reads_the_rows_of_its_own_devices(monkeypatch, order, shape, hos
 
 
 def test_every_parameter_has_a_sharding_rule(small):
-    for position in ("none", "learned", "sinusoidal", "rope", "alibi", "t5"):
+    for position in ENCODINGS:
         for extra in (
             {},
             {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},

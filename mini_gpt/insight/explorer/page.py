@@ -12,8 +12,8 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, figures, images
 from mini_gpt.insight.explorer import toy
-from mini_gpt.model import positions
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.model.positions import biases, waves
 from mini_gpt.runtime.errors import UserError
 
 FOLDER = Path(__file__).parent
@@ -77,14 +77,14 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
         table = figures.learned(model, "t5", "bias_table")
         t5 = table[figures.t5_buckets(config, min(FARTHEST, 2 * config.t5.max_distance))].T.round(4).tolist()
     rope, turned = config.rope, config.rotated_width
-    factors_P = positions.rope_frequencies(rope, turned) / positions.geometric_frequencies(rope.base, turned)
+    factors_P = waves.rope_frequencies(rope, turned) / waves.geometric_frequencies(rope.base, turned)
     return {
         "width": config.d_model,
         "turned": turned,
         "base": rope.base if "rope" in config.position_pattern else config.sinusoidal.base,
         "scaling": None if rope.scaling == "none" else f"{rope.scaling}, factor {rope.factor:g}",
         "factors": factors_P.tolist(),  # frequency with scaling / without, for each pair
-        "slopes": positions.alibi_slopes(config.num_heads),
+        "slopes": biases.alibi_slopes(config.num_heads),
         "learned": learned,
         "t5": t5,
     }

@@ -68,7 +68,10 @@ class KeyValues(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The inputs of self-attention besides heads. position: `positions.Position`. with_maps: return attention maps."""
+    """The inputs of self-attention besides heads. with_maps: return attention maps.
+
+    position: `positions.Position`; None before the layer's own encoding takes its place.
+    """
 
     mask: Mask
     position: Any

@@ -13,6 +13,7 @@ from mini_gpt.model.attention import blockwise, cached, choice, kernels, referen
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.masks import Context, Heads, KeyValues
 from mini_gpt.model.layers import INIT_STD, Linear, dropout
+from mini_gpt.model.positions import ENCODINGS
 
 IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splash": kernels.splash}
 
@@ -32,7 +33,7 @@ class Options(NamedTuple):
 class MultiHeadAttention(nnx.Module):
     """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023)."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, encoding: str = "none", *, rngs: nnx.Rngs):
         choice.check(config.attention)
         self.config = config
         kv_width = config.num_kv_heads * config.head_width
@@ -40,9 +41,13 @@ class MultiHeadAttention(nnx.Module):
         self.key = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
         self.value = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
         self.out = Linear(config, config.d_model, config.d_model, dtype, std=residual_std(config), rngs=rngs)
+        if ENCODINGS[encoding].per_layer:
+            self.position = ENCODINGS[encoding](config, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Any]:
         """Return (out_BLD, keys and values to cache, attention maps or None). With a past, the maps are None."""
+        if context.position is None:
+            context = context._replace(position=self.position)
         config, position, positions_BL = self.config, context.position, context.positions_BL
         dropout_key, head_mask_BH, past = options
         # 1. Project.

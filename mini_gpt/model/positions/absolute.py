@@ -1,0 +1,48 @@
+"""Encodings that are added to the embeddings: a learned table, and sinusoids."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mini_gpt.config.schema import ModelConfig
+from mini_gpt.model.layers import INIT_STD
+from mini_gpt.model.positions.base import Position
+from mini_gpt.model.positions.waves import angles, geometric_frequencies
+
+
+class Learned(Position):
+    """A trained vector for each position (Gehring et al. 2017), initialized like token embeddings."""
+
+    name = "learned"
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        shape = (config.max_positions, config.d_model)
+        self.embedding = nnx.Param(nnx.initializers.normal(embedding_std(config))(rngs.params(), shape, jnp.float32))
+
+    def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        return x_BLD + self.embedding[positions_BL]
+
+
+class Sinusoidal(Position):
+    """Sines and cosines; wavelengths grow geometrically from 2π to nearly 2π·base (Vaswani et al. 2017, 3.5).
+
+    Dimension 2i is sin(p / base^(2i/D)), dimension 2i+1 the cosine. `model.sinusoidal.amplitude` is
+    relative to the initial standard deviation of token embeddings; 1 is the scale of the paper.
+    """
+
+    name = "sinusoidal"
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.base = config.sinusoidal.base
+        self.amplitude = config.sinusoidal.amplitude * embedding_std(config)
+
+    def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        angles_BLP = angles(positions_BL, geometric_frequencies(self.base, x_BLD.shape[-1]))
+        waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
+        waves_BLD = (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., : x_BLD.shape[-1]]
+        return x_BLD + waves_BLD.astype(x_BLD.dtype)
+
+
+def embedding_std(config: ModelConfig) -> float:
+    """Return the initial standard deviation of a token embedding's entries, after scaling."""
+    return 1.0 if config.scale_embeddings else INIT_STD
