@@ -127,19 +127,39 @@ def attention(config, p, x, position, tables, positions, visible):
     for h in range(H):
         g = h // (H // G)
         qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]
+        if config.variants.qk_norm != "none":
+            of = p["variants"] if config.variants.qk_norm == "weighted" else {}
+            qh, kh = (
+                rows / np.sqrt((rows**2).mean(1, keepdims=True) + 1e-6) * of.get(name, {"scale": 1.0})["scale"]
+                for rows, name in ((qh, "query_norm"), (kh, "key_norm"))
+            )
         if position == "rope":
             rotated, r = int(K * config.rope.fraction), config.rope
             scaling = {"scaling": r.scaling, "factor": r.factor, "original_context": r.original_context}
             scaling |= {"betas": (r.beta_slow, r.beta_fast), "turning": r.turning}
             qh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(qh, positions, strict=True)])
             kh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(kh, positions, strict=True)])
+        variants = config.variants
+        if variants.query_scale == "ssmax":
+            qh = qh * (p["variants"]["query_factor"][h] * np.log(visible.sum(1)))[:, None]
+        if variants.query_scale == "llama4":
+            qh = qh * np.array([1 + 0.1 * math.log(math.floor((at + 1) / 8192) + 1) for at in positions])[:, None]
         logits = qh @ kh.T / (math.sqrt(K) if config.scale_attention else 1.0)
         if position == "rope" and config.rope.scaling == "yarn":
             logits *= (0.1 * math.log(config.rope.factor) + 1) ** 2
+        if variants.soft_cap:
+            logits = variants.soft_cap * np.tanh(logits / variants.soft_cap)
         for i in range(length):
             for j in range(length):
                 logits[i, j] += bias(config, position, p.get("position"), tables, positions[i], positions[j])[h]
-        out[:, h * K : (h + 1) * K] = softmax(np.where(visible, logits, -np.inf)) @ vh
+        logits = np.where(visible, logits, -np.inf)
+        if variants.sink != "none":  # a key with a logit of its own and a value of zero
+            sink = p["variants"]["sink"][h] if variants.sink == "trained" else 0.0
+            logits, vh = np.pad(logits, ((0, 0), (0, 1)), constant_values=sink), np.pad(vh, ((0, 1), (0, 0)))
+        out[:, h * K : (h + 1) * K] = softmax(logits) @ vh
+        if variants.gate != "none":
+            own = slice(h, h + 1) if variants.gate == "head" else slice(h * K, (h + 1) * K)
+            out[:, h * K : (h + 1) * K] /= 1 + np.exp(-linear(p["variants"]["gate"], x)[:, own])
     return linear(p["out"], out)
 
 

@@ -1,5 +1,6 @@
 """All config fields, in sections, with the checks that involve several fields."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -113,6 +114,35 @@ class FireConfig(Section, prefix="model.fire."):
     threshold: Positive = field(None, "initial L; positions up to L count as L", _half_of_the_context, None)
 
 
+def _ssmax_start(values: Mapping[str, Any]) -> float:
+    """1 / mean of ln n over n = 1..context_length"""
+    length = values["context_length"]
+    return length / math.lgamma(length + 1) if length > 1 else 1.0
+
+
+class VariantsConfig(Section, prefix="model.variants."):
+    """Variants of attention. By default, none."""
+
+    qk_norm: Literal["none", "plain", "weighted"] = field(
+        "none", "RMS norm of each query and key (Henry et al. 2020); weighted: with trained weights", before="none"
+    )
+    query_scale: Literal["none", "ssmax", "llama4"] = field(
+        "none",
+        "factor of queries: s · ln(visible keys) (Nakanishi 2025), or Llama 4's by position",
+        before="none",
+    )
+    ssmax_start: Positive = field(None, "initial s of ssmax", _ssmax_start, None)
+    soft_cap: Annotated[float | None, above(0)] = field(
+        None, "c: logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap", before=None
+    )
+    sink: Literal["none", "zero", "trained"] = field(
+        "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one", before="none"
+    )
+    gate: Literal["none", "head", "entry"] = field(
+        "none", "factors σ(W x) of the heads' outputs (Qiu et al. 2025), one for each head or entry", before="none"
+    )
+
+
 class ModelConfig(Section, prefix="model."):
     """The decoder: its size, its variants, and its positional encoding."""
 
@@ -151,6 +181,7 @@ class ModelConfig(Section, prefix="model."):
     hard_alibi: HardAlibiConfig
     t5: T5Config
     fire: FireConfig
+    variants: VariantsConfig
 
     def check(self) -> None:
         encodings, heads, period = self.position_pattern, self.num_heads, len(self.position_pattern)

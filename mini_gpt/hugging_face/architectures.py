@@ -16,6 +16,11 @@ NEEDED = {
     "scale_attention": True,  # GPT-2's config can express False, but some versions of Transformers ignore it
     "attention_window": None,
     "random_positions": None,
+    "variants.qk_norm": "none",
+    "variants.query_scale": "none",
+    "variants.soft_cap": None,
+    "variants.sink": "none",
+    "variants.gate": "none",
 }
 GELUS = {"gelu_new": "gelu", "gelu": "gelu_exact", "relu": "relu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
 SIZES = ("d_model", "num_layers", "num_heads", "d_ff")

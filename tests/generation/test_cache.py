@@ -29,6 +29,15 @@ MODELS = {name: {"model.position": name} for name in ENCODINGS} | {
     "yarn": {"model.position": "rope", "model.rope.scaling": "yarn", "model.rope.factor": 4.0},
     "random": {"model.position": "rope", "model.random_positions": 200},
     "random, learned": {"model.position": "learned", "model.random_positions": 64, "model.max_positions": 64},
+    "ssmax, norms": {"model.variants.query_scale": "ssmax", "model.variants.qk_norm": "weighted"},
+    "sink, cap, gate": {
+        "model.position": "fire",
+        "model.num_kv_heads": 2,
+        "model.variants.sink": "trained",
+        "model.variants.soft_cap": 2.0,
+        "model.variants.gate": "entry",
+    },
+    "ssmax, window": {"model.variants.query_scale": "ssmax", "model.attention_window": 5},
     "partial rope": {"model.position": "rope", "model.rope.fraction": 0.5, "model.activation": "swiglu"},
     "bfloat16": {"model.position": "rope", "model.dtype": "bfloat16"},
 }
@@ -44,7 +53,8 @@ def make(fields, separator_id=None):
     return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)
 
 
-ISOLATED = ("learned", "t5", "window", "random")  # models that are also tested with isolated documents
+# Models that are also tested with isolated documents.
+ISOLATED = ("learned", "t5", "fire", "window", "random", "ssmax, norms", "ssmax, window", "sink, cap, gate")
 
 
 QUICK = [("rope", None), ("grouped", None), ("window", 12)]

@@ -13,7 +13,7 @@ from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model import MiniGPT, gpt
-from mini_gpt.model.attention.masks import Context, Heads, Mask
+from mini_gpt.model.attention.masks import Context, Heads, Mask, Scoring
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
 from mini_gpt.model.attention.reference import attend
 from mini_gpt.model.gpt import Inputs
@@ -52,7 +52,7 @@ def test_attend_equals_loops_in_float64(kv_heads):
     bias = draw(B, H, L, S, seed=3)
     visible = np.random.default_rng(0).random((B, L, S)) < 0.6
     visible[:, :, 0] = True
-    out, maps = attend(Heads(q, k, v), jnp.array(visible), bias_BHLS=bias, scale=0.3)
+    out, maps = attend(Heads(q, k, v), jnp.array(visible), bias_BHLS=bias, scoring=Scoring(0.3))
     q, k, v, bias = (np.asarray(x, np.float64) for x in (q, k, v, bias))
     for b in range(B):
         for h in range(H):
@@ -92,7 +92,7 @@ def test_a_query_without_visible_keys_gives_zero(dtype):
     visible = jnp.array([[[True, False, False], [False, False, False], [True, True, False]]])
 
     def total(q, k, v):
-        out, maps = attend(Heads(q, k, v), visible, scale=0.5)
+        out, maps = attend(Heads(q, k, v), visible, scoring=Scoring(0.5))
         return jnp.sum(out.astype(jnp.float32) ** 2), (out, maps)
 
     (_, (out, maps)), gradients = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, v)
@@ -131,7 +131,7 @@ def test_the_scale_keeps_the_logits_variance_at_one():
     q, k = draw(8, 64, 2, K), draw(8, 64, 2, K, seed=1)
     visible = Mask(False).visible(64)
     for scale, variance in ((1 / math.sqrt(K), 1.0), (1.0, K)):
-        _, maps = attend(Heads(q, k, k), visible, scale=scale)
+        _, maps = attend(Heads(q, k, k), visible, scoring=Scoring(scale))
         assert float(jnp.var(maps.logits_BHLS)) == pytest.approx(variance, rel=0.1)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.attention import blockwise, cached, choice, kernels, reference
-from mini_gpt.model.attention.masks import Context, Heads, KeyValues, Mask
+from mini_gpt.model.attention.masks import Context, Heads, KeyValues, Mask, Scoring
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
@@ -81,11 +81,13 @@ def test_blockwise_and_its_gradients_equal_the_reference(case):
     positions_BL = jnp.arange(2 * length).reshape(2, length) * 2 % 1201  # different in each row, and not sorted
 
     def by_blocks(q, k, v, weights):
-        return blockwise.attend(Heads(q, k, v), Context(mask, nnx.merge(definition, weights), positions_BL), 0.3)
+        return blockwise.attend(
+            Heads(q, k, v), Context(mask, nnx.merge(definition, weights), positions_BL), Scoring(0.3)
+        )
 
     def at_once(q, k, v, weights):
         bias = nnx.merge(definition, weights).bias(positions_BL, positions_BL)
-        return reference.attend(Heads(q, k, v), mask.visible(length), bias_BHLS=bias, scale=0.3)[0]
+        return reference.attend(Heads(q, k, v), mask.visible(length), bias_BHLS=bias, scoring=Scoring(0.3))[0]
 
     found, wanted = (gradients_and_outputs(attend, q, k, v, weights) for attend in (by_blocks, at_once))
     # FIRE's gradient of down_bias is 0: a sum of many terms that cancel up to rounding.
@@ -100,11 +102,13 @@ def test_blockwise_bfloat16_is_as_accurate_as_the_reference():
     places = jnp.arange(600)[None]
 
     def by_blocks(q, k, v, weights):
-        return blockwise.attend(Heads(q, k, v), Context(Mask(True), nnx.merge(definition, weights), places), 0.3)
+        return blockwise.attend(
+            Heads(q, k, v), Context(Mask(True), nnx.merge(definition, weights), places), Scoring(0.3)
+        )
 
     def at_once(q, k, v, weights):
         bias = nnx.merge(definition, weights).bias(places, places)
-        return reference.attend(Heads(q, k, v), Mask(True).visible(600), bias_BHLS=bias, scale=0.3)[0]
+        return reference.attend(Heads(q, k, v), Mask(True).visible(600), bias_BHLS=bias, scoring=Scoring(0.3))[0]
 
     exact = gradients_and_outputs(at_once, *(x.astype(jnp.float32) for x in (q, k, v)), weights)
     errors = []
@@ -114,6 +118,30 @@ def test_blockwise_bfloat16_is_as_accurate_as_the_reference():
         difference = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), found, exact)
         errors.append(jax.tree.leaves(difference))
     assert all(ours < 1.5 * baseline + 1e-2 for ours, baseline in zip(*errors, strict=True))
+
+
+@pytest.mark.parametrize("length, documents", [(150, True), *slow((600, False))])
+@pytest.mark.parametrize("soft_cap, sink", [(2.0, False), (None, True), *slow((1.5, True))])
+def test_blockwise_with_a_soft_cap_and_a_sink_equals_the_reference(length, documents, soft_cap, sink):
+    definition, weights = encoding("t5", 4, 2)
+    q, k, v = 3 * draw(2, length, 4, 16, seed=0), draw(2, length, 2, 16, seed=1), draw(2, length, 2, 16, seed=2)
+    segments = jnp.cumsum(jax.random.bernoulli(jax.random.key(3), 0.03, (2, length)), axis=1) if documents else None
+    mask, places = Mask(True, None, segments), jnp.arange(length)[None]
+    sink_H = draw(4, seed=5)
+    scoring_of = lambda sink_H: Scoring(0.3, soft_cap, sink_H if sink else None)
+
+    def by_blocks(q, k, v, both):
+        context = Context(mask, nnx.merge(definition, both[0]), places)
+        return blockwise.attend(Heads(q, k, v), context, scoring_of(both[1]))
+
+    def at_once(q, k, v, both):
+        bias = nnx.merge(definition, both[0]).bias(places, places)
+        return reference.attend(Heads(q, k, v), mask.visible(length), bias_BHLS=bias, scoring=scoring_of(both[1]))[0]
+
+    found, wanted = (gradients_and_outputs(attend, q, k, v, (weights, sink_H)) for attend in (by_blocks, at_once))
+    assert_close(found, wanted, 2e-5)
+    if sink:
+        assert np.abs(wanted[0][3][1]).max() > 1
 
 
 def test_mask_blocks_are_those_with_a_visible_pair():
@@ -157,10 +185,11 @@ def test_interpreted_splash_equals_the_reference(case):
     segments = jnp.stack([jnp.arange(256) // 100, jnp.arange(256) // 150]) if documents else None
     mask = Mask(causal, window, segments)
     found = gradients_and_outputs(
-        lambda q, k, v, _: kernels.splash(Heads(q, k, v), without_bias(mask), 0.2, interpret=True), q, k, v, 0.0
+        lambda q, k, v, _: kernels.splash(Heads(q, k, v), without_bias(mask), Scoring(0.2), interpret=True),
+        *(q, k, v, 0.0),
     )
     wanted = gradients_and_outputs(
-        lambda q, k, v, _: reference.attend(Heads(q, k, v), mask.visible(256), scale=0.2)[0], q, k, v, 0.0
+        lambda q, k, v, _: reference.attend(Heads(q, k, v), mask.visible(256), scoring=Scoring(0.2))[0], q, k, v, 0.0
     )
     assert_close(found, wanted, 1e-5)
 
@@ -172,10 +201,10 @@ def test_splash_is_sharded_over_rows_and_heads():
     arrays = [draw(4, 128, 2, 64, seed=seed) for seed in range(3)]
     segments = jnp.arange(4 * 128).reshape(4, 128) // 50
     context = without_bias(Mask(True, None, segments))
-    attend = jax.jit(lambda *arrays: kernels.splash(Heads(*arrays), context, 0.2, interpret=True))
+    attend = jax.jit(lambda *arrays: kernels.splash(Heads(*arrays), context, Scoring(0.2), interpret=True))
     out = attend(*(jax.device_put(x, heads) for x in arrays))
     assert {shard.data.shape for shard in out.addressable_shards} == {(1, 128, 1, 64)}
-    wanted, _ = reference.attend(Heads(*arrays), Mask(True, None, segments).visible(128), scale=0.2)
+    wanted, _ = reference.attend(Heads(*arrays), Mask(True, None, segments).visible(128), scoring=Scoring(0.2))
     np.testing.assert_allclose(out, wanted, atol=1e-5)
 
 
@@ -187,7 +216,7 @@ def test_kernels_lower_for_their_platform(attend, platform, call, monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
     x = jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)
-    total = lambda heads: jnp.sum(attend(heads, without_bias(Mask(True, 100)), 0.1)).astype(jnp.float32)
+    total = lambda heads: jnp.sum(attend(heads, without_bias(Mask(True, 100)), Scoring(0.1))).astype(jnp.float32)
     assert call in jax.jit(jax.grad(total)).trace(Heads(x, x, x)).lower(lowering_platforms=(platform,)).as_text()
 
 
@@ -195,7 +224,7 @@ def test_cudnn_has_no_gradient_for_odd_lengths(monkeypatch):
     """Once JAX supports this gradient, `choice.choose` needs no case for odd lengths."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
-    total = lambda heads: jnp.sum(kernels.cudnn(heads, without_bias(Mask(True)), 0.1)).astype(jnp.float32)
+    total = lambda heads: jnp.sum(kernels.cudnn(heads, without_bias(Mask(True)), Scoring(0.1))).astype(jnp.float32)
     x = jax.ShapeDtypeStruct((2, 255, 4, 64), jnp.bfloat16)
     with pytest.raises(NotImplementedError, match="Unsupported sequence length"):
         jax.jit(jax.grad(total)).trace(Heads(x, x, x))
@@ -218,6 +247,8 @@ CHOICES = [  # platform, setting, length, dtype, extra, chosen
     ("tpu", "auto", 1024, "bfloat16", {"segments": True, "window": 9}, "splash"),
     ("tpu", "auto", 1000, "bfloat16", {}, "reference"),
     ("tpu", "splash", 1024, "bfloat16", {"dropout": True}, "reference"),
+    ("tpu", "auto", 8192, "bfloat16", {"soft_cap": 50.0}, "blockwise"),
+    ("cuda", "auto", 1024, "bfloat16", {"sink": jnp.zeros(4)}, "reference"),
 ]
 
 
@@ -229,10 +260,11 @@ def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, ext
     mask = Mask(
         extra.pop("causal", True), extra.pop("window", None), jnp.zeros((1, 1)) if extra.pop("segments", 0) else None
     )
+    scoring = Scoring(1.0, extra.pop("soft_cap", None), extra.pop("sink", None))
     q = SimpleNamespace(shape=(1, length, 4, 64), dtype=jnp.dtype(dtype))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert choice.choose(setting, q, mask, **{"biased": False, "dropout": False} | extra) == chosen
+            assert choice.choose(setting, q, mask, scoring, **{"biased": False, "dropout": False} | extra) == chosen
     fused = {"cuda": "cudnn", "tpu": "splash"}.get(platform)
     best = (
         setting
@@ -262,18 +294,20 @@ def test_a_kernel_without_its_device_is_an_error(setting, platform, message, mon
 
 def attend_to_cache(heads, mask, scale):
     past = cached.Past(KeyValues.of(heads.k_BSGK, heads.v_BSGK), 0, None, mask.visible(heads.k_BSGK.shape[1])[:, 0])
-    return cached.attend_to_cache(heads.q_BLHK[:, :1], past, None, scale)
+    return cached.attend_to_cache(heads.q_BLHK[:, :1], past, None, Scoring(scale))
+
+
+def attend_at_once(heads, mask, scale):
+    return reference.attend(heads, mask.visible(heads.k_BSGK.shape[1]), scoring=Scoring(scale))[0]
 
 
 SCALED = {
-    "reference": lambda heads, mask, scale: reference.attend(heads, mask.visible(heads.k_BSGK.shape[1]), scale=scale)[
-        0
-    ],
+    "reference": attend_at_once,
     "blockwise": lambda heads, mask, scale: blockwise.attend(
-        heads, without_bias(mask)._replace(positions_BL=jnp.zeros((1, heads.q_BLHK.shape[1]), int)), scale
+        heads, without_bias(mask)._replace(positions_BL=jnp.zeros((1, heads.q_BLHK.shape[1]), int)), Scoring(scale)
     ),
     "cached": attend_to_cache,
-    "splash": lambda heads, mask, scale: kernels.splash(heads, without_bias(mask), scale, interpret=True),
+    "splash": lambda heads, mask, scale: kernels.splash(heads, without_bias(mask), Scoring(scale), interpret=True),
 }
 WIDTHS = [48, *slow(8, 16, 24, 32, 40, 56, 64, 80, 96, 112, 128)]
 

@@ -48,11 +48,16 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
     },
     {"position": "alibi", "attention_window": 4},
     {"position": "t5", "num_kv_heads": 1, "causal": False},
+    {"position": "rope", "variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "num_kv_heads": 2},
+    {"position": "alibi", "variants.soft_cap": 1.0, "variants.sink": "trained", "variants.gate": "entry"},
     {"position": ("fire", "rope", "kerple"), "num_layers": 3, "rope.turning": 0.5, "d_model": 64},
 ]
 SLOW = [
     {"position": ("rope", "t5"), "num_layers": 4, "scan_layers": True, "norm": "rmsnorm"},
     {"position": ("rope", "none")},
+    {"position": "none", "variants.qk_norm": "plain", "variants.gate": "head", "variants.sink": "zero"},
+    {"position": "t5", "variants.query_scale": "ssmax", "attention_window": 3, "causal": False},
+    {"position": "none", "variants.query_scale": "llama4", "variants.soft_cap": 50.0, "scan_layers": True},
     {"position": "fire", "fire.threshold": 3.0, "fire.width": 5, "scan_layers": True},
     {"position": "kerple", "num_kv_heads": 2, "causal": False},
     {"position": "hard_alibi", "hard_alibi.heads": 3, "attention_window": 3},
@@ -83,9 +88,14 @@ def test_logits_equal_an_independent_forward(overrides):
         np.testing.assert_allclose(logits, oracle.forward(config, exact, tokens), atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("position", ENCODINGS)
-def test_given_positions_and_segments_are_used(position):
-    config, definition, params = make_model(position=position)
+VARIANTS = {"variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "variants.soft_cap": 2.0}
+VARIANTS |= {"variants.sink": "trained", "variants.gate": "head"}
+GIVEN = [{"position": name} for name in ENCODINGS] + [{"position": "rope"} | VARIANTS]
+
+
+@pytest.mark.parametrize("fields", GIVEN, ids=str)
+def test_given_positions_and_segments_are_used(fields):
+    config, definition, params = make_model(**fields)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     tokens = np.random.default_rng(1).integers(VOCAB, size=12)
     places, segments = [5, 6, 7, 8, 0, 1, 2, 3, 4, 0, 1, 2], [3] * 4 + [4] * 5 + [7] * 3

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.masks import HIDDEN, Context, Heads, scaled
+from mini_gpt.model.attention.masks import HIDDEN, Context, Heads, Scoring, scaled
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
 UNROLLED = {256: 64, 512: 128}  # {sequence length: block size}; up to these lengths, the loop is unrolled
 
 
-def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
+def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
     """Return out_BLHK, equal to `reference.attend` up to rounding; positional biases are computed block by block."""
     (q_BLHK, k_BLGK, v_BLGK), (mask, position, positions_BL, _) = heads, context
     B, L, H, K = q_BLHK.shape
@@ -32,7 +32,7 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
 
     # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
-    q_NBCGRK = blocks(scaled(scale, q_BLHK).reshape(B, L, G, H // G, K))
+    q_NBCGRK = blocks(scaled(scoring.scale, q_BLHK).reshape(B, L, G, H // G, K))
     q_NBGRK = q_NBCGRK.transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
     k_NBGSK, v_NBGSK = (blocks(x_BLGK).swapaxes(2, 3) for x_BLGK in (k_BLGK, v_BLGK))
     layout = {"positions": blocks(positions_BL)}
@@ -40,10 +40,11 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         layout["segments"] = blocks(mask.segments_BL)
     biased = context.biased
     definition: Any
-    definition, parameters = nnx.split(position) if biased else (None, {})
+    definition, of_position = nnx.split(position) if biased else (None, {})
+    parameters = {"position": of_position, "sink": scoring.sink_H}
 
-    def bias_BHCS(parameters: nnx.State, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
-        bias = nnx.merge(definition, parameters).bias(layout["positions"][i], layout["positions"][j])
+    def bias_BHCS(of_position: nnx.State, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
+        bias = nnx.merge(definition, of_position).bias(layout["positions"][i], layout["positions"][j])
         return jnp.broadcast_to(bias, (B, H, size, size))
 
     def visible_B1CS(i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
@@ -52,11 +53,16 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         visible_BCS = mask.between(i * size + offsets_C, j * size + offsets_C, segments)
         return (visible_BCS & (j * size + offsets_C < L))[:, None]
 
-    def masked_logits(q_BGRK, k_BGSK, parameters, i, j, layout) -> jax.Array:
-        logits_BGRS = jnp.einsum("bgrk,bgsk->bgrs", q_BGRK, k_BGSK, preferred_element_type=jnp.float32)
+    def sink_GR(parameters: dict) -> jax.Array:
+        return jnp.repeat(parameters["sink"].reshape(G, H // G), size, axis=1)
+
+    def capped_logits(q_BGRK, k_BGSK) -> jax.Array:
+        return scoring.capped(jnp.einsum("bgrk,bgsk->bgrs", q_BGRK, k_BGSK, preferred_element_type=jnp.float32))
+
+    def masked(logits_BGRS, parameters, i, j, layout) -> jax.Array:
         logits_BHCS = logits_BGRS.reshape(B, H, size, size)
         if biased:
-            logits_BHCS = logits_BHCS + bias_BHCS(parameters, i, j, layout)
+            logits_BHCS = logits_BHCS + bias_BHCS(parameters["position"], i, j, layout)
         return jnp.where(visible_B1CS(i, j, layout), logits_BHCS, HIDDEN).reshape(logits_BGRS.shape)
 
     def over_pairs(body: Any, carry: Any) -> Any:
@@ -69,7 +75,7 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
     def forward(q_NBGRK, k_NBGSK, v_NBGSK, parameters, layout) -> tuple[jax.Array, jax.Array]:
         def body(carry, i, j):
             sum_NBGRK, max_NBGR, total_NBGR = carry
-            logits_BGRS = masked_logits(q_NBGRK[i], k_NBGSK[j], parameters, i, j, layout)
+            logits_BGRS = masked(capped_logits(q_NBGRK[i], k_NBGSK[j]), parameters, i, j, layout)
             max_BGR = jnp.maximum(max_NBGR[i], jnp.max(logits_BGRS, axis=-1))
             weights_BGRS = jnp.exp(logits_BGRS - max_BGR[..., None])
             decay_BGR = jnp.exp(max_NBGR[i] - max_BGR)
@@ -82,6 +88,8 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
 
         rows = q_NBGRK.shape[:-1]
         start = jnp.zeros(q_NBGRK.shape, jnp.float32), jnp.full(rows, HIDDEN), jnp.zeros(rows, jnp.float32)
+        if scoring.sink_H is not None:  # as if the sink were the first key, with a value of 0
+            start = start[0], jnp.broadcast_to(sink_GR(parameters), rows), jnp.ones(rows, jnp.float32)
         sum_NBGRK, max_NBGR, total_NBGR = over_pairs(body, start)
         any_visible_NBGR = max_NBGR > HIDDEN
         out_NBGRK = jnp.where(any_visible_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
@@ -97,13 +105,17 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
 
         def body(carry, i, j):
             dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters = carry
-            logits_BGRS = masked_logits(q_NBGRK[i], k_NBGSK[j], parameters, i, j, layout)
+            capped_BGRS = capped_logits(q_NBGRK[i], k_NBGSK[j])
+            logits_BGRS = masked(capped_BGRS, parameters, i, j, layout)
             weights_BGRS = jnp.exp(logits_BGRS - logsumexp_NBGR[i][..., None])
             dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j], preferred_element_type=jnp.float32)
             dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
-            if jax.tree.leaves(parameters):
-                _, pullback = jax.vjp(lambda parameters: bias_BHCS(parameters, i, j, layout), parameters)
-                dparameters = jax.tree.map(jnp.add, dparameters, pullback(dlogits_BGRS.reshape(B, H, size, size))[0])
+            if jax.tree.leaves(of_position):
+                _, pullback = jax.vjp(lambda state: bias_BHCS(state, i, j, layout), parameters["position"])
+                dbias = pullback(dlogits_BGRS.reshape(B, H, size, size))[0]
+                dparameters = dparameters | {"position": jax.tree.map(jnp.add, dparameters["position"], dbias)}
+            if scoring.soft_cap is not None:  # the derivative of c · tanh(x / c)
+                dlogits_BGRS = dlogits_BGRS * (1 - (capped_BGRS / scoring.soft_cap) ** 2)
             return (
                 dq_NBGRK.at[i].add(_product("bgrs,bgsk->bgrk", dlogits_BGRS, k_NBGSK[j])),
                 dk_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", q_NBGKR[i], dlogits_BGRS)),
@@ -114,6 +126,10 @@ def attend(heads: Heads, context: Context, scale: float) -> jax.Array:
         start = q_NBGRK, k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2), parameters
         start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), start)
         dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters = over_pairs(body, start)
+        if scoring.sink_H is not None:
+            weights_NBGR = jnp.exp(sink_GR(parameters) - logsumexp_NBGR)
+            dsink_GR = -jnp.sum(weights_NBGR * inner_NBGR, axis=(0, 1))
+            dparameters = dparameters | {"sink": dsink_GR.reshape(H, size).sum(axis=1)}
         sums = dq_NBGRK, dk_NBGKS.swapaxes(-1, -2), dv_NBGKS.swapaxes(-1, -2), dparameters
         return *jax.tree.map(lambda d, x: d.astype(x.dtype), sums, (q_NBGRK, k_NBGSK, v_NBGSK, parameters)), None
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.model.attention.masks import HIDDEN, KeyValues, scaled
+from mini_gpt.model.attention.masks import HIDDEN, KeyValues, Scoring, scaled
 
 
 class Past(NamedTuple):
@@ -27,16 +27,17 @@ class Past(NamedTuple):
         return self._replace(cache=KeyValues(*map(update, self.cache, (k_B1GK, v_B1GK))))
 
 
-def attend_to_cache(q_B1HK: jax.Array, past: Past, bias_BH1S: jax.Array | None, scale: float) -> jax.Array:
+def attend_to_cache(q_B1HK: jax.Array, past: Past, bias_BH1S: jax.Array | None, scoring: Scoring) -> jax.Array:
     """Return softmax(scale · qkᵀ + bias) v as out_B1HK in q's dtype; the softmax is in float32."""
     keys_XSK, values_XSK = past.cache
     B, _, H, K = q_B1HK.shape
     G = keys_XSK.shape[0] // B
-    q_XRK = scaled(scale, q_B1HK).reshape(B * G, H // G, K)
+    q_XRK = scaled(scoring.scale, q_B1HK).reshape(B * G, H // G, K)
     logits_XRS = jnp.einsum("xrk,xsk->xrs", q_XRK, keys_XSK, preferred_element_type=jnp.float32)
-    logits_BGRS = logits_XRS.reshape(B, G, H // G, -1)
+    logits_BGRS = scoring.capped(logits_XRS).reshape(B, G, H // G, -1)
     if bias_BH1S is not None:
         logits_BGRS = logits_BGRS + bias_BH1S.reshape(-1, G, H // G, bias_BH1S.shape[-1])
     logits_BGRS = jnp.where(past.visible_BS[:, None, None], logits_BGRS, HIDDEN)
-    weights_XRS = jax.nn.softmax(logits_BGRS, axis=-1).astype(values_XSK.dtype).reshape(logits_XRS.shape)
+    sink_GR1 = None if scoring.sink_H is None else scoring.sink_H.reshape(G, H // G, 1)
+    weights_XRS = scoring.weights(logits_BGRS, sink_GR1).astype(values_XSK.dtype).reshape(logits_XRS.shape)
     return jnp.einsum("xrs,xsk->xrk", weights_XRS, values_XSK).reshape(B, 1, H, K).astype(q_B1HK.dtype)

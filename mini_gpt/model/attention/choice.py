@@ -5,7 +5,7 @@ import logging
 
 import jax
 
-from mini_gpt.model.attention.masks import Mask
+from mini_gpt.model.attention.masks import Mask, Scoring
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
 
@@ -29,13 +29,13 @@ def check(requested: str) -> None:
         )
 
 
-def choose(requested: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout: bool) -> str:
+def choose(requested: str, q_BLHK: jax.Array, mask: Mask, scoring: Scoring, *, biased: bool, dropout: bool) -> str:
     """Return an implementation's name; if the requested or fastest one does not support the call, log why once."""
     platform = devices.platform(jax.devices()[0])
     is_long = q_BLHK.shape[1] >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
     unfused = "blockwise" if is_long else "reference"
     name = FUSED.get(platform, unfused) if requested == "auto" else requested
-    obstacle = _obstacle(name, q_BLHK, mask, biased=biased, dropout=dropout)
+    obstacle = _obstacle(name, q_BLHK, mask, scoring, biased=biased, dropout=dropout)
     if obstacle is None:
         return name
     fallback = "reference" if dropout else unfused
@@ -44,13 +44,15 @@ def choose(requested: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropo
     return fallback
 
 
-def _obstacle(name: str, q_BLHK: jax.Array, mask: Mask, *, biased: bool, dropout: bool) -> str | None:
+def _obstacle(name: str, q_BLHK: jax.Array, mask: Mask, scoring: Scoring, *, biased: bool, dropout: bool) -> str | None:
     """Return the first property of the call that the implementation does not support, or None."""
     length, width, dtype = q_BLHK.shape[1], q_BLHK.shape[3], q_BLHK.dtype.name
     fused = ("cudnn", "splash")
     obstacles = [
         (("blockwise", *fused), dropout, "dropout of attention weights"),
-        (fused, biased, "a bias on the logits (alibi, t5)"),
+        (fused, biased, "a bias on the logits, such as alibi"),
+        (fused, scoring.soft_cap is not None, "a soft cap"),
+        (fused, scoring.sink_H is not None, "an attention sink"),
         (("cudnn",), dtype not in ("bfloat16", "float16"), f"products in {dtype}"),
         (("cudnn",), mask.segments_BL is not None, "isolated documents"),
         (("cudnn",), mask.window is not None and not mask.causal, "two-sided windows"),

@@ -8,22 +8,23 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import PartitionSpec
 
-from mini_gpt.model.attention.masks import Context, Heads, Mask, scaled
+from mini_gpt.model.attention.masks import Context, Heads, Mask, Scoring, scaled
 
 
-def cudnn(heads: Heads, context: Context, scale: float) -> jax.Array:
+def cudnn(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
     """Return out_BLHK in q's dtype, computed by cuDNN's kernel for NVIDIA GPUs."""
     mask = context.mask
     window = None if mask.window is None else (mask.window - 1, 0)
     return jax.nn.dot_product_attention(
-        *heads, scale=scale, is_causal=mask.causal, local_window_size=window, implementation="cudnn"
+        *heads, scale=scoring.scale, is_causal=mask.causal, local_window_size=window, implementation="cudnn"
     )
 
 
-def splash(heads: Heads, context: Context, scale: float, *, interpret: bool = False) -> jax.Array:
+def splash(heads: Heads, context: Context, scoring: Scoring, *, interpret: bool = False) -> jax.Array:
     """Return out_BLHK in q's dtype, computed by JAX's Pallas kernel for TPUs. interpret: run on any device, to test."""
     batch, groups, mesh = len(heads.q_BLHK), heads.k_BSGK.shape[2], jax.typeof(heads.q_BLHK).sharding.mesh
-    local = functools.partial(_splash, mask=context.mask._replace(segments_BL=None), scale=scale, interpret=interpret)
+    mask = context.mask._replace(segments_BL=None)
+    local = functools.partial(_splash, mask=mask, scale=scoring.scale, interpret=interpret)
     if mesh.size <= 1:
         return local(heads, context.mask.segments_BL)
     # XLA cannot partition a Pallas kernel, so each device runs the kernel on its own rows and heads.

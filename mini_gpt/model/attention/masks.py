@@ -35,6 +35,22 @@ class Mask(NamedTuple):
             return visible_LS[None]
         return visible_LS[None] & (segments[0][:, :, None] == segments[1][:, None, :])
 
+    def visible_keys(self, length: int) -> jax.Array:
+        """Return the number of keys that each query sees, counts_BL, int32; segments must be contiguous."""
+        places_BL = jnp.arange(length)[None]
+        first_BL, last_BL = jnp.zeros_like(places_BL), jnp.full_like(places_BL, length - 1)
+        if self.segments_BL is not None:
+            is_new_BL = jnp.pad(jnp.diff(self.segments_BL) != 0, ((0, 0), (1, 0)), constant_values=True)
+            is_last_BL = jnp.roll(is_new_BL, -1, axis=1)
+            first_BL = jax.lax.cummax(jnp.where(is_new_BL, places_BL, 0), axis=1)
+            last_BL = jax.lax.cummin(jnp.where(is_last_BL, places_BL, length - 1), axis=1, reverse=True)
+        if self.causal:
+            last_BL = places_BL
+        if self.window is not None:
+            first_BL = jnp.maximum(first_BL, places_BL - self.window + 1)
+            last_BL = jnp.minimum(last_BL, places_BL + self.window - 1)
+        return last_BL - first_BL + 1
+
     def blocks(self, count: int, size: int) -> list[tuple[int, int]]:
         """Return sorted pairs (i, j) such that a query of block i may see a key of block j; segments are ignored."""
         reach = count if self.window is None else (self.window + size - 2) // size  # blocks to the furthest key
@@ -42,9 +58,31 @@ class Mask(NamedTuple):
         return [(i, j) for i in range(count) for j in range(max(0, i - reach), last(i) + 1)]
 
 
-def scaled(factor: float, x: jax.Array) -> jax.Array:
+def scaled(factor: float | jax.Array, x: jax.Array) -> jax.Array:
     """Return factor · x in x's dtype, computed in float32: a factor rounded to bfloat16 is off by up to 0.4%."""
     return (factor * x.astype(jnp.float32)).astype(x.dtype)
+
+
+class Scoring(NamedTuple):
+    """How attention weights are computed from queries and keys: softmax(scale · qkᵀ + bias), with two variants.
+
+    soft_cap: c · tanh(logits / c) takes the place of the logits before bias and mask (Gemma Team 2024). sink_H: a logit
+    of each head that takes part in the softmax and has no value (Agarwal et al. 2025); 0 is "softmax off by one".
+    """
+
+    scale: float = 1.0
+    soft_cap: float | None = None
+    sink_H: jax.Array | None = None
+
+    def capped(self, logits: jax.Array) -> jax.Array:
+        return logits if self.soft_cap is None else self.soft_cap * jnp.tanh(logits / self.soft_cap)
+
+    def weights(self, logits_XRS: jax.Array, sink_XR1: jax.Array | None) -> jax.Array:
+        """Return the softmax over the keys, and over the sink if there is one."""
+        if sink_XR1 is None:
+            return jax.nn.softmax(logits_XRS, axis=-1)
+        sink_XR1 = jnp.broadcast_to(sink_XR1, (*logits_XRS.shape[:-1], 1))
+        return jax.nn.softmax(jnp.concatenate([logits_XRS, sink_XR1], axis=-1), axis=-1)[..., :-1]
 
 
 class Heads(NamedTuple):

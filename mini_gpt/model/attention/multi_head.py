@@ -11,7 +11,8 @@ from flax import nnx
 from mini_gpt.config.schema import ModelConfig
 from mini_gpt.model.attention import blockwise, cached, choice, kernels, reference
 from mini_gpt.model.attention.cached import Past
-from mini_gpt.model.attention.masks import Context, Heads, KeyValues
+from mini_gpt.model.attention.masks import Context, Heads, KeyValues, Scoring
+from mini_gpt.model.attention.variants import Variants
 from mini_gpt.model.layers import INIT_STD, Linear, dropout
 from mini_gpt.model.positions import ENCODINGS
 
@@ -41,6 +42,7 @@ class MultiHeadAttention(nnx.Module):
         self.key = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
         self.value = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
         self.out = Linear(config, config.d_model, config.d_model, dtype, std=residual_std(config), rngs=rngs)
+        self.variants = Variants(config, dtype, rngs=rngs)
         if ENCODINGS[encoding].per_layer:
             self.position = ENCODINGS[encoding](config, rngs=rngs)
 
@@ -53,19 +55,23 @@ class MultiHeadAttention(nnx.Module):
         # 1. Project.
         q_BLD, k_BLD, v_BLD = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
         # 2. Split into heads. Rotary positions rotate queries and keys here.
-        q_BLHK = position.rotate(split_heads(q_BLD, config.num_heads), positions_BL)
-        k_BLGK = position.rotate(split_heads(k_BLD, config.num_kv_heads), positions_BL)
+        q_BLHK, k_BLGK = split_heads(q_BLD, config.num_heads), split_heads(k_BLD, config.num_kv_heads)
+        q_BLHK, k_BLGK = self.variants.normalised(q_BLHK, k_BLGK)
+        q_BLHK, k_BLGK = position.rotate(q_BLHK, positions_BL), position.rotate(k_BLGK, positions_BL)
+        q_BLHK = self.variants.scaled_by_length(q_BLHK, context, past)
         heads = Heads(q_BLHK, k_BLGK, split_heads(v_BLD, config.num_kv_heads))
+        scoring = self.variants.scoring(self.scale)
         # 3. Attend.
         if past is None:
             cache = KeyValues.of(heads.k_BSGK, heads.v_BSGK)
-            out_BLHK, maps = self._attend(heads, context, dropout_key)
+            out_BLHK, maps = self._attend(heads, context, scoring, dropout_key)
         else:
             past = past.write(heads.k_BSGK, heads.v_BSGK)
             bias_BH1S = position.bias(positions_BL, past.positions_BS)
-            out_BLHK, cache, maps = cached.attend_to_cache(q_BLHK, past, bias_BH1S, self.scale), past.cache, None
+            out_BLHK, cache, maps = cached.attend_to_cache(q_BLHK, past, bias_BH1S, scoring), past.cache, None
         if head_mask_BH is not None:
             out_BLHK = out_BLHK * head_mask_BH[:, None, :, None].astype(out_BLHK.dtype)
+        out_BLHK = self.variants.gated(out_BLHK, x_BLD)
         # 4. Concatenate the heads.
         out_BLD = out_BLHK.reshape(x_BLD.shape)
         # 5. Project.
@@ -76,18 +82,21 @@ class MultiHeadAttention(nnx.Module):
         """The factor by which qkᵀ is multiplied."""
         return 1 / math.sqrt(self.config.head_width) if self.config.scale_attention else 1.0
 
-    def _attend(self, heads: Heads, context: Context, dropout_key: jax.Array | None) -> tuple[jax.Array, Any]:
+    def _attend(
+        self, heads: Heads, context: Context, scoring: Scoring, dropout_key: jax.Array | None
+    ) -> tuple[jax.Array, Any]:
         requested, rate = self.config.attention, self.config.attention_dropout
         dropped = dropout_key is not None and rate > 0
         name = "reference"  # the only implementation that returns maps
         if not context.with_maps:
-            name = choice.choose(requested, heads.q_BLHK, context.mask, biased=context.biased, dropout=dropped)
+            biased = context.biased
+            name = choice.choose(requested, heads.q_BLHK, context.mask, scoring, biased=biased, dropout=dropped)
         if name != "reference":
-            return IMPLEMENTATIONS[name](heads, context, self.scale), None
+            return IMPLEMENTATIONS[name](heads, context, scoring), None
         visible_BLS = context.mask.visible(heads.q_BLHK.shape[1])
         bias_BHLS = context.position.bias(context.positions_BL, context.positions_BL)
         drop = functools.partial(dropout, rate=rate, key=dropout_key)
-        return reference.attend(heads, visible_BLS, bias_BHLS=bias_BHLS, scale=self.scale, drop=drop)
+        return reference.attend(heads, visible_BLS, bias_BHLS=bias_BHLS, scoring=scoring, drop=drop)
 
 
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:

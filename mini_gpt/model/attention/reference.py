@@ -6,7 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.model.attention.masks import HIDDEN, Heads, KeyValues, scaled
+from mini_gpt.model.attention.masks import HIDDEN, Heads, KeyValues, Scoring, scaled
+
+PLAIN = Scoring()
 
 
 class AttentionMaps(NamedTuple):
@@ -22,10 +24,12 @@ def attend(
     visible_BLS: jax.Array,
     *,
     bias_BHLS: jax.Array | None = None,
-    scale: float = 1.0,
+    scoring: Scoring = PLAIN,
     drop: Callable[[jax.Array], jax.Array] = lambda weights_BHLS: weights_BHLS,
 ) -> tuple[jax.Array, AttentionMaps]:
     """Return softmax(scale · qkᵀ + bias) v as out_BLHK in q's dtype, and attention maps (Vaswani et al. 2017, eq. 1).
+
+    scoring: the scale and the variants of the softmax.
 
     The softmax is in float32. The output is zero for a query without a visible key. drop: applies dropout to weights.
     """
@@ -33,14 +37,15 @@ def attend(
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]
     # Each group's queries are the rows of one matrix, because products with one batch axis are fastest on CPUs.
-    q_XRK = scaled(scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(B * G, -1, K)
+    q_XRK = scaled(scoring.scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(B * G, -1, K)
     k_XSK, v_XSK = KeyValues.of(k_BSGK, v_BSGK)
     logits_XRS = jnp.einsum("xrk,xsk->xrs", q_XRK, k_XSK, preferred_element_type=jnp.float32)
-    logits_BHLS = logits_XRS.reshape(B, H, L, S)
+    logits_BHLS = scoring.capped(logits_XRS).reshape(B, H, L, S)
     if bias_BHLS is not None:
         logits_BHLS = logits_BHLS + bias_BHLS
     visible_B1LS = visible_BLS[:, None]
-    weights_BHLS = jax.nn.softmax(jnp.where(visible_B1LS, logits_BHLS, HIDDEN), axis=-1)
+    sink_H11 = None if scoring.sink_H is None else scoring.sink_H[:, None, None]
+    weights_BHLS = scoring.weights(jnp.where(visible_B1LS, logits_BHLS, HIDDEN), sink_H11)
     used_XRS = drop(weights_BHLS).astype(v_BSGK.dtype).reshape(B * G, -1, S)
     out_BLHK = jnp.einsum("xrs,xsk->xrk", used_XRS, v_XSK).reshape(B, H, L, K).swapaxes(1, 2)
     # The softmax weights of a query without a visible key are uniform, not zero.

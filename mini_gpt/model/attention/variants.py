@@ -1,0 +1,67 @@
+"""Variants of attention that act on queries, keys, weights and outputs, with their parameters in one layer."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mini_gpt.config.schema import ModelConfig
+from mini_gpt.model.attention.cached import Past
+from mini_gpt.model.attention.masks import Context, Scoring, scaled
+from mini_gpt.model.layers import Linear
+
+LLAMA4_SPAN, LLAMA4_FACTOR = 8192, 0.1  # of the released code
+
+
+class Variants(nnx.Module):
+    """The variants of `model.variants`. By default, all methods return their input."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.config, variants, heads = config, config.variants, config.num_heads
+        if variants.qk_norm != "none":
+            norm = lambda: nnx.RMSNorm(
+                config.head_width, epsilon=1e-6, use_scale=variants.qk_norm == "weighted", dtype=jnp.float32, rngs=rngs
+            )
+            self.query_norm, self.key_norm = norm(), norm()
+        if variants.query_scale == "ssmax":
+            self.query_factor = nnx.Param(jnp.full(heads, variants.ssmax_start, jnp.float32))
+        if variants.sink == "trained":
+            self.sink = nnx.Param(jnp.zeros(heads, jnp.float32))
+        if variants.gate != "none":
+            width = heads if variants.gate == "head" else config.d_model
+            self.gate = Linear(config, config.d_model, width, dtype, rngs=rngs)
+
+    def normalised(self, q_BLHK: jax.Array, k_BLGK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Divide each query and key by its root mean square, before rotation (Henry et al. 2020; Qwen3's order)."""
+        if self.config.variants.qk_norm == "none":
+            return q_BLHK, k_BLGK
+        return self.query_norm(q_BLHK).astype(q_BLHK.dtype), self.key_norm(k_BLGK).astype(k_BLGK.dtype)
+
+    def scaled_by_length(self, q_BLHK: jax.Array, context: Context, past: Past | None) -> jax.Array:
+        """Scale each query by a factor that grows with its visible keys or its position.
+
+        ssmax: s · ln(visible keys), with a trained s for each head (Nakanishi 2025). llama4: 1 + 0.1 ln(1 + ⌊(i + 1) /
+        8192⌋) at position i (released code of Llama 4).
+        """
+        if self.config.variants.query_scale == "ssmax":
+            length = q_BLHK.shape[1]
+            visible_BL = context.mask.visible_keys(length) if past is None else past.visible_BS.sum(axis=1)[:, None]
+            return scaled(self.query_factor[...][:, None] * jnp.log(visible_BL)[..., None, None], q_BLHK)
+        if self.config.variants.query_scale == "llama4":
+            spans_BL = (context.positions_BL + 1) // LLAMA4_SPAN
+            return scaled((1 + LLAMA4_FACTOR * jnp.log1p(spans_BL))[..., None, None], q_BLHK)
+        return q_BLHK
+
+    def scoring(self, scale: float) -> Scoring:
+        """Return the scale, the soft cap and the sink."""
+        sink_H = None
+        if self.config.variants.sink != "none":
+            is_trained = self.config.variants.sink == "trained"
+            sink_H = self.sink[...] if is_trained else jnp.zeros(self.config.num_heads)
+        return Scoring(scale, self.config.variants.soft_cap, sink_H)
+
+    def gated(self, out_BLHK: jax.Array, x_BLD: jax.Array) -> jax.Array:
+        """Multiply the heads' outputs by σ(W x), one factor for each head or entry (Qiu et al. 2025)."""
+        if self.config.variants.gate == "none":
+            return out_BLHK
+        gate_BLHX = self.gate(x_BLD).reshape(*out_BLHK.shape[:3], -1)
+        return (jax.nn.sigmoid(gate_BLHX.astype(jnp.float32)) * out_BLHK).astype(out_BLHK.dtype)

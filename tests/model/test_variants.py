@@ -1,0 +1,123 @@
+"""The variants of attention: their formulas at known values, and what they leave unchanged."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt.config import loading as configs
+from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model.attention import reference
+from mini_gpt.model.attention.masks import Context, Heads, Mask, Scoring
+from mini_gpt.model.attention.variants import Variants
+from mini_gpt.model.gpt import Inputs
+
+TOKENS = jnp.arange(10)[None]
+
+
+def make(**fields):
+    named = {f"model.variants.{name}": value for name, value in fields.items()}
+    base = {"model.d_model": 16, "model.num_heads": 2, "model.num_layers": 1, "context_length": 64}
+    return configs.load("configs/default.py", base | {"model.dtype": "float32"} | named).model
+
+
+def variants(**fields):
+    return Variants(make(**fields), jnp.float32, rngs=nnx.Rngs(0))
+
+
+def run(**fields):
+    """Return the logits and the attention weights of a new model."""
+    model = MiniGPT(make(**fields), 11, rngs=nnx.Rngs(0))
+    x_BLD, _, (maps,) = model.forward(Inputs(TOKENS), trace=lambda trace: trace.attention)
+    return np.asarray(model.logits(x_BLD)), np.asarray(maps.weights_BHLS)
+
+
+def test_without_variants_there_are_no_parameters():
+    assert not jax.tree.leaves(nnx.state(variants()))
+    assert "variants" not in gpt.abstract(make(), 11)[1]["blocks"][0]["attention"]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 3, 40])
+@pytest.mark.parametrize("documents", [False, True])
+def test_visible_keys_are_those_of_the_mask(causal, window, documents):
+    segments = jnp.array([[4] * 5 + [5] + [6] * 6, [0] * 11 + [1]]) if documents else None
+    mask = Mask(causal, window, segments)
+    np.testing.assert_array_equal(mask.visible_keys(12), mask.visible(12).sum(-1))
+
+
+def test_ssmax_multiplies_queries_by_the_logarithm_of_the_visible_keys():
+    layer = variants(query_scale="ssmax")
+    mean_log = sum(math.log(n) for n in range(1, 65)) / 64
+    np.testing.assert_allclose(layer.query_factor[...], 1 / mean_log, rtol=1e-6)
+    q_BLHK = jnp.ones((1, 12, 2, 8))
+    segments = jnp.array([[0] * 5 + [1] * 7])
+    factors = layer.scaled_by_length(q_BLHK, Context(Mask(True, 4, segments), None, TOKENS), None)[0, :, 1, 3]
+    visible = [1, 2, 3, 4, 4, 1, 2, 3, 4, 4, 4, 4]
+    np.testing.assert_allclose(factors, np.log(visible) / mean_log, rtol=1e-5)
+
+
+def test_a_shift_of_ssmax_by_its_logarithm_would_change_nothing():
+    """A known error is to subtract s · ln n from the logits: a softmax does not see it."""
+    logits = np.random.default_rng(0).normal(size=(3, 7))
+    shifted = logits - 0.4 * math.log(7)
+    np.testing.assert_allclose(jax.nn.softmax(shifted), jax.nn.softmax(logits), rtol=1e-5)
+    plain, scaled = run()[1], run(query_scale="ssmax")[1]
+    assert np.abs(plain - scaled)[0, :, 1:].max() > 1e-4
+    np.testing.assert_allclose(scaled[0, :, 0, 0], 1)  # n = 1: ln n is 0, and the only key has all weight
+
+
+def test_the_scale_of_llama4_grows_by_spans_of_positions():
+    layer, q_BLHK = variants(query_scale="llama4"), jnp.ones((1, 5, 2, 8))
+    positions_BL = jnp.array([[0, 8190, 8191, 16_383, 81_919]])
+    found = layer.scaled_by_length(q_BLHK, Context(Mask(True), None, positions_BL), None)[0, :, 0, 0]
+    np.testing.assert_allclose(found, [1 + 0.1 * math.log(1 + spans) for spans in (0, 0, 1, 2, 10)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["plain", "weighted"])
+def test_normalised_queries_and_keys_have_a_root_mean_square_of_1(kind):
+    layer = variants(qk_norm=kind)
+    q_BLHK, k_BLGK = (jax.random.normal(jax.random.key(seed), (2, 5, 2, 8)) * 7 for seed in range(2))
+    for x, before in zip(layer.normalised(q_BLHK, k_BLGK), (q_BLHK, k_BLGK), strict=True):
+        np.testing.assert_allclose(jnp.sqrt(jnp.mean(x**2, axis=-1)), 1, rtol=1e-5)
+        np.testing.assert_allclose(x / before, jnp.broadcast_to((x / before)[..., :1], x.shape), rtol=1e-5)
+    assert len(jax.tree.leaves(nnx.state(layer))) == (2 if kind == "weighted" else 0)
+
+
+def attend(scoring, length=6):
+    q, k, v = (jax.random.normal(jax.random.key(seed), (1, length, 2, 8)) for seed in range(3))
+    return reference.attend(Heads(q, k, v), Mask(True).visible(length), scoring=scoring)
+
+
+def test_a_sink_takes_weight_and_gives_no_value():
+    out, maps = attend(Scoring(1.0))
+    logits = np.where(maps.visible_BLS[0], np.asarray(maps.logits_BHLS[0], np.float64), -np.inf)
+    for sink_H in (np.zeros(2), np.array([-3.0, 40.0])):
+        with_sink, found = attend(Scoring(1.0, None, jnp.array(sink_H, jnp.float32)))
+        total = np.exp(logits).sum(-1, keepdims=True)
+        kept = total / (total + np.exp(sink_H)[:, None, None])
+        np.testing.assert_allclose(found.weights_BHLS[0], np.exp(logits) / total * kept, rtol=1e-4, atol=1e-30)
+        np.testing.assert_allclose(with_sink[0], out[0] * kept[..., 0].T[..., None], rtol=1e-4, atol=1e-30)
+
+
+def test_a_soft_cap_bounds_the_logits_before_the_mask():
+    _, plain = attend(Scoring(5.0))
+    _, capped = attend(Scoring(5.0, 3.0))
+    np.testing.assert_allclose(capped.logits_BHLS, 3 * np.tanh(np.asarray(plain.logits_BHLS) / 3), rtol=1e-5)
+    assert (np.asarray(capped.weights_BHLS)[~np.broadcast_to(capped.visible_BLS, (1, 2, 6, 6))] == 0).all()
+    assert np.abs(plain.logits_BHLS).max() > 10
+
+
+@pytest.mark.parametrize("kind, width", [("head", 2), ("entry", 16)])
+def test_a_gate_multiplies_the_outputs_of_the_heads(kind, width):
+    layer = variants(gate=kind)
+    x_BLD, out_BLHK = jax.random.normal(jax.random.key(0), (1, 3, 16)), jnp.ones((1, 3, 2, 8))
+    assert layer.gate.kernel.shape == (16, width)
+    layer.gate.kernel[...] *= 50
+    found = np.asarray(layer.gated(out_BLHK, x_BLD)).reshape(3, 2, 8)
+    exact = 1 / (1 + np.exp(-np.asarray(x_BLD[0] @ layer.gate.kernel[...], np.float64)))
+    np.testing.assert_allclose(found, np.broadcast_to(exact.reshape(3, 2, -1), (3, 2, 8)), rtol=1e-4)
+    assert found.std() > 0.1
