@@ -66,6 +66,8 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     values = flatten(to_dict(config)) | _parse_overrides(overrides)
     if "rope" not in pattern(values["model.position"]) and "model.rope.original_context" not in overrides:
         values["model.rope.original_context"] = None  # it was filled in for the previous encoding
+    if "model.rope.scaling" in overrides and "model.rope.beta_fast" not in overrides:
+        values["model.rope.beta_fast"] = None  # it was filled in for the previous scaling
     return _checked(values)
 
 

@@ -57,7 +57,7 @@ class RopeConfig(Section, prefix="model.rope."):
 
     base: Annotated[float, above(1)] = field(10_000.0, "wavelengths are between 2π and 2π × base")
     fraction: ShareAbove0 = field(1.0, "share of a head's dimensions that are rotated")
-    turning: ShareAbove0 = field(1.0, "share of pairs that turn, the fastest (p-RoPE, Barbero et al. 2025)", before=1.0)
+    turning: ShareAbove0 = field(1.0, "p-RoPE: share of the pairs, from the fastest, that turn (Barbero et al. 2025)", before=1.0)
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = field(
         "none", "method for longer contexts: linear (Chen et al. 2023), ntk, yarn (Peng et al. 2023), llama3"
     )
@@ -72,7 +72,7 @@ class RopeConfig(Section, prefix="model.rope."):
 
 
 def _half_of_the_heads(values: Mapping[str, Any]) -> int:
-    """model.num_heads / 2"""
+    """model.num_heads / 2, rounded up"""
     return (values["model.num_heads"] + 1) // 2
 
 
@@ -111,13 +111,17 @@ class FireConfig(Section, prefix="model.fire."):
     """FIRE: a trained function of relative distances (Li et al. 2024)."""
 
     width: Size = field(32, "of the hidden layer", before=32)
-    threshold: Positive = field(None, "initial L; positions up to L count as L", _half_of_the_context, None)
+    threshold: Positive = field(None, "initial L; the distance is divided by max(L, position), on a log scale", _half_of_the_context, None)
 
 
 def _ssmax_start(values: Mapping[str, Any]) -> float:
-    """1 / mean of ln n over n = 1..context_length"""
+    """1 / the mean of ln n over the queries of a context that see n keys"""
     length = values["context_length"]
-    return length / math.lgamma(length + 1) if length > 1 else 1.0
+    window = min(values["model.attention_window"] or length, length)
+    logs = math.lgamma(window + 1) + (length - window) * math.log(window)  # n = 1..window, then window for the others
+    if not values["model.causal"]:
+        logs = length * math.log(min(2 * window - 1, length))
+    return length / logs if logs else 1.0
 
 
 class VariantsConfig(Section, prefix="model.variants."):
@@ -200,11 +204,11 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("position", f"the pattern must not be longer than model.num_layers ({self.num_layers})")
         if self.scan_layers and self.num_layers % period:
             self.refuse("num_layers", f"with model.scan_layers it must be divisible by {period}, the pattern's length")
-        if self.scan_layers and period > 1 and (own := sorted(set(encodings) & set(PER_LAYER))):
-            reason = "its parameters in each layer can't be stacked"
-            self.refuse("position", f"with model.scan_layers, {own[0]} can't be part of a pattern: {reason}")
-        if self.hard_alibi.heads > heads:
-            self.refuse("hard_alibi.heads", f"must be at most model.num_heads ({heads})")
+        if self.scan_layers and period > 1 and self.own_encodings:
+            reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
+            self.refuse("position", f"with model.scan_layers, {reason}")
+        if "hard_alibi" in encodings:
+            self._check_hard_alibi()
         if self.position == "learned" and (self.random_positions or 0) > self.max_positions:
             self.refuse("random_positions", f"learned positions end at model.max_positions ({self.max_positions})")
         if "rope" in encodings:
@@ -213,7 +217,15 @@ class ModelConfig(Section, prefix="model."):
             unused = {name: specs(RopeConfig)[f"model.rope.{name}"].default for name in ROPE_FREQUENCIES}
             for name, default in (unused | {"beta_fast": 32.0}).items():
                 if getattr(self.rope, name) != default:
-                    self.refuse(f"rope.{name}", f"it scales rotary positions, but model.position is {self.position!r}")
+                    self.refuse(f"rope.{name}", f"it is for rotary positions, but model.position is {self.position!r}")
+
+    def _check_hard_alibi(self) -> None:
+        if self.hard_alibi.heads > self.num_heads:
+            self.refuse("hard_alibi.heads", f"must be at most model.num_heads ({self.num_heads})")
+        if self.random_positions is not None:
+            self.refuse("random_positions", "must be None for hard_alibi, which counts tokens by their positions")
+        if self.variants.query_scale == "ssmax":
+            self.refuse("variants.query_scale", "must be none for hard_alibi: its heads see different numbers of keys")
 
     def _check_rope(self) -> None:
         scaling, rotated = self.rope.scaling, self.rotated_width
@@ -221,16 +233,21 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing with a factor of 1; raise it")
         if scaling == "ntk" and rotated <= 2:
             self.refuse("rope.scaling", f"needs more than one pair of dimensions, but {rotated} dimensions are rotated")
-        if round(self.rope.turning * rotated / 2) == 0:
-            self.refuse("rope.turning", f"no pair of the {rotated} rotated dimensions turns; raise it")
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
             count = f"{fields} give {rotated} of {self.head_width} per head"
             self.refuse("d_model", f"rope needs an even number of rotated dimensions, at least 2; {count}")
+        if int(self.rope.turning * rotated / 2) == 0:
+            self.refuse("rope.turning", f"none of the {rotated // 2} pairs of dimensions would turn; raise it")
 
     @property
     def position_pattern(self) -> tuple[str, ...]:
         return pattern(self.position)
+
+    @property
+    def own_encodings(self) -> list[str]:
+        """The encodings in the pattern that have parameters in each layer."""
+        return [name for name in self.position_pattern if name in PER_LAYER]
 
     @property
     def head_width(self) -> int:
@@ -377,6 +394,9 @@ class Config(Section):
             self.refuse("model.random_positions", f"must be at least context_length ({length})")
         if masked and self.data.is_task and not self.data.isolate_documents:
             self.refuse("data.isolate_documents", "must be True for a task with masked answers, to mask the padding")
+        if self.optimizer.name == "muon" and len(model.position_pattern) > 1 and model.own_encodings:
+            reason = f"model.position is a pattern with {model.own_encodings[0]}, and Muon needs the same in every layer"
+            self.refuse("optimizer.name", f"must be adamw: {reason}")
         if not masked and not model.causal:
             self.refuse("train.objective", "must be masked: with model.causal=False a token attends to its target")
         if masked and model.causal:

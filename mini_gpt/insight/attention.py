@@ -24,9 +24,13 @@ def rows_at_a_time(model: LoadedModel, length: int, windows: int) -> int:
     return min(model.rows_at_a_time(length), fitting, -(-windows // shards) * shards)
 
 
-def relative_entropy(weights_BHLS: jax.Array, visible_BL: jax.Array) -> jax.Array:
-    """Return entropy_BHL of attention weights, divided by the log of the number of visible keys; in 0..1."""
-    return jax.scipy.special.entr(weights_BHLS).sum(-1) / jnp.log(jnp.maximum(visible_BL, 2))[:, None]
+def relative_entropy(weights_BHLS: jax.Array, seen_BHL: jax.Array) -> jax.Array:
+    """Return entropy_BHL of attention weights, divided by the log of the number of keys that are seen; in 0..1.
+
+    The weights are divided by their sum first, which is below 1 with a sink.
+    """
+    share_BHLS = weights_BHLS / jnp.maximum(weights_BHLS.sum(-1, keepdims=True), 1e-30)
+    return jax.scipy.special.entr(share_BHLS).sum(-1) / jnp.log(jnp.maximum(seen_BHL, 2))
 
 
 def attention_maps(model: LoadedModel, tokens_BL: np.ndarray) -> list[AttentionMaps]:
@@ -93,8 +97,8 @@ def _maps(trace: Trace) -> AttentionMaps:
 
 
 def _statistics(trace: Trace, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    logits_BHLS, weights_BHLS, visible_BLS = trace.attention
-    visible_BHLS = jnp.broadcast_to((visible_BLS & is_query_BL[..., None])[:, None], logits_BHLS.shape)
+    logits_BHLS, weights_BHLS, _ = trace.attention
+    visible_BHLS = trace.attention.seen_BHLS & is_query_BL[:, None, :, None]
     entropy_BHL = jnp.sum(jax.scipy.special.entr(weights_BHLS), axis=-1)
     entropy_H = jnp.mean(entropy_BHL, axis=(0, 2), where=is_query_BL[:, None])
     variance = jnp.var(logits_BHLS, where=visible_BHLS)

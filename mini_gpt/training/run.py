@@ -112,7 +112,7 @@ class Run(SavedRun):
             if name.startswith("model.rope.") and "rope" not in self.config.model.position_pattern:
                 raise UserError(f"--override: found {name}; model.position={self.config.model.position} has no RoPE")
         if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
-            raise UserError("--override: found model.rope.factor; it needs model.rope.scaling=linear, ntk or yarn too")
+            raise UserError("--override: found model.rope.factor; it needs model.rope.scaling, such as linear, too")
 
 
 class InitialWeights:
@@ -133,6 +133,8 @@ class InitialWeights:
         same = ["data.tokenizer", "data.vocab_size"]
         if self.config.model.rope.scaling != "none" and "rope" in run.trained.model.position_pattern:
             same.append("model.rope.original_context")
+        if "fire" in self.config.model.position_pattern and "fire" in run.trained.model.position_pattern:
+            same.append("model.fire.threshold")
         for name in same:
             if old[name] != new[name]:
                 raise UserError(

@@ -48,19 +48,43 @@ BAD = [
     ({"model.rope.scaling": "linear"}, r"model\.rope\.factor: found 1\.0; model\.rope\.scaling=linear changes nothing"),
     (
         {"model.position": "none", "model.rope.factor": 4.0},
-        r"model\.rope\.factor: found 4\.0; it scales rotary positions, but model\.position is 'none'",
+        r"model\.rope\.factor: found 4\.0; it is for rotary positions, but model\.position is 'none'",
     ),
     (
         {"model.position": "alibi", "model.rope.scaling": "ntk"},
-        r"model\.rope\.scaling: found 'ntk'; it scales rotary positions, but model\.position is 'alibi'",
+        r"model\.rope\.scaling: found 'ntk'; it is for rotary positions, but model\.position is 'alibi'",
     ),
-    ({"model.position": "t5", "model.rope.original_context": 64}, r"rope\.original_context: found 64; it scales"),
+    ({"model.position": "t5", "model.rope.original_context": 64}, r"rope\.original_context: found 64; it is for rotary"),
     ({"model.rope.beta_slow": 0.0}, r"model\.rope\.beta_slow: found 0\.0; must be above 0"),
     (
         {"model.rope.beta_fast": 1.0},
         r"model\.rope\.beta_fast: found 1\.0; must be above model\.rope\.beta_slow \(1\.0\)",
     ),
-    ({"model.position": "none", "model.rope.beta_fast": 4.0}, r"model\.rope\.beta_fast: found 4\.0; it scales rotary"),
+    ({"model.position": "none", "model.rope.beta_fast": 4.0}, r"model\.rope\.beta_fast: found 4\.0; it is for rotary"),
+    ({"model.position": "alibi", "model.rope.turning": 0.5}, r"model\.rope\.turning: found 0\.5; it is for rotary"),
+    ({"model.rope.turning": 0.01}, r"model\.rope\.turning: found 0\.01; none of the 16 pairs of dimensions would turn"),
+    ({"model.d_model": 4, "model.num_heads": 4}, r"model\.d_model: found 4; rope needs an even number of rotated"),
+    (
+        {"model.position": ("fire", "rope"), "model.scan_layers": True},
+        r"model\.position: found \('fire', 'rope'\); with model\.scan_layers, fire has parameters in each layer",
+    ),
+    (
+        {"model.position": ("rope", "kerple"), "optimizer.name": "muon"},
+        r"optimizer\.name: found 'muon'; must be adamw: model\.position is a pattern with kerple",
+    ),
+    (
+        {"model.position": "hard_alibi", "model.hard_alibi.heads": 5},
+        r"model\.hard_alibi\.heads: found 5; must be at most model\.num_heads \(4\)",
+    ),
+    (
+        {"model.position": "hard_alibi", "model.random_positions": 512},
+        r"model\.random_positions: found 512; must be None for hard_alibi",
+    ),
+    (
+        {"model.position": "hard_alibi", "model.variants.query_scale": "ssmax"},
+        r"model\.variants\.query_scale: found 'ssmax'; must be none for hard_alibi",
+    ),
+    ({"model.variants.soft_cap": 0.0}, r"model\.variants\.soft_cap: found 0\.0; must be above 0, or None"),
     ({"model.rope.original_context": 0}, r"model\.rope\.original_context: found 0; must be at least 1"),
     (
         {"model.rope.scaling": "ntk", "model.rope.factor": 2.0, "model.d_model": 8},

@@ -38,6 +38,8 @@ MODELS = {name: {"model.position": name} for name in ENCODINGS} | {
         "model.variants.gate": "entry",
     },
     "ssmax, window": {"model.variants.query_scale": "ssmax", "model.attention_window": 5},
+    "window, hard_alibi": {"model.position": "hard_alibi", "model.attention_window": 7},
+    "p-rope, zero sink": {"model.rope.turning": 0.5, "model.variants.sink": "zero"},
     "partial rope": {"model.position": "rope", "model.rope.fraction": 0.5, "model.activation": "swiglu"},
     "bfloat16": {"model.position": "rope", "model.dtype": "bfloat16"},
 }
@@ -54,10 +56,10 @@ def make(fields, separator_id=None):
 
 
 # Models that are also tested with isolated documents.
-ISOLATED = ("learned", "t5", "fire", "window", "random", "ssmax, norms", "ssmax, window", "sink, cap, gate")
+ISOLATED = ("learned", "t5", "fire", "kerple", "hard_alibi", "window", "random", "ssmax, norms", "ssmax, window", "sink, cap, gate")
 
 
-QUICK = [("rope", None), ("grouped", None), ("window", 12)]
+QUICK = [("rope", None), ("grouped", None), ("window", 12), ("ssmax, window", 12), ("sink, cap, gate", None)]
 CASES = [(name, None) for name in MODELS] + [(name, 12) for name in ISOLATED]
 
 

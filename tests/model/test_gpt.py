@@ -57,7 +57,7 @@ SLOW = [
     {"position": ("rope", "none")},
     {"position": "none", "variants.qk_norm": "plain", "variants.gate": "head", "variants.sink": "zero"},
     {"position": "t5", "variants.query_scale": "ssmax", "attention_window": 3, "causal": False},
-    {"position": "none", "variants.query_scale": "llama4", "variants.soft_cap": 50.0, "scan_layers": True},
+    {"position": "none", "variants.query_scale": "llama4", "variants.soft_cap": 1.0, "scan_layers": True},
     {"position": "fire", "fire.threshold": 3.0, "fire.width": 5, "scan_layers": True},
     {"position": "kerple", "num_kv_heads": 2, "causal": False},
     {"position": "hard_alibi", "hard_alibi.heads": 3, "attention_window": 3},
@@ -91,6 +91,7 @@ def test_logits_equal_an_independent_forward(overrides):
 VARIANTS = {"variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "variants.soft_cap": 2.0}
 VARIANTS |= {"variants.sink": "trained", "variants.gate": "head"}
 GIVEN = [{"position": name} for name in ENCODINGS] + [{"position": "rope"} | VARIANTS]
+FAR = list(range(8185, 8197))  # Llama 4's scale changes at 8191
 
 
 @pytest.mark.parametrize("fields", GIVEN, ids=str)
@@ -101,6 +102,16 @@ def test_given_positions_and_segments_are_used(fields):
     places, segments = [5, 6, 7, 8, 0, 1, 2, 3, 4, 0, 1, 2], [3] * 4 + [4] * 5 + [7] * 3
     logits = run(definition, params, *(jnp.array(x)[None] for x in (tokens, places, segments)))[0]
     np.testing.assert_allclose(logits, oracle.forward(config, exact, tokens, places, segments), atol=2e-4, rtol=2e-4)
+
+
+def test_the_scale_of_llama4_changes_the_logits_at_its_span():
+    config, definition, params = make_model(position="alibi", **{"variants.query_scale": "llama4"})
+    exact = jax.tree.map(lambda leaf: 2 * np.asarray(leaf, np.float64), params)  # larger logits show the scale
+    tokens = np.random.default_rng(1).integers(VOCAB, size=12)
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
+    near, far = (run(definition, doubled, *(jnp.array(x)[None] for x in (tokens, at)))[0] for at in (range(12), FAR))
+    np.testing.assert_allclose(far, oracle.forward(config, exact, tokens, FAR), atol=1e-3, rtol=1e-3)
+    assert jnp.abs(far[6:] - near[6:]).max() > 0.02 and jnp.abs(far[:6] - near[:6]).max() < 1e-3
 
 
 def test_positions_restart_at_document_separators():

@@ -28,11 +28,10 @@ def variants(**fields):
     return Variants(make(**fields), jnp.float32, rngs=nnx.Rngs(0))
 
 
-def run(**fields):
-    """Return the logits and the attention weights of a new model."""
+def maps(**fields):
+    """Return the attention maps of a new model with one layer."""
     model = MiniGPT(make(**fields), 11, rngs=nnx.Rngs(0))
-    x_BLD, _, (maps,) = model.forward(Inputs(TOKENS), trace=lambda trace: trace.attention)
-    return np.asarray(model.logits(x_BLD)), np.asarray(maps.weights_BHLS)
+    return model.forward(Inputs(TOKENS), trace=lambda trace: trace.attention)[2][0]
 
 
 def test_without_variants_there_are_no_parameters():
@@ -60,14 +59,24 @@ def test_ssmax_multiplies_queries_by_the_logarithm_of_the_visible_keys():
     np.testing.assert_allclose(factors, np.log(visible) / mean_log, rtol=1e-5)
 
 
-def test_a_shift_of_ssmax_by_its_logarithm_would_change_nothing():
-    """A known error is to subtract s · ln n from the logits: a softmax does not see it."""
-    logits = np.random.default_rng(0).normal(size=(3, 7))
-    shifted = logits - 0.4 * math.log(7)
-    np.testing.assert_allclose(jax.nn.softmax(shifted), jax.nn.softmax(logits), rtol=1e-5)
-    plain, scaled = run()[1], run(query_scale="ssmax")[1]
-    assert np.abs(plain - scaled)[0, :, 1:].max() > 1e-4
-    np.testing.assert_allclose(scaled[0, :, 0, 0], 1)  # n = 1: ln n is 0, and the only key has all weight
+def test_ssmax_scales_the_logits_and_does_not_shift_them():
+    """A known error is to subtract s · ln n from the logits, which a softmax does not see."""
+    plain, scaled = (maps(**fields) for fields in ({}, {"query_scale": "ssmax"}))
+    s = 64 / math.lgamma(65)
+    factors_L = s * np.log(np.arange(1, 11))
+    np.testing.assert_allclose(scaled.logits_BHLS, plain.logits_BHLS * factors_L[:, None], rtol=1e-4, atol=1e-7)
+    assert np.abs(plain.logits_BHLS).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "causal, window, counts",
+    [(True, None, range(1, 65)), (True, 5, [1, 2, 3, 4, *[5] * 60]), (False, None, [64]), (False, 5, [9])],
+)
+def test_ssmax_starts_with_a_mean_factor_of_1(causal, window, counts):
+    fields = {"model.causal": causal, "model.attention_window": window, "context_length": 64}
+    fields["train.objective"] = "next_token" if causal else "masked"
+    start = configs.load("configs/default.py", fields).model.variants.ssmax_start
+    assert start * np.mean(np.log(counts)) == pytest.approx(1)
 
 
 def test_the_scale_of_llama4_grows_by_spans_of_positions():

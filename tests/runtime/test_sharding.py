@@ -148,11 +148,15 @@ def test_a_host_reads_the_rows_of_its_own_devices(monkeypatch, order, shape, hos
             assert sharding.host_rows(8, mesh) == list(rows)
 
 
+VARIANTS = {"qk_norm": "weighted", "sink": "trained", "gate": "entry"}
+
+
 def test_every_parameter_has_a_sharding_rule(small):
     for position in ENCODINGS:
         for extra in (
             {},
             {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},
+            {f"model__variants__{name}": value for name, value in VARIANTS.items()},
         ):
             _, shapes = gpt.abstract(small(model__position=position, **extra).model, VOCAB)
             for path, _ in jax.tree_util.tree_leaves_with_path(shapes):

@@ -5,14 +5,24 @@ import dataclasses
 from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Suite, SuiteOptions
+from mini_gpt.config.schema import Config
 from mini_gpt.insight.explorer import page
 from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
 
 class Explorer(Suite):
     name = "explorer"
     flags = ("text",)
+
+    def check(self, trained: Config, options: SuiteOptions) -> None:
+        super().check(trained, options)
+        if trained.model.variants.sink != "none":
+            raise UserError(
+                f"--suite={self.name}: found model.variants.sink={trained.model.variants.sink}; the page can't show a "
+                "sink, because it computes the weights from the logits of the keys; use --suite=heads"
+            )
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         config = run.config.model

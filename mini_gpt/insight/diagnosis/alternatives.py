@@ -16,17 +16,14 @@ import numpy as np
 
 from mini_gpt.config import loading as configs
 from mini_gpt.config.fields import specs
-from mini_gpt.config.schema import Config, ModelConfig
+from mini_gpt.config.schema import ROPE_FREQUENCIES, Config, ModelConfig
 from mini_gpt.model import gpt
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters, by_name, with_layers
 from mini_gpt.runtime.errors import UserError
 
 BASES = (1e4, 5e5, 1e6)  # of RoPE
-UNSCALED = {
-    f"model.rope.{name}": specs(Config)[f"model.rope.{name}"].default
-    for name in ("scaling", "factor", "beta_slow", "beta_fast")
-}
+UNSCALED = {f"model.rope.{name}": specs(Config)[f"model.rope.{name}"].default for name in ROPE_FREQUENCIES}
 
 
 def others(model: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:
@@ -47,7 +44,7 @@ def others(model: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:
 
 def fields(config: ModelConfig) -> Iterator[tuple[str, Any]]:
     """Yield (field, other value). `others` skips values that need other parameters."""
-    yield from (("model.position", name) for name in ("none", "sinusoidal", "rope", "alibi"))
+    yield from (("model.position", name) for name in ("none", "sinusoidal", "rope", "alibi", "hard_alibi"))
     yield from (("model.activation", name) for name in ("gelu", "relu") if config.activation != "swiglu")
     yield from ((f"model.{name}", not getattr(config, name)) for name in ("scale_attention", "scale_embeddings"))
     yield "model.attention_window", None
@@ -81,7 +78,7 @@ def arrangements(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[
         rolled = jax.tree.map(functools.partial(jnp.roll, shift=by, axis=0), table)
         yield f"the rows of the {name} are shifted by {-by}", parameters | rolled
     blocks, count = parameters["blocks"], config.num_layers
-    if count > 1:
+    if count > 1 and len({jax.tree.structure(block) for block in blocks.values()}) == 1:
         reverse = {layer: blocks[count - 1 - layer] for layer in range(count)}
         yield "the order of the blocks is reversed", parameters | {"blocks": reverse}
 

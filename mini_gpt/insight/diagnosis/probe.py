@@ -104,19 +104,17 @@ def _predictions(model: LoadedModel, inputs_BL: jax.Array, text_BL: jax.Array, a
 
 
 def _statistics(trace: Trace) -> Layer:
-    maps, (batch, length, _) = trace.attention, trace.before_BLD.shape
-    visible_BLS = jnp.broadcast_to(maps.visible_BLS, (batch, length, length))
-    visible_BL = visible_BLS.sum(-1)
-    entropy_BHL = attention.relative_entropy(maps.weights_BHLS, visible_BL)
-    has_choice_B1L = (visible_BL > 1)[:, None]
+    maps = trace.attention
+    seen_BHL = maps.seen_BHLS.sum(-1)
+    entropy_BHL = attention.relative_entropy(maps.weights_BHLS, seen_BHL)
     root_mean_square = lambda x: jnp.sqrt(jnp.mean(jnp.square(x), axis=(1, 2)))
     before_BLD, after_BLD, units_BLF = (
         x.astype(jnp.float32) for x in (trace.before_BLD, trace.after_BLD, trace.units_BLF)
     )
     norms_BL = jnp.linalg.norm(before_BLD, axis=-1) * jnp.linalg.norm(after_BLD, axis=-1)
     statistics: Any = (
-        jnp.mean(entropy_BHL, axis=(1, 2), where=has_choice_B1L),
-        jnp.std(maps.logits_BHLS, axis=(1, 2, 3), where=visible_BLS[:, None]),
+        jnp.mean(entropy_BHL, axis=(1, 2), where=seen_BHL > 1),
+        jnp.std(maps.logits_BHLS, axis=(1, 2, 3), where=maps.seen_BHLS),
         root_mean_square(before_BLD),
         root_mean_square(after_BLD),
         jnp.mean((before_BLD * after_BLD).sum(-1) / jnp.maximum(norms_BL, 1e-30), axis=1),

@@ -89,7 +89,7 @@ def measure(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> 
         at_offsets(weights_BHLS.sum(0)),
         at_offset(uniform_BLS.sum(0)),
         at_offset(visible_BLS.sum(0)),
-        relative_entropy(weights_BHLS, visible_BL).sum((0, 2)),
+        relative_entropy(weights_BHLS, jnp.sum(trace.attention.seen_BHLS, axis=-1)).sum((0, 2)),
         jnp.einsum("bhls,ls->h", weights_BHLS, jnp.abs(offset_LS).astype(jnp.float32)),
         (visible_BL > 0).sum(),
     )

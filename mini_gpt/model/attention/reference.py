@@ -12,11 +12,19 @@ PLAIN = Scoring()
 
 
 class AttentionMaps(NamedTuple):
-    """One layer's logits before the mask, and its weights after the softmax and before dropout; float32."""
+    """One layer's logits before the mask, and its weights after the softmax and before dropout; float32.
+
+    The logits include soft cap and bias. With a sink, the weights of a query add up to less than 1.
+    """
 
     logits_BHLS: jax.Array
     weights_BHLS: jax.Array
     visible_BLS: jax.Array
+
+    @property
+    def seen_BHLS(self) -> jax.Array:
+        """Whether a head's query sees a key, also after a bias that hides keys from some heads."""
+        return self.visible_BLS[:, None] & (self.logits_BHLS > -1e29)
 
 
 def attend(

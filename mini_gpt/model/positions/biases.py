@@ -82,7 +82,8 @@ class Fire(Position):
     """A trained function, in each layer, of the distance relative to the query's position (Li et al. 2024).
 
     The bias is MLP(ψ(i - j) / ψ(max(L, i))) with ψ(x) = ln(|c·x| + 1), for query i and key j. c and L are trained. The
-    MLP has one hidden layer with ReLU, and is initialized uniformly within 1/sqrt(inputs), as in the released code.
+    MLP has one hidden layer with ReLU, and is initialized uniformly within 1/sqrt(inputs), as in the code of Zheng et
+    al. 2024, which also adds 1e-6 to the denominator.
     """
 
     name = "fire"
@@ -104,9 +105,9 @@ class Fire(Position):
     def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
         psi = lambda x: jnp.log1p(jnp.abs(self.c[...] * x))
         longest_BL1 = jnp.maximum(jnp.abs(self.threshold * self.factor[...]), query_positions_BL[:, :, None])
-        share_BLS = psi(_distances(query_positions_BL, key_positions_BS)[:, 0]) / psi(longest_BL1)
+        share_BLS = psi(_distances(query_positions_BL, key_positions_BS)[:, 0]) / (psi(longest_BL1) + 1e-6)
         units_BLSW = jax.nn.relu(share_BLS[..., None] * self.up[...] + self.up_bias[...])
-        return jnp.moveaxis(units_BLSW @ self.down[...] + self.down_bias[...], -1, 1)
+        return jnp.moveaxis(jnp.matmul(units_BLSW, self.down[...], precision="highest") + self.down_bias[...], -1, 1)
 
 
 def _distances(query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:

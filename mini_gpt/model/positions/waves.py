@@ -28,7 +28,7 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
     With `rope.turning` below 1, the slowest pairs get frequency 0 (p-RoPE, Barbero et al. 2025).
     """
     frequencies_P = _scaled(rope, width)
-    frequencies_P[round(rope.turning * width / 2) :] = 0  # the pairs are sorted, the fastest first
+    frequencies_P[int(rope.turning * width / 2) :] = 0  # the pairs are sorted, the fastest first
     return frequencies_P
 
 

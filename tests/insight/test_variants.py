@@ -1,0 +1,40 @@
+"""Statistics, diagnosis and the explorer of models whose heads hide keys or have a sink."""
+
+import numpy as np
+import pytest
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.commands.suites.explorer import Explorer
+from mini_gpt.insight import attention
+from mini_gpt.insight.diagnosis import alternatives, checks, probe
+from mini_gpt.runtime.errors import UserError
+from tests.evaluation.models import random_model
+
+TOKEN_BYTES = np.array([1] * 256 + [0])
+FIELDS = [{"model__position": "hard_alibi"}, {"model__variants__sink": "trained"}, {"model__position": ("fire", "rope")}]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_statistics_and_diagnosis_are_finite(small, fields):
+    model = random_model(small(model__num_layers=2, **fields), TOKEN_BYTES)
+    tokens_BL = np.random.default_rng(0).integers(256, size=(2, 32))
+    curves, weights_NHLS = attention.attention_statistics(model, tokens_BL, np.ones((2, 32), bool))
+    assert all(map(np.isfinite, curves.values())) and np.isfinite(weights_NHLS).all()
+    layers = probe.layers(model, tokens_BL)
+    finite, *_ = checks.stream(model, layers)
+    assert not finite.found
+    for layer in layers:
+        assert (layer.entropy_B >= 0).all() and (layer.entropy_B <= 1.0001).all()
+    names = [name for name, _ in alternatives.others(model)]
+    assert ("the order of the blocks is reversed" in names) == (fields != {"model__position": ("fire", "rope")})
+
+
+def test_the_entropy_of_a_head_does_not_depend_on_the_weight_of_its_sink():
+    weights = np.full((1, 1, 1, 4), 0.25)
+    for share in (1.0, 0.01):
+        np.testing.assert_allclose(attention.relative_entropy(share * weights, np.array([[[4]]])), 1, rtol=1e-5)
+
+
+def test_the_explorer_refuses_a_sink(small):
+    with pytest.raises(UserError, match=r"--suite=explorer: found model\.variants\.sink=zero; the page can't show a sink"):
+        Explorer().check(small(model__variants__sink="zero"), SuiteOptions())
