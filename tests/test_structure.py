@@ -22,7 +22,7 @@ PACKAGES = (
 )
 ENTRY_POINTS = ("__init__.py", "bench.py", "sweep.py")  # thin modules beside the packages, for `python -m`
 ROOT = REPOSITORY / "mini_gpt"
-LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 16, 5  # without the entry points
+LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 18, 6  # without the entry points
 LONGEST_FILE, MOST_PARAMETERS = 350, 6
 
 

@@ -3,9 +3,15 @@
     python -m docs.figures.study_tables --take=runs/studies/heads    # copy the results of a study to docs/studies/
     python -m docs.figures.study_tables                              # write them into the pages
 
-A page has `<!-- study NAME: KIND -->`, then what is generated, then `<!-- /study -->`. KIND is `standing`, `verdicts`,
-`verdict CONDITION CONDITION [LENGTH]`, `table SUITE METRIC [LABEL]`, or `rise CONDITION LENGTH LENGTH SUITE METRIC
-[LABEL]`: the difference of the means at the two lengths, second minus first.
+A page has `<!-- study NAME: KIND -->`, then what is generated, then `<!-- /study -->`. KIND is one of:
+
+standing                                            whether the plan was frozen
+verdicts                                            a table of all comparisons
+verdict CONDITION CONDITION [LENGTH]                one verdict with its difference
+table SUITE METRIC [LABEL]                          means and deviations, by condition and length
+rise CONDITION LENGTH LENGTH SUITE METRIC [LABEL]   the difference of the means at two lengths, second minus first
+at CONDITION CONDITION LENGTH FIRST LAST            the difference of the losses with FIRST..LAST tokens of context in
+                                                    blocks of LENGTH, first minus second condition: mean ± deviation
 """
 
 import argparse
@@ -13,12 +19,15 @@ import csv
 import json
 import re
 import shutil
+import statistics
 from pathlib import Path
 
-from mini_gpt.commands.results import markdown_table
+from mini_gpt.commands.results import csv_text, markdown_table
 from mini_gpt.runtime import files
 
 DOCS = Path(__file__).parents[1]
+BY_POSITION = "by_position"
+GROUP, FARTHEST = 4, 128  # tokens: a row of by_position.csv is a mean over GROUP positions of a block
 MARKED = re.compile(r"(<!-- study (\S+): (.+?) -->)(.*?)(<!-- /study -->)", re.DOTALL)
 Rows = list[dict[str, str]]
 
@@ -47,7 +56,12 @@ def generated(name: str, kind: str) -> str:
         rows = [row for row in _rows(name, suite) if row["measured"] == " ".join(label)]
         mean = {row["length"]: row[f"{metric}_mean"] for row in rows if row["condition"] == condition}
         return _signed(float(mean[second]) - float(mean[first]))
-    raise ValueError(f"{kind}: must start with standing, verdicts, verdict, table or rise")
+    if word == "at":
+        first, second, length, *places = arguments
+        return _difference_at(
+            _rows(name, BY_POSITION), (first, second), length, range(int(places[0]), int(places[1]) + 1)
+        )
+    raise ValueError(f"{kind}: must start with standing, verdicts, verdict, table, rise or at")
 
 
 def write_page(text: str) -> str:
@@ -67,6 +81,32 @@ def take(study: Path) -> None:
         r"^(Confirmatory|Exploratory): .*$", (study / "report.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     files.write_text(target / "standing.txt", f"{standing[0]}\n" if standing else "")
+
+    if by_position := _by_position(study):
+        files.write_text(target / f"{BY_POSITION}.csv", csv_text(by_position))
+
+
+def _by_position(study: Path) -> list[dict[str, object]]:
+    """Return the mean loss of each run over GROUP positions at a time, in blocks of up to FARTHEST tokens."""
+    rows: list[dict[str, object]] = []
+    for path in sorted(study.glob("*,seed=*/eval/extrapolation.json")):
+        condition, seed = path.parents[1].name.rsplit(",seed=", 1)
+        for length, nll in json.loads(path.read_text(encoding="utf-8"))["by_position"].items():
+            for start in range(0, len(nll) if int(length) <= FARTHEST else 0, GROUP):
+                mean = round(statistics.fmean(nll[start : start + GROUP]), 6)
+                rows.append({"condition": condition, "seed": seed, "length": length, "context": start + 1, "nll": mean})
+    return rows
+
+
+def _difference_at(rows: Rows, pair: tuple[str, str], length: str, contexts: range) -> str:
+    if (contexts.start - 1) % GROUP or len(contexts) % GROUP:
+        raise ValueError(f"{contexts}: must be whole groups of {GROUP} tokens of context, the first from 1 on")
+    of_seed: dict[str, tuple[list[float], list[float]]] = {}
+    for row in rows:
+        if row["length"] == length and int(row["context"]) in contexts and row["condition"] in pair:
+            of_seed.setdefault(row["seed"], ([], []))[pair.index(row["condition"])].append(float(row["nll"]))
+    differences = [statistics.fmean(first) - statistics.fmean(second) for first, second in of_seed.values()]
+    return f"{_signed(statistics.fmean(differences))} ± {statistics.stdev(differences):.3f}"
 
 
 def _rows(name: str, table: str) -> Rows:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from docs.figures import training
 from mini_gpt.insight.explorer.toy import PRESETS, WORDS, X_LD
-from mini_gpt.model.attention.masks import Heads, Mask
+from mini_gpt.model.attention.masks import Heads, Mask, Scoring
 from mini_gpt.model.attention.reference import attend
 
 
@@ -26,7 +26,7 @@ def maps(
     q_BLHK, k_BLHK = ((x_LD @ w).reshape(1, 4, heads, -1) for w in PRESETS[preset])
     scale = 1 / math.sqrt(q_BLHK.shape[-1]) / temperature
     visible_BLS = Mask(causal=False).visible(4)
-    _, found = attend(Heads(*map(jnp.asarray, (q_BLHK, k_BLHK, k_BLHK))), visible_BLS, scale=scale)
+    _, found = attend(Heads(*map(jnp.asarray, (q_BLHK, k_BLHK, k_BLHK))), visible_BLS, scoring=Scoring(scale))
     return np.asarray(found.logits_BHLS[0]), np.asarray(found.weights_BHLS[0])
 
 

@@ -34,6 +34,17 @@ def up_to(most: int) -> Range:
     return Range(f"in 1..{most}", lambda value: 1 <= value <= most)
 
 
+LARGEST = 2**24  # above any real model
+Count = Annotated[int, at_least(1)]
+Positive = Annotated[float, above(0)]
+Share = Annotated[float, Range("in [0, 1]", lambda value: 0 <= value <= 1)]
+ShareAbove0 = Annotated[float, Range("in (0, 1]", lambda value: 0 < value <= 1)]
+ShareInside = Annotated[float, Range("in (0, 1)", lambda value: 0 < value < 1)]
+Rate = Annotated[float, Range("in [0, 1)", lambda value: 0 <= value < 1)]
+Size = Annotated[int, up_to(LARGEST)]
+OptionalSize = Annotated[int | None, up_to(LARGEST)]
+
+
 class Spec(NamedTuple):
     """The definition of a field, except its name.
 

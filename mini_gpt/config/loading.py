@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mini_gpt.config import places
+from mini_gpt.config.attention import pattern
 from mini_gpt.config.fields import REQUIRED, Spec, build, choices, convert, specs
-from mini_gpt.config.schema import Config, pattern
+from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
 

@@ -1,32 +1,41 @@
 """All config fields, in sections, with the checks that involve several fields."""
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from mini_gpt.config.fields import Range, Section, above, at_least, field, specs, up_to
+from mini_gpt.config.attention import (
+    PER_LAYER,
+    ROPE_FREQUENCIES,
+    FireConfig,
+    HardAlibiConfig,
+    Position,
+    RopeConfig,
+    SinusoidalConfig,
+    T5Config,
+    VariantsConfig,
+    pattern,
+)
+from mini_gpt.config.fields import (
+    Count,
+    OptionalSize,
+    Positive,
+    Rate,
+    Section,
+    Share,
+    ShareInside,
+    Size,
+    above,
+    at_least,
+    field,
+    specs,
+    up_to,
+)
 from mini_gpt.runtime.errors import UserError
 
-Count = Annotated[int, at_least(1)]
-Positive = Annotated[float, above(0)]
-Share = Annotated[float, Range("in [0, 1]", lambda value: 0 <= value <= 1)]
-ShareAbove0 = Annotated[float, Range("in (0, 1]", lambda value: 0 < value <= 1)]
-ShareInside = Annotated[float, Range("in (0, 1)", lambda value: 0 < value < 1)]
-Rate = Annotated[float, Range("in [0, 1)", lambda value: 0 <= value < 1)]
-Position = Literal["none", "learned", "sinusoidal", "rope", "alibi", "hard_alibi", "t5", "kerple", "fire"]
-ROPE_FREQUENCIES = ("turning", "scaling", "factor", "original_context", "beta_slow", "beta_fast")
-PER_LAYER = ("kerple", "fire")  # with parameters in each layer
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
-MOST_LAYERS, LARGEST = 4096, 2**24  # above any real model; they bound the memory that a config can ask for
-Size = Annotated[int, up_to(LARGEST)]
-OptionalSize = Annotated[int | None, up_to(LARGEST)]
+MOST_LAYERS = 4096  # above any real model, as LARGEST; they bound the memory that a config can ask for
 MOST_BATCH_TOKENS = 2**28  # in one pass through the model
 TASK = "task:"  # prefix of the corpora of task problems
-
-
-def pattern(position: Any) -> tuple[Any, ...]:
-    """Return model.position as a tuple. It repeats over the layers."""
-    return tuple(position) if isinstance(position, list | tuple) else (position,)
 
 
 def _feed_forward_width(values: Mapping[str, Any]) -> int:
@@ -39,112 +48,6 @@ def _feed_forward_width(values: Mapping[str, Any]) -> int:
 def _most_positions(values: Mapping[str, Any]) -> int:
     """model.random_positions, or else context_length"""
     return values["model.random_positions"] or values["context_length"]
-
-
-def _original_context(values: Mapping[str, Any]) -> int | None:
-    """context_length / model.rope.factor"""
-    rotary = "rope" in pattern(values["model.position"])
-    return max(1, round(values["context_length"] / values["model.rope.factor"])) if rotary else None
-
-
-def _beta_fast(values: Mapping[str, Any]) -> float:
-    """32, chosen for LLaMA; llama3: 4"""
-    return 4.0 if values["model.rope.scaling"] == "llama3" else 32.0
-
-
-class RopeConfig(Section, prefix="model.rope."):
-    """Rotary positions (Su et al. 2021), with scaling to longer contexts."""
-
-    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths are between 2π and 2π × base")
-    fraction: ShareAbove0 = field(1.0, "share of a head's dimensions that are rotated")
-    turning: ShareAbove0 = field(1.0, "p-RoPE: share of the pairs, from the fastest, that turn (Barbero et al. 2025)", before=1.0)
-    scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = field(
-        "none", "method for longer contexts: linear (Chen et al. 2023), ntk, yarn (Peng et al. 2023), llama3"
-    )
-    factor: Annotated[float, at_least(1)] = field(1.0, "target context length, as a multiple of the original one")
-    original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
-    beta_slow: Positive = field(1.0, "yarn, llama3: pairs with fewer turns in the original context are interpolated")
-    beta_fast: float = field(None, "yarn, llama3: pairs with more turns are unchanged", _beta_fast)
-
-    def check(self) -> None:
-        if self.beta_fast <= self.beta_slow:
-            self.refuse("beta_fast", f"must be above model.rope.beta_slow ({self.beta_slow})")
-
-
-def _half_of_the_heads(values: Mapping[str, Any]) -> int:
-    """model.num_heads / 2, rounded up"""
-    return (values["model.num_heads"] + 1) // 2
-
-
-def _half_of_the_context(values: Mapping[str, Any]) -> float:
-    """context_length / 2"""
-    return values["context_length"] / 2
-
-
-class SinusoidalConfig(Section, prefix="model.sinusoidal."):
-    """Sinusoidal positions (Vaswani et al. 2017)."""
-
-    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths are between 2π and 2π × base")
-    amplitude: Positive = field(1.0, "in standard deviations of the embedding's entries")
-
-
-class T5Config(Section, prefix="model.t5."):
-    """T5's learned bias for each bucket of distances (Raffel et al. 2020)."""
-
-    num_buckets: int = field(32, "a positive multiple of 4; half of the buckets hold one distance each")
-    max_distance: int = field(128, "this and larger distances share the last bucket")
-
-    def check(self) -> None:
-        if self.num_buckets < 4 or self.num_buckets % 4:
-            self.refuse("num_buckets", "must be a positive multiple of 4")
-        if self.max_distance <= self.num_buckets:
-            self.refuse("max_distance", f"must be above model.t5.num_buckets ({self.num_buckets})")
-
-
-class HardAlibiConfig(Section, prefix="model.hard_alibi."):
-    """Hard-ALiBi: some heads see only the last tokens (Jelassi et al. 2024)."""
-
-    heads: Annotated[int, at_least(0)] = field(None, "head i of these sees i + 1 tokens", _half_of_the_heads, None)
-
-
-class FireConfig(Section, prefix="model.fire."):
-    """FIRE: a trained function of relative distances (Li et al. 2024)."""
-
-    width: Size = field(32, "of the hidden layer", before=32)
-    threshold: Positive = field(None, "initial L; the distance is divided by max(L, position), on a log scale", _half_of_the_context, None)
-
-
-def _ssmax_start(values: Mapping[str, Any]) -> float:
-    """1 / the mean of ln n over the queries of a context that see n keys"""
-    length = values["context_length"]
-    window = min(values["model.attention_window"] or length, length)
-    logs = math.lgamma(window + 1) + (length - window) * math.log(window)  # n = 1..window, then window for the others
-    if not values["model.causal"]:
-        logs = length * math.log(min(2 * window - 1, length))
-    return length / logs if logs else 1.0
-
-
-class VariantsConfig(Section, prefix="model.variants."):
-    """Variants of attention. By default, none."""
-
-    qk_norm: Literal["none", "plain", "weighted"] = field(
-        "none", "RMS norm of each query and key (Henry et al. 2020); weighted: with trained weights", before="none"
-    )
-    query_scale: Literal["none", "ssmax", "llama4"] = field(
-        "none",
-        "factor of queries: s · ln(visible keys) (Nakanishi 2025), or Llama 4's by position",
-        before="none",
-    )
-    ssmax_start: Positive = field(None, "initial s of ssmax", _ssmax_start, None)
-    soft_cap: Annotated[float | None, above(0)] = field(
-        None, "c: logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap", before=None
-    )
-    sink: Literal["none", "zero", "trained"] = field(
-        "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one", before="none"
-    )
-    gate: Literal["none", "head", "entry"] = field(
-        "none", "factors σ(W x) of the heads' outputs (Qiu et al. 2025), one for each head or entry", before="none"
-    )
 
 
 class ModelConfig(Section, prefix="model."):
@@ -395,7 +298,7 @@ class Config(Section):
         if masked and self.data.is_task and not self.data.isolate_documents:
             self.refuse("data.isolate_documents", "must be True for a task with masked answers, to mask the padding")
         if self.optimizer.name == "muon" and len(model.position_pattern) > 1 and model.own_encodings:
-            reason = f"model.position is a pattern with {model.own_encodings[0]}, and Muon needs the same in every layer"
+            reason = f"model.position is a pattern with {model.own_encodings[0]}, and Muon needs equal layers"
             self.refuse("optimizer.name", f"must be adamw: {reason}")
         if not masked and not model.causal:
             self.refuse("train.objective", "must be masked: with model.causal=False a token attends to its target")

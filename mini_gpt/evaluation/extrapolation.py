@@ -108,11 +108,14 @@ def extrapolation(
         title += f", sliding windows of the last {len(tokens) - sample_start:,}"
     rows, by_position = [], {}
     with progress.shown(title, sum(w.cost for w in defined)) as advance:
+        nll_fn = perplexity.make_nll_fn(model)
         for w in windowings:
             reason, score, sample_nll = reasons[w.length], None, None
             if reason is None:
-                part = tokens[w.start : w.last_target + 1]
-                nll = perplexity.token_losses(model, part, window=w.length, stride=w.stride, advance=advance)
+                part, batch_size = tokens[w.start : w.last_target + 1], model.rows_at_a_time(w.length)
+                nll = scoring.score_tokens(
+                    nll_fn, part, window=w.length, stride=w.stride, batch_size=batch_size, advance=advance
+                )
                 nll = nll[w.first_target - 1 - w.start :]
                 reason = None if np.isfinite(nll).all() else perplexity.NOT_FINITE
             if reason is None:

@@ -8,7 +8,7 @@ from mini_gpt.config.schema import Config, ModelConfig
 from mini_gpt.data import batches
 from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.progress import Advance, silent
-from mini_gpt.evaluation.scoring import NllFn, Score
+from mini_gpt.evaluation.scoring import Score
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -20,30 +20,25 @@ MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each toke
 NOT_FINITE = "the model's loss is not finite"
 
 
-def make_nll_fn(model: LoadedModel) -> NllFn:
-    """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays."""
+class ModelNll:
+    """The function nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays.
 
-    def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
-        padded = tuple(sharding.pad_rows(batch, model.mesh) for batch in (inputs_BL, targets_BL))
-        nll_BL = np.asarray(model.nll(*sharding.put_whole(padded, model.mesh)))
+    threads: the number of threads that should call it at the same time.
+    """
+
+    def __init__(self, model: LoadedModel):
+        self.model = model
+        self.threads = model.batches_at_a_time
+
+    def __call__(self, inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
+        padded = tuple(sharding.pad_rows(batch, self.model.mesh) for batch in (inputs_BL, targets_BL))
+        nll_BL = np.asarray(self.model.nll(*sharding.put_whole(padded, self.model.mesh)))
         return nll_BL[: len(inputs_BL)]
 
-    return nll_fn
 
-
-def token_losses(
-    model: LoadedModel, tokens: np.ndarray, *, window: int, stride: int, advance: Advance = silent
-) -> np.ndarray:
-    """Return `scoring.score_tokens` with the model's loss, batch size and threads."""
-    return scoring.score_tokens(
-        make_nll_fn(model),
-        tokens,
-        window=window,
-        stride=stride,
-        batch_size=model.rows_at_a_time(window),
-        threads=model.batches_at_a_time,
-        advance=advance,
-    )
+def make_nll_fn(model: LoadedModel) -> ModelNll:
+    """Return the function that `scoring.score_tokens` needs."""
+    return ModelNll(model)
 
 
 def score_split(
@@ -136,8 +131,9 @@ def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, advance: Advance) -> Score:
-    window = model.config.context_length
-    nll = token_losses(model, tokens, window=window, stride=window, advance=advance)
+    nll_fn, window = make_nll_fn(model), model.config.context_length
+    rows = model.rows_at_a_time(window)
+    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows, advance=advance)
     return scoring.score(nll, tokens[1:], token_bytes)
 
 

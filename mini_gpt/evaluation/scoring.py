@@ -41,14 +41,7 @@ class Score:
 
 
 def score_tokens(
-    nll_fn: NllFn,
-    tokens: np.ndarray,
-    *,
-    window: int,
-    stride: int,
-    batch_size: int,
-    threads: int = 1,
-    advance: Advance = silent,
+    nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int, batch_size: int, advance: Advance = silent
 ) -> np.ndarray:
     """Return the loss of every token but the first, in nats, float32; its shape is [len(tokens) - 1].
 
@@ -57,9 +50,9 @@ def score_tokens(
     window - stride + 1 tokens of context.
 
     nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window. Copies of the
-    last token pad the last window; copies of a row pad the last batch. threads: the number of threads that call nll_fn.
-    advance: called with the number of tokens of each batch, without the padding rows. Raises ValueError unless
-    1 ≤ stride ≤ window.
+    last token pad the last window; copies of a row pad the last batch. If nll_fn has an attribute `threads`, up to as
+    many threads call it at the same time. advance: called with the number of tokens of each batch, without the padding
+    rows. Raises ValueError unless 1 ≤ stride ≤ window.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride: found {stride}; must be in 1..window ({window})")
@@ -72,7 +65,8 @@ def score_tokens(
         return *batch, np.asarray(nll_fn(rows_BM[:, :-1], rows_BM[:, 1:]))
 
     all_starts = range(0, stride * num_windows(targets, window, stride), stride)
-    for count, starts, nll_BL in in_order(score_batch, in_full_batches(all_starts, batch_size), threads):
+    scored = in_order(score_batch, in_full_batches(all_starts, batch_size), getattr(nll_fn, "threads", 1))
+    for count, starts, nll_BL in scored:
         for start, nll_L in zip(starts[:count], nll_BL[:count], strict=True):
             first = 0 if start == 0 else window - stride
             last = min(window, targets - start)

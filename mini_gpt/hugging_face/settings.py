@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mini_gpt.config.schema import LARGEST
+from mini_gpt.config.fields import LARGEST
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 

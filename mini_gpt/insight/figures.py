@@ -117,7 +117,7 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
 
 
 def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: int = 128) -> Figure:
-    """Plot the similarity of two positions by distance, for encodings without a trained bias. trained: a learned table_PD."""
+    """Plot the similarity of two positions by distance, for most encodings. trained: a learned table_PD."""
     figure, (added, inside) = new_figure((2 * 5.6, 4.3), 1, 2, title="Similarity of two positions by distance")
     distance = np.arange(length)
     score = lambda frequencies: np.cos(np.outer(distance, frequencies)).mean(axis=1)

@@ -77,10 +77,10 @@ class Mlp(nnx.Module):
 class Block(nnx.Module):
     """Attention, then the feed-forward, each in a residual branch: x + f(norm(x)) (pre) or norm(x + f(x)) (post)."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, encoding: str, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, own: Any, *, rngs: nnx.Rngs):
         self.config = config
         self.attention_norm = make_norm(config, rngs=rngs)
-        self.attention = MultiHeadAttention(config, dtype, encoding, rngs=rngs)
+        self.attention = MultiHeadAttention(config, dtype, own, rngs=rngs)
         self.mlp_norm = make_norm(config, rngs=rngs)
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
@@ -114,14 +114,15 @@ class MiniGPT(nnx.Module):
         init = nnx.initializers.normal(std)
         self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
         self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
-        pattern = config.position_pattern
+        pattern = [positions.ENCODINGS[name] for name in config.position_pattern]
+        own = [encoding if encoding.per_layer else None for encoding in pattern]
         self.blocks: Any
         if config.scan_layers:
-            make_block = lambda rngs: Block(config, self.dtype, pattern[0], rngs=rngs)
+            make_block = lambda rngs: Block(config, self.dtype, own[0], rngs=rngs)
             self.blocks = _stack_blocks(make_block, config.num_layers, rngs)
         else:
-            names = (pattern[layer % len(pattern)] for layer in range(config.num_layers))
-            self.blocks = nnx.List([Block(config, self.dtype, name, rngs=rngs) for name in names])
+            layers = (own[layer % len(own)] for layer in range(config.num_layers))
+            self.blocks = nnx.List([Block(config, self.dtype, encoding, rngs=rngs) for encoding in layers])
         if config.norm_placement == "pre":
             self.final_norm = make_norm(config, rngs=rngs)
         if not config.tie_embeddings:

@@ -54,7 +54,10 @@ BAD = [
         {"model.position": "alibi", "model.rope.scaling": "ntk"},
         r"model\.rope\.scaling: found 'ntk'; it is for rotary positions, but model\.position is 'alibi'",
     ),
-    ({"model.position": "t5", "model.rope.original_context": 64}, r"rope\.original_context: found 64; it is for rotary"),
+    (
+        {"model.position": "t5", "model.rope.original_context": 64},
+        r"rope\.original_context: found 64; it is for rotary",
+    ),
     ({"model.rope.beta_slow": 0.0}, r"model\.rope\.beta_slow: found 0\.0; must be above 0"),
     (
         {"model.rope.beta_fast": 1.0},

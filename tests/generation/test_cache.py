@@ -56,7 +56,18 @@ def make(fields, separator_id=None):
 
 
 # Models that are also tested with isolated documents.
-ISOLATED = ("learned", "t5", "fire", "kerple", "hard_alibi", "window", "random", "ssmax, norms", "ssmax, window", "sink, cap, gate")
+ISOLATED = (
+    "learned",
+    "t5",
+    "fire",
+    "kerple",
+    "hard_alibi",
+    "window",
+    "random",
+    "ssmax, norms",
+    "ssmax, window",
+    "sink, cap, gate",
+)
 
 
 QUICK = [("rope", None), ("grouped", None), ("window", 12), ("ssmax, window", 12), ("sink, cap, gate", None)]

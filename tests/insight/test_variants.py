@@ -11,7 +11,11 @@ from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
-FIELDS = [{"model__position": "hard_alibi"}, {"model__variants__sink": "trained"}, {"model__position": ("fire", "rope")}]
+FIELDS = [
+    {"model__position": "hard_alibi"},
+    {"model__variants__sink": "trained"},
+    {"model__position": ("fire", "rope")},
+]
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
@@ -36,5 +40,7 @@ def test_the_entropy_of_a_head_does_not_depend_on_the_weight_of_its_sink():
 
 
 def test_the_explorer_refuses_a_sink(small):
-    with pytest.raises(UserError, match=r"--suite=explorer: found model\.variants\.sink=zero; the page can't show a sink"):
+    with pytest.raises(
+        UserError, match=r"--suite=explorer: found model\.variants\.sink=zero; the page can't show a sink"
+    ):
         Explorer().check(small(model__variants__sink="zero"), SuiteOptions())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mini_gpt.config import attention as attention_fields
 from mini_gpt.config import loading as configs
-from mini_gpt.config import schema
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.model.positions import biases
@@ -336,8 +336,11 @@ def test_p_rope_stops_the_slowest_pairs():
 
 
 def test_the_config_knows_which_encodings_have_parameters_in_each_layer():
-    assert tuple(name for name, encoding in positions.ENCODINGS.items() if encoding.per_layer) == schema.PER_LAYER
-    assert get_args(schema.Position) == tuple(positions.ENCODINGS)
+    assert (
+        tuple(name for name, encoding in positions.ENCODINGS.items() if encoding.per_layer)
+        == attention_fields.PER_LAYER
+    )
+    assert get_args(attention_fields.Position) == tuple(positions.ENCODINGS)
     config = configs.load("configs/default.py", {"model.position": ("fire", "t5"), "model.num_layers": 4}).model
     made = positions.make(config, rngs=nnx.Rngs(0))
     assert made[1] is made[3] and made[0] is not made[2]

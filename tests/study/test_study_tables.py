@@ -1,5 +1,7 @@
 """The numbers of studies in the docs are those of the CSV files that the studies wrote."""
 
+import json
+
 import pytest
 
 from docs.figures import study_tables
@@ -31,6 +33,10 @@ def docs(tmp_path, monkeypatch):
         "condition,measured,length,nll_mean,nll_standard_deviation\na,,64,1.23456,0.001\na,,1024,,\nb,x,64,2.0,0.1\n"
         "c,x,32,2.5,\nc,x,64,2.438,\n"
     )
+    (folder / "by_position.csv").write_text(
+        "condition,seed,length,context,nll\na,0,8,1,2.0\na,0,8,5,1.0\nb,0,8,1,2.4\nb,0,8,5,1.0\n"
+        "a,1,8,1,3.0\na,1,8,5,1.5\nb,1,8,1,3.6\nb,1,8,5,1.5\na,0,16,1,9.0\n"
+    )
     return tmp_path
 
 
@@ -45,6 +51,8 @@ def docs(tmp_path, monkeypatch):
         ("table perplexity nll x", f"\n|  | 64 | 32 |\n{RULE}| b | 2.000 ± 0.100 | – |\n| c | 2.438 | 2.500 |\n"),
         ("rise c 32 64 perplexity nll x", "−0.062"),
         ("rise c 64 32 perplexity nll x", "+0.062"),
+        ("at a b 8 1 4", "−0.500 ± 0.141"),
+        ("at a b 8 1 8", "−0.250 ± 0.071"),
     ],
 )
 def test_a_mark_is_replaced_by_the_numbers_of_the_study(docs, kind, expected):
@@ -59,7 +67,14 @@ def test_a_table_of_several_metrics_names_them(docs):
     assert "| a lower than c | bits_per_byte x | 64 | −0.100 | 1 | 1 | no verdict |" in page
 
 
-MISSING = ["verdict a d", "verdict a b", "nothing", "table perplexity loss", "rise a 64 1024 perplexity nll"]
+MISSING = [
+    "verdict a d",
+    "verdict a b",
+    "nothing",
+    "table perplexity loss",
+    "rise a 64 1024 perplexity nll",
+    "at a b 8 2 5",
+]
 
 
 @pytest.mark.parametrize("kind", MISSING)
@@ -75,7 +90,16 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path):
     (study / "report.md").write_text("# Which?\n\nExploratory: no plan was frozen.\n\n## Verdicts\n")
     for name in ("comparisons.csv", "runs.csv", "training.png", "differences-nll.png"):
         (study / name).write_text(name)
+    evaluated = study / "a,b,seed=3" / "eval"
+    evaluated.mkdir(parents=True)
+    by_position = {"8": [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0, 6.0], "256": [1.0] * 256}
+    (evaluated / "extrapolation.json").write_text(json.dumps({"by_position": by_position}))
     study_tables.take(study)
     taken = tmp_path / "studies" / "new"
-    assert sorted(path.name for path in taken.iterdir()) == ["comparisons.csv", "differences-nll.png", "standing.txt"]
+    names = ["by_position.csv", "comparisons.csv", "differences-nll.png", "standing.txt"]
+    assert sorted(path.name for path in taken.iterdir()) == names
+    assert [line.split(",", 2)[2] for line in (taken / "by_position.csv").read_text().splitlines()[1:]] == [
+        "3,8,1,2.5",
+        "3,8,5,5.25",
+    ]
     assert (taken / "standing.txt").read_text() == "Exploratory: no plan was frozen.\n"

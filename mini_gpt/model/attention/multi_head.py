@@ -14,7 +14,6 @@ from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.masks import Context, Heads, KeyValues, Scoring
 from mini_gpt.model.attention.variants import Variants
 from mini_gpt.model.layers import INIT_STD, Linear, dropout
-from mini_gpt.model.positions import ENCODINGS
 
 IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splash": kernels.splash}
 
@@ -32,9 +31,12 @@ class Options(NamedTuple):
 
 
 class MultiHeadAttention(nnx.Module):
-    """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023)."""
+    """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023).
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, encoding: str = "none", *, rngs: nnx.Rngs):
+    own: the class of the positional encoding if each layer has its own parameters, else None.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, own: Any = None, *, rngs: nnx.Rngs):
         choice.check(config.attention)
         self.config = config
         kv_width = config.num_kv_heads * config.head_width
@@ -43,8 +45,8 @@ class MultiHeadAttention(nnx.Module):
         self.value = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
         self.out = Linear(config, config.d_model, config.d_model, dtype, std=residual_std(config), rngs=rngs)
         self.variants = Variants(config, dtype, rngs=rngs)
-        if ENCODINGS[encoding].per_layer:
-            self.position = ENCODINGS[encoding](config, rngs=rngs)
+        if own is not None:
+            self.position = own(config, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Any]:
         """Return (out_BLD, keys and values to cache, attention maps or None). With a past, the maps are None."""
@@ -58,7 +60,7 @@ class MultiHeadAttention(nnx.Module):
         q_BLHK, k_BLGK = split_heads(q_BLD, config.num_heads), split_heads(k_BLD, config.num_kv_heads)
         q_BLHK, k_BLGK = self.variants.normalised(q_BLHK, k_BLGK)
         q_BLHK, k_BLGK = position.rotate(q_BLHK, positions_BL), position.rotate(k_BLGK, positions_BL)
-        q_BLHK = self.variants.scaled_by_length(q_BLHK, context, past)
+        q_BLHK = self.variants.scaled_by_length(q_BLHK, context, None if past is None else past.visible_BS)
         heads = Heads(q_BLHK, k_BLGK, split_heads(v_BLD, config.num_kv_heads))
         scoring = self.variants.scoring(self.scale)
         # 3. Attend.

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.schema import ModelConfig
-from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.masks import Context, Scoring, scaled
 from mini_gpt.model.layers import Linear
 
@@ -36,15 +35,15 @@ class Variants(nnx.Module):
             return q_BLHK, k_BLGK
         return self.query_norm(q_BLHK).astype(q_BLHK.dtype), self.key_norm(k_BLGK).astype(k_BLGK.dtype)
 
-    def scaled_by_length(self, q_BLHK: jax.Array, context: Context, past: Past | None) -> jax.Array:
-        """Scale each query by a factor that grows with its visible keys or its position.
+    def scaled_by_length(self, q_BLHK: jax.Array, context: Context, visible_BS: jax.Array | None) -> jax.Array:
+        """Scale each query by a factor that grows with its visible keys or its position. visible_BS: of a KV cache.
 
         ssmax: s · ln(visible keys), with a trained s for each head (Nakanishi 2025). llama4: 1 + 0.1 ln(1 + ⌊(i + 1) /
         8192⌋) at position i (released code of Llama 4).
         """
         if self.config.variants.query_scale == "ssmax":
             length = q_BLHK.shape[1]
-            visible_BL = context.mask.visible_keys(length) if past is None else past.visible_BS.sum(axis=1)[:, None]
+            visible_BL = context.mask.visible_keys(length) if visible_BS is None else visible_BS.sum(axis=1)[:, None]
             return scaled(self.query_factor[...][:, None] * jnp.log(visible_BL)[..., None, None], q_BLHK)
         if self.config.variants.query_scale == "llama4":
             spans_BL = (context.positions_BL + 1) // LLAMA4_SPAN

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.config.schema import RopeConfig
+from mini_gpt.config.attention import RopeConfig
 
 
 def geometric_frequencies(base: float, width: int) -> np.ndarray:
