@@ -107,7 +107,7 @@ class VariantsConfig(Section, prefix="model.variants."):
     """Variants of attention. By default, none."""
 
     qk_norm: Literal["none", "plain", "weighted"] = field(
-        "none", "RMS norm of each query and key (Henry et al. 2020); weighted: with trained weights", before="none"
+        "none", "divide each query and key by its root mean square; weighted: with trained weights", before="none"
     )
     query_scale: Literal["none", "ssmax", "llama4"] = field(
         "none",

@@ -97,6 +97,9 @@ def test_eight_devices_equal_one_on_every_mesh(small, mesh, one_device):
     assert seen >= set(parts)
 
 
+VARIANTS = {"qk_norm": "weighted", "query_scale": "ssmax", "soft_cap": 2.0, "sink": "trained", "gate": "head"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-4), ("bfloat16", 2e-2)])
 def test_blockwise_attention_and_bfloat16_equal_one_device(small, dtype, tolerance):
@@ -109,6 +112,20 @@ def test_blockwise_attention_and_bfloat16_equal_one_device(small, dtype, toleran
         histories.append(train(config, first_state(config))[1])
     for single, several in zip(*histories, strict=True):
         assert several == pytest.approx(single, rel=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scan", [False, True])
+def test_variants_of_attention_equal_one_device(small, scan):
+    fields = {"model__position": "fire", "model__scan_layers": scan, "model__dropout": 0.0, "model__dtype": "float32"}
+    fields |= {f"model__variants__{name}": value for name, value in VARIANTS.items()}
+    histories = []
+    for mesh in ((1, 1, 1), (2, 2, 2)):
+        sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
+        config = small(**SMALL_MODEL | fields, **sizes)
+        histories.append(train(config, first_state(config))[1])
+    for single, several in zip(*histories, strict=True):
+        assert several == pytest.approx(single, rel=1e-4)
 
 
 def test_a_batch_is_sharded_by_rows(small):
@@ -146,9 +163,6 @@ def test_a_host_reads_the_rows_of_its_own_devices(monkeypatch, order, shape, hos
         with monkeypatch.context() as patch:
             patch.setattr(place, "addressable_devices_indices_map", own)
             assert sharding.host_rows(8, mesh) == list(rows)
-
-
-VARIANTS = {"qk_norm": "weighted", "sink": "trained", "gate": "entry"}
 
 
 def test_every_parameter_has_a_sharding_rule(small):

@@ -30,7 +30,7 @@ class Variants(nnx.Module):
             self.gate = Linear(config, config.d_model, width, dtype, rngs=rngs)
 
     def normalised(self, q_BLHK: jax.Array, k_BLGK: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Divide each query and key by its root mean square, before rotation (Henry et al. 2020; Qwen3's order)."""
+        """Divide each query and key by its root mean square, before the rotation, as in Qwen3."""
         if self.config.variants.qk_norm == "none":
             return q_BLHK, k_BLGK
         return self.query_norm(q_BLHK).astype(q_BLHK.dtype), self.key_norm(k_BLGK).astype(k_BLGK.dtype)
