@@ -170,7 +170,7 @@ def test_every_parameter_has_a_sharding_rule(small):
         for extra in (
             {},
             {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},
-            {f"model__variants__{name}": value for name, value in VARIANTS.items()},
+            {f"model__variants__{name}": VARIANTS[name] for name in VARIANTS if position != "hard_alibi"},
         ):
             _, shapes = gpt.abstract(small(model__position=position, **extra).model, VOCAB)
             for path, _ in jax.tree_util.tree_leaves_with_path(shapes):
