@@ -1,5 +1,6 @@
 """Fixtures of the tests of studies: small runs, with real training or with a fake worker."""
 
+import jax
 import pytest
 
 from mini_gpt.config import loading as configs
@@ -56,6 +57,7 @@ def fake(monkeypatch, small, started, caplog):
 def real(monkeypatch, started, caplog):
     """Let runs be trained by real workers with one device each. Return the list of the started runs."""
     caplog.set_level("INFO", "mini_gpt")
+    jax.devices()  # start JAX here with the flags of the tests, before they change for the workers
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     return started
 
