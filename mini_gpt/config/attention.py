@@ -22,7 +22,7 @@ def _original_context(values: Mapping[str, Any]) -> int | None:
     return max(1, round(values["context_length"] / values["model.rope.factor"])) if rotary else None
 
 
-def _beta_fast(values: Mapping[str, Any]) -> float:
+def beta_fast(values: Mapping[str, Any]) -> float:
     """32, chosen for LLaMA; llama3: 4"""
     return 4.0 if values["model.rope.scaling"] == "llama3" else 32.0
 
@@ -41,7 +41,7 @@ class RopeConfig(Section, prefix="model.rope."):
     factor: Annotated[float, at_least(1)] = field(1.0, "target context length, as a multiple of the original one")
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
     beta_slow: Positive = field(1.0, "yarn, llama3: pairs with fewer turns in the original context are interpolated")
-    beta_fast: float = field(None, "yarn, llama3: pairs with more turns are unchanged", _beta_fast)
+    beta_fast: float = field(None, "yarn, llama3: pairs with more turns are unchanged", beta_fast)
 
     def check(self) -> None:
         if self.beta_fast <= self.beta_slow:

@@ -72,6 +72,8 @@ def test_original_context_is_context_length_over_factor():
     assert configs.override(trained, llama3).model.rope.beta_fast == 4
     assert configs.override(trained, llama3 | {"model.rope.beta_fast": "9"}).model.rope.beta_fast == 9
     assert configs.override(configs.override(trained, llama3), longer).model.rope.beta_fast == 32
+    chosen = configs.override(trained, longer | {"model.rope.beta_fast": "9"})
+    assert configs.override(chosen, longer).model.rope.beta_fast == 9
     assert configs.override(trained, {"model.position": "none"}).model.rope.original_context is None
     assert configs.override(trained, {"model.position": "('none', 'rope')"}).model.rope.original_context == 64
     assert load(model__position="learned", model__random_positions=512).model.max_positions == 512

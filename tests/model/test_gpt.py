@@ -10,7 +10,7 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, gpt, parameters, positions
-from mini_gpt.model.gpt import Inputs, positions_and_segments
+from mini_gpt.model.gpt import Inputs
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow
@@ -112,55 +112,6 @@ def test_the_scale_of_llama4_changes_the_logits_at_its_span():
     near, far = (run(definition, doubled, *(jnp.array(x)[None] for x in (tokens, at)))[0] for at in (range(12), FAR))
     np.testing.assert_allclose(far, oracle.forward(config, exact, tokens, FAR), atol=1e-3, rtol=1e-3)
     assert jnp.abs(far[6:] - near[6:]).max() > 0.02 and jnp.abs(far[:6] - near[:6]).max() < 1e-3
-
-
-def test_positions_restart_at_document_separators():
-    tokens = jnp.array([[7, 7, 9, 7, 7, 7, 9, 9], [9, 7, 7, 7, 7, 7, 7, 7]])
-    positions, segments = positions_and_segments(make_model()[0], tokens, 9)
-    np.testing.assert_array_equal(segments, [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
-    np.testing.assert_array_equal(positions, [[0, 1, 0, 1, 2, 3, 0, 0], list(range(8))])
-    assert positions_and_segments(make_model()[0], tokens, None) == (None, None)
-
-
-def test_random_positions_are_ordered_distinct_and_uniform():
-    config = make_model(random_positions=50)[0]
-    tokens = jnp.array(np.random.default_rng(0).integers(2**20, size=(2000, 12)))
-    for keys in (None, jax.random.split(jax.random.key(3), 2000)):
-        drawn, segments = positions_and_segments(config, tokens, None, keys)
-        drawn = np.asarray(drawn)
-        assert segments is None and drawn.shape == (2000, 12)
-        assert (np.diff(drawn, axis=1) > 0).all() and drawn.min() == 0 and drawn.max() == 49
-        # n sorted draws without replacement from N: draw i has mean (i + 1)(N + 1)/(n + 1) - 1. P(a value) = n/N.
-        expected = [(i + 1) * 51 / 13 - 1 for i in range(12)]
-        np.testing.assert_allclose(drawn.mean(0), expected, atol=0.6)
-        np.testing.assert_allclose(np.bincount(drawn.ravel(), minlength=50) / 2000, 12 / 50, atol=0.05)
-    assert len({tuple(row) for row in drawn[:20].tolist()}) == 20, "rows differ"
-
-
-def test_random_positions_depend_on_the_first_token_or_key():
-    config = make_model(random_positions=50)[0]
-    tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(4, 12)))
-    drawn = positions_and_segments(config, tokens)[0]
-    for row in range(4):
-        np.testing.assert_array_equal(positions_and_segments(config, tokens[row : row + 1])[0][0], drawn[row])
-    np.testing.assert_array_equal(positions_and_segments(config, tokens.at[:, 1:].add(1))[0], drawn)
-    assert not np.array_equal(positions_and_segments(config, tokens.at[:, 0].add(1))[0], drawn)
-    one, same, other = (
-        positions_and_segments(config, tokens, None, jax.random.split(jax.random.key(seed), 4))[0] for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(one, same)
-    assert not np.array_equal(one, other)
-    np.testing.assert_array_equal(positions_and_segments(config, tokens, 5)[1], jnp.cumsum(tokens == 5, axis=1))
-
-
-def test_a_learned_table_works_with_random_positions():
-    config, definition, params = make_model(position="learned", random_positions=50)
-    assert params["positions"]["learned"]["embedding"].shape == (50, 16)
-    tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(1, 40)))  # longer than the context of 12
-    places = positions_and_segments(config, tokens)[0]
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    expected = oracle.forward(config, exact, np.asarray(tokens[0]), np.asarray(places[0]))
-    np.testing.assert_allclose(run(definition, params, tokens, places)[0], expected, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("window", [3, *slow(1, 5, 20)])
