@@ -81,7 +81,6 @@ def take(study: Path) -> None:
         r"^(Confirmatory|Exploratory): .*$", (study / "report.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     files.write_text(target / "standing.txt", f"{standing[0]}\n" if standing else "")
-
     if by_position := _by_position(study):
         files.write_text(target / f"{BY_POSITION}.csv", csv_text(by_position))
 

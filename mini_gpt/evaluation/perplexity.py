@@ -8,7 +8,7 @@ from mini_gpt.config.schema import Config, ModelConfig
 from mini_gpt.data import batches
 from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.progress import Advance, silent
-from mini_gpt.evaluation.scoring import Score
+from mini_gpt.evaluation.scoring import NllFn, Score
 from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -20,25 +20,16 @@ MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each toke
 NOT_FINITE = "the model's loss is not finite"
 
 
-class ModelNll:
-    """The function nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays.
+def make_nll_fn(model: LoadedModel) -> NllFn:
+    """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays, for `score_tokens`."""
 
-    threads: the number of threads that should call it at the same time.
-    """
-
-    def __init__(self, model: LoadedModel):
-        self.model = model
-        self.threads = model.batches_at_a_time
-
-    def __call__(self, inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
-        padded = tuple(sharding.pad_rows(batch, self.model.mesh) for batch in (inputs_BL, targets_BL))
-        nll_BL = np.asarray(self.model.nll(*sharding.put_whole(padded, self.model.mesh)))
+    def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
+        padded = tuple(sharding.pad_rows(batch, model.mesh) for batch in (inputs_BL, targets_BL))
+        nll_BL = np.asarray(model.nll(*sharding.put_whole(padded, model.mesh)))
         return nll_BL[: len(inputs_BL)]
 
-
-def make_nll_fn(model: LoadedModel) -> ModelNll:
-    """Return the function that `scoring.score_tokens` needs."""
-    return ModelNll(model)
+    nll_fn.threads = model.batches_at_a_time  # type: ignore[attr-defined]
+    return nll_fn
 
 
 def score_split(
