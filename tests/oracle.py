@@ -119,7 +119,13 @@ def bias(config, position, own, tables, i, j):
     return [0.0 for _ in heads]
 
 
-def attention(config, p, x, position, tables, positions, visible):
+def at_layer(value, layer):
+    """Return the value of a field that may be a pattern over the layers."""
+    return value[layer % len(value)] if isinstance(value, tuple) else value
+
+
+def attention(config, p, x, layer, tables, positions, visible):
+    position = at_layer(config.position, layer)
     length, width = x.shape
     K, H, G = width // config.num_heads, config.num_heads, config.num_kv_heads
     q, k, v = (linear(p[name], x) for name in ("query", "key", "value"))
@@ -134,11 +140,12 @@ def attention(config, p, x, position, tables, positions, visible):
                 for rows, name in ((qh, "query_norm"), (kh, "key_norm"))
             )
         if position == "rope":
+            base = at_layer(config.rope.base, layer)
             rotated, r = int(K * config.rope.fraction), config.rope
             scaling = {"scaling": r.scaling, "factor": r.factor, "original_context": r.original_context}
             scaling |= {"betas": (r.beta_slow, r.beta_fast), "turning": r.turning}
-            qh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(qh, positions, strict=True)])
-            kh = np.stack([rope(row, at, rotated, r.base, **scaling) for row, at in zip(kh, positions, strict=True)])
+            qh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(qh, positions, strict=True)])
+            kh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(kh, positions, strict=True)])
         variants = config.variants
         if variants.query_scale == "ssmax":
             qh = qh * (p["variants"]["query_factor"][h] * np.log(visible.sum(1)))[:, None]
@@ -168,33 +175,34 @@ def forward(config, parameters, tokens, positions=None, segments=None):
     length = len(tokens)
     positions = list(range(length)) if positions is None else list(positions)
     segments = [0] * length if segments is None else list(segments)
-    window = config.attention_window or length
-    visible = np.array(
-        [
+
+    def visible(window):
+        return np.array(
             [
-                (j <= i or not config.causal) and segments[i] == segments[j] and abs(i - j) < window
-                for j in range(length)
+                [
+                    (j <= i or not config.causal) and segments[i] == segments[j] and abs(i - j) < (window or length)
+                    for j in range(length)
+                ]
+                for i in range(length)
             ]
-            for i in range(length)
-        ]
-    )
-    pattern = [config.position] if isinstance(config.position, str) else list(config.position)
+        )
+
     tables = parameters.get("positions", {})
     x = parameters["embedding"][tokens]
     std = 0.02
     if config.scale_embeddings:
         x, std = x * math.sqrt(config.d_model), 1.0
-    if pattern == ["learned"]:
+    if config.position == "learned":
         x = x + tables["learned"]["embedding"][positions]
-    if pattern == ["sinusoidal"]:
+    if config.position == "sinusoidal":
         waves = np.stack([sinusoid(p, config.d_model, config.sinusoidal.base) for p in positions])
         x = x + config.sinusoidal.amplitude * std * waves
     for layer in range(config.num_layers):
         p = parameters["blocks"][layer]
-        position = pattern[layer % len(pattern)]
 
-        def attend(x, p=p, position=position):
-            return attention(config, p["attention"], x, position, tables, positions, visible)
+        def attend(x, p=p, layer=layer):
+            seen = visible(at_layer(config.attention_window, layer))
+            return attention(config, p["attention"], x, layer, tables, positions, seen)
 
         def mlp(x, p=p["mlp"]):
             if config.activation == "swiglu":

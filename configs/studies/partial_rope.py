@@ -2,9 +2,9 @@
 
     python -m mini_gpt.study run configs/studies/partial_rope.py
 
-32 runs of configs/positions.py, trained with a context of 64 characters. `partial` turns a share of the dimensions, with
-all frequencies (`model.rope.fraction`). `p-rope` turns a share of the pairs, from the fastest (`model.rope.turning`,
-Barbero et al. 2025). Results: docs/results/encodings.md.
+32 runs of configs/positions.py, trained with a context of 64 characters. `partial` turns a share of the dimensions,
+with all frequencies (`model.rope.fraction`). `p-rope` turns a share of the pairs, from the fastest
+(`model.rope.turning`, Barbero et al. 2025). Results: docs/results/encodings.md.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions

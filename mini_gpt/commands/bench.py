@@ -179,11 +179,12 @@ def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> 
     """Return 6N + 12·layers·heads·head width·keys: forward and backward without recomputation (PaLM, appendix B).
 
     N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. keys: the largest
-    number that a query sees, by the context or `model.attention_window`. As in the paper, all queries use this number.
+    number that a query sees, by the context or `model.attention_window`, averaged over the layers. As in the paper, all
+    queries use this number.
     """
-    model, keys = config.model, config.context_length
-    if model.attention_window is not None:
-        keys = min(keys, model.attention_window if model.causal else 2 * model.attention_window - 1)
+    model, length = config.model, config.context_length
+    reach = lambda window: length if window is None else min(length, window if model.causal else 2 * window - 1)
+    keys = statistics.mean(reach(kind.window) for kind in model.layer_kinds)
     looked_up = ["positions/learned/embedding"] + ([] if model.tie_embeddings else ["embedding"])
     multiplied = sum(x.size for name, x in model_parameters.by_name(parameters).items() if name not in looked_up)
     return 6 * multiplied + 12 * model.num_layers * model.num_heads * model.head_width * keys

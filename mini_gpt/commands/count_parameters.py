@@ -11,8 +11,9 @@ from pathlib import Path
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
+from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import LARGEST
-from mini_gpt.config.schema import Config, DataConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.model import gpt, parameters
 from mini_gpt.runtime.errors import UserError, require

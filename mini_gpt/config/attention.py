@@ -2,18 +2,27 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from mini_gpt.config.fields import Positive, Section, ShareAbove0, Size, above, at_least, field
 
 Position = Literal["none", "learned", "sinusoidal", "rope", "alibi", "hard_alibi", "t5", "kerple", "fire"]
 ROPE_FREQUENCIES = ("turning", "scaling", "factor", "original_context", "beta_slow", "beta_fast")
+Base = Annotated[float, above(1)]
 PER_LAYER = ("kerple", "fire")  # with parameters in each layer
 
 
-def pattern(position: Any) -> tuple[Any, ...]:
-    """Return model.position as a tuple. It repeats over the layers."""
-    return tuple(position) if isinstance(position, list | tuple) else (position,)
+class LayerKind(NamedTuple):
+    """The fields that may differ between layers. window: None: all keys."""
+
+    position: str
+    window: int | None
+    rope_base: float
+
+
+def pattern(value: Any) -> tuple[Any, ...]:
+    """Return a field such as model.position as a tuple. It repeats over the layers."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _original_context(values: Mapping[str, Any]) -> int | None:
@@ -30,7 +39,9 @@ def beta_fast(values: Mapping[str, Any]) -> float:
 class RopeConfig(Section, prefix="model.rope."):
     """Rotary positions (Su et al. 2021), with scaling to longer contexts."""
 
-    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths are between 2π and 2π × base")
+    base: Base | tuple[Base, ...] = field(
+        10_000.0, "wavelengths are between 2π and 2π × base; a tuple repeats over the layers"
+    )
     fraction: ShareAbove0 = field(1.0, "share of a head's dimensions that are rotated")
     turning: ShareAbove0 = field(
         1.0, "p-RoPE: share of the pairs, from the fastest, that turn (Barbero et al. 2025)", before=1.0
@@ -61,7 +72,7 @@ def _half_of_the_context(values: Mapping[str, Any]) -> float:
 class SinusoidalConfig(Section, prefix="model.sinusoidal."):
     """Sinusoidal positions (Vaswani et al. 2017)."""
 
-    base: Annotated[float, above(1)] = field(10_000.0, "wavelengths are between 2π and 2π × base")
+    base: Base = field(10_000.0, "wavelengths are between 2π and 2π × base")
     amplitude: Positive = field(1.0, "in standard deviations of the embedding's entries")
 
 
@@ -94,9 +105,9 @@ class FireConfig(Section, prefix="model.fire."):
 
 
 def _ssmax_start(values: Mapping[str, Any]) -> float:
-    """1 / the mean of ln n over the queries of a context that see n keys"""
+    """1 / the mean of ln n over the queries of a context that see n keys, with the largest window of the layers"""
     length = values["context_length"]
-    window = min(values["model.attention_window"] or length, length)
+    window = max(min(window or length, length) for window in pattern(values["model.attention_window"]))
     logs = math.lgamma(window + 1) + (length - window) * math.log(window)  # n = 1..window, then window for the others
     if not values["model.causal"]:
         logs = length * math.log(min(2 * window - 1, length))

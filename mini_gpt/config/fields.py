@@ -133,7 +133,11 @@ def _convert(value: Any, hint: Any) -> Any:
             raise ValueError(limit.words + (", or None" if types.NoneType in typing.get_args(arguments[0]) else ""))
         return value
     if origin in UNIONS:
-        for option in arguments:
+        listed = isinstance(value, list | tuple)
+        options = [option for option in arguments if (typing.get_origin(option) is tuple) == listed]
+        if len(options) == 1:
+            return _convert(value, options[0])
+        for option in options:
             try:
                 return _convert(value, option)
             except ValueError:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from mini_gpt.config.schema import DataConfig
+from mini_gpt.config.data import DataConfig
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 

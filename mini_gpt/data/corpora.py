@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from mini_gpt.config.schema import DataConfig
+from mini_gpt.config.data import DataConfig
 from mini_gpt.data import builders, tasks
 from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.runtime import files, processes

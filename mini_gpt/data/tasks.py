@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mini_gpt.config.schema import TASK, DataConfig
+from mini_gpt.config.data import TASK, DataConfig
 from mini_gpt.runtime.errors import UserError, shown
 
 ANSWER, END = "=", "\n"  # the answer starts after ANSWER and ends with END

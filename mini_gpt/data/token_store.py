@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mini_gpt.config.schema import DataConfig
+from mini_gpt.config.data import DataConfig
 from mini_gpt.data import corpora, tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files, processes

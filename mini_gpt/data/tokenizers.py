@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers
 
+from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import LARGEST
-from mini_gpt.config.schema import DataConfig
 from mini_gpt.data import tokenizer_limits
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from mini_gpt.config.schema import Config, ModelConfig
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.data import batches
 from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.progress import Advance, silent

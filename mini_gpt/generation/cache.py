@@ -11,24 +11,32 @@ from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 
 
-class Cache(NamedTuple):
-    """The keys and values of earlier tokens, in S slots for each row, and the data for the attention mask.
+class Slots(NamedTuple):
+    """The tokens in S slots. places_BS: each token's index in its row; below 0 if the slot is empty.
 
-    Rows are aligned at their ends, as if padded on the left. The next token of every row is written to the slot
-    `steps` % S, one slice that XLA updates in place. S is the capacity, or the attention window if that is smaller. The
-    slots are then a ring buffer.
+    positions_BS, segments_BS: the model's inputs for these tokens.
+    """
+
+    places_BS: jax.Array
+    positions_BS: jax.Array
+    segments_BS: jax.Array
+
+
+class Cache(NamedTuple):
+    """The keys and values of earlier tokens, in slots for each row, and the data for the attention mask.
+
+    Rows are aligned at their ends, as if padded on the left. A layer has S slots: the capacity, or its window if that
+    is smaller. The next token of every row is written to the slot `steps` % S, one slice that XLA updates in place.
+    With a window, the slots are then a ring buffer.
 
     layers: each layer's keys and values. steps: length of the longest row, a scalar. lengths_B: the length of each row.
-    places_BS: for each slot, its token's index in the row; below 0 if the slot is empty. positions_BS, segments_BS:
-    the model's inputs for these tokens. random_BT: random positions of each row up to the capacity, or None.
+    slots: {S: the tokens in the slots}. random_BT: random positions of each row up to the capacity, or None.
     """
 
     layers: tuple[KeyValues, ...]
     steps: jax.Array
     lengths_B: jax.Array
-    places_BS: jax.Array
-    positions_BS: jax.Array
-    segments_BS: jax.Array
+    slots: dict[int, Slots]
     random_BT: jax.Array | None
 
 
@@ -44,27 +52,31 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
     positions_BT, segments_BT = positions_and_segments(config, padded_BT, model.separator_id)
     prompt = Inputs(tokens_BL, *(None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT)))
     x_BLD, layers, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
-    slots = capacity if config.attention_window is None else min(capacity, config.attention_window)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
-    places_BS = last_B1 - (steps - 1 - jnp.arange(slots)) % slots  # for each slot, its token's index in the row
-    at_BS = jnp.maximum(places_BS, 0)
 
-    def layer_to_slots(x_XLK: jax.Array) -> jax.Array:
-        at_XS = jnp.repeat(at_BS, len(x_XLK) // batch, axis=0)
-        return jnp.take_along_axis(x_XLK, at_XS[:, :, None], axis=1)
+    def places(size: int) -> jax.Array:
+        """Return places_BS of `size` slots."""
+        return last_B1 - (steps - 1 - jnp.arange(size)) % size
 
-    def row_to_slots(x_BT: jax.Array | None, default_1T: jax.Array) -> jax.Array:
-        x_BT = jnp.broadcast_to(default_1T if x_BT is None else x_BT, (batch, capacity))
-        return jnp.take_along_axis(x_BT, at_BS, axis=1)
+    def layer_to_slots(layer: KeyValues, size: int) -> KeyValues:
+        at_XS1 = jnp.repeat(jnp.maximum(places(size), 0), len(layer.keys_XSK) // batch, axis=0)[:, :, None]
+        return KeyValues(*(jnp.take_along_axis(x_XLK, at_XS1, axis=1) for x_XLK in layer))
 
-    places_1T = jnp.arange(capacity, dtype=jnp.int32)[None]
+    def to_slots(size: int) -> Slots:
+        def row_to_slots(x_BT: jax.Array | None, default_1T: jax.Array) -> jax.Array:
+            x_BT = jnp.broadcast_to(default_1T if x_BT is None else x_BT, (batch, capacity))
+            return jnp.take_along_axis(x_BT, jnp.maximum(places(size), 0), axis=1)
+
+        places_1T = jnp.arange(capacity, dtype=jnp.int32)[None]
+        positions_BS = row_to_slots(positions_BT, places_1T)
+        return Slots(places(size), positions_BS, row_to_slots(segments_BT, jnp.zeros_like(places_1T)))
+
+    sizes = [min(capacity, kind.window or capacity) for kind in config.layer_kinds]
     cache = Cache(
-        layers=jax.tree.map(layer_to_slots, tuple(layers or ())),
+        layers=tuple(map(layer_to_slots, layers or (), sizes)),
         steps=steps,
         lengths_B=lengths_B,
-        places_BS=places_BS,
-        positions_BS=row_to_slots(positions_BT, places_1T),
-        segments_BS=row_to_slots(segments_BT, jnp.zeros_like(places_1T)),
+        slots={size: to_slots(size) for size in sorted(set(sizes))},
         random_BT=None if config.random_positions is None else positions_BT,
     )
     return module.logits(jnp.take_along_axis(x_BLD, last_B1[:, :, None], axis=1))[:, 0], cache
@@ -72,23 +84,34 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
 
 def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
     """Run the model on one more token per row; return the next token's logits_BV, float32, and the new cache."""
-    module, slots, places_B = model.merge(), cache.places_BS.shape[1], cache.lengths_B
-    slot = cache.steps % slots
-    last = lambda slots_BS: jax.lax.dynamic_index_in_dim(slots_BS, (cache.steps - 1) % slots, axis=1, keepdims=False)
-    segments_B, positions_B = last(cache.segments_BS), places_B
+    module, places_B, newest = model.merge(), cache.lengths_B, max(cache.slots)
+    segments_B, positions_B = _last(cache.slots[newest].segments_BS, cache.steps), places_B
     if model.separator_id is not None:
         starts_B = tokens_B == model.separator_id
-        segments_B, positions_B = segments_B + starts_B, jnp.where(starts_B, 0, last(cache.positions_BS) + 1)
+        next_B = _last(cache.slots[newest].positions_BS, cache.steps) + 1
+        segments_B, positions_B = segments_B + starts_B, jnp.where(starts_B, 0, next_B)
     if cache.random_BT is not None:
         positions_B = jnp.take_along_axis(cache.random_BT, places_B[:, None], axis=1)[:, 0]
-    write = lambda slots_BS, new_B: jax.lax.dynamic_update_slice(slots_BS, new_B[:, None], (0, slot))
-    places_BS, positions_BS = write(cache.places_BS, places_B), write(cache.positions_BS, positions_B)
-    segments_BS = write(cache.segments_BS, segments_B)
-    # No other mask is needed, because slots hold no later token and no token before the window.
-    visible_BS = (places_BS >= 0) & (segments_BS == segments_B[:, None])
-    inputs = Inputs(tokens_B[:, None], positions_B[:, None])
-    caches = [Past(layer, slot, positions_BS, visible_BS) for layer in cache.layers]
+
+    def write(slots_BS: jax.Array, new_B: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(slots_BS, new_B[:, None], (0, cache.steps % slots_BS.shape[1]))
+
+    new = (places_B, positions_B, segments_B)
+    slots = {size: Slots(*map(write, before, new)) for size, before in cache.slots.items()}
+
+    def past(layer: KeyValues) -> Past:
+        """Return the past of a layer. Its slots hold no later token and no token before the window."""
+        size = layer.keys_XSK.shape[1]
+        places_BS, positions_BS, segments_BS = slots[size]
+        visible_BS = (places_BS >= 0) & (segments_BS == segments_B[:, None])
+        return Past(layer, cache.steps % size, positions_BS, visible_BS)
+
+    inputs, caches = Inputs(tokens_B[:, None], positions_B[:, None]), list(map(past, cache.layers))
     x_B1D, layers, _ = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, caches=caches)
-    new_slots = (places_BS, positions_BS, segments_BS)
-    cache = Cache(tuple(layers or ()), cache.steps + 1, cache.lengths_B + 1, *new_slots, cache.random_BT)
+    cache = Cache(tuple(layers or ()), cache.steps + 1, cache.lengths_B + 1, slots, cache.random_BT)
     return module.logits(x_B1D)[:, 0], cache
+
+
+def _last(slots_BS: jax.Array, steps: jax.Array) -> jax.Array:
+    """Return the value_B in the slot of the newest token."""
+    return jax.lax.dynamic_index_in_dim(slots_BS, (steps - 1) % slots_BS.shape[1], axis=1, keepdims=False)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation.cache import Cache
 from mini_gpt.generation.sampling import Sampling, draw, noise

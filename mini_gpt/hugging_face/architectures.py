@@ -3,7 +3,8 @@
 import operator
 from typing import Any, ClassVar
 
-from mini_gpt.config.schema import Config, ModelConfig
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Tensor
 from mini_gpt.runtime.errors import UserError, shown
@@ -302,6 +303,8 @@ def choose(model: ModelConfig) -> Architecture:
         right = f"which can't be exported; must be one of {', '.join(by_position)}"
         raise UserError(f"model.position: found {shown(model.position)}, {right}")
     architecture, problems = by_position[model.position], []
+    if isinstance(model.rope.base, tuple):
+        problems.append(f"model.rope.base: found {shown(model.rope.base)}; must be one number for all layers")
     for name, values in architecture.supported(model).items():
         found = operator.attrgetter(name)(model)
         if found not in values:

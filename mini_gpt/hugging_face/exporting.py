@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS

@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 
 from mini_gpt.config import loading as configs
 from mini_gpt.config import places
-from mini_gpt.config.schema import Config, ModelConfig
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
 from mini_gpt.hugging_face import architectures, settings, tokenizer_files

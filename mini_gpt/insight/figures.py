@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, images
 from mini_gpt.insight.curves import finish, new_figure

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import loss, positions
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.masks import Context, KeyValues, Mask
@@ -114,7 +114,7 @@ class MiniGPT(nnx.Module):
         init = nnx.initializers.normal(std)
         self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
         self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
-        pattern = [positions.ENCODINGS[name] for name in config.position_pattern]
+        pattern = [positions.ENCODINGS[kind.position] for kind in config.layer_kinds[: config.period]]
         own = [encoding if encoding.per_layer else None for encoding in pattern]
         self.blocks: Any
         if config.scan_layers:
@@ -171,15 +171,16 @@ class MiniGPT(nnx.Module):
             check_length(config, tokens_BL.shape[1])
             positions_BL = jnp.arange(tokens_BL.shape[1])[None]
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
-        pattern = [self.positions.get(name) for name in config.position_pattern]
+        kinds = config.layer_kinds[: config.period]
+        pattern = [self.positions.get(positions.key(kind)) for kind in kinds]
         x_BLD = sharding.gather(self.embedding[...])[tokens_BL]  # the residual stream is float32
         if config.scale_embeddings:
             x_BLD = x_BLD * config.d_model**0.5
         x_BLD = pattern[0].embed(x_BLD, positions_BL) if pattern[0] else x_BLD
         x_BLD = dropout(x_BLD, config.embedding_dropout, None if keys is None else keys[-1])
 
-        mask = Mask(config.causal, config.attention_window, segments_BL)
-        contexts = [Context(mask, position, positions_BL, trace is not None) for position in pattern]
+        masks = [Mask(config.causal, kind.window, segments_BL) for kind in kinds]
+        contexts = [Context(*part, positions_BL, trace is not None) for part in zip(masks, pattern, strict=True)]
         options = Options(keys, head_mask_NBH)  # stacked over layers
         if config.scan_layers and caches is None:
             x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
@@ -209,7 +210,7 @@ class MiniGPT(nnx.Module):
         return x_BLD, None if caches is None else new_caches, traces
 
     def _scan_layers(self, x_BLD, contexts, options, trace) -> tuple[jax.Array, None, list[Any]]:
-        """Run all layers in a scan; each step runs one period of the pattern of positional encodings."""
+        """Run all layers in a scan; each step runs one period of the patterns over the layers."""
         definition, stacked = nnx.split(self.blocks)
         layers, length = self.config.num_layers, len(contexts)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.xla_workarounds import cpu_matmul
 
 INIT_STD = 0.02  # Radford et al. 2019

@@ -34,6 +34,13 @@ BAD = [
     ({"model.position": ("sinusoidal", "none")}, "sinusoidal acts once at the input"),
     ({"model.position": ("rope",) * 5}, r"must not be longer than model\.num_layers \(4\)"),
     ({"model.position": ()}, "at least one"),
+    ({"model.attention_window": (8, 0)}, r"model\.attention_window: found \(8, 0\); must be in 1\.\.16777216, or None"),
+    ({"model.attention_window": (8,) * 5}, r"attention_window: .* must not be longer than model\.num_layers \(4\)"),
+    ({"model.rope.base": (100.0, 1.0)}, r"model\.rope\.base: found \(100\.0, 1\.0\); must be above 1"),
+    (
+        {"model.position": ("rope", "none"), "model.rope.base": (9.0, 99.0, 9.0), "model.scan_layers": True},
+        r"num_layers: found 4; .* must be divisible by 6",
+    ),
     ({"model.dtype": "float16"}, r"model\.dtype: found 'float16'; must be one of auto, float32, bfloat16"),
     ({"model.causal": False}, r"must be masked: with model\.causal=False a token attends to its target"),
     ({"train.objective": "masked"}, r"set model\.causal=False"),

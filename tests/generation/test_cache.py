@@ -23,6 +23,8 @@ MODELS = {name: {"model.position": name} for name in ENCODINGS} | {
     "window": {"model.position": "rope", "model.attention_window": 5},
     "window, alibi": {"model.position": "alibi", "model.attention_window": 7},
     "pattern": {"model.position": ("rope", "none", "t5")},
+    "rnope-swa": {"model.position": ("rope", "rope", "none"), "model.attention_window": (5, 5, None)},
+    "windows and bases": {"model.attention_window": (9, 4), "model.rope.base": (100.0, 1e4, 1e6)},
     "grouped": {"model.position": "alibi", "model.num_kv_heads": 2},
     "scanned": {"model.position": "rope", "model.scan_layers": True},
     "post": {"model.position": "sinusoidal", "model.norm_placement": "post", "model.scale_embeddings": True},
@@ -63,6 +65,7 @@ ISOLATED = (
     "kerple",
     "hard_alibi",
     "window",
+    "rnope-swa",
     "random",
     "ssmax, norms",
     "ssmax, window",
@@ -70,7 +73,7 @@ ISOLATED = (
 )
 
 
-QUICK = [("rope", None), ("grouped", None), ("window", 12), ("ssmax, window", 12), ("sink, cap, gate", None)]
+QUICK = [("rope", None), ("grouped", None), ("rnope-swa", 12), ("ssmax, window", 12), ("sink, cap, gate", None)]
 CASES = [(name, None) for name in MODELS] + [(name, 12) for name in ISOLATED]
 
 
@@ -87,7 +90,8 @@ def test_cached_logits_equal_a_full_forward_pass(name, separator_id):
     prefill = jax.jit(lambda model: cache.prefill(model, prompts_BL, jnp.array(lengths_B), CAPACITY))
     decode = jax.jit(cache.decode)
     logits_BV, kv = prefill(model)
-    assert len(kv.layers) == 3 and kv.places_BS.shape[1] == (model.config.model.attention_window or CAPACITY)
+    windows = [kind.window or CAPACITY for kind in model.config.model.layer_kinds]
+    assert [layer.keys_XSK.shape[1] for layer in kv.layers] == windows
     tolerance = {"rtol": 0.05, "atol": 0.15} if name == "bfloat16" else {"rtol": 1e-4, "atol": 2e-4}
     for _ in range(CAPACITY - max(lengths_B)):
         np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], **tolerance)

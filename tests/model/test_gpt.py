@@ -51,6 +51,7 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
     {"position": "rope", "variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "num_kv_heads": 2},
     {"position": "alibi", "variants.soft_cap": 1.0, "variants.sink": "trained", "variants.gate": "entry"},
     {"position": ("fire", "rope", "kerple"), "num_layers": 3, "rope.turning": 0.5, "d_model": 64},
+    {"position": ("rope", "none"), "num_layers": 4, "attention_window": (3, None), "rope.base": (10.0, 1e4, 500.0)},
 ]
 SLOW = [
     {"position": ("rope", "t5"), "num_layers": 4, "scan_layers": True, "norm": "rmsnorm"},
@@ -63,6 +64,8 @@ SLOW = [
     {"position": "hard_alibi", "hard_alibi.heads": 3, "attention_window": 3},
     {"position": "rope", "d_model": 64, "rope.scaling": "llama3", "rope.factor": 3.0, "rope.original_context": 20},
     {"position": ("t5", "alibi")},
+    {"attention_window": (2, 4), "rope.base": (50.0, 1e4), "num_layers": 4, "scan_layers": True},
+    {"position": ("rope", "none"), "attention_window": 3, "causal": False},
     {"position": "rope", "rope.fraction": 0.5, "rope.base": 500.0},
     {"position": "sinusoidal", "scale_embeddings": True, "sinusoidal.amplitude": 0.5, "sinusoidal.base": 100.0},
     {"position": "learned", "scale_embeddings": True},

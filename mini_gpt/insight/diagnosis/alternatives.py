@@ -17,7 +17,8 @@ import numpy as np
 from mini_gpt.config import loading as configs
 from mini_gpt.config.attention import ROPE_FREQUENCIES
 from mini_gpt.config.fields import specs
-from mini_gpt.config.schema import Config, ModelConfig
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.model import gpt
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters, by_name, with_layers

@@ -1,6 +1,7 @@
 """The explorer: one HTML file that shows a model's attention in a browser, also offline."""
 
 import base64
+import dataclasses
 import json
 import zlib
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mini_gpt.config.attention import pattern
 from mini_gpt.config.schema import Config
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, figures, images
@@ -48,6 +50,7 @@ def explorer(
     maps = attention.attention_maps(model, tokens[None])
     logits_NHLS = np.stack([layer.logits_BHLS[0] for layer in maps])
     weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in maps])
+    seen_NHLS = np.stack([layer.seen_BHLS[0] for layer in maps])
     return build_page(
         {
             "title": title,
@@ -57,7 +60,7 @@ def explorer(
                 "layers": config.num_layers,
                 "heads": config.num_heads,
                 "labels": labels,
-                **packed(logits_NHLS, weights_NHLS, np.asarray(maps[0].visible_BLS[0]), causal=config.causal),
+                **packed(logits_NHLS, weights_NHLS, seen_NHLS, causal=config.causal),
             },
             "positions": _positions(model),
             "toy": toy.data(),
@@ -76,12 +79,13 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
     if "t5" in config.position_pattern:
         table = figures.learned(model, "t5", "bias_table")
         t5 = table[figures.t5_buckets(config, min(FARTHEST, 2 * config.t5.max_distance))].T.round(4).tolist()
-    rope, turned = config.rope, config.rotated_width
-    factors_P = waves.rope_frequencies(rope, turned) / waves.geometric_frequencies(rope.base, turned)
+    base, turned = pattern(config.rope.base)[0], config.rotated_width  # of the first layer
+    rope = dataclasses.replace(config.rope, base=base)
+    factors_P = waves.rope_frequencies(rope, turned) / waves.geometric_frequencies(base, turned)
     return {
         "width": config.d_model,
         "turned": turned,
-        "base": rope.base if "rope" in config.position_pattern else config.sinusoidal.base,
+        "base": base if "rope" in config.position_pattern else config.sinusoidal.base,
         "scaling": None if rope.scaling == "none" else f"{rope.scaling}, factor {rope.factor:g}",
         "factors": factors_P.tolist(),  # frequency with scaling / without, for each pair
         "slopes": biases.alibi_slopes(config.num_heads),
@@ -90,25 +94,24 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
     }
 
 
-def packed(
-    logits_NHLS: np.ndarray, weights_NHLS: np.ndarray, visible_LS: np.ndarray, *, causal: bool
-) -> dict[str, Any]:
+def packed(logits_NHLS: np.ndarray, weights_NHLS: np.ndarray, seen_NHLS: np.ndarray, *, causal: bool) -> dict[str, Any]:
     """Return each row's largest logit, and the square roots of (largest logit - logit), quantised and compressed.
 
     error: the largest difference between the model's weights and those that the page computes.
     """
-    top_NHL1 = np.where(visible_LS, logits_NHLS, -np.inf).max(axis=-1, keepdims=True)
+    top_NHL1 = np.where(seen_NHLS, logits_NHLS, -np.inf).max(axis=-1, keepdims=True)
     top_NHL1 = np.where(np.isfinite(top_NHL1), top_NHL1, 0)
     roots = np.sqrt(np.clip(top_NHL1 - logits_NHLS, 0, FLOOR) / FLOOR)
-    rows, columns = np.tril_indices(len(visible_LS)) if causal else np.indices(visible_LS.shape).reshape(2, -1)
+    length = logits_NHLS.shape[-1]
+    rows, columns = np.tril_indices(length) if causal else np.indices((length, length)).reshape(2, -1)
     for steps in (MOST_STEPS // 2**halvings for halvings in range(8)):
-        levels = np.where(visible_LS, np.round(roots * steps), HIDDEN).astype(np.uint8)
+        levels = np.where(seen_NHLS, np.round(roots * steps), HIDDEN).astype(np.uint8)
         text = base64.b64encode(zlib.compress(levels[:, :, rows, columns].tobytes(), 9)).decode()
         if len(text) <= MOST_BYTES:
             break
     else:
         raise ValueError(f"{levels.shape} attention maps do not fit in a page; give at most `most_tokens` tokens")
-    restored = np.where(visible_LS, np.exp(-FLOOR * (levels / steps) ** 2), 0)
+    restored = np.where(seen_NHLS, np.exp(-FLOOR * (levels / steps) ** 2), 0)
     restored = restored / np.maximum(restored.sum(axis=-1, keepdims=True), 1e-30)
     return {
         "causal": causal,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention import blockwise, cached, choice, kernels, reference
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.masks import Context, Heads, KeyValues, Scoring

@@ -3,9 +3,12 @@
 Hooks accept any positions, so that packing, offsets and the KV cache share code. Angles and biases are in float32.
 """
 
+import dataclasses
+
 from flax import nnx
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.attention import LayerKind
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.positions.absolute import Learned, Sinusoidal
 from mini_gpt.model.positions.base import Position
 from mini_gpt.model.positions.biases import T5, Alibi, Fire, HardAlibi, Kerple
@@ -17,12 +20,21 @@ ENCODINGS = {encoding.name: encoding for encoding in CLASSES}
 
 def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Position, ...]:
     """Make the encoding of each layer. Layers with the same encoding share one module, unless it is `per_layer`."""
-    names = [config.position_pattern[layer % len(config.position_pattern)] for layer in range(config.num_layers)]
     made = shared(config, rngs=rngs)
-    return tuple(made[name] if name in made else ENCODINGS[name](config, rngs=rngs) for name in names)
+    return tuple(made.get(key(kind)) or ENCODINGS[kind.position](config, rngs=rngs) for kind in config.layer_kinds)
 
 
 def shared(config: ModelConfig, *, rngs: nnx.Rngs) -> dict[str, Position]:
-    """Make the encodings that layers share, by name."""
-    names = dict.fromkeys(config.position_pattern)
-    return {name: ENCODINGS[name](config, rngs=rngs) for name in names if not ENCODINGS[name].per_layer}
+    """Make the encodings that layers share, by `key`."""
+    made: dict[str, Position] = {}
+    for kind in config.layer_kinds:
+        encoding = ENCODINGS[kind.position]
+        if not encoding.per_layer and key(kind) not in made:
+            rope = dataclasses.replace(config.rope, base=kind.rope_base)
+            made[key(kind)] = encoding(dataclasses.replace(config, rope=rope), rngs=rngs)
+    return made
+
+
+def key(kind: LayerKind) -> str:
+    """Return the name of a layer's shared encoding: the encoding's own, for RoPE with the base."""
+    return f"rope_{kind.rope_base:g}" if kind.position == "rope" else kind.position

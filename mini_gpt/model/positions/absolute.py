@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.layers import INIT_STD
 from mini_gpt.model.positions.base import Position
 from mini_gpt.model.positions.waves import angles, geometric_frequencies

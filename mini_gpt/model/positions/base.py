@@ -3,7 +3,7 @@
 import jax
 from flax import nnx
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.model import ModelConfig
 
 
 class Position(nnx.Module):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mini_gpt.config.schema import ModelConfig
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.positions.base import Position
 
 HIDDEN = -1e30  # hides a key from a head; finite, because -inf - (-inf) is NaN

@@ -33,6 +33,7 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
 
 
 def _scaled(rope: RopeConfig, width: int) -> np.ndarray:
+    assert isinstance(rope.base, float), "a pattern over the layers has no frequencies"
     plain_P, s = geometric_frequencies(rope.base, width), rope.factor
     if rope.scaling == "linear":
         return plain_P / s

@@ -1,0 +1,35 @@
+"""The config fields of the data."""
+
+from typing import Annotated, Literal
+
+from mini_gpt.config.fields import Count, Section, above, at_least, field
+
+TASK = "task:"  # prefix of the corpora of task problems
+
+
+class DataConfig(Section, prefix="data."):
+    """The text: source, split and tokenization."""
+
+    corpus: str = field("python_stdlib", "python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG] or task:NAME")
+    path: str | None = field(None, "text: a glob; tiny_shakespeare: the file; tfds: TFDS's data directory")
+    split: Literal["documents", "contiguous"] = field("documents", "by a hash of each document, or by text position")
+    split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "for train, validation and test; sum to 1")
+    tokenizer: Literal["bytes", "characters", "bpe"] = field("bytes", "unit of a token")
+    vocab_size: Annotated[int, above(257)] = field(8192, "for bpe: 256 bytes, a document separator, and merges")
+    task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
+    seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed", None)
+    isolate_documents: bool = field(False, "attention stays inside a document, and positions restart in each")
+    cache_dir: str | None = field(None, "None: mini_gpt under $XDG_CACHE_HOME or ~/.cache")
+
+    def check(self) -> None:
+        shares = self.split_fractions
+        if min(shares) < 0 or abs(sum(shares) - 1) >= 1e-6 or shares[0] == 0:
+            self.refuse("split_fractions", "must be non-negative and sum to 1, with more than 0 for train")
+        if self.is_task and self.tokenizer != "characters":
+            self.refuse("tokenizer", "the tasks have a fixed vocabulary: must be characters")
+        if self.corpus == "text" and self.path is None:
+            self.refuse("path", "data.corpus=text needs a glob, such as 'books/**/*.txt'")
+
+    @property
+    def is_task(self) -> bool:
+        return self.corpus.startswith(TASK)
