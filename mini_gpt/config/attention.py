@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from mini_gpt.config.fields import Positive, Section, ShareAbove0, Size, above, at_least, field
 
-Position = Literal["none", "learned", "sinusoidal", "rope", "alibi", "hard_alibi", "t5", "kerple", "fire"]
+Rotary = Literal["rope", "pope"]
+Bias = Literal["alibi", "hard_alibi", "t5", "kerple", "fire"]
+Position = Literal["none", "learned", "sinusoidal", Rotary, Bias, "fox", "cope"]
 ROPE_FREQUENCIES = ("turning", "scaling", "factor", "original_context", "beta_slow", "beta_fast")
 Base = Annotated[float, above(1)]
-PER_LAYER = ("kerple", "fire")  # with parameters in each layer
+PER_LAYER = ("kerple", "fire", "fox", "cope")  # with parameters in each layer
 
 
 class LayerKind(NamedTuple):
@@ -46,8 +48,8 @@ class RopeConfig(Section, prefix="model.rope."):
     turning: ShareAbove0 = field(
         1.0, "p-RoPE: share of the pairs, from the fastest, that turn (Barbero et al. 2025)", before=1.0
     )
-    scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = field(
-        "none", "method for longer contexts: linear (Chen et al. 2023), ntk, yarn (Peng et al. 2023), llama3"
+    scaling: Literal["none", "linear", "ntk", "dynamic", "yarn", "llama3"] = field(
+        "none", "for longer contexts: linear (Chen et al. 2023), ntk, dynamic, yarn (Peng et al. 2023), llama3"
     )
     factor: Annotated[float, at_least(1)] = field(1.0, "target context length, as a multiple of the original one")
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
@@ -67,6 +69,11 @@ def _half_of_the_heads(values: Mapping[str, Any]) -> int:
 def _half_of_the_context(values: Mapping[str, Any]) -> float:
     """context_length / 2"""
     return values["context_length"] / 2
+
+
+def _at_most_64(values: Mapping[str, Any]) -> int:
+    """context_length, at most 64"""
+    return min(64, values["context_length"])
 
 
 class SinusoidalConfig(Section, prefix="model.sinusoidal."):
@@ -104,6 +111,12 @@ class FireConfig(Section, prefix="model.fire."):
     )
 
 
+class CopeConfig(Section, prefix="model.cope."):
+    """CoPE: positions that count the gates between key and query (Golovneva et al. 2024)."""
+
+    positions: Size = field(None, "rows of the table; keys further away share the last", _at_most_64, None)
+
+
 def _ssmax_start(values: Mapping[str, Any]) -> float:
     """1 / the mean of ln n over the queries of a context that see n keys, with the largest window of the layers"""
     length = values["context_length"]
@@ -128,6 +141,17 @@ class VariantsConfig(Section, prefix="model.variants."):
     ssmax_start: Positive = field(None, "initial s of ssmax", _ssmax_start, None)
     soft_cap: Annotated[float | None, above(0)] = field(
         None, "c: logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap", before=None
+    )
+    normaliser: Literal["softmax", "stick_breaking"] = field(
+        "softmax", "of the logits; stick_breaking: recent keys first (Tan et al. 2025)", before="softmax"
+    )
+    selective: bool = field(
+        False,
+        "a query lowers the logits of keys for later queries (Leviathan et al. 2025)",
+        before=False,
+    )
+    canon: bool = field(
+        False, "canon-A: a causal convolution of 4 tokens, before the projections (Allen-Zhu 2025)", before=False
     )
     sink: Literal["none", "zero", "trained"] = field(
         "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one", before="none"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from mini_gpt.config.attention import (
     PER_LAYER,
     ROPE_FREQUENCIES,
+    CopeConfig,
     FireConfig,
     HardAlibiConfig,
     LayerKind,
@@ -78,6 +79,7 @@ class ModelConfig(Section, prefix="model."):
     hard_alibi: HardAlibiConfig
     t5: T5Config
     fire: FireConfig
+    cope: CopeConfig
     variants: VariantsConfig
 
     def check(self) -> None:
@@ -96,6 +98,11 @@ class ModelConfig(Section, prefix="model."):
         if self.scan_layers and len(encodings) > 1 and self.own_encodings:
             reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
             self.refuse("position", f"with model.scan_layers, {reason}")
+        self._check_causal()
+        if self.variants.normaliser == "stick_breaking" and self.variants.sink != "none":
+            self.refuse("variants.sink", "must be none: stick-breaking gives the remaining weight to the token itself")
+        if "pope" in encodings and isinstance(self.rope.base, tuple):
+            self.refuse("rope.base", "must be one number with pope, whose layers share one module")
         if "hard_alibi" in encodings:
             self._check_hard_alibi()
         if self.position == "learned" and (self.random_positions or 0) > self.max_positions:
@@ -107,6 +114,15 @@ class ModelConfig(Section, prefix="model."):
             for name, default in (unused | {"beta_fast": 32.0}).items():
                 if getattr(self.rope, name) != default:
                     self.refuse(f"rope.{name}", f"it is for rotary positions, but model.position is {self.position!r}")
+
+    def _check_causal(self) -> None:
+        """Raise UserError for a part that needs `causal`."""
+        variants = self.variants
+        parts = {"position": {"fox", "cope"} & set(self.position_pattern), "variants.selective": variants.selective}
+        parts |= {"variants.normaliser": variants.normaliser == "stick_breaking", "variants.canon": variants.canon}
+        for name, found in parts.items():
+            if found and not self.causal:
+                self.refuse(name, "needs model.causal=True, because it depends on the order of queries and keys")
 
     def _check_hard_alibi(self) -> None:
         if self.hard_alibi.heads > self.num_heads:
@@ -120,7 +136,7 @@ class ModelConfig(Section, prefix="model."):
         scaling, rotated = self.rope.scaling, self.rotated_width
         if scaling != "none" and self.rope.factor == 1:
             self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing with a factor of 1; raise it")
-        if scaling == "ntk" and rotated <= 2:
+        if scaling in ("ntk", "dynamic") and rotated <= 2:
             self.refuse("rope.scaling", f"needs more than one pair of dimensions, but {rotated} dimensions are rotated")
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
@@ -154,6 +170,15 @@ class ModelConfig(Section, prefix="model."):
     @property
     def position_pattern(self) -> tuple[str, ...]:
         return pattern(self.position)
+
+    @property
+    def without_cache(self) -> str | None:
+        """Why the model has no KV cache, and so can't generate text; None if it has one."""
+        if self.variants.selective:
+            return "model.variants.selective: found True, and selective attention needs all earlier queries"
+        if self.rope.scaling == "dynamic":
+            return "model.rope.scaling: found 'dynamic', which turns all keys again when the text grows; use ntk"
+        return None
 
     @property
     def own_encodings(self) -> list[str]:

@@ -1,12 +1,13 @@
 """Decoding with a KV cache, which has each layer's keys and values of earlier tokens in slots."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.masks import KeyValues
+from mini_gpt.model.attention.variants import CANON_TAPS
 from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.model.loaded import LoadedModel
 
@@ -59,8 +60,14 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
         return last_B1 - (steps - 1 - jnp.arange(size)) % size
 
     def layer_to_slots(layer: KeyValues, size: int) -> KeyValues:
-        at_XS1 = jnp.repeat(jnp.maximum(places(size), 0), len(layer.keys_XSK) // batch, axis=0)[:, :, None]
-        return KeyValues(*(jnp.take_along_axis(x_XLK, at_XS1, axis=1) for x_XLK in layer))
+        keys_XSK, values_XSK, decay_BSH = (gathered(x, size) for x in layer[:3])
+        return KeyValues(keys_XSK, values_XSK, decay_BSH, gathered(layer.recent_BTD, CANON_TAPS))
+
+    def gathered(x_XLK: jax.Array | None, size: int) -> Any:
+        if x_XLK is None:
+            return None
+        at_XS1 = jnp.repeat(jnp.maximum(places(size), 0), len(x_XLK) // batch, axis=0)[:, :, None]
+        return jnp.take_along_axis(x_XLK, at_XS1, axis=1)
 
     def to_slots(size: int) -> Slots:
         def row_to_slots(x_BT: jax.Array | None, default_1T: jax.Array) -> jax.Array:
@@ -76,7 +83,7 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
         layers=tuple(map(layer_to_slots, layers or (), sizes)),
         steps=steps,
         lengths_B=lengths_B,
-        slots={size: to_slots(size) for size in sorted(set(sizes))},
+        slots={size: to_slots(size) for size in {*sizes, *([CANON_TAPS] if config.variants.canon else [])}},
         random_BT=None if config.random_positions is None else positions_BT,
     )
     return module.logits(jnp.take_along_axis(x_BLD, last_B1[:, :, None], axis=1))[:, 0], cache
@@ -101,10 +108,10 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
 
     def past(layer: KeyValues) -> Past:
         """Return the past of a layer. Its slots hold no later token and no token before the window."""
+        visible = {size: (s.places_BS >= 0) & (s.segments_BS == segments_B[:, None]) for size, s in slots.items()}
         size = layer.keys_XSK.shape[1]
-        places_BS, positions_BS, segments_BS = slots[size]
-        visible_BS = (places_BS >= 0) & (segments_BS == segments_B[:, None])
-        return Past(layer, cache.steps % size, positions_BS, visible_BS)
+        recent_BT = None if layer.recent_BTD is None else visible[CANON_TAPS]
+        return Past(layer, cache.steps, slots[size].positions_BS, visible[size], recent_BT)
 
     inputs, caches = Inputs(tokens_B[:, None], positions_B[:, None]), list(map(past, cache.layers))
     x_B1D, layers, _ = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, caches=caches)

@@ -47,6 +47,8 @@ def stream(
     """
     config, vocab_size = model.config.model, model.merge().vocab_size
     require(config.causal, "model.causal", False, "a bidirectional model can't generate text")
+    if config.without_cache:
+        raise UserError(f"{config.without_cache}; so the model can't generate text with a KV cache")
     require(length >= 0, "length", length, "must be at least 0")
     if not all(map(len, prompts)):
         raise UserError("prompt: found no token; give at least one")

@@ -38,7 +38,7 @@ class Evaluator(ABC):
     def __init__(self, config: Config, tokenizer: Tokenizer):
         self.config = config
         self.tokenizer = tokenizer
-        self.has_sample = config.eval.sample_tokens > 0
+        self.has_sample = config.eval.sample_tokens > 0 and config.model.without_cache is None
 
     @abstractmethod
     def scalars(self, model: LoadedModel) -> dict[str, float]:

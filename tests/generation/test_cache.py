@@ -43,6 +43,12 @@ MODELS = {name: {"model.position": name} for name in ENCODINGS} | {
     "window, hard_alibi": {"model.position": "hard_alibi", "model.attention_window": 7},
     "p-rope, zero sink": {"model.rope.turning": 0.5, "model.variants.sink": "zero"},
     "partial rope": {"model.position": "rope", "model.rope.fraction": 0.5, "model.activation": "swiglu"},
+    "fox, window": {"model.position": "fox", "model.attention_window": 5, "model.num_kv_heads": 2},
+    "pope, windows": {"model.position": "pope", "model.attention_window": (5, None), "model.num_kv_heads": 2},
+    "cope, window": {"model.position": "cope", "model.attention_window": 5, "model.num_kv_heads": 2},
+    "canon, windows": {"model.variants.canon": True, "model.attention_window": (3, None, 7)},
+    "sticks": {"model.position": "none", "model.variants.normaliser": "stick_breaking", "model.num_kv_heads": 2},
+    "sticks, window": {"model.variants.normaliser": "stick_breaking", "model.attention_window": 5},
     "bfloat16": {"model.position": "rope", "model.dtype": "bfloat16"},
 }
 
@@ -70,6 +76,12 @@ ISOLATED = (
     "ssmax, norms",
     "ssmax, window",
     "sink, cap, gate",
+    "fox, window",
+    "pope, windows",
+    "cope, window",
+    "canon, windows",
+    "sticks",
+    "sticks, window",
 )
 
 

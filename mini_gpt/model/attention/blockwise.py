@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.masks import HIDDEN, Context, Heads, Scoring, scaled
+from mini_gpt.model.attention.masks import HIDDEN, Context, Heads, Scoring, decay_bias, scaled
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
 UNROLLED = {256: 64, 512: 128}  # {sequence length: block size}; up to these lengths, the loop is unrolled
@@ -18,7 +18,7 @@ UNROLLED = {256: 64, 512: 128}  # {sequence length: block size}; up to these len
 
 def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
     """Return out_BLHK, equal to `reference.attend` up to rounding; positional biases are computed block by block."""
-    (q_BLHK, k_BLGK, v_BLGK), (mask, position, positions_BL, _) = heads, context
+    (q_BLHK, k_BLGK, v_BLGK, decay_BLH), (mask, position, positions_BL, _) = heads, context
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     unrolled = next((size for longest, size in UNROLLED.items() if longest >= L), None)
@@ -41,11 +41,17 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
     biased = context.biased
     definition: Any
     definition, of_position = nnx.split(position) if biased else (None, {})
-    parameters = {"position": of_position, "sink": scoring.sink_H}
+    decay_NBCH = None if decay_BLH is None else blocks(decay_BLH)
+    parameters = {"bias": {"position": of_position, "decay": decay_NBCH}, "sink": scoring.sink_H}
 
-    def bias_BHCS(of_position: nnx.State, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
-        bias = nnx.merge(definition, of_position).bias(layout["positions"][i], layout["positions"][j])
-        return jnp.broadcast_to(bias, (B, H, size, size))
+    def bias_BHCS(parameters: dict, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
+        bias = jnp.zeros((B, H, size, size))
+        if biased:
+            encoding = nnx.merge(definition, parameters["position"])
+            bias += encoding.bias(layout["positions"][i], layout["positions"][j])
+        if decay_NBCH is not None:
+            bias += decay_bias(parameters["decay"][i], parameters["decay"][j])
+        return bias
 
     def visible_B1CS(i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
         offsets_C = jnp.arange(size)
@@ -61,8 +67,8 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
 
     def masked(logits_BGRS, parameters, i, j, layout) -> jax.Array:
         logits_BHCS = logits_BGRS.reshape(B, H, size, size)
-        if biased:
-            logits_BHCS = logits_BHCS + bias_BHCS(parameters["position"], i, j, layout)
+        if biased or decay_NBCH is not None:
+            logits_BHCS = logits_BHCS + bias_BHCS(parameters["bias"], i, j, layout)
         return jnp.where(visible_B1CS(i, j, layout), logits_BHCS, HIDDEN).reshape(logits_BGRS.shape)
 
     def over_pairs(body: Any, carry: Any) -> Any:
@@ -87,7 +93,7 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
             )
 
         rows = q_NBGRK.shape[:-1]
-        start = jnp.zeros(q_NBGRK.shape, jnp.float32), jnp.full(rows, HIDDEN), jnp.zeros(rows, jnp.float32)
+        start = jnp.zeros((*rows, v_NBGSK.shape[-1]), jnp.float32), jnp.full(rows, HIDDEN), jnp.zeros(rows, jnp.float32)
         if scoring.sink_H is not None:  # as if the sink were the first key, with a value of 0
             start = start[0], jnp.broadcast_to(sink_GR(parameters), rows), jnp.ones(rows, jnp.float32)
         sum_NBGRK, max_NBGR, total_NBGR = over_pairs(body, start)
@@ -110,10 +116,10 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
             weights_BGRS = jnp.exp(logits_BGRS - logsumexp_NBGR[i][..., None])
             dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j], preferred_element_type=jnp.float32)
             dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
-            if jax.tree.leaves(of_position):
-                _, pullback = jax.vjp(lambda state: bias_BHCS(state, i, j, layout), parameters["position"])
+            if jax.tree.leaves(parameters["bias"]):
+                _, pullback = jax.vjp(lambda state: bias_BHCS(state, i, j, layout), parameters["bias"])
                 dbias = pullback(dlogits_BGRS.reshape(B, H, size, size))[0]
-                dparameters = dparameters | {"position": jax.tree.map(jnp.add, dparameters["position"], dbias)}
+                dparameters = dparameters | {"bias": jax.tree.map(jnp.add, dparameters["bias"], dbias)}
             if scoring.soft_cap is not None:  # the derivative of c · tanh(x / c)
                 dlogits_BGRS = dlogits_BGRS * (1 - (capped_BGRS / scoring.soft_cap) ** 2)
             return (
@@ -140,8 +146,8 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
     core = jax.custom_vjp(lambda *arguments: forward(*arguments)[0])
     core.defvjp(core_forward, backward)
     out_NBGRK = core(q_NBGRK, k_NBGSK, v_NBGSK, parameters, layout)
-    out_BLHK = out_NBGRK.reshape(count, B, G, H // G, size, K).transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, K)
-    return out_BLHK[:, :L]
+    out_NBGMCK = out_NBGRK.reshape(count, B, G, H // G, size, -1)
+    return out_NBGMCK.transpose(1, 0, 4, 2, 3, 5).reshape(B, count * size, H, -1)[:, :L]
 
 
 def _product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ import logging
 
 import jax
 
-from mini_gpt.model.attention.masks import Mask, Scoring
+from mini_gpt.model.attention.masks import Heads, Mask, Scoring
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
 
@@ -29,30 +29,37 @@ def check(requested: str) -> None:
         )
 
 
-def choose(requested: str, q_BLHK: jax.Array, mask: Mask, scoring: Scoring, *, biased: bool, dropout: bool) -> str:
+def choose(requested: str, heads: Heads, mask: Mask, scoring: Scoring, *, biased: bool, dropout: bool) -> str:
     """Return an implementation's name; if the requested or fastest one does not support the call, log why once."""
     platform = devices.platform(jax.devices()[0])
-    is_long = q_BLHK.shape[1] >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
+    is_long = heads.q_BLHK.shape[1] >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
     unfused = "blockwise" if is_long else "reference"
-    name = FUSED.get(platform, unfused) if requested == "auto" else requested
-    obstacle = _obstacle(name, q_BLHK, mask, scoring, biased=biased, dropout=dropout)
-    if obstacle is None:
-        return name
-    fallback = "reference" if dropout else unfused
-    memory = ", whose memory grows with the square of the length" if fallback == "reference" else ""
-    log_once(f"model.attention: {name} does not support {obstacle}; using {fallback}{memory}")
-    return fallback
+    wanted = FUSED.get(platform, unfused) if requested == "auto" else requested
+    reasons = []
+    for name in dict.fromkeys([wanted, unfused, "reference"]):
+        obstacle = _obstacle(name, heads, mask, scoring, biased=biased, dropout=dropout)
+        if obstacle is None:
+            break
+        reasons.append(f"{name} does not support {obstacle}")
+    if reasons:
+        memory = ", whose memory grows with the square of the length" if name == "reference" else ""
+        log_once(f"model.attention: {', and '.join(reasons)}; using {name}{memory}")
+    return name
 
 
-def _obstacle(name: str, q_BLHK: jax.Array, mask: Mask, scoring: Scoring, *, biased: bool, dropout: bool) -> str | None:
+def _obstacle(name: str, heads: Heads, mask: Mask, scoring: Scoring, *, biased: bool, dropout: bool) -> str | None:
     """Return the first property of the call that the implementation does not support, or None."""
-    length, width, dtype = q_BLHK.shape[1], q_BLHK.shape[3], q_BLHK.dtype.name
-    fused = ("cudnn", "splash")
+    length, width, dtype = heads.q_BLHK.shape[1], heads.q_BLHK.shape[3], heads.q_BLHK.dtype.name
+    fused, all_but_reference = ("cudnn", "splash"), ("blockwise", "cudnn", "splash")
     obstacles = [
-        (("blockwise", *fused), dropout, "dropout of attention weights"),
-        (fused, biased, "a bias on the logits, such as alibi"),
+        (all_but_reference, dropout, "dropout of attention weights"),
+        (all_but_reference, scoring.contextual_PK is not None, "the positions of cope"),
+        (all_but_reference, scoring.selective, "selective attention"),
+        (all_but_reference, scoring.stick_breaking, "stick-breaking"),
+        (fused, biased or heads.decay_BLH is not None, "a bias on the logits, such as alibi"),
         (fused, scoring.soft_cap is not None, "a soft cap"),
         (fused, scoring.sink_H is not None, "an attention sink"),
+        (fused, width != heads.v_BSGK.shape[3], "keys that are wider than values"),
         (("cudnn",), dtype not in ("bfloat16", "float16"), f"products in {dtype}"),
         (("cudnn",), mask.segments_BL is not None, "isolated documents"),
         (("cudnn",), mask.window is not None and not mask.causal, "two-sided windows"),

@@ -16,7 +16,7 @@ def cudnn(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
     mask = context.mask
     window = None if mask.window is None else (mask.window - 1, 0)
     return jax.nn.dot_product_attention(
-        *heads, scale=scoring.scale, is_causal=mask.causal, local_window_size=window, implementation="cudnn"
+        *heads[:3], scale=scoring.scale, is_causal=mask.causal, local_window_size=window, implementation="cudnn"
     )
 
 
@@ -36,7 +36,7 @@ def splash(heads: Heads, context: Context, scoring: Scoring, *, interpret: bool 
 
 
 def _splash(heads: Heads, segments_BL: jax.Array | None, *, mask: Mask, scale: float, interpret: bool) -> jax.Array:
-    q_BLHK, k_BLGK, v_BLGK = heads
+    q_BLHK, k_BLGK, v_BLGK, _ = heads
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     mask_of_head: Any = splash_mask.CausalMask((L, L)) if mask.causal else splash_mask.FullMask((L, L))

@@ -64,15 +64,19 @@ def scaled(factor: float | jax.Array, x: jax.Array) -> jax.Array:
 
 
 class Scoring(NamedTuple):
-    """How attention weights are computed from queries and keys: softmax(scale · qkᵀ + bias), with two variants.
+    """How attention weights are computed from queries and keys: softmax(scale · qkᵀ + bias), with some variants.
 
     soft_cap: c · tanh(logits / c) takes the place of the logits before bias and mask (Gemma Team 2024). sink_H: a logit
     of each head that takes part in the softmax and has no value (Agarwal et al. 2025); 0 is "softmax off by one".
+    contextual_PK: CoPE's table. selective, stick_breaking: see `attention.rows`.
     """
 
     scale: float = 1.0
     soft_cap: float | None = None
     sink_H: jax.Array | None = None
+    contextual_PK: jax.Array | None = None
+    selective: bool = False
+    stick_breaking: bool = False
 
     def capped(self, logits: jax.Array) -> jax.Array:
         return logits if self.soft_cap is None else self.soft_cap * jnp.tanh(logits / self.soft_cap)
@@ -86,23 +90,39 @@ class Scoring(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """H query heads and G key-value heads; H/G query heads share one key-value head (Ainslie et al. 2023)."""
+    """H query heads and G key-value heads; H/G query heads share one key-value head (Ainslie et al. 2023).
+
+    Values may have another width than queries and keys. decay_BLH: None, or numbers such that the logits of query i and
+    key j get the bias decay_i - decay_j; float32.
+    """
 
     q_BLHK: jax.Array
     k_BSGK: jax.Array
     v_BSGK: jax.Array
+    decay_BLH: jax.Array | None = None
+
+
+def decay_bias(query_BLH: jax.Array, key_BSH: jax.Array) -> jax.Array:
+    """Return the bias_BHLS of `Heads.decay_BLH`."""
+    return query_BLH.swapaxes(1, 2)[..., None] - key_BSH.swapaxes(1, 2)[:, :, None]
 
 
 class KeyValues(NamedTuple):
-    """One layer's keys and values. Axis X is B and G merged: with separate axes, XLA copies the cache."""
+    """What one layer keeps of a sequence. Axis X is B and G merged: with separate axes, XLA copies the cache.
+
+    decay_BSH: that of `Heads`, or None. recent_BTD: the inputs of the layer, for a convolution, or None.
+    """
 
     keys_XSK: jax.Array
     values_XSK: jax.Array
+    decay_BSH: jax.Array | None = None
+    recent_BTD: jax.Array | None = None
 
     @classmethod
-    def of(cls, k_BSGK: jax.Array, v_BSGK: jax.Array) -> "KeyValues":
+    def of(cls, heads: Heads, recent_BTD: jax.Array | None = None) -> "KeyValues":
         """Return the keys and values of a sequence, with B and G merged into X."""
-        return cls(*(x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (k_BSGK, v_BSGK)))
+        keys_XSK, values_XSK = (x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in heads[1:3])
+        return cls(keys_XSK, values_XSK, heads.decay_BLH, recent_BTD)
 
 
 class Context(NamedTuple):

@@ -54,23 +54,27 @@ class MultiHeadAttention(nnx.Module):
             context = context._replace(position=self.position)
         config, position, positions_BL = self.config, context.position, context.positions_BL
         dropout_key, head_mask_BH, past = options
+        inputs_BLD = x_BLD
+        if config.variants.canon:
+            past = past and past.write_recent(x_BLD)
+            x_BLD = self.variants.convolved(x_BLD, context.mask.segments_BL, past)
         # 1. Project.
         q_BLD, k_BLD, v_BLD = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
         # 2. Split into heads. Rotary positions rotate queries and keys here.
         q_BLHK, k_BLGK = split_heads(q_BLD, config.num_heads), split_heads(k_BLD, config.num_kv_heads)
         q_BLHK, k_BLGK = self.variants.normalised(q_BLHK, k_BLGK)
-        q_BLHK, k_BLGK = position.rotate(q_BLHK, positions_BL), position.rotate(k_BLGK, positions_BL)
+        q_BLHK, k_BLGK = position.rotate(q_BLHK, positions_BL), position.rotate_keys(k_BLGK, positions_BL)
         q_BLHK = self.variants.scaled_by_length(q_BLHK, context, None if past is None else past.visible_BS)
-        heads = Heads(q_BLHK, k_BLGK, split_heads(v_BLD, config.num_kv_heads))
-        scoring = self.variants.scoring(self.scale)
+        heads = Heads(q_BLHK, k_BLGK, split_heads(v_BLD, config.num_kv_heads), self._decay(x_BLD, position, past))
+        scoring = self.variants.scoring(self.scale)._replace(contextual_PK=position.contextual_table())
         # 3. Attend.
         if past is None:
-            cache = KeyValues.of(heads.k_BSGK, heads.v_BSGK)
+            cache = KeyValues.of(heads, inputs_BLD if config.variants.canon else None)
             out_BLHK, maps = self._attend(heads, context, scoring, dropout_key)
         else:
-            past = past.write(heads.k_BSGK, heads.v_BSGK)
+            past = past.write(heads)
             bias_BH1S = position.bias(positions_BL, past.positions_BS)
-            out_BLHK, cache, maps = cached.attend_to_cache(q_BLHK, past, bias_BH1S, scoring), past.cache, None
+            out_BLHK, cache, maps = cached.attend_to_cache(heads, past, bias_BH1S, scoring), past.cache, None
         if head_mask_BH is not None:
             out_BLHK = out_BLHK * head_mask_BH[:, None, :, None].astype(out_BLHK.dtype)
         out_BLHK = self.variants.gated(out_BLHK, x_BLD)
@@ -84,6 +88,13 @@ class MultiHeadAttention(nnx.Module):
         """The factor by which qkᵀ is multiplied."""
         return 1 / math.sqrt(self.config.head_width) if self.config.scale_attention else 1.0
 
+    def _decay(self, x_BLD: jax.Array, position: Any, past: Past | None) -> jax.Array | None:
+        """Return the cumulative sum decay_BLH of the encoding's log gates, or None if it has no gates."""
+        log_gates_BLH = position.log_gates(x_BLD)
+        if log_gates_BLH is None:
+            return None
+        return jnp.cumsum(log_gates_BLH, axis=1) if past is None else past.last_decay() + log_gates_BLH
+
     def _attend(
         self, heads: Heads, context: Context, scoring: Scoring, dropout_key: jax.Array | None
     ) -> tuple[jax.Array, Any]:
@@ -92,7 +103,7 @@ class MultiHeadAttention(nnx.Module):
         name = "reference"  # the only implementation that returns maps
         if not context.with_maps:
             biased = context.biased
-            name = choice.choose(requested, heads.q_BLHK, context.mask, scoring, biased=biased, dropout=dropped)
+            name = choice.choose(requested, heads, context.mask, scoring, biased=biased, dropout=dropped)
         if name != "reference":
             return IMPLEMENTATIONS[name](heads, context, scoring), None
         visible_BLS = context.mask.visible(heads.q_BLHK.shape[1])

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.model.attention.masks import HIDDEN, Heads, KeyValues, Scoring, scaled
+from mini_gpt.model.attention import rows
+from mini_gpt.model.attention.masks import HIDDEN, Heads, KeyValues, Scoring, decay_bias, scaled
 
 PLAIN = Scoring()
 
@@ -14,7 +15,8 @@ PLAIN = Scoring()
 class AttentionMaps(NamedTuple):
     """One layer's logits before the mask, and its weights after the softmax and before dropout; float32.
 
-    The logits include soft cap and bias. With a sink, the weights of a query add up to less than 1.
+    The logits include soft cap and bias. With a sink, the weights of a query add up to less than 1. With
+    stick-breaking, the weights are not the softmax of the logits.
     """
 
     logits_BHLS: jax.Array
@@ -41,21 +43,30 @@ def attend(
 
     The softmax is in float32. The output is zero for a query without a visible key. drop: applies dropout to weights.
     """
-    q_BLHK, k_BSGK, v_BSGK = heads
+    q_BLHK, k_BSGK, v_BSGK, decay_BLH = heads
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]
     # Each group's queries are the rows of one matrix, because products with one batch axis are fastest on CPUs.
     q_XRK = scaled(scoring.scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(B * G, -1, K)
-    k_XSK, v_XSK = KeyValues.of(k_BSGK, v_BSGK)
+    k_XSK, v_XSK, *_ = KeyValues.of(heads)
     logits_XRS = jnp.einsum("xrk,xsk->xrs", q_XRK, k_XSK, preferred_element_type=jnp.float32)
     logits_BHLS = scoring.capped(logits_XRS).reshape(B, H, L, S)
     if bias_BHLS is not None:
         logits_BHLS = logits_BHLS + bias_BHLS
+    if decay_BLH is not None:
+        logits_BHLS = logits_BHLS + decay_bias(decay_BLH, decay_BLH)
+    if scoring.contextual_PK is not None:
+        logits_BHLS = logits_BHLS + rows.contextual_bias(q_BLHK, logits_BHLS, visible_BLS, scoring.contextual_PK)
+    if scoring.selective:
+        logits_BHLS = logits_BHLS - rows.selected_BLS(logits_BHLS, visible_BLS)[:, None]
     visible_B1LS = visible_BLS[:, None]
-    sink_H11 = None if scoring.sink_H is None else scoring.sink_H[:, None, None]
-    weights_BHLS = scoring.weights(jnp.where(visible_B1LS, logits_BHLS, HIDDEN), sink_H11)
+    if scoring.stick_breaking:
+        weights_BHLS = rows.stick_breaking(logits_BHLS, visible_BLS)
+    else:
+        sink_H11 = None if scoring.sink_H is None else scoring.sink_H[:, None, None]
+        weights_BHLS = scoring.weights(jnp.where(visible_B1LS, logits_BHLS, HIDDEN), sink_H11)
     used_XRS = drop(weights_BHLS).astype(v_BSGK.dtype).reshape(B * G, -1, S)
-    out_BLHK = jnp.einsum("xrs,xsk->xrk", used_XRS, v_XSK).reshape(B, H, L, K).swapaxes(1, 2)
+    out_BLHK = jnp.einsum("xrs,xsk->xrk", used_XRS, v_XSK).reshape(B, H, L, -1).swapaxes(1, 2)
     # The softmax weights of a query without a visible key are uniform, not zero.
     out_BLHK = jnp.where(jnp.any(visible_BLS, axis=-1)[:, :, None, None], out_BLHK, 0)
     return out_BLHK, AttentionMaps(logits_BHLS, jnp.where(visible_B1LS, weights_BHLS, 0), visible_BLS)

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.masks import Context, Scoring, scaled
 from mini_gpt.model.layers import Linear
 
 LLAMA4_SPAN, LLAMA4_FACTOR = 8192, 0.1  # of the released code
+CANON_TAPS = 4  # tokens that a canon layer sees, the newest included
 
 
 class Variants(nnx.Module):
@@ -25,9 +27,30 @@ class Variants(nnx.Module):
             self.query_factor = nnx.Param(jnp.full(heads, variants.ssmax_start, jnp.float32))
         if variants.sink == "trained":
             self.sink = nnx.Param(jnp.zeros(heads, jnp.float32))
+        if variants.canon:
+            most = CANON_TAPS**-0.5  # PyTorch's default of a depthwise convolution
+            draw = jax.random.uniform(rngs.params(), (CANON_TAPS, config.d_model), jnp.float32, -most, most)
+            self.canon = nnx.Param(draw)
         if variants.gate != "none":
             width = heads if variants.gate == "head" else config.d_model
             self.gate = Linear(config, config.d_model, width, dtype, rngs=rngs)
+
+    def convolved(self, x_BLD: jax.Array, segments_BL: jax.Array | None, past: Past | None) -> jax.Array:
+        """Return x plus a causal depthwise convolution of x with 4 taps, within a segment (canon-A, Allen-Zhu 2025)."""
+        taps_TD = self.canon[...]
+        if past is not None:
+            assert past.cache.recent_BTD is not None and past.recent_BT is not None
+            ages_T = (past.steps - jnp.arange(CANON_TAPS)) % CANON_TAPS  # of the slots; 0 is the new token's
+            weighted_BTD = past.recent_BT[..., None] * taps_TD[ages_T] * past.cache.recent_BTD
+            return x_BLD + weighted_BTD.sum(axis=1, keepdims=True).astype(x_BLD.dtype)
+        length, mixed_BLD = x_BLD.shape[1], x_BLD
+        for age in range(min(CANON_TAPS, length)):
+            moved_BLD = jnp.pad(x_BLD, ((0, 0), (age, 0), (0, 0)))[:, :length]
+            if segments_BL is not None:
+                same_BL = jnp.pad(segments_BL, ((0, 0), (age, 0)), mode="edge")[:, :length] == segments_BL
+                moved_BLD = jnp.where(same_BL[..., None], moved_BLD, 0)
+            mixed_BLD = mixed_BLD + taps_TD[age] * moved_BLD
+        return mixed_BLD.astype(x_BLD.dtype)
 
     def normalised(self, q_BLHK: jax.Array, k_BLGK: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Divide each query and key by its root mean square, before the rotation, as in Qwen3."""
@@ -51,12 +74,13 @@ class Variants(nnx.Module):
         return q_BLHK
 
     def scoring(self, scale: float) -> Scoring:
-        """Return the scale, the soft cap and the sink."""
-        sink_H = None
-        if self.config.variants.sink != "none":
-            is_trained = self.config.variants.sink == "trained"
+        """Return the scale and the variants of the softmax."""
+        variants, sink_H = self.config.variants, None
+        if variants.sink != "none":
+            is_trained = variants.sink == "trained"
             sink_H = self.sink[...] if is_trained else jnp.zeros(self.config.num_heads)
-        return Scoring(scale, self.config.variants.soft_cap, sink_H)
+        selective, stick_breaking = variants.selective, variants.normaliser == "stick_breaking"
+        return Scoring(scale, variants.soft_cap, sink_H, selective=selective, stick_breaking=stick_breaking)
 
     def gated(self, out_BLHK: jax.Array, x_BLD: jax.Array) -> jax.Array:
         """Multiply the heads' outputs by σ(W x), one factor for each head or entry (Qiu et al. 2025)."""

@@ -12,9 +12,10 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.positions.absolute import Learned, Sinusoidal
 from mini_gpt.model.positions.base import Position
 from mini_gpt.model.positions.biases import T5, Alibi, Fire, HardAlibi, Kerple
-from mini_gpt.model.positions.rotary import Rope
+from mini_gpt.model.positions.contextual import Cope, Fox
+from mini_gpt.model.positions.rotary import Pope, Rope
 
-CLASSES = (Position, Learned, Sinusoidal, Rope, Alibi, HardAlibi, T5, Kerple, Fire)
+CLASSES = (Position, Learned, Sinusoidal, Rope, Pope, Alibi, HardAlibi, T5, Kerple, Fire, Fox, Cope)
 ENCODINGS = {encoding.name: encoding for encoding in CLASSES}
 
 

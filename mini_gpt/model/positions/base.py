@@ -23,6 +23,18 @@ class Position(nnx.Module):
         """Return queries or keys rotated by their positions, in their dtype."""
         return x_BLHK
 
+    def rotate_keys(self, k_BLGK: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        """Return keys rotated by their positions; by default as queries."""
+        return self.rotate(k_BLGK, positions_BL)
+
     def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array | None:
         """Return the bias_BHLS of the attention logits in float32, or None."""
+        return None
+
+    def log_gates(self, x_BLD: jax.Array) -> jax.Array | None:
+        """Return log_BLH, float32, or None. A logit gets the sum over the tokens after the key, up to the query."""
+        return None
+
+    def contextual_table(self) -> jax.Array | None:
+        """Return CoPE's table_PK or None."""
         return None

@@ -1,12 +1,20 @@
 """Rotary positions."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.positions.base import Position
-from mini_gpt.model.positions.waves import angles, rope_frequencies, yarn_scale
+from mini_gpt.model.positions.waves import (
+    angles,
+    dynamic_frequencies,
+    geometric_frequencies,
+    rope_frequencies,
+    yarn_scale,
+)
 
 
 class Rope(Position):
@@ -20,7 +28,7 @@ class Rope(Position):
     name = "rope"
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.width = config.rotated_width
+        self.width, self.config = config.rotated_width, config.rope
         self.frequencies = tuple(map(float, rope_frequencies(config.rope, self.width)))
         self.temperature = yarn_scale(config.rope.factor) if config.rope.scaling == "yarn" else 1.0
 
@@ -28,8 +36,40 @@ class Rope(Position):
         dtype = x_BLHK.dtype
         if self.temperature != 1.0:
             x_BLHK = self.temperature * x_BLHK.astype(jnp.float32)
-        angles_BL1P = angles(positions_BL, self.frequencies)[:, :, None, :]
+        frequencies: Sequence[float] | jax.Array = self.frequencies
+        if self.config.scaling == "dynamic":
+            frequencies = dynamic_frequencies(self.config, self.width, positions_BL.max(axis=1) + 1)[:, None]
+        angles_BL1P = angles(positions_BL, frequencies)[:, :, None, :]
         cos, sin = jnp.cos(angles_BL1P), jnp.sin(angles_BL1P)
         first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)
         parts = [first * cos - second * sin, second * cos + first * sin, rest]
         return jnp.concatenate([part.astype(dtype) for part in parts], axis=-1)
+
+
+class Pope(Position):
+    """Polar positions: logits are Σ_c softplus(q_c) softplus(k_c) cos((j - i) θ_c + δ_c) (Gopalakrishnan et al. 2025).
+
+    Each of the K dimensions has a frequency, so queries and keys become 2K wide. δ is trained for each key-value head
+    and dimension. The code of x-transformers clamps it to [-2π, 0]. The cosine is periodic, so no bound is needed here.
+    """
+
+    name = "pope"
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        del rngs
+        assert isinstance(config.rope.base, float)
+        self.frequencies = tuple(map(float, geometric_frequencies(config.rope.base, 2 * config.head_width)))
+        self.phases = nnx.Param(jnp.zeros((config.num_kv_heads, config.head_width), jnp.float32))
+
+    def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        return _polar(x_BLHK, angles(positions_BL, self.frequencies)[:, :, None])
+
+    def rotate_keys(self, k_BLGK: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        return _polar(k_BLGK, angles(positions_BL, self.frequencies)[:, :, None] + self.phases[...])
+
+
+def _polar(x_BLHK: jax.Array, angles_BLHK: jax.Array) -> jax.Array:
+    """Return complex numbers with moduli softplus(x), as real parts and then imaginary parts."""
+    moduli_BLHK = jax.nn.softplus(x_BLHK.astype(jnp.float32))
+    parts = [moduli_BLHK * jnp.cos(angles_BLHK), moduli_BLHK * jnp.sin(angles_BLHK)]
+    return jnp.concatenate(parts, axis=-1).astype(x_BLHK.dtype)

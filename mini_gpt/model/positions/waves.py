@@ -25,7 +25,8 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
     the turns (Peng et al. 2023, 3.2, with bounds β and α; the released code is linear in the pair's index). llama3: as
     yarn, by default between 1 and 4 turns (released code of Llama 3.1).
 
-    With `rope.turning` below 1, the slowest pairs get frequency 0 (p-RoPE, Barbero et al. 2025).
+    dynamic: unchanged here; see `dynamic_frequencies`. With `rope.turning` below 1, the slowest pairs get frequency 0
+    (p-RoPE, Barbero et al. 2025).
     """
     frequencies_P = _scaled(rope, width)
     frequencies_P[int(rope.turning * width / 2) :] = 0  # the pairs are sorted, the fastest first
@@ -46,11 +47,23 @@ def _scaled(rope: RopeConfig, width: int) -> np.ndarray:
     return plain_P
 
 
+def dynamic_frequencies(rope: RopeConfig, width: int, lengths_B: jax.Array) -> jax.Array:
+    """Return frequencies_BP for rows of these lengths, float32 (dynamic NTK, code of Transformers).
+
+    Above the original context L, the base becomes base · (s·n/L - (s - 1))^(width/(width-2)), with the length n.
+    """
+    assert rope.original_context is not None
+    ratio_B = lengths_B / rope.original_context
+    stretch_B = jnp.where(ratio_B > 1, rope.factor * ratio_B - (rope.factor - 1), 1)
+    exponents_P = -np.arange(0, width, 2) / (width - 2)
+    return jnp.asarray(rope_frequencies(rope, width), jnp.float32) * stretch_B[:, None] ** exponents_P
+
+
 def yarn_scale(factor: float) -> float:
     """Return sqrt(1/t) = 0.1 ln s + 1, the factor for both queries and keys (Peng et al. 2023, 3.4)."""
     return 0.1 * math.log(factor) + 1
 
 
-def angles(positions_BL: jax.Array, frequencies_P: Sequence[float] | np.ndarray) -> jax.Array:
+def angles(positions_BL: jax.Array, frequencies_P: Sequence[float] | np.ndarray | jax.Array) -> jax.Array:
     """Return position · frequency as angles_BLP in radians, float32."""
     return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)
