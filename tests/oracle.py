@@ -39,13 +39,15 @@ def sinusoid(position, width, base=10_000.0):
     return row
 
 
-def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_context=None, betas=(1, 32)):
+def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_context=None, betas=(1, 32), length=0):
     """Return the tokens per rotation of one pair of dimensions. The package uses frequencies instead."""
     plain = 2 * math.pi * base ** (2 * pair / width)
     if scaling == "linear":
         return factor * plain
     if scaling == "ntk":
         return plain * factor ** (2 * pair / (width - 2))
+    if scaling == "dynamic":
+        return plain * max(1, factor * length / original_context - (factor - 1)) ** (2 * pair / (width - 2))
     if scaling in ("yarn", "llama3"):
         rotations = original_context / plain
         slow, fast = betas
@@ -100,7 +102,61 @@ def fire(p, threshold, i, j):
 
 
 def softplus(x):
-    return math.log(1 + math.exp(x))
+    return np.log(1 + np.exp(x))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def pope(x, position, base, phases=0.0):
+    """Return complex numbers, one for each dimension; the logit is the real part of Σ q · conj(k)."""
+    turns = position * base ** (-np.arange(len(x)) / len(x))
+    return softplus(x) * np.exp(1j * (turns + phases))
+
+
+def cope(table, q, logits, visible):
+    """Return the biases of one query for all keys, by its logits and the keys that it sees."""
+    biases = np.zeros(len(logits))
+    for j in range(len(logits)):
+        at = min(sum(sigmoid(logits[t]) for t in range(j, len(logits)) if visible[t]), len(table) - 1)
+        low, high = math.floor(at), math.ceil(at)
+        biases[j] = q @ table[low] if low == high else (high - at) * (q @ table[low]) + (at - low) * (q @ table[high])
+    return biases
+
+
+def selected(logits, visible, segments):
+    """Return what selective attention subtracts from the logits, by the logits of the first head."""
+    length = len(logits)
+    result = np.zeros((length, length))
+    for i in range(length):
+        for j in range(length):
+            is_first = j == 0 or segments[j] != segments[j - 1]
+            earlier = [t for t in range(j + 1, i) if visible[t, j]]
+            result[i, j] = 0 if is_first else sum(max(logits[t, j], 0) for t in earlier)
+    return result
+
+
+def sticks(logits, visible):
+    """Return the weights of one query, the last visible key: sticks are broken from the newest other key on."""
+    weights, rest = np.zeros(len(logits)), 1.0
+    own = max(t for t in range(len(logits)) if visible[t])
+    for j in range(own - 1, -1, -1):
+        if visible[j]:
+            weights[j] = rest * sigmoid(logits[j])
+            rest -= weights[j]
+    weights[own] = rest
+    return weights
+
+
+def convolved(taps, x, segments):
+    """Return x plus a causal convolution within each segment."""
+    out = x.copy()
+    for i in range(len(x)):
+        for age in range(len(taps)):
+            if i >= age and segments[i - age] == segments[i]:
+                out[i] += taps[age] * x[i - age]
+    return out
 
 
 def bias(config, position, own, tables, i, j):
@@ -124,12 +180,14 @@ def at_layer(value, layer):
     return value[layer % len(value)] if isinstance(value, tuple) else value
 
 
-def attention(config, p, x, layer, tables, positions, visible):
+def attention(config, p, x, layer, tables, positions, visible, segments):
     position = at_layer(config.position, layer)
     length, width = x.shape
+    if config.variants.canon:
+        x = convolved(p["variants"]["canon"], x, segments)
     K, H, G = width // config.num_heads, config.num_heads, config.num_kv_heads
     q, k, v = (linear(p[name], x) for name in ("query", "key", "value"))
-    out = np.zeros((length, width))
+    out, subtracted = np.zeros((length, width)), None
     for h in range(H):
         g = h // (H // G)
         qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]
@@ -144,14 +202,19 @@ def attention(config, p, x, layer, tables, positions, visible):
             rotated, r = int(K * config.rope.fraction), config.rope
             scaling = {"scaling": r.scaling, "factor": r.factor, "original_context": r.original_context}
             scaling |= {"betas": (r.beta_slow, r.beta_fast), "turning": r.turning}
+            scaling |= {"length": max(positions) + 1}
             qh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(qh, positions, strict=True)])
             kh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(kh, positions, strict=True)])
+        if position == "pope":
+            phases = tables["pope"]["phases"][g]
+            qh = np.stack([pope(row, at, config.rope.base) for row, at in zip(qh, positions, strict=True)])
+            kh = np.stack([pope(row, at, config.rope.base, phases) for row, at in zip(kh, positions, strict=True)])
         variants = config.variants
         if variants.query_scale == "ssmax":
             qh = qh * (p["variants"]["query_factor"][h] * np.log(visible.sum(1)))[:, None]
         if variants.query_scale == "llama4":
             qh = qh * np.array([1 + 0.1 * math.log(math.floor((at + 1) / 8192) + 1) for at in positions])[:, None]
-        logits = qh @ kh.T / (math.sqrt(K) if config.scale_attention else 1.0)
+        logits = np.real(qh @ kh.conj().T) / (math.sqrt(K) if config.scale_attention else 1.0)
         if position == "rope" and config.rope.scaling == "yarn":
             logits *= (0.1 * math.log(config.rope.factor) + 1) ** 2
         if variants.soft_cap:
@@ -159,7 +222,19 @@ def attention(config, p, x, layer, tables, positions, visible):
         for i in range(length):
             for j in range(length):
                 logits[i, j] += bias(config, position, p.get("position"), tables, positions[i], positions[j])[h]
+        if position == "fox":
+            gates = np.log(sigmoid(linear(p["position"]["gate"], x)))[:, h]
+            logits += np.array([[gates[j + 1 : i + 1].sum() for j in range(length)] for i in range(length)])
+        if position == "cope":
+            table = p["position"]["table"]
+            logits += np.stack([cope(table, *row) for row in zip(qh, logits, visible, strict=True)])
+        if variants.selective:
+            subtracted = selected(logits, visible, segments) if h == 0 else subtracted
+            logits = logits - subtracted
         logits = np.where(visible, logits, -np.inf)
+        if variants.normaliser == "stick_breaking":
+            out[:, h * K : (h + 1) * K] = np.stack([sticks(*row) for row in zip(logits, visible, strict=True)]) @ vh
+            continue
         if variants.sink != "none":  # a key with a logit of its own and a value of zero
             sink = p["variants"]["sink"][h] if variants.sink == "trained" else 0.0
             logits, vh = np.pad(logits, ((0, 0), (0, 1)), constant_values=sink), np.pad(vh, ((0, 1), (0, 0)))
@@ -202,7 +277,7 @@ def forward(config, parameters, tokens, positions=None, segments=None):
 
         def attend(x, p=p, layer=layer):
             seen = visible(at_layer(config.attention_window, layer))
-            return attention(config, p["attention"], x, layer, tables, positions, seen)
+            return attention(config, p["attention"], x, layer, tables, positions, seen, segments)
 
         def mlp(x, p=p["mlp"]):
             if config.activation == "swiglu":

@@ -20,6 +20,9 @@ NEEDED = {
     "variants.qk_norm": "none",
     "variants.query_scale": "none",
     "variants.soft_cap": None,
+    "variants.normaliser": "softmax",
+    "variants.selective": False,
+    "variants.canon": False,
     "variants.sink": "none",
     "variants.gate": "none",
 }

@@ -34,6 +34,16 @@ BAD = [
     ({"model.position": ("sinusoidal", "none")}, "sinusoidal acts once at the input"),
     ({"model.position": ("rope",) * 5}, r"must not be longer than model\.num_layers \(4\)"),
     ({"model.position": ()}, "at least one"),
+    ({"model.variants.canon": True, "model.causal": False}, r"canon: found True; needs model\.causal=True"),
+    ({"model.position": ("rope", "fox"), "model.causal": False}, r"model\.position: .*; needs model\.causal=True"),
+    (
+        {"model.variants.normaliser": "stick_breaking", "model.variants.sink": "zero"},
+        r"model\.variants\.sink: found 'zero'; must be none: stick-breaking gives the remaining weight",
+    ),
+    (
+        {"model.position": ("pope", "rope"), "model.rope.base": (10.0, 100.0)},
+        r"model\.rope\.base: found \(10\.0, 100\.0\); must be one number with pope",
+    ),
     ({"model.attention_window": (8, 0)}, r"model\.attention_window: found \(8, 0\); must be in 1\.\.16777216, or None"),
     ({"model.attention_window": (8,) * 5}, r"attention_window: .* must not be longer than model\.num_layers \(4\)"),
     ({"model.rope.base": (100.0, 1.0)}, r"model\.rope\.base: found \(100\.0, 1\.0\); must be above 1"),
@@ -50,7 +60,10 @@ BAD = [
     ({"train.batch_size": 10, "train.accumulation_steps": 4}, r"must be divisible by train\.accumulation_steps \(4\)"),
     ({"optimizer.warmup_steps": 0}, "inverse_sqrt needs at least 1"),
     ({"model.position": "learned", "model.max_positions": 9}, r"context_length: found 256; learned .* \(9\)"),
-    ({"model.rope.scaling": "yarm"}, r"model\.rope\.scaling: found 'yarm'; must be one of none, linear, ntk, yarn"),
+    (
+        {"model.rope.scaling": "yarm"},
+        r"model\.rope\.scaling: found 'yarm'; must be one of none, linear, ntk, dynamic, yarn",
+    ),
     ({"model.rope.factor": 0.5}, r"model\.rope\.factor: found 0\.5; must be at least 1"),
     ({"model.rope.scaling": "linear"}, r"model\.rope\.factor: found 1\.0; model\.rope\.scaling=linear changes nothing"),
     (

@@ -203,6 +203,13 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"position": "rope", "variants.query_scale": "ssmax"}, "model.variants.query_scale: found 'ssmax'; must be"),
         ({"position": "alibi", "variants.soft_cap": 5.0}, "model.variants.soft_cap: found 5.0; must be None"),
         ({"position": "learned", "variants.sink": "zero"}, "model.variants.sink: found 'zero'; must be none"),
+        ({"position": "rope", "variants.canon": True}, "model.variants.canon: found True; must be False"),
+        ({"position": "rope", "variants.selective": True}, "model.variants.selective: found True; must be False"),
+        ({"variants.normaliser": "stick_breaking"}, "variants.normaliser: found 'stick_breaking'; must be softmax"),
+        (
+            {"position": "rope", "rope.scaling": "dynamic", "rope.factor": 2},
+            "model.rope.scaling: found 'dynamic'; must",
+        ),
         ({"position": "learned", "variants.gate": "head"}, "model.variants.gate: found 'head'; must be none"),
         ({"position": "kerple"}, "model.position: found 'kerple', which can't be exported"),
         ({"position": "learned", "scale_attention": False}, "model.scale_attention: found False; must be True"),

@@ -249,6 +249,11 @@ CHOICES = [  # platform, setting, length, dtype, extra, chosen
     ("tpu", "splash", 1024, "bfloat16", {"dropout": True}, "reference"),
     ("tpu", "auto", 8192, "bfloat16", {"soft_cap": 50.0}, "blockwise"),
     ("cuda", "auto", 1024, "bfloat16", {"sink": jnp.zeros(4)}, "reference"),
+    ("cuda", "auto", 8192, "bfloat16", {"decay": True}, "blockwise"),
+    ("cuda", "auto", 8192, "bfloat16", {"values": 32}, "blockwise"),
+    ("tpu", "auto", 8192, "bfloat16", {"selective": True}, "reference"),
+    ("cpu", "auto", 8192, "float32", {"stick_breaking": True}, "reference"),
+    ("cpu", "blockwise", 64, "float32", {"contextual_PK": jnp.zeros((3, 64))}, "reference"),
 ]
 
 
@@ -261,10 +266,12 @@ def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, ext
         extra.pop("causal", True), extra.pop("window", None), jnp.zeros((1, 1)) if extra.pop("segments", 0) else None
     )
     scoring = Scoring(1.0, extra.pop("soft_cap", None), extra.pop("sink", None))
-    q = SimpleNamespace(shape=(1, length, 4, 64), dtype=jnp.dtype(dtype))
+    scoring = scoring._replace(**{name: extra.pop(name) for name in Scoring._fields if name in extra})
+    q, v = (SimpleNamespace(shape=(1, length, 4, K), dtype=jnp.dtype(dtype)) for K in (64, extra.pop("values", 64)))
+    heads = Heads(q, q, v, q if extra.pop("decay", False) else None)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert choice.choose(setting, q, mask, scoring, **{"biased": False, "dropout": False} | extra) == chosen
+            assert choice.choose(setting, heads, mask, scoring, **{"biased": False, "dropout": False} | extra) == chosen
     fused = {"cuda": "cudnn", "tpu": "splash"}.get(platform)
     best = (
         setting
@@ -293,8 +300,8 @@ def test_a_kernel_without_its_device_is_an_error(setting, platform, message, mon
 
 
 def attend_to_cache(heads, mask, scale):
-    past = cached.Past(KeyValues.of(heads.k_BSGK, heads.v_BSGK), 0, None, mask.visible(heads.k_BSGK.shape[1])[:, 0])
-    return cached.attend_to_cache(heads.q_BLHK[:, :1], past, None, Scoring(scale))
+    past = cached.Past(KeyValues.of(heads), 0, None, mask.visible(heads.k_BSGK.shape[1])[:, 0])
+    return cached.attend_to_cache(Heads(heads.q_BLHK[:, :1], None, None), past, None, Scoring(scale))
 
 
 def attend_at_once(heads, mask, scale):

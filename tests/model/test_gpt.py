@@ -51,6 +51,9 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
     {"position": "rope", "variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "num_kv_heads": 2},
     {"position": "alibi", "variants.soft_cap": 1.0, "variants.sink": "trained", "variants.gate": "entry"},
     {"position": ("fire", "rope", "kerple"), "num_layers": 3, "rope.turning": 0.5, "d_model": 64},
+    {"position": ("fox", "cope"), "num_kv_heads": 2, "cope.positions": 5},
+    {"position": "none", "variants.normaliser": "stick_breaking", "variants.canon": True, "num_kv_heads": 2},
+    {"position": "rope", "variants.selective": True, "num_kv_heads": 2},
     {"position": ("rope", "none"), "num_layers": 4, "attention_window": (3, None), "rope.base": (10.0, 1e4, 500.0)},
 ]
 SLOW = [
@@ -64,6 +67,13 @@ SLOW = [
     {"position": "hard_alibi", "hard_alibi.heads": 3, "attention_window": 3},
     {"position": "rope", "d_model": 64, "rope.scaling": "llama3", "rope.factor": 3.0, "rope.original_context": 20},
     {"position": ("t5", "alibi")},
+    {"position": "fox", "attention_window": 4, "scan_layers": True, "variants.sink": "trained"},
+    {"position": "pope", "num_kv_heads": 2, "rope.base": 50.0, "causal": False, "variants.qk_norm": "plain"},
+    {"position": "cope", "attention_window": 4, "scan_layers": True, "variants.soft_cap": 1.0},
+    {"position": "alibi", "variants.normaliser": "stick_breaking", "attention_window": 4, "scan_layers": True},
+    {"position": "t5", "variants.selective": True, "attention_window": 5, "variants.sink": "zero"},
+    {"d_model": 64, "rope.scaling": "dynamic", "rope.factor": 3.0, "rope.original_context": 5},
+    {"d_model": 64, "rope.scaling": "dynamic", "rope.factor": 3.0, "rope.original_context": 50},
     {"attention_window": (2, 4), "rope.base": (50.0, 1e4), "num_layers": 4, "scan_layers": True},
     {"position": ("rope", "none"), "attention_window": 3, "causal": False},
     {"position": "rope", "rope.fraction": 0.5, "rope.base": 500.0},
@@ -94,6 +104,7 @@ def test_logits_equal_an_independent_forward(overrides):
 VARIANTS = {"variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "variants.soft_cap": 2.0}
 VARIANTS |= {"variants.sink": "trained", "variants.gate": "head"}
 GIVEN = [{"position": name} for name in ENCODINGS] + [{"position": "rope"} | VARIANTS]
+GIVEN += [{"variants.canon": True, "variants.normaliser": "stick_breaking"}, {"variants.selective": True}]
 FAR = list(range(8185, 8197))  # Llama 4's scale changes at 8191
 
 

@@ -81,7 +81,7 @@ class Suite:
 
     def scalars(self, result: Result) -> Iterator[tuple[str, float, int]]:
         """Yield (name, value, length) for the curves in TensorBoard."""
-        for label, rows in self.by_label(result["rows"] if self.values else ()).items():
+        for label, rows in self.by_label(self.compared_rows(result) if self.values else ()).items():
             tag = "/".join(filter(None, [self.name, re.sub(r"\W+", "_", label)]))
             for row in rows:
                 for value in self.values:

@@ -18,11 +18,13 @@ class Explorer(Suite):
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         super().check(trained, options)
-        if trained.model.variants.sink != "none":
-            raise UserError(
-                f"--suite={self.name}: found model.variants.sink={trained.model.variants.sink}; the page can't show a "
-                "sink, because it computes the weights from the logits of the keys; use --suite=heads"
-            )
+        for name, shown in {"sink": "none", "normaliser": "softmax"}.items():
+            found = getattr(trained.model.variants, name)
+            if found != shown:
+                raise UserError(
+                    f"--suite={self.name}: found model.variants.{name}={found}; the page shows the softmax of the "
+                    "keys' logits only; use --suite=heads"
+                )
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         config = run.config.model

@@ -1,12 +1,14 @@
 """Measure and label the attention of each head on a split or on a given text."""
 
 import math
+import statistics
 
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import results
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
+from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.evaluation import progress
 from mini_gpt.insight.heads import inputs, report
@@ -19,6 +21,10 @@ PRINTED = ("layer", "head", "label", "strength", "also", "entropy", "distance", 
 class Heads(Suite):
     name = "heads"
     flags = ("text",)
+    values = ("first_token", "entropy")  # means over all heads
+
+    def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:
+        return [("", trained.context_length)]
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         texts = _inputs(run, options.split) if options.text is None else _own_text(run, options)
@@ -31,6 +37,13 @@ class Heads(Suite):
             heads = report.head_report(run.model, run.tokenizer, texts, train_tokens, advance=advance)
         base.check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
         return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}
+
+    def compared_rows(self, result: Result) -> list[Row]:
+        mean = lambda values: statistics.mean(value for value in values if value is not None)
+        heads = result["heads"]
+        row: Row = {"length": result["context_length"], "status": "ok", "reason": None}
+        row["first_token"] = mean(head["kinds"]["first token"]["score"] for head in heads)
+        return [row | {"entropy": mean(head["entropy"] for head in heads)}]
 
     def figure(self, result: Result) -> Figure:
         texts = f"{result['split']} texts of {result['context_length']} tokens"

@@ -280,7 +280,14 @@ def test_a_context_too_short_for_a_problem_is_refused(small, tmp_path, monkeypat
         assert line == "error: context_length: found 5; task:copy with data.task_length=4 needs at least 9"
 
 
-def test_a_sweep_refuses_the_heads_suite(monkeypatch):
-    arguments = ["--config=configs/tiny.py", "--vary", "model.num_heads=2,4", "--suite=heads"]
+def test_a_sweep_refuses_a_suite_with_nothing_to_compare(monkeypatch):
+    arguments = ["--config=configs/tiny.py", "--vary", "model.num_heads=2,4", "--suite=figures"]
     line = type_in(monkeypatch, "mini_gpt.sweep", *arguments)
-    assert line.startswith("error: suites: found 'heads'; has nothing to compare; must be one of perplexity, extra")
+    assert line.startswith("error: suites: found 'figures'; has nothing to compare; must be one of perplexity, extra")
+
+
+def test_a_study_compares_the_means_of_all_heads():
+    kinds = lambda score: {"first token": {"score": score}}
+    heads = [{"kinds": kinds(0.25), "entropy": 0.5}, {"kinds": kinds(0.75), "entropy": 0.9}]
+    (row,) = suites.SUITES["heads"].compared_rows({"context_length": 64, "heads": heads})
+    assert row == {"length": 64, "status": "ok", "reason": None, "first_token": 0.5, "entropy": 0.7}
