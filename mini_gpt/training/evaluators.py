@@ -38,7 +38,7 @@ class Evaluator(ABC):
     def __init__(self, config: Config, tokenizer: Tokenizer):
         self.config = config
         self.tokenizer = tokenizer
-        self.has_sample = config.eval.sample_tokens > 0 and config.model.without_cache is None
+        self.has_sample = config.eval.sample_tokens > 0
 
     @abstractmethod
     def scalars(self, model: LoadedModel) -> dict[str, float]:
@@ -72,7 +72,7 @@ class TextEvaluator(Evaluator):
 
     def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
         super().__init__(config, tokenizer)
-        self.has_sample = self.has_sample and config.model.causal
+        self.has_sample = self.has_sample and config.model.causal and config.model.without_cache is None
         self.tokens = tokens
         perplexity.check_scorable(config, len(tokens))
         self.probe_BL = np.asarray(tokens[: config.context_length], np.int32)[None]

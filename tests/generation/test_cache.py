@@ -1,6 +1,7 @@
 """Logits from a KV cache, against a full forward pass, for prompts of different lengths."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,42 +20,57 @@ from tests.conftest import slow
 
 VOCAB, CAPACITY = 13, 40
 
-MODELS = {name: {"model.position": name} for name in ENCODINGS} | {
-    "window": {"model.position": "rope", "model.attention_window": 5},
-    "window, alibi": {"model.position": "alibi", "model.attention_window": 7},
+VARIANTS = {
+    "plain": {},
+    "qk_norm": {"qk_norm": "weighted"},
+    "ssmax": {"query_scale": "ssmax"},
+    "llama4": {"query_scale": "llama4"},
+    "soft_cap": {"soft_cap": 2.0},
+    "sink": {"sink": "trained"},
+    "gate": {"gate": "entry"},
+    "canon": {"canon": True},
+    "sticks": {"normaliser": "stick_breaking"},
+}
+LAYOUTS = list(itertools.product([None, 5, (5, 5, None)], [None, 12]))  # windows, separator of isolated documents
+# All pairs of encoding and variant. Each encoding and each variant meets all layouts.
+PAIRS = [
+    (encoding, variant, *LAYOUTS[(row + column) % len(LAYOUTS)])
+    for row, encoding in enumerate(ENCODINGS)
+    for column, variant in enumerate(VARIANTS)
+    if (encoding, variant) != ("hard_alibi", "ssmax")  # refused
+]
+QUICK_PAIRS = [pair for pair in PAIRS if pair[:2] in (("fox", "canon"), ("pope", "sink"), ("cope", "sticks"))]
+MODELS = {
     "pattern": {"model.position": ("rope", "none", "t5")},
-    "rnope-swa": {"model.position": ("rope", "rope", "none"), "model.attention_window": (5, 5, None)},
     "windows and bases": {"model.attention_window": (9, 4), "model.rope.base": (100.0, 1e4, 1e6)},
-    "grouped": {"model.position": "alibi", "model.num_kv_heads": 2},
+    "all heads": {"model.position": "fox", "model.num_kv_heads": 4},
+    "one key-value head": {"model.position": "pope", "model.num_kv_heads": 1},
     "scanned": {"model.position": "rope", "model.scan_layers": True},
     "post": {"model.position": "sinusoidal", "model.norm_placement": "post", "model.scale_embeddings": True},
     "yarn": {"model.position": "rope", "model.rope.scaling": "yarn", "model.rope.factor": 4.0},
     "random": {"model.position": "rope", "model.random_positions": 200},
     "random, learned": {"model.position": "learned", "model.random_positions": 64, "model.max_positions": 64},
-    "ssmax, norms": {"model.variants.query_scale": "ssmax", "model.variants.qk_norm": "weighted"},
-    "sink, cap, gate": {
-        "model.position": "fire",
-        "model.num_kv_heads": 2,
-        "model.variants.sink": "trained",
-        "model.variants.soft_cap": 2.0,
-        "model.variants.gate": "entry",
+    "all variants": {
+        "model.variants.query_scale": "ssmax",
+        "model.variants.qk_norm": "plain",
+        "model.variants.sink": "zero",
+        "model.variants.gate": "head",
+        "model.variants.canon": True,
+        "model.rope.turning": 0.5,
     },
-    "ssmax, window": {"model.variants.query_scale": "ssmax", "model.attention_window": 5},
-    "window, hard_alibi": {"model.position": "hard_alibi", "model.attention_window": 7},
-    "p-rope, zero sink": {"model.rope.turning": 0.5, "model.variants.sink": "zero"},
     "partial rope": {"model.position": "rope", "model.rope.fraction": 0.5, "model.activation": "swiglu"},
-    "fox, window": {"model.position": "fox", "model.attention_window": 5, "model.num_kv_heads": 2},
-    "pope, windows": {"model.position": "pope", "model.attention_window": (5, None), "model.num_kv_heads": 2},
-    "cope, window": {"model.position": "cope", "model.attention_window": 5, "model.num_kv_heads": 2},
-    "canon, windows": {"model.variants.canon": True, "model.attention_window": (3, None, 7)},
-    "sticks": {"model.position": "none", "model.variants.normaliser": "stick_breaking", "model.num_kv_heads": 2},
-    "sticks, window": {"model.variants.normaliser": "stick_breaking", "model.attention_window": 5},
     "bfloat16": {"model.position": "rope", "model.dtype": "bfloat16"},
 }
 
 
 def make(fields, separator_id=None):
-    base = {"context_length": 16, "model.d_model": 32, "model.num_layers": 3, "model.dtype": "float32"}
+    base = {
+        "context_length": 16,
+        "model.d_model": 32,
+        "model.num_layers": 3,
+        "model.dtype": "float32",
+        "model.num_kv_heads": 2,
+    }
     base |= {"model.max_positions": CAPACITY}
     config = configs.load("configs/default.py", base | fields)
     definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
@@ -63,36 +79,26 @@ def make(fields, separator_id=None):
     return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)
 
 
-# Models that are also tested with isolated documents.
-ISOLATED = (
-    "learned",
-    "t5",
-    "fire",
-    "kerple",
-    "hard_alibi",
-    "window",
-    "rnope-swa",
-    "random",
-    "ssmax, norms",
-    "ssmax, window",
-    "sink, cap, gate",
-    "fox, window",
-    "pope, windows",
-    "cope, window",
-    "canon, windows",
-    "sticks",
-    "sticks, window",
+@pytest.mark.parametrize(
+    "encoding, variant, window, separator_id",
+    [*QUICK_PAIRS, *slow(*(pair for pair in PAIRS if pair not in QUICK_PAIRS))],
 )
+def test_cached_logits_equal_a_full_forward_pass(encoding, variant, window, separator_id):
+    fields = {f"model.variants.{name}": value for name, value in VARIANTS[variant].items()}
+    fields |= {"model.position": encoding, "model.attention_window": window}
+    assert_cached_equals_full(make(fields, separator_id))
 
 
-QUICK = [("rope", None), ("grouped", None), ("rnope-swa", 12), ("ssmax, window", 12), ("sink, cap, gate", None)]
-CASES = [(name, None) for name in MODELS] + [(name, 12) for name in ISOLATED]
+@pytest.mark.parametrize("name", ["pattern", *slow(*(name for name in MODELS if name != "pattern"))])
+def test_cached_logits_of_other_models_equal_a_full_forward_pass(name):
+    tolerance = {"rtol": 0.05, "atol": 0.15} if name == "bfloat16" else {}
+    assert_cached_equals_full(make(MODELS[name], 12 if name == "random" else None), **tolerance)
 
 
-@pytest.mark.parametrize("name, separator_id", [*QUICK, *slow(*(case for case in CASES if case not in QUICK))])
-def test_cached_logits_equal_a_full_forward_pass(name, separator_id):
-    model = make(MODELS[name], separator_id)
-    tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (3, CAPACITY), np.int32)  # far past the context of 16
+def assert_cached_equals_full(model, rtol=1e-4, atol=2e-4):
+    """Compare prompts of different lengths, then one token at a time, far past the context of 16 tokens."""
+    separator_id = model.separator_id
+    tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (3, CAPACITY), np.int32)
     lengths_B = np.array([9, 1, 20])
     layout = positions_and_segments(model.config.model, tokens_BT, separator_id)
     full_BTV = np.asarray(jax.jit(lambda model: model.merge()(tokens_BT, *layout))(model))
@@ -104,18 +110,17 @@ def test_cached_logits_equal_a_full_forward_pass(name, separator_id):
     logits_BV, kv = prefill(model)
     windows = [kind.window or CAPACITY for kind in model.config.model.layer_kinds]
     assert [layer.keys_XSK.shape[1] for layer in kv.layers] == windows
-    tolerance = {"rtol": 0.05, "atol": 0.15} if name == "bfloat16" else {"rtol": 1e-4, "atol": 2e-4}
     for _ in range(CAPACITY - max(lengths_B)):
-        np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], **tolerance)
+        np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], rtol=rtol, atol=atol)
         logits_BV, kv = decode(model, tokens_BT[np.arange(3), lengths_B], kv)
         lengths_B = lengths_B + 1
-    np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], **tolerance)
+    np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], rtol=rtol, atol=atol)
     assert np.ptp(full_BTV, axis=-1).min() > 0.5
 
 
 @pytest.mark.slow
 def test_a_head_mask_applies_with_a_cache_too():
-    model = dataclasses.replace(make(MODELS["rope"]), head_mask_NBH=jnp.ones((3, 1, 4)).at[1, 0, 2].set(0.0))
+    model = dataclasses.replace(make({}), head_mask_NBH=jnp.ones((3, 1, 4)).at[1, 0, 2].set(0.0))
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (2, 9), np.int32)
     full_BTV = model.logits(tokens_BT)
     logits_BV, kv = jax.jit(lambda model: cache.prefill(model, tokens_BT[:, :8], jnp.array([8, 8]), 9))(model)

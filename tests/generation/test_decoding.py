@@ -10,12 +10,14 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.evaluators import TextEvaluator
 from tests.conftest import slow
 
 CONTEXT, VOCAB = 8, 13
@@ -182,3 +184,17 @@ def test_generation_past_the_learned_table_is_refused():
     assert len(generate(model, [1, 2], length=6)[0]) == 6
     with pytest.raises(UserError, match="the learned table has 8 positions; found a length of 9"):
         generate(model, [1, 2], length=7)
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        ({"model.variants.selective": True}, r"model\.variants\.selective: found True"),
+        ({"model.rope.scaling": "dynamic", "model.rope.factor": 2.0}, r"model\.rope\.scaling: found 'dynamic'"),
+    ],
+)
+def test_models_without_a_cache_generate_nothing(fields, reason):
+    model = make(**fields)
+    with pytest.raises(UserError, match=rf"^{reason}, .*; so the model can't generate text with a KV cache$"):
+        generate(model, [1, 2])
+    assert not TextEvaluator(model.config, ByteTokenizer(), np.arange(100)).has_sample

@@ -39,8 +39,7 @@ def test_the_entropy_of_a_head_does_not_depend_on_the_weight_of_its_sink():
         np.testing.assert_allclose(attention.relative_entropy(share * weights, np.array([[[4]]])), 1, rtol=1e-5)
 
 
-def test_the_explorer_refuses_a_sink(small):
-    with pytest.raises(
-        UserError, match=r"--suite=explorer: found model\.variants\.sink=zero; the page can't show a sink"
-    ):
-        Explorer().check(small(model__variants__sink="zero"), SuiteOptions())
+@pytest.mark.parametrize("name, value", [("sink", "zero"), ("normaliser", "stick_breaking")])
+def test_the_explorer_refuses_weights_that_are_no_softmax_of_the_logits(small, name, value):
+    with pytest.raises(UserError, match=rf"found model\.variants\.{name}={value}; the page shows the softmax"):
+        Explorer().check(small(**{f"model__variants__{name}": value}), SuiteOptions())
