@@ -1,4 +1,4 @@
-"""Problems with one right answer: configs/tasks.py:NAME, with a NAME from mini_gpt/data/tasks.py, such as copy.
+"""Problems with one right answer: configs/tasks.py:NAME, with a NAME from mini_gpt/data/tasks/, such as copy.
 
     python train.py --config=configs/tasks.py:copy --workdir=runs/copy
     python eval.py --workdir=runs/copy --suite=tasks

@@ -46,7 +46,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
 
 def _vocab_size(data: DataConfig) -> int:
     if data.is_task:
-        return len(tasks.ALPHABET) + 1
+        return len(tasks.find(data.corpus).alphabet) + 1
     if data.tokenizer == "characters":
         remedy = "its size depends on the corpus; give --vocab_size, or the --workdir of a run"
         raise UserError(f"data.tokenizer: found 'characters'; {remedy}")

@@ -64,7 +64,9 @@ class TaskBatches:
 
     def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: Sequence[int] | None = None):
         check_fits(config)
-        tokenizer.encode(tasks.ALPHABET)  # raises UserError if a tokenizer from --init_from lacks a character
+        tokenizer.encode(
+            tasks.find(config.data.corpus).alphabet
+        )  # raises UserError if a tokenizer from --init_from lacks a character
         self.config = config
         self.tokenizer = tokenizer
         self.rows = range(config.train.batch_size) if rows is None else rows
@@ -140,6 +142,7 @@ def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: To
         text = f"{question}{tasks.ANSWER}{answer}{tasks.END}"
         rows_BM[row, : len(text)] = tokenizer.encode(text)
         answer_BM[row, len(question) + 1 : len(text)] = 1
+        answer_BM[row, tasks.find(config.data.corpus).scored(question)] = 1
     if config.train.objective == "next_token":
         return next_token_batch(rows_BM) | {"weights": answer_BM[:, 1:]}
     tokens_BL, answer_BL = rows_BM[:, :-1], answer_BM[:, :-1]

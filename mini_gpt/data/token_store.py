@@ -124,7 +124,7 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
 def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
     """Return the tokenizer of a config, cached. BPE uses the train split, characters use the whole corpus."""
     if data.is_task:
-        return tokenizers.CharacterTokenizer(tasks.ALPHABET)
+        return tokenizers.CharacterTokenizer(tasks.find(data.corpus).alphabet)
     if data.tokenizer == "bytes":
         return tokenizers.ByteTokenizer()
     kind = corpora.split_kind(corpus, data)

@@ -79,7 +79,7 @@ def accuracy(
     for targets_BL, weights_BL, nll_BL, predicted_BL in in_order(predict, parts, model.batches_at_a_time):
         scored_BL = weights_BL > 0
         right_BL = predicted_BL == targets_BL
-        answer_BL = scored_BL & np.pad(scored_BL[:, 1:], ((0, 0), (0, 1)))  # all but the last, which is the end
+        answer_BL = scored_BL & (scored_BL[:, ::-1].cumsum(axis=1)[:, ::-1] > 1)  # all but the last, which is the end
         columns["solved"].append((right_BL | ~scored_BL).all(axis=1))
         columns["tokens"].append(answer_BL.sum(axis=1))
         columns["right"].append((right_BL & answer_BL).sum(axis=1))

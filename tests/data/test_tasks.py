@@ -1,6 +1,5 @@
 """Tasks: splits, batches, and answers, which separate solvers compute from the questions."""
 
-import re
 from collections import Counter
 
 import numpy as np
@@ -8,69 +7,9 @@ import pytest
 
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.runtime.errors import UserError
+from tests.data.solvers import SOLVERS, UNITS, solve_addition
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
-
-
-def solve_sort(question):
-    counts = Counter(question)
-    return "".join(letter * counts[letter] for letter in "abcdefghijklmnopqrstuvwxyz")
-
-
-def solve_reverse(question):
-    return "".join(question[-place] for place in range(1, len(question) + 1))
-
-
-def solve_addition(question):
-    """Add digit by digit, with a carry."""
-    a, b = (list(map(int, reversed(number))) for number in question.split("+"))
-    assert len(a) == len(b) and (a[-1] and b[-1])
-    carry, digits = 0, []
-    for x, y in zip(a, b, strict=True):
-        carry, digit = divmod(x + y + carry, 10)
-        digits.append(digit)
-    return "".join(map(str, digits + [carry] * (carry > 0)))
-
-
-def solve_missing_duplicate(question):
-    half = len(question) // 2
-    gap = question.index("_")
-    assert Counter(question)["_"] == 1 and set(question) <= set("01_")
-    assert all(a == b or "_" in (a, b) for a, b in zip(question[:half], question[half:], strict=True))
-    return question[(gap + half) % (2 * half)]
-
-
-def solve_associative_recall(question):
-    pairs, asked = question.split("?")
-    found = dict(re.findall(r"([a-zA-Z])(\d)", pairs))
-    assert len(found) == len(pairs) / 2, "all letters differ"
-    return found[asked]
-
-
-def solve_passkey(question):
-    (key,) = re.findall(r"The pass key is (\d{5})\. Remember it\. ", question)
-    assert question.endswith("What is the pass key?")
-    return key
-
-
-SOLVERS = {
-    "copy": lambda question: question,
-    "reverse": solve_reverse,
-    "sort": solve_sort,
-    "addition": solve_addition,
-    "missing_duplicate": solve_missing_duplicate,
-    "associative_recall": solve_associative_recall,
-    "passkey": solve_passkey,
-}
-UNITS = {  # the length of a question, by task
-    "copy": len,
-    "reverse": len,
-    "sort": len,
-    "addition": lambda question: len(question.split("+")[0]),
-    "missing_duplicate": lambda question: len(question) // 2,
-    "associative_recall": lambda question: question.index("?") // 2,
-    "passkey": lambda question: len(re.findall(r"[.] ", question)) - 2,
-}
 
 
 def problems(name, split, count, seed=0, **lengths):
@@ -89,19 +28,21 @@ def test_answers_are_right_and_lengths_in_range(name):
             assert SOLVERS[name](question) == answer
             assert UNITS[name](question) == length
             assert len(f"{question}={answer}\n") <= task.size(length)
-            assert set(question + answer) <= set(tasks.ALPHABET) - {tasks.ANSWER, tasks.END}
-            TOKENIZER.encode(question + answer)
+            assert set(question + answer) <= set(task.alphabet) - {tasks.ANSWER, tasks.END}
+            tokenizers.CharacterTokenizer(task.alphabet).encode(question + answer)
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
 def test_problems_are_a_function_of_split_seed_and_index(name):
-    found = problems(name, "train", 600, shortest=3, longest=8)
-    assert found == problems(name, "train", 600, shortest=3, longest=8)
-    assert found != problems(name, "train", 600, seed=1, shortest=3, longest=8)
+    first = max(8, tasks.TASKS[name].shortest)
+    lengths = {"shortest": first, "longest": first + 5}
+    found = problems(name, "train", 600, **lengths)
+    assert found == problems(name, "train", 600, **lengths)
+    assert found != problems(name, "train", 600, seed=1, **lengths)
     counts = Counter(UNITS[name](question) for question, _ in found)
-    for rank, length in enumerate(range(3, 9), start=1):  # the larger of two uniform draws from six lengths
+    for rank, length in enumerate(range(first, first + 6), start=1):  # the larger of two uniform draws from six lengths
         assert counts[length] / 600 == pytest.approx((2 * rank - 1) / 36, abs=0.06)
-    assert sum(counts.values()) == 600 and min(counts) >= 3 and max(counts) <= 8
+    assert sum(counts.values()) == 600 and set(counts) == set(range(first, first + 6))
     assert len({answer for _, answer in found}) > 1
 
 
@@ -115,9 +56,18 @@ def test_splits_share_no_problem_and_have_their_fraction(name):
         ]
         assert all(sets) and not (sets[0] & sets[1] or sets[0] & sets[2] or sets[1] & sets[2])
     rng = np.random.default_rng(0)
-    shares = Counter(tasks.split_of(task.draw(rng, 9)[0]) for _ in range(2000))
+    shares = Counter(tasks.split_of(task.draw(rng, 20)[0]) for _ in range(2000))
     assert shares["validation"] / 2000 == pytest.approx(1 / 8, abs=0.03)
     assert shares["test"] / 2000 == pytest.approx(1 / 8, abs=0.03)
+
+
+@pytest.mark.parametrize("name, scored", [("mqar", 6), ("flip_flop_dense", None), ("copy", 0)])
+def test_values_within_a_question_count_if_they_follow_from_the_text_before(name, scored):
+    task = tasks.TASKS[name]
+    for question, _ in problems(name, "train", 20, shortest=7, longest=7):
+        places = task.scored(question)
+        assert len(places) == (question.count("r") - 1 if scored is None else scored)
+        assert all(question[place] == SOLVERS[name](question[:place]) for place in places)
 
 
 def test_different_returns_each_question_once():

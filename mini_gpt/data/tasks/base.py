@@ -1,0 +1,37 @@
+"""A task: how to draw its problems, and the characters of which they consist."""
+
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+ANSWER, END = "=", "\n"  # the answer starts after ANSWER and ends with END
+ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "+_?. " + ANSWER + END))  # of most tasks
+FORMULAS = "".join(sorted(ALPHABET + "()*-,:>"))
+SYMBOLS = "".join(map(chr, range(0x100, 0x200)))  # 256 letters, for tasks with many different tokens
+
+Problem = tuple[str, str]  # question, answer
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of problem. draw: (rng, length) -> (question, answer). size: length -> maximum number of characters.
+
+    unit: of the length. shortest, longest: range of allowed lengths. alphabet: the characters of all problems.
+    scored: question -> indices of its characters that count like those of the answer.
+    """
+
+    draw: Callable[[Rng, int], Problem]
+    size: Callable[[int], int]
+    unit: str
+    shortest: int = 2
+    longest: int = 100_000  # far above any context length
+    alphabet: str = ALPHABET
+    scored: Callable[[str], list[int]] = lambda question: []
+
+
+def pick(rng: Rng, symbols: str, count: int) -> str:
+    """Return `count` random symbols."""
+    return "".join(symbols[i] for i in rng.integers(len(symbols), size=count))
