@@ -1,11 +1,13 @@
 """Tasks: splits, batches, and answers, which separate solvers compute from the questions."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.data.tasks import published
 from mini_gpt.runtime.errors import UserError
 from tests.data.solvers import SOLVERS, UNITS, solve_addition
 
@@ -149,3 +151,18 @@ def test_long_numbers_are_added_or_refused():
         UserError, match=r"^data\.task_length: found 4300; task:addition has problems of length 1 to 4299"
     ):
         tasks.check_length("task:addition", "data.task_length", most + 1)
+
+
+def test_published_results_belong_to_tasks_and_name_their_protocol():
+    found = {name: published.of_task(name) for name in tasks.TASKS}
+    assert sum(map(len, found.values())) == 4 * 8 + 6 and not found["copy"]
+    for row in itertools.chain(*found.values()):
+        assert row.source in published.PROTOCOLS and 0 <= row.value <= 1
+    assert published.of_task("majority")[3] == (
+        "Huang et al. 2025",
+        "nope",
+        "101-150",
+        "exact_match",
+        0.9846,
+        "5 of 16",
+    )

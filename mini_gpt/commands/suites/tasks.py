@@ -2,9 +2,12 @@
 
 from matplotlib.figure import Figure
 
+from mini_gpt.commands import results
 from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
+from mini_gpt.config.data import TASK
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks
+from mini_gpt.data.tasks import published
 from mini_gpt.evaluation import extrapolation, task_accuracy
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
@@ -39,8 +42,18 @@ class Tasks(Suite):
         return {
             "task": run.corpus.name,
             "train_length": run.trained.data.task_length,
+            "published": [row._asdict() for row in published.of_task(run.corpus.name.removeprefix(TASK))],
             "rows": task_accuracy.by_length(run.model, run.tokenizer, options.split, _lengths(run.trained, options)),
         }
+
+    def printed(self, result: Result) -> str:
+        rows, parts = result["published"], [super().printed(result)]
+        if rows:
+            parts += [f"Published results of {result['task']}:", results.table(rows)]
+            parts += [
+                f"{source}: {published.PROTOCOLS[source]}" for source in dict.fromkeys(row["source"] for row in rows)
+            ]
+        return "\n\n".join(parts)
 
     def figure(self, result: Result) -> Figure:
         solved = [row for row in result["rows"] if row["status"] == "ok"]
