@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import (
     Count,
+    OptionalSize,
     Positive,
     Rate,
     Section,
@@ -36,6 +37,9 @@ class TrainConfig(Section, prefix="train."):
     steps: Count = field(1000, "optimizer steps")
     batch_size: Count = field(16, "sequences over all devices, for one optimizer step")
     accumulation_steps: Count = field(1, "microbatches of a step, computed one after the other")
+    random_offsets: OptionalSize = field(
+        None, "rows start at a random position and end below this (Huang et al. 2025); None: at 0", before=None
+    )
     label_smoothing: Rate = field(0.0, "in the training objective only, not in reported losses")
     log_every: Count = field(10, "steps between two rows of metrics.jsonl")
     nonfinite: Literal["stop", "skip", "rewind"] = field(
@@ -126,6 +130,7 @@ class Config(Section):
             self.refuse("context_length", f"learned positions end at model.max_positions ({model.max_positions})")
         if model.random_positions is not None and length > model.random_positions:
             self.refuse("model.random_positions", f"must be at least context_length ({length})")
+        self._check_offsets()
         if masked and self.data.is_task and not self.data.isolate_documents:
             self.refuse("data.isolate_documents", "must be True for a task with masked answers, to mask the padding")
         if self.optimizer.name == "muon" and len(model.position_pattern) > 1 and model.own_encodings:
@@ -139,6 +144,17 @@ class Config(Section):
             remedy = f"batch_size × context_length / accumulation_steps must be at most {MOST_BATCH_TOKENS} tokens"
             self.refuse("train.batch_size", remedy)
         self._check_mesh()
+
+    def _check_offsets(self) -> None:
+        most, model = self.train.random_offsets, self.model
+        if most is None:
+            return
+        if most < self.context_length:
+            self.refuse("train.random_offsets", f"must be at least context_length ({self.context_length})")
+        if model.position == "learned" and most > model.max_positions:
+            self.refuse("train.random_offsets", f"learned positions end at model.max_positions ({model.max_positions})")
+        if model.random_positions is not None:
+            self.refuse("train.random_offsets", "must be None with model.random_positions")
 
     def _check_mesh(self) -> None:
         """Raise UserError with all sizes that the mesh does not divide. The number of devices is checked later."""

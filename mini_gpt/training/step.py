@@ -60,8 +60,14 @@ def make_keyed_step(
     def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
         model = nnx.merge(definition, parameters)
         keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[unmasked]))
-        layout = positions_and_segments(model.config, batch[unmasked], separator_id, keys_B)
-        x_BLD = model.forward(Inputs(batch["inputs"], *layout), dropout_key=key)[0]
+        positions_BL, segments_BL = positions_and_segments(model.config, batch[unmasked], separator_id, keys_B)
+        if config.train.random_offsets is not None:
+            length = batch[unmasked].shape[1]
+            most = config.train.random_offsets - length + 1
+            offsets_B = jax.vmap(lambda key: jax.random.randint(key, (), 0, most))(keys_B)
+            positions_BL = (jnp.arange(length) if positions_BL is None else positions_BL) + offsets_B[:, None]
+        inputs = Inputs(batch["inputs"], positions_BL, segments_BL)
+        x_BLD = model.forward(inputs, dropout_key=key)[0]
         objective, loss = losses.loss_sums(
             x_BLD, model.output_table, batch["targets"], batch["weights"], config.train.label_smoothing, mesh
         )

@@ -44,6 +44,12 @@ BAD = [
         {"model.position": ("pope", "rope"), "model.rope.base": (10.0, 100.0)},
         r"model\.rope\.base: found \(10\.0, 100\.0\); must be one number with pope",
     ),
+    ({"train.random_offsets": 255}, r"train\.random_offsets: found 255; must be at least context_length \(256\)"),
+    (
+        {"model.position": "learned", "train.random_offsets": 300},
+        r"train\.random_offsets: found 300; learned positions end at model\.max_positions \(256\)",
+    ),
+    ({"train.random_offsets": 300, "model.random_positions": 300}, r"train\.random_offsets: found 300; must be None"),
     ({"model.attention_window": (8, 0)}, r"model\.attention_window: found \(8, 0\); must be in 1\.\.16777216, or None"),
     ({"model.attention_window": (8,) * 5}, r"attention_window: .* must not be longer than model\.num_layers \(4\)"),
     ({"model.rope.base": (100.0, 1.0)}, r"model\.rope\.base: found \(100\.0, 1\.0\); must be above 1"),

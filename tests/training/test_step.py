@@ -57,6 +57,17 @@ def test_accumulation_equals_one_batch_on_four_devices(small):
     assert_close(single.parameters, accumulated.parameters)
 
 
+def test_random_offsets_train_all_positions_and_change_no_relative_encoding(small):
+    offsets = {"train__random_offsets": 90, "optimizer__weight_decay": 0.0, "model__max_positions": 100}
+    state, _, _ = run(small(model__position="learned", **offsets), steps=10)
+    fresh, _, _ = run(small(model__position="learned", **offsets), steps=0)
+    table = lambda state: np.asarray(state.parameters["positions"]["learned"]["embedding"])
+    trained = np.flatnonzero((table(state) != table(fresh)).any(axis=1))  # by 10 batches of 8 rows of 32 positions
+    assert trained.min() < 5 and 85 <= trained.max() < 90 and len(trained) > 80
+    histories = [run(small(model__position="alibi", **fields))[1] for fields in ({}, offsets)]
+    assert_close(*histories)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["next_token", "masked"])
 def test_documents_are_split_at_unmasked_separators(small, objective):

@@ -1,5 +1,7 @@
 """Measure the share of a task's problems that a model solves, by length."""
 
+import textwrap
+
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import results
@@ -50,9 +52,8 @@ class Tasks(Suite):
         rows, parts = result["published"], [super().printed(result)]
         if rows:
             parts += [f"Published results of {result['task']}:", results.table(rows)]
-            parts += [
-                f"{source}: {published.PROTOCOLS[source]}" for source in dict.fromkeys(row["source"] for row in rows)
-            ]
+            sources = dict.fromkeys(row["source"] for row in rows)
+            parts += [textwrap.fill(f"{source}: {published.PROTOCOLS[source]}", 100) for source in sources]
         return "\n\n".join(parts)
 
     def figure(self, result: Result) -> Figure:

@@ -23,7 +23,7 @@ PROTOCOLS = {
     ),
     DELETANG: (
         "the best of ten seeds and five encodings, trained to length 40; the share of correct tokens of all lengths in "
-        "the range. Their model sees the question from both sides, and predicts all tokens at once. Values: as quoted in "
+        "the range. Their model sees the question from both sides, and predicts all tokens at once. Values: quoted in "
         "a later paper."
     ),
 }
