@@ -5,8 +5,8 @@ python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.positio
 python -m mini_gpt.bench --decode configs/tiny.py[,model.position=alibi] [--prompt_tokens=16] [--tokens=240]
 
 --config measures the training step on the config's own batches. --compare measures two configs in turns in one process;
-its ratio is the step time of the second over that of the first. --decode measures the decoding of one text with random
-weights. Run nothing else on the machine meanwhile.
+its ratios are the second's times over the first's. --decode measures the decoding of one text with random weights. Run
+nothing else on the machine meanwhile.
 """
 
 import functools
@@ -132,6 +132,15 @@ class Bench:
         jax.block_until_ready(pending)
         return list(np.diff(ends)), waited / (ends[-1] - ends[0])
 
+    def passes(self, count: int) -> list[float]:
+        """Return the seconds of each forward pass, without a gradient."""
+        model, batch, seconds = self.run.loaded(self.state.parameters), next(self.batches), []
+        for _ in range(count + 1):  # the first may compile
+            begin = time.perf_counter()
+            jax.block_until_ready(model.nll(batch["inputs"], batch["targets"]))
+            seconds.append(time.perf_counter() - begin)
+        return seconds[1:]
+
     def attention_metrics(self) -> list[float]:
         """Return the seconds to compute and write the attention and position metrics, for each run after the first."""
         seconds = []
@@ -207,18 +216,24 @@ def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
 
 
 def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
-    """Measure the training steps of two configs in turns, and the ratio of their median step times in each round."""
+    """Measure the steps and forward passes of two configs in turns, and the ratios of their medians in each round."""
     benches = [Bench(configs.load(path, overrides | own)) for path, own in map(parse_variant, names)]
     for bench in benches:
         bench.steps(WARMUP_STEPS)
-    rounds = []
-    for turn in range(ROUNDS):
-        log.info(f"round {turn + 1} of {ROUNDS}")
-        order = 1 if turn % 2 == 0 else -1
-        rounds.append([bench.steps(max(1, steps // ROUNDS))[0] for bench in benches[::order]][::order])
-    ratios = [statistics.median(second) / statistics.median(first) for first, second in rounds]
-    per_step = [spread(list(itertools.chain.from_iterable(each)), 1000) for each in zip(*rounds, strict=True)]
-    return {"compared": names, "milliseconds_per_step": per_step, "ratio": spread(ratios), "rounds": ROUNDS}
+    result: dict[str, Any] = {"compared": names, "rounds": ROUNDS}
+    for name, ratio, measure in [
+        ("milliseconds_per_step", "ratio", lambda bench, count: bench.steps(count)[0]),
+        ("milliseconds_per_forward_pass", "forward_ratio", lambda bench, count: bench.passes(count)),
+    ]:
+        rounds = []
+        for turn in range(ROUNDS):
+            log.info(f"{name}: round {turn + 1} of {ROUNDS}")
+            order = 1 if turn % 2 == 0 else -1
+            rounds.append([measure(bench, max(1, steps // ROUNDS)) for bench in benches[::order]][::order])
+        ratios = [statistics.median(second) / statistics.median(first) for first, second in rounds]
+        result[name] = [spread(list(itertools.chain.from_iterable(each)), 1000) for each in zip(*rounds, strict=True)]
+        result[ratio] = spread(ratios)
+    return result
 
 
 def random_model(config: Config) -> LoadedModel:

@@ -112,11 +112,15 @@ def test_a_comparison_alternates_between_its_configs(small, monkeypatch):
             turns.append((self.position, steps))
             return [{"rope": 0.1, "none": 0.2}[self.position]] * steps, 0.0
 
+        def passes(self, count):
+            return [{"rope": 0.3, "none": 0.1}[self.position]] * count
+
     monkeypatch.setattr(bench, "Bench", Fake)
     names = ["configs/tiny.py", "configs/tiny.py,model.position=none,train.steps=7"]
     result = bench.compare(names, {}, steps=40)
     assert result["ratio"] == {"median": 2.0, "quartiles": [2.0, 2.0]} and result["compared"] == names
     assert [each["median"] for each in result["milliseconds_per_step"]] == pytest.approx([100, 200])
+    assert result["forward_ratio"]["median"] == pytest.approx(1 / 3)
     warm, measured = turns[:2], turns[2:]
     assert warm == [("rope", bench.WARMUP_STEPS), ("none", bench.WARMUP_STEPS)]
     assert measured == [("rope", 4), ("none", 4), ("none", 4), ("rope", 4)] * (bench.ROUNDS // 2)
