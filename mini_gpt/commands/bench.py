@@ -50,7 +50,6 @@ WARMUP_STEPS = 20
 ATTENTION_METRICS_RUNS = 11  # the first run compiles
 ROUNDS = 10  # rounds of --compare, and texts of --decode
 LOADED_TOKENS = 1_000_000  # approximate number of tokens in the test of the data loader
-
 PEAK_PRODUCT = 4096  # n of the n × n matrix product that is timed on devices outside PEAKS
 
 # Peak FLOP/s of dense bfloat16 products on one device, from data sheets. Keys are parts of JAX's device_kind.

@@ -1,5 +1,6 @@
 """The config fields of positional encodings and of variants of attention."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
@@ -55,6 +56,10 @@ class RopeConfig(Section, prefix="model.rope."):
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
     beta_slow: Positive = field(1.0, "yarn, llama3: pairs with fewer turns in the original context are interpolated")
     beta_fast: float = field(None, "yarn, llama3: pairs with more turns are unchanged", beta_fast)
+
+    @property
+    def of_first_layer(self) -> "RopeConfig":
+        return dataclasses.replace(self, base=pattern(self.base)[0])
 
     def check(self) -> None:
         if self.beta_fast <= self.beta_slow:
@@ -120,7 +125,8 @@ class CopeConfig(Section, prefix="model.cope."):
 def _ssmax_start(values: Mapping[str, Any]) -> float:
     """1 / the mean of ln n over the queries of a context that see n keys, with the largest window of the layers"""
     length = values["context_length"]
-    window = max(min(window or length, length) for window in pattern(values["model.attention_window"]))
+    windows = [min(window or length, length) for window in pattern(values["model.attention_window"])]
+    window = max(windows, default=length)
     logs = math.lgamma(window + 1) + (length - window) * math.log(window)  # n = 1..window, then window for the others
     if not values["model.causal"]:
         logs = length * math.log(min(2 * window - 1, length))

@@ -35,8 +35,8 @@ def _feed_forward_width(values: Mapping[str, Any]) -> int:
 
 
 def _most_positions(values: Mapping[str, Any]) -> int:
-    """model.random_positions, or else context_length"""
-    return values["model.random_positions"] or values["context_length"]
+    """model.random_positions, or else train.random_offsets, or else context_length"""
+    return values["model.random_positions"] or values["train.random_offsets"] or values["context_length"]
 
 
 class ModelConfig(Section, prefix="model."):
@@ -101,6 +101,8 @@ class ModelConfig(Section, prefix="model."):
         self._check_causal()
         if self.variants.normaliser == "stick_breaking" and self.variants.sink != "none":
             self.refuse("variants.sink", "must be none: stick-breaking gives the remaining weight to the token itself")
+        if "pope" in encodings and "rope" not in encodings and self.rope.fraction != 1:
+            self.refuse("rope.fraction", "must be 1 for pope, which has a frequency for each dimension")
         if "pope" in encodings and isinstance(self.rope.base, tuple):
             self.refuse("rope.base", "must be one number with pope, whose layers share one module")
         if "hard_alibi" in encodings:
@@ -129,6 +131,10 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("hard_alibi.heads", f"must be at most model.num_heads ({self.num_heads})")
         if self.random_positions is not None:
             self.refuse("random_positions", "must be None for hard_alibi, which counts tokens by their positions")
+        if self.variants.selective:
+            self.refuse(
+                "variants.selective", "must be False for hard_alibi: it uses the first head, which sees one token"
+            )
         if self.variants.query_scale == "ssmax":
             self.refuse("variants.query_scale", "must be none for hard_alibi: its heads see different numbers of keys")
 

@@ -130,7 +130,6 @@ class Config(Section):
             self.refuse("context_length", f"learned positions end at model.max_positions ({model.max_positions})")
         if model.random_positions is not None and length > model.random_positions:
             self.refuse("model.random_positions", f"must be at least context_length ({length})")
-        self._check_offsets()
         if masked and self.data.is_task and not self.data.isolate_documents:
             self.refuse("data.isolate_documents", "must be True for a task with masked answers, to mask the padding")
         if self.optimizer.name == "muon" and len(model.position_pattern) > 1 and model.own_encodings:
@@ -144,17 +143,6 @@ class Config(Section):
             remedy = f"batch_size × context_length / accumulation_steps must be at most {MOST_BATCH_TOKENS} tokens"
             self.refuse("train.batch_size", remedy)
         self._check_mesh()
-
-    def _check_offsets(self) -> None:
-        most, model = self.train.random_offsets, self.model
-        if most is None:
-            return
-        if most < self.context_length:
-            self.refuse("train.random_offsets", f"must be at least context_length ({self.context_length})")
-        if model.position == "learned" and most > model.max_positions:
-            self.refuse("train.random_offsets", f"learned positions end at model.max_positions ({model.max_positions})")
-        if model.random_positions is not None:
-            self.refuse("train.random_offsets", "must be None with model.random_positions")
 
     def _check_mesh(self) -> None:
         """Raise UserError with all sizes that the mesh does not divide. The number of devices is checked later."""

@@ -57,16 +57,14 @@ class TrainBatches:
 
 
 class TaskBatches:
-    """The training batches of a task. Each row is one problem. Only answers count in the loss.
+    """The training batches of a task. Each row is one problem. Only answers count, and places of `Task.scored`.
 
     Rows are padded with separators. The masked objective masks the whole answer. Raises UserError like `check_fits`.
     """
 
     def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: Sequence[int] | None = None):
         check_fits(config)
-        tokenizer.encode(
-            tasks.find(config.data.corpus).alphabet
-        )  # raises UserError if a tokenizer from --init_from lacks a character
+        check_alphabet(config, tokenizer)
         self.config = config
         self.tokenizer = tokenizer
         self.rows = range(config.train.batch_size) if rows is None else rows
@@ -135,7 +133,10 @@ def _masked_batch(tokens_BL: np.ndarray, rate: float, mask_token: int, seeds: li
 
 
 def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: Tokenizer, length: int) -> Batch:
-    """Return the batch of (question, answer) problems, in rows of `length` inputs. Only answers have weight."""
+    """Return the batch of (question, answer) problems, in rows of `length` inputs.
+
+    Only answers have weight, and the places of `Task.scored` in questions.
+    """
     rows_BM = np.full((len(problems), length + 1), tokenizers.separator(tokenizer), np.int32)
     answer_BM = np.zeros(rows_BM.shape, np.float32)
     for row, (question, answer) in enumerate(problems):
@@ -148,6 +149,15 @@ def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: To
     tokens_BL, answer_BL = rows_BM[:, :-1], answer_BM[:, :-1]
     inputs_BL = np.where(answer_BL > 0, tokenizers.vocab_size(tokenizer), tokens_BL).astype(np.int32)
     return {"inputs": inputs_BL, "targets": tokens_BL, "weights": answer_BL}
+
+
+def check_alphabet(config: Config, tokenizer: Tokenizer) -> None:
+    """Raise UserError if a tokenizer, of a run or from --init_from, lacks a character of the task."""
+    try:
+        tokenizer.encode(tasks.find(config.data.corpus).alphabet)
+    except UserError:
+        reason = "its problems have characters that the tokenizer of this run lacks; train another run"
+        raise UserError(f"data.corpus: found {config.data.corpus}; {reason}") from None
 
 
 def row_length(config: Config, length: int) -> int:

@@ -5,7 +5,7 @@ tokens is the most likely one after the true tokens before it. A masked model pr
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks
-from mini_gpt.data.batches import in_full_batches
+from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import items, perplexity, progress
 from mini_gpt.evaluation.items import Items
@@ -32,8 +32,8 @@ FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # default lengths, divided
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Sums over problems and their answers. answers: the predicted tokens of each answer and its end. items: {metric:
-    results of each problem}.
+    """Sums over problems and their answers. answers: the predictions for the tokens that count: some in the question
+    (`Task.scored`), the answer, and its end. items: {metric: results of each problem}.
 
     The end is the newline after an answer. A problem is solved if its answer and the end are predicted correctly. The
     end counts in `nll_sum`, as in training, but not in `tokens` and `right`.
@@ -65,17 +65,29 @@ def accuracy(
     model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]], length: int, *, advance: Advance = silent
 ) -> TaskScore:
     """Score (question, answer) problems in rows of `length` inputs. advance: called with each batch's token count."""
+
+    def batch_of(indices: list[int]) -> Batch:
+        return batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
+
+    return score(model, batch_of, len(problems), advance=advance)
+
+
+def score(
+    model: LoadedModel, batch_of: Callable[[list[int]], Batch], count: int, *, advance: Advance = silent
+) -> TaskScore:
+    """Score `count` problems. batch_of: returns the batch of some problems; those of an answer's tokens have weight."""
     columns: dict[str, list[np.ndarray]] = {"solved": [], "tokens": [], "right": [], "nll": []}  # of each problem
     answers: list[np.ndarray] = []
 
     def predict(part: tuple[int, list[int]]) -> tuple[np.ndarray, ...]:
         count, indices = part
-        batch = batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
+        batch = batch_of(indices)
         arrays = (batch["inputs"], batch["targets"], np.array(indices, np.int32))
         predicted = _predict(model, *sharding.put_whole(arrays, model.mesh))
         return tuple(np.asarray(array)[:count] for array in (batch["targets"], batch["weights"], *predicted))
 
-    parts = in_full_batches(range(len(problems)), model.rows_at_a_time(length))
+    length = batch_of([0])["inputs"].shape[1]
+    parts = in_full_batches(range(count), model.rows_at_a_time(length))
     for targets_BL, weights_BL, nll_BL, predicted_BL in in_order(predict, parts, model.batches_at_a_time):
         scored_BL = weights_BL > 0
         right_BL = predicted_BL == targets_BL
@@ -88,12 +100,12 @@ def accuracy(
         advance(targets_BL.size)
     solved_P, tokens_P, right_P, nll_P = map(np.concatenate, columns.values())
     by_problem = {
-        "exact_match": Items(solved_P, np.ones(len(problems))),
+        "exact_match": Items(solved_P, np.ones(count)),
         "token_accuracy": Items(right_P, tokens_P),
         "nll": Items(nll_P, tokens_P + 1),
     }
     sums = (int(solved_P.sum()), int(tokens_P.sum()), int(right_P.sum()), float(nll_P.sum()))
-    return TaskScore(len(problems), *sums, answers, by_problem)
+    return TaskScore(count, *sums, answers, by_problem)
 
 
 @jax.jit

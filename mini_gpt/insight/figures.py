@@ -1,5 +1,6 @@
 """Figures of models: attention maps, and positional encodings before and after training."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -133,7 +134,7 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
     added.fill_between(distance[:reach], low, high, color="C1", alpha=0.2, linewidth=0)
     added.set_ylim(min(-0.3, low.min()), 1.45)
     finish(added, xlabel="distance (tokens)", ylabel="cosine of two positions", title="Added to the embeddings")
-    by_rope = score(rope_frequencies(config.rope, config.rotated_width))
+    by_rope = score(rope_frequencies(config.rope.of_first_layer, config.rotated_width))
     inside.plot(distance, by_rope, color="C2", label="RoPE: score of equal vectors")
     for head, slope in enumerate(alibi_slopes(config.num_heads)):
         style = {"color": "C3", "alpha": 1 - 0.75 * head / config.num_heads, "linewidth": 1}
@@ -147,7 +148,8 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
 
 def rope(config: ModelConfig) -> Figure:
     """Plot the rotation of two pairs, and the scores with RoPE and with added sinusoids against the offset."""
-    encoding, width = positions.Rope(config, rngs=nnx.Rngs(0)), config.rotated_width
+    first_layer = dataclasses.replace(config, rope=config.rope.of_first_layer)
+    encoding, width = positions.Rope(first_layer, rngs=nnx.Rngs(0)), config.rotated_width
     title = f"RoPE on heads of {config.head_width} dimensions"
     figure, (fast, slow, score) = new_figure((3 * 4.6, 4.3), 1, 3, title=title)
     _plot_rotation(fast, encoding, 0)

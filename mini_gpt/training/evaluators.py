@@ -140,6 +140,7 @@ class TaskEvaluator(Evaluator):
         answers = self.score(model, problems).answers
         lines = []
         for (question, answer), written in zip(problems, map(self.tokenizer.decode, answers), strict=True):
+            written = written[-len(answer) - 1 :]  # those before belong to the question
             verdict = "right" if written == answer + tasks.END else f"wrong, must be {answer}"
             lines.append(f"{question}{tasks.ANSWER}{written.rstrip(tasks.END).replace(tasks.END, '⏎')}    {verdict}")
         return "\n".join(lines)

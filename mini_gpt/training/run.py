@@ -109,7 +109,7 @@ class Run(SavedRun):
         for name in self.overrides:
             if name in FIXED or (name in FIXED_FOR_THE_SAME_TEXT and not self.other_text):
                 raise UserError(f"--override: found {name}, which can't be changed after training; train another run")
-            if name.startswith("model.rope.") and "rope" not in self.config.model.position_pattern:
+            if name.startswith("model.rope.") and not {"rope", "pope"} & set(self.config.model.position_pattern):
                 raise UserError(f"--override: found {name}; model.position={self.config.model.position} has no RoPE")
         if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
             raise UserError("--override: found model.rope.factor; it needs model.rope.scaling, such as linear, too")

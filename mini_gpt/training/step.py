@@ -14,6 +14,7 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model.gpt import Inputs, positions_and_segments
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import require
 from mini_gpt.training.optimizer import at_step, make_optimizer, schedules
 from mini_gpt.training.state import TrainState
 
@@ -53,6 +54,7 @@ def make_keyed_step(
     `train.nonfinite` is skip, later steps skip theirs too: the host reads the metrics one step late, and needs the
     state before the non-finite step.
     """
+    _check_offsets(config)
     optimizer, rates = make_optimizer(config), schedules(config)
     microbatches = config.train.accumulation_steps
     unmasked = "inputs" if config.train.objective == "next_token" else "targets"  # the tokens before masking
@@ -109,3 +111,15 @@ def make_keyed_step(
         return TrainState(state.step + ~halted, changed[0], changed[1], halted), metrics | {"finite": finite}
 
     return sharding.use_mesh(mesh)(keyed_step)
+
+
+def _check_offsets(config: Config) -> None:
+    """Raise UserError if `train.random_offsets` does not fit the model. Evaluation ignores the field."""
+    most, model = config.train.random_offsets, config.model
+    if most is None:
+        return
+    remedy = f"must be at least context_length ({config.context_length})"
+    require(most >= config.context_length, "train.random_offsets", most, remedy)
+    remedy = f"learned positions end at model.max_positions ({model.max_positions})"
+    require(model.position != "learned" or most <= model.max_positions, "train.random_offsets", most, remedy)
+    require(model.random_positions is None, "train.random_offsets", most, "must be None with model.random_positions")

@@ -139,7 +139,10 @@ BAD = [
         ["--suite=extrapolatoin"],
         r"--suite: found 'extrapolatoin'; must be one of .*; did you mean extrap",
     ),
-    (["--lengths=1x"], r"--lengths is not supported by --suite=perplexity; use it with extrapolation or tasks$"),
+    (
+        ["--lengths=1x"],
+        r"--lengths is not supported by --suite=perplexity; use it with extrapolation or tasks or needles$",
+    ),
     (
         ["--suite=pruning", "--text=a"],
         r"--text is not supported by --suite=pruning; use it with heads or figures or explorer$",

@@ -143,6 +143,35 @@ def solve_flip_flop(question):
     return re.findall(r"w([01])", question)[-1]
 
 
+def solve_lego(question):
+    """Follow the chain from the asked variable back to the sign."""
+    clauses, asked = question.split(">")
+    given = {clause[0]: (clause[2], clause[3]) for clause in clauses.split(",")}
+    minus = 0
+    while asked != "1":
+        sign, asked = given[asked]
+        minus += sign == "-"
+    return "+-"[minus % 2]
+
+
+def solve_pcfg(question):
+    """Reduce the last function, whose arguments are strings, until none is left."""
+    while match := re.search(r"(.*)\b([a-z_]+) ([A-Z]+)(?:,([A-Z]+))?(.*)", question):
+        head, name, a, b, tail = match.groups()
+        if name in ("append", "prepend", "remove_first", "remove_second"):
+            value = {"append": a + b, "prepend": b + a, "remove_first": b, "remove_second": a}[name]
+        else:
+            tail, letters = (f",{b}" if b else "") + tail, list(a)
+            value = {"copy": a, "repeat": 2 * a, "echo": a + a[-1], "reverse": "".join(reversed(letters))}.get(name)
+            if name == "shift":
+                value = "".join([*letters[1:], letters[0]])
+            if name == "swap":
+                letters[0], letters[-1] = letters[-1], letters[0]
+                value = "".join(letters)
+        question = head + value + tail
+    return question
+
+
 SOLVERS = {
     "copy": lambda question: question,
     "reverse": solve_reverse,
@@ -174,6 +203,8 @@ SOLVERS = {
     "parity": solve_parity,
     "even_pairs": lambda question: str(int(question[0] == question[-1])),
     "cycle_navigation": solve_cycle,
+    "lego": solve_lego,
+    "pcfg": solve_pcfg,
     "mqar": solve_mqar,
     **dict.fromkeys(("flip_flop", "flip_flop_sparse", "flip_flop_dense"), solve_flip_flop),
 }
@@ -191,6 +222,8 @@ UNITS = dict.fromkeys(SOLVERS, len) | {  # the length of a question, by task
     "polynomial": lambda question: question.count("x"),
     "summation": NUMBERS,
     "binary_majority_interleave": lambda question: len(question) // 3,
+    "lego": lambda question: question.count(":"),
+    "pcfg": lambda question: len(re.findall(r"[a-z_]+", question)),
     "mqar": lambda question: sum(ord(symbol) < 0x5E00 for symbol in question) // 2,
     **dict.fromkeys(("flip_flop", "flip_flop_sparse", "flip_flop_dense"), lambda question: (len(question) + 1) // 2),
 }

@@ -98,6 +98,7 @@ def test_eight_devices_equal_one_on_every_mesh(small, mesh, one_device):
 
 
 VARIANTS = {"qk_norm": "weighted", "query_scale": "ssmax", "soft_cap": 2.0, "sink": "trained", "gate": "head"}
+VARIANTS |= {"canon": True, "selective": True}
 
 
 @pytest.mark.slow
@@ -116,9 +117,12 @@ def test_blockwise_attention_and_bfloat16_equal_one_device(small, dtype, toleran
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
-def test_variants_of_attention_equal_one_device(small, scan):
-    fields = {"model__position": "fire", "model__scan_layers": scan, "model__dropout": 0.0, "model__dtype": "float32"}
-    fields |= {f"model__variants__{name}": value for name, value in VARIANTS.items()}
+@pytest.mark.parametrize("position", ["fire", "pope", "fox", "cope", "sticks"])
+def test_variants_of_attention_equal_one_device(small, scan, position):
+    variants = {"normaliser": "stick_breaking"} if position == "sticks" else VARIANTS
+    fields = {f"model__variants__{name}": value for name, value in variants.items()}
+    fields |= {"model__position": "rope" if position == "sticks" else position, "model__scan_layers": scan}
+    fields |= {"model__dropout": 0.0, "model__dtype": "float32"}
     histories = []
     for mesh in ((1, 1, 1), (2, 2, 2)):
         sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))

@@ -10,6 +10,7 @@ from flax import nnx
 from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training.step import make_train_step
 from tests.conftest import slow
@@ -66,6 +67,20 @@ def test_random_offsets_train_all_positions_and_change_no_relative_encoding(smal
     assert trained.min() < 5 and 85 <= trained.max() < 90 and len(trained) > 80
     histories = [run(small(model__position="alibi", **fields))[1] for fields in ({}, offsets)]
     assert_close(*histories)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"train__random_offsets": 31}, r"found 31; must be at least context_length \(32\)"),
+        ({"model__max_positions": 40, "model__position": "learned"}, r"found 90; learned positions end at .* \(40\)"),
+        ({"model__random_positions": 300}, "found 90; must be None with model.random_positions"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(small, fields, message):
+    with pytest.raises(UserError, match=f"^train.random_offsets: {message}"):
+        run(small(**{"train__random_offsets": 90} | fields), steps=0)
+    assert small(model__position="learned", train__random_offsets=90).model.max_positions == 90
 
 
 @pytest.mark.slow

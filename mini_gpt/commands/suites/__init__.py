@@ -15,6 +15,7 @@ from mini_gpt.commands.suites.explorer import Explorer
 from mini_gpt.commands.suites.extrapolation import Extrapolation
 from mini_gpt.commands.suites.figures import Figures
 from mini_gpt.commands.suites.heads import Heads
+from mini_gpt.commands.suites.needles import Needles
 from mini_gpt.commands.suites.perplexity import Perplexity
 from mini_gpt.commands.suites.pruning import Pruning
 from mini_gpt.commands.suites.tasks import Tasks
@@ -22,7 +23,7 @@ from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training.run import Run
 
-ALL = (Perplexity(), Extrapolation(), Tasks(), Heads(), Pruning(), Figures(), Explorer(), Diagnose())
+ALL = (Perplexity(), Extrapolation(), Tasks(), Needles(), Heads(), Pruning(), Figures(), Explorer(), Diagnose())
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
 
 log = logging.getLogger(__name__)

@@ -27,6 +27,7 @@ class Explorer(Suite):
                 )
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
+        self.check(run.config, options)  # an override may have changed it
         config = run.config.model
         tokens = base.opening(run, options, page.most_tokens(run.config))
         source = f"the {options.split} split" if options.text is None else "--text"

@@ -22,6 +22,7 @@ class Heads(Suite):
     name = "heads"
     flags = ("text",)
     values = ("first_token", "entropy")  # means over all heads
+    y_label = "mean attention weight on the first token"
 
     def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:
         return [("", trained.context_length)]

@@ -41,6 +41,7 @@ class Tasks(Suite):
         return sum(task_accuracy.PROBLEMS * batches.row_length(trained, n) for n in _lengths(trained, options))
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
+        batches.check_alphabet(run.config, run.tokenizer)
         return {
             "task": run.corpus.name,
             "train_length": run.trained.data.task_length,

@@ -58,7 +58,10 @@ def _modular_arithmetic(rng: Rng, length: int) -> Problem:
     for place, number in enumerate(numbers):
         operator = operators[place - 1] if place else "+"
         sign = {"+": 1, "-": -1}.get(operator, sign)
-        terms = [*terms[:-1], terms[-1] * int(number) % MODULUS] if operator == "*" else [*terms, sign * int(number)]
+        if operator == "*":
+            terms[-1] = terms[-1] * int(number) % MODULUS
+        else:
+            terms.append(sign * int(number))
     return text, str(sum(terms) % MODULUS)
 
 

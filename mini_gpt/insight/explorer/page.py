@@ -1,7 +1,6 @@
 """The explorer: one HTML file that shows a model's attention in a browser, also offline."""
 
 import base64
-import dataclasses
 import json
 import zlib
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from mini_gpt.config.attention import pattern
 from mini_gpt.config.schema import Config
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, figures, images
@@ -79,13 +77,13 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
     if "t5" in config.position_pattern:
         table = figures.learned(model, "t5", "bias_table")
         t5 = table[figures.t5_buckets(config, min(FARTHEST, 2 * config.t5.max_distance))].T.round(4).tolist()
-    base, turned = pattern(config.rope.base)[0], config.rotated_width  # of the first layer
-    rope = dataclasses.replace(config.rope, base=base)
-    factors_P = waves.rope_frequencies(rope, turned) / waves.geometric_frequencies(base, turned)
+    rope, turned = config.rope.of_first_layer, config.rotated_width
+    assert isinstance(rope.base, float)
+    factors_P = waves.rope_frequencies(rope, turned) / waves.geometric_frequencies(rope.base, turned)
     return {
         "width": config.d_model,
         "turned": turned,
-        "base": base if "rope" in config.position_pattern else config.sinusoidal.base,
+        "base": rope.base if "rope" in config.position_pattern else config.sinusoidal.base,
         "scaling": None if rope.scaling == "none" else f"{rope.scaling}, factor {rope.factor:g}",
         "factors": factors_P.tolist(),  # frequency with scaling / without, for each pair
         "slopes": biases.alibi_slopes(config.num_heads),

@@ -185,7 +185,8 @@ def _pair(pairs: StrongestPairs, head: int, tokens_BL: np.ndarray, tokenizer: To
 
 def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
     """Return a figure: a grid of labels, layer 0 at the bottom, beside the strengths, one row per head."""
-    kinds = [kind for kind, values in rows[0]["kinds"].items() if values["queries"]] or list(rows[0]["kinds"])
+    every = list(rows[0]["kinds"])  # a window may hide all keys of a kind from some layers
+    kinds = [kind for kind in every if any(row["kinds"][kind]["queries"] for row in rows)] or every
     layers, heads = (1 + max(row[axis] for row in rows) for axis in ("layer", "head"))
     height = max(4.2, 1.8 + 0.2 * len(rows), 1.8 + 0.75 * layers)
     size, ratios = (3.5 + 1.15 * heads + 0.55 * len(kinds), height), (1.15 * heads, 1.5 + 0.55 * len(kinds))

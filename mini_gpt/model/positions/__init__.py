@@ -38,4 +38,4 @@ def shared(config: ModelConfig, *, rngs: nnx.Rngs) -> dict[str, Position]:
 
 def key(kind: LayerKind) -> str:
     """Return the name of a layer's shared encoding: the encoding's own, for RoPE with the base."""
-    return f"rope_{kind.rope_base:g}" if kind.position == "rope" else kind.position
+    return f"rope_{kind.rope_base!r}" if kind.position == "rope" else kind.position

@@ -38,7 +38,8 @@ class Rope(Position):
             x_BLHK = self.temperature * x_BLHK.astype(jnp.float32)
         frequencies: Sequence[float] | jax.Array = self.frequencies
         if self.config.scaling == "dynamic":
-            frequencies = dynamic_frequencies(self.config, self.width, positions_BL.max(axis=1) + 1)[:, None]
+            lengths_B = positions_BL.max(axis=1) - positions_BL.min(axis=1) + 1
+            frequencies = dynamic_frequencies(self.config, self.width, lengths_B)[:, None]
         angles_BL1P = angles(positions_BL, frequencies)[:, :, None, :]
         cos, sin = jnp.cos(angles_BL1P), jnp.sin(angles_BL1P)
         first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)

@@ -1,0 +1,58 @@
+"""Ask for sentences and words in long texts."""
+
+from matplotlib.figure import Figure
+
+from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
+from mini_gpt.config.schema import Config
+from mini_gpt.evaluation import extrapolation, needles, progress
+from mini_gpt.insight import curves
+from mini_gpt.insight.curves import Curve
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+
+
+class Needles(Suite):
+    name = "needles"
+    flags = ("lengths",)
+    needs_text = True
+    values = ("exact_match", "token_accuracy", "nll")
+    y_label = "share of questions answered"
+
+    def check(self, trained: Config, options: SuiteOptions) -> None:
+        super().check(trained, options)
+        if trained.train.objective != "next_token":
+            raise UserError(f"--suite=needles needs train.objective=next_token, found {trained.train.objective}")
+        _lengths(trained, options)
+
+    def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:
+        return [(kind, length) for kind in needles.KINDS for length in _lengths(trained, options)]
+
+    def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
+        return needles.PROBLEMS * len(needles.KINDS) * sum(_lengths(trained, options))
+
+    def measure(self, run: Run, options: SuiteOptions) -> Result:
+        lengths, text = _lengths(run.trained, options), run.store.tokens(options.split)
+        total = self.cost(run.trained, options, len(text))
+        with progress.shown(f"{len(needles.KINDS)} kinds of questions", total) as advance:
+            rows = needles.measure(run.model, run.tokenizer, text, lengths, advance=advance)
+        return {"train_length": run.trained.context_length, "rows": rows}
+
+    def label(self, row: Row) -> str:
+        return row["kind"]
+
+    def figure(self, result: Result) -> Figure:
+        lines = [
+            Curve(kind, [row["length"] for row in rows], [row["exact_match"] for row in rows])
+            for kind, rows in self.by_label(result["rows"]).items()
+        ]
+        x, y = "tokens of the text", "share of questions answered"
+        return curves.panels_figure({"needles": lines}, x=x, y=y, trained=result["train_length"])
+
+
+def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:
+    """Return lengths in tokens; by default powers of two from SHORTEST to twice the context, at most LONGEST."""
+    if options.lengths is not None:
+        return extrapolation.parse_lengths("--lengths", options.lengths, trained.context_length, 2)
+    powers = (needles.SHORTEST * 2**i for i in range(6))
+    most = min(needles.LONGEST, 2 * trained.context_length)
+    return tuple(length for length in powers if length <= most) or (needles.SHORTEST,)

@@ -1,0 +1,171 @@
+"""Needle tests: a question about a sentence or a word in a long text (kinds of RULER, Hsieh et al. 2024).
+
+Answers are greedy, and scored as those of tasks. Differences from RULER: the text is the run's own, `variables` asks
+for one value, and `common` and `frequent` for the most frequent word only.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mini_gpt.data.batches import Batch, next_token_batch
+from mini_gpt.data.tokenizers import Tokenizer, separator
+from mini_gpt.evaluation import items, perplexity, task_accuracy
+from mini_gpt.evaluation.progress import Advance, silent
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime.errors import UserError
+
+PROBLEMS = 64  # of each kind and length
+SHORTEST, LONGEST = 128, 4096  # default lengths, in tokens
+COLOURS = ("amber", "black", "brown", "green", "grey", "olive", "orange", "purple", "white", "yellow")
+THINGS = ("anchor", "basket", "bridge", "candle", "carpet", "garden", "hammer", "ladder", "mirror", "window")
+DISTRACTORS = 3  # other needles, in `keys`
+HOPS = 2  # assignments after the first, in `variables`
+COMMON = 3  # occurrences of every other word, in `common`
+
+Rng = np.random.Generator
+
+
+class Question(NamedTuple):
+    """Texts to insert at random places, in this order, a question after the text, and its answer."""
+
+    inserted: list[str]
+    question: str
+    answer: str
+
+
+def _single(rng: Rng, distractors: int = 0) -> Question:
+    keys = [f"{colour} {thing}" for colour, thing in itertools.product(COLOURS, THINGS)]
+    found = [(keys[i], _number(rng)) for i in rng.permutation(len(keys))[: 1 + distractors]]
+    key, number = found[rng.integers(len(found))]
+    inserted = [f" One of the special magic numbers for {key} is: {number}." for key, number in found]
+    return Question(
+        inserted, f" What is the special magic number for {key}? The special magic number for {key} is:", f" {number}."
+    )
+
+
+def _keys(rng: Rng) -> Question:
+    return _single(rng, DISTRACTORS)
+
+
+def _variables(rng: Rng) -> Question:
+    names = ["".join(chr(ord("A") + letter) for letter in rng.integers(26, size=4)) for _ in range(1 + HOPS)]
+    number = _number(rng)
+    values = [number, *(f"VAR {name}" for name in names)]
+    inserted = [f" VAR {name} = {value}." for name, value in zip(names, values, strict=False)]
+    return Question(inserted, f" What is the value of VAR {names[-1]}? VAR {names[-1]} =", f" {number}.")
+
+
+def _number(rng: Rng) -> str:
+    return str(rng.integers(10_000, 100_000))
+
+
+def _common(rng: Rng) -> Iterator[str]:
+    """Yield words, the most frequent first in each round; every other word appears COMMON times."""
+    most, *others = _words(rng)
+    yield from [most] * (COMMON + 1)
+    for word in others:
+        yield from [word] * COMMON + [most]
+
+
+def _frequent(rng: Rng) -> Iterator[str]:
+    """Yield words by Zipf's law: word k appears once for every k² times of word 1."""
+    words = _words(rng)
+    for turn in itertools.count(1):
+        for rank in range(1, 1 + min(len(words), math.isqrt(turn))):
+            if turn % rank**2 == 0:
+                yield words[rank - 1]
+
+
+def _words(rng: Rng) -> list[str]:
+    words = [colour + thing for colour, thing in itertools.product(COLOURS, THINGS)]
+    return [words[i] for i in rng.permutation(len(words))]
+
+
+SENTENCES: dict[str, Callable[[Rng], Question]] = {"single": _single, "keys": _keys, "variables": _variables}
+LISTS: dict[str, Callable[[Rng], Iterator[str]]] = {"common": _common, "frequent": _frequent}
+KINDS = (*SENTENCES, *LISTS)
+
+
+class Prompt(NamedTuple):
+    """The tokens of a text with its question, and of the answer."""
+
+    prompt: np.ndarray
+    answer: np.ndarray
+
+
+def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Tokenizer) -> Prompt:
+    """Return a prompt of `length` tokens with its answer. kind, index and length determine the question.
+
+    text: tokens of the run's own text. Raises UserError if the length is too short for a question.
+    """
+    rng, encode = np.random.default_rng((KINDS.index(kind), index, length)), tokenizer.encode
+    if kind in LISTS:
+        return _list_prompt(LISTS[kind](rng), length, rng, tokenizer)
+    inserted, question, answer = SENTENCES[kind](rng)
+    parts = [*map(encode, inserted), encode(question), encode(answer)]
+    room = length - sum(map(len, parts))
+    if room < 0:
+        raise UserError(f"--lengths: found {length}, too short for {kind}; must be at least {length - room}")
+    start = int(rng.integers(max(1, len(text) - room + 1)))
+    pieces = np.split(text[start : start + room], np.sort(rng.integers(room + 1, size=len(inserted))))
+    woven = itertools.chain(*zip(pieces, parts[:-1], strict=True))
+    return Prompt(np.concatenate([*woven]), parts[-1])
+
+
+def _list_prompt(words: Iterator[str], length: int, rng: Rng, tokenizer: Tokenizer) -> Prompt:
+    """Return a list of words in random order, and the question for the most frequent, which is the first of `words`."""
+    first = next(words)
+    question = tokenizer.encode(" What is the most frequent word of the list? The most frequent word of the list is:")
+    answer = tokenizer.encode(f" {first}.")
+    parts = [tokenizer.encode(f" {first}")]
+    room = length - len(question) - len(answer)
+    for word in words:
+        part = tokenizer.encode(f" {word}")
+        if sum(map(len, parts)) + len(part) > room:
+            break
+        parts.append(part)
+    if len(parts) < 5:
+        raise UserError(f"--lengths: found {length}, too short for a list of words")
+    return Prompt(np.concatenate([*(parts[i] for i in rng.permutation(len(parts))), question]), answer)
+
+
+def measure(
+    model: LoadedModel, tokenizer: Tokenizer, text: np.ndarray, lengths: tuple[int, ...], *, advance: Advance = silent
+) -> list[dict[str, Any]]:
+    """Return a row for each kind and length: exact_match and token_accuracy (0..1), nll in nats per answer token.
+
+    The full stop after an answer counts in exact_match and nll, but not in token_accuracy. `reason`: why a row is
+    undefined, or None.
+    """
+    rows = []
+    for kind, length in itertools.product(KINDS, lengths):
+        reason = perplexity.why_undefined(model.config.model, length - 1)
+        row: dict[str, Any] = {"kind": kind, "length": length, "exact_match": None, "token_accuracy": None, "nll": None}
+        row |= {"problems": 0, "items": {}}
+        if reason is None:
+            prompts = [prompt(kind, index, length, text, tokenizer) for index in range(PROBLEMS)]
+            score = task_accuracy.score(
+                model, functools.partial(_batch, prompts, length, separator(tokenizer)), len(prompts), advance=advance
+            )
+            reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
+        if reason is None:
+            row |= {"exact_match": score.exact_match, "token_accuracy": score.token_accuracy, "nll": score.nll}
+            row |= {"problems": score.problems, "items": items.packed(score.items)}
+        rows.append(row | {"status": "undefined" if reason else "ok", "reason": reason})
+    return rows
+
+
+def _batch(prompts: list[Prompt], length: int, padding: int, indices: list[int]) -> Batch:
+    """Return the batch of some prompts, padded on the right. Only the answers have weight."""
+    rows_BM = np.full((len(indices), length), padding, np.int32)
+    weights_BM = np.zeros(rows_BM.shape, np.float32)
+    for row, index in enumerate(indices):
+        begin, end = len(prompts[index].prompt), sum(map(len, prompts[index]))
+        rows_BM[row, :end] = np.concatenate(prompts[index])
+        weights_BM[row, begin:end] = 1
+    return next_token_batch(rows_BM) | {"weights": weights_BM[:, 1:]}
