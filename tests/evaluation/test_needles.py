@@ -72,7 +72,7 @@ def test_only_the_answers_have_weight():
 def test_the_suite_reports_each_kind_and_length(small, monkeypatch):
     monkeypatch.setattr(needles, "PROBLEMS", 3)
     config = small(model__position="learned", model__max_positions=1000, context_length=600)
-    model = random_model(config)
+    model = random_model(config, TOKENIZER.token_bytes)
     rows = needles.measure(model, TOKENIZER, TEXT, (600, 1100))
     assert [(row["kind"], row["length"]) for row in rows] == [(k, n) for k in needles.KINDS for n in (600, 1100)]
     for row in rows:

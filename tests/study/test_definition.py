@@ -90,8 +90,8 @@ CONTRAST = Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)
         ({"suites": {}}, r"suites: found \{\}; must have at least one"),
         ({"suites": {"perplexty": SuiteOptions()}}, r"--suite: found 'perplexty'; .* did you mean perplexity"),
         (
-            {"suites": {"heads": SuiteOptions()}},
-            r"suites: found 'heads'; has nothing to compare; must be one of perple",
+            {"suites": {"figures": SuiteOptions()}},
+            r"suites: found 'figures'; has nothing to compare; must be one of perple",
         ),
         ({"suites": {"tasks": SuiteOptions()}}, r"--suite=tasks needs a run of data\.corpus=task:NAME"),
         ({"suites": {"extrapolation": SuiteOptions(lengths="far")}}, r"--lengths: found 'far'"),

@@ -140,8 +140,8 @@ def test_the_directory_of_another_sweep_is_refused(monkeypatch, flags, fake, tmp
             r"error: conditions: model\.dropout=0\.1 and model\.dropout=0\.10 have the same config",
         ),
         (
-            ["--vary=model.d_ff=64,96", "--contrast=64<96", "--suite=heads"],
-            r"error: suites: found 'heads'; has nothing",
+            ["--vary=model.d_ff=64,96", "--contrast=64<96", "--suite=figures"],
+            r"error: suites: found 'figures'; has nothing",
         ),
         (["--vary=model.d_ff=64,96", "--contrast=64<96", "--suite=tasks"], r"error: --suite=tasks needs a run of data"),
     ],

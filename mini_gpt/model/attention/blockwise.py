@@ -4,6 +4,7 @@ Fully masked blocks are skipped. The softmax is computed online (Milakov and Gim
 backward pass recomputes each block's attention weights from the log-sum-exp of its rows (Dao et al. 2022).
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -45,13 +46,13 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
     parameters = {"bias": {"position": of_position, "decay": decay_NBCH}, "sink": scoring.sink_H}
 
     def bias_BHCS(parameters: dict, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
-        bias = jnp.zeros((B, H, size, size))
+        terms = []
         if biased:
             encoding = nnx.merge(definition, parameters["position"])
-            bias += encoding.bias(layout["positions"][i], layout["positions"][j])
+            terms.append(encoding.bias(layout["positions"][i], layout["positions"][j]))
         if decay_NBCH is not None:
-            bias += decay_bias(parameters["decay"][i], parameters["decay"][j])
-        return bias
+            terms.append(decay_bias(parameters["decay"][i], parameters["decay"][j]))
+        return jnp.broadcast_to(functools.reduce(jnp.add, terms), (B, H, size, size))
 
     def visible_B1CS(i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
         offsets_C = jnp.arange(size)
