@@ -59,8 +59,13 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
 
 
 CHANGED_FIELDS = {
-    # Biases of 0 are added. The other two follow the context length, which is the size of the table after the import.
-    "learned, no bias, long": {"model.use_bias", "model.fire.threshold", "model.variants.ssmax_start"},
+    # Biases of 0 are added. The others follow the context length, which is the size of the table after the import.
+    "learned, no bias, long": {
+        "model.use_bias",
+        "model.fire.threshold",
+        "model.cope.positions",
+        "model.variants.ssmax_start",
+    },
     "learned, scaled": {"model.scale_embeddings", "model.tie_embeddings"},
     "rope, linear": {"model.rope.original_context"},
     "rope, ntk": {"model.rope.base", "model.rope.scaling", "model.rope.factor", "model.rope.original_context"}
