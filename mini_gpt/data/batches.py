@@ -153,8 +153,9 @@ def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: To
 
 def check_alphabet(config: Config, tokenizer: Tokenizer) -> None:
     """Raise UserError if a tokenizer, of a run or from --init_from, lacks a character of the task."""
+    alphabet = tasks.find(config.data.corpus).alphabet
     try:
-        tokenizer.encode(tasks.find(config.data.corpus).alphabet)
+        tokenizer.encode(alphabet)
     except UserError:
         reason = "its problems have characters that the tokenizer of this run lacks; train another run"
         raise UserError(f"data.corpus: found {config.data.corpus}; {reason}") from None

@@ -21,7 +21,7 @@ from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 
 ROW = ["length", "protocol", "stride", "nll", "perplexity", "bits_per_byte", "tokens_scored", "status", "reason"]
-ROW += ["first_target", "sample_nll"]
+ROW += ["items", "first_target", "sample_nll"]
 
 
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 6, "context_length": 14}
@@ -157,7 +157,7 @@ BAD = [
     ),
     (
         ["--suite=extrapolation", "--override=model.rope.scaling=ntk", "--override=model.rope.factor=4"],
-        r"model\.rope\.scaling: found 'ntk'; it scales rotary positions, but model\.position is 'alibi'",
+        r"model\.rope\.scaling: found 'ntk'; it is for rotary positions, but model\.position is 'alibi'",
     ),
     (["--suite=extrapolation", "--override=model.ropes=1"], r"model\.ropes: no such config field; did you mean"),
     (["--suite=perplexity,tasks"], r"--suite=tasks needs a run of data\.corpus=task:NAME"),

@@ -40,11 +40,14 @@ class Heads(Suite):
         return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}
 
     def compared_rows(self, result: Result) -> list[Row]:
-        mean = lambda values: statistics.mean(value for value in values if value is not None)
         heads = result["heads"]
         row: Row = {"length": result["context_length"], "status": "ok", "reason": None}
-        row["first_token"] = mean(head["kinds"]["first token"]["score"] for head in heads)
-        return [row | {"entropy": mean(head["entropy"] for head in heads)}]
+        row["entropy"] = statistics.mean(head["entropy"] for head in heads)
+        scores = [head["kinds"]["first token"]["score"] for head in heads]
+        if None in scores:  # the same queries are measured for all heads of a layer
+            reason = "in some layer, no query sees the first token and another one"
+            return [row | {"first_token": None, "status": "undefined", "reason": reason}]
+        return [row | {"first_token": statistics.mean(scores)}]
 
     def figure(self, result: Result) -> Figure:
         texts = f"{result['split']} texts of {result['context_length']} tokens"

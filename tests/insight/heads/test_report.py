@@ -291,3 +291,7 @@ def test_a_study_compares_the_means_of_all_heads():
     heads = [{"kinds": kinds(0.25), "entropy": 0.5}, {"kinds": kinds(0.75), "entropy": 0.9}]
     (row,) = suites.SUITES["heads"].compared_rows({"context_length": 64, "heads": heads})
     assert row == {"length": 64, "status": "ok", "reason": None, "first_token": 0.5, "entropy": 0.7}
+    (row,) = suites.SUITES["heads"].compared_rows(
+        {"context_length": 1, "heads": [{"kinds": kinds(None), "entropy": 0.0}]}
+    )
+    assert (row["status"], row["first_token"]) == ("undefined", None)
