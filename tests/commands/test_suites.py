@@ -21,7 +21,7 @@ from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 
 ROW = ["length", "protocol", "stride", "nll", "perplexity", "bits_per_byte", "tokens_scored", "status", "reason"]
-ROW += ["items", "first_target", "sample_nll"]
+ROW += ["first_target", "sample_nll", "items"]
 
 
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 6, "context_length": 14}
