@@ -65,7 +65,7 @@ def _number(rng: Rng) -> str:
 
 
 def _common(rng: Rng) -> Iterator[str]:
-    """Yield words, the most frequent first in each round; every other word appears COMMON times."""
+    """Yield words. The first appears most often; every other word appears COMMON times."""
     most, *others = _words(rng)
     yield from [most] * (COMMON + 1)
     for word in others:
@@ -149,9 +149,8 @@ def measure(
         row |= {"problems": 0, "items": {}}
         if reason is None:
             prompts = [prompt(kind, index, length, text, tokenizer) for index in range(PROBLEMS)]
-            score = task_accuracy.score(
-                model, functools.partial(_batch, prompts, length, separator(tokenizer)), len(prompts), advance=advance
-            )
+            batch_of = functools.partial(_batch, prompts, length, separator(tokenizer))
+            score = task_accuracy.score(model, batch_of, len(prompts), length - 1, advance=advance)
             reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
         if reason is None:
             row |= {"exact_match": score.exact_match, "token_accuracy": score.token_accuracy, "nll": score.nll}

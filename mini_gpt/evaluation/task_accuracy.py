@@ -69,13 +69,13 @@ def accuracy(
     def batch_of(indices: list[int]) -> Batch:
         return batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
 
-    return score(model, batch_of, len(problems), advance=advance)
+    return score(model, batch_of, len(problems), length, advance=advance)
 
 
 def score(
-    model: LoadedModel, batch_of: Callable[[list[int]], Batch], count: int, *, advance: Advance = silent
+    model: LoadedModel, batch_of: Callable[[list[int]], Batch], count: int, length: int, *, advance: Advance = silent
 ) -> TaskScore:
-    """Score `count` problems. batch_of: returns the batch of some problems; those of an answer's tokens have weight."""
+    """Score `count` problems in rows of `length` inputs. batch_of: returns the batch of some problems, by index."""
     columns: dict[str, list[np.ndarray]] = {"solved": [], "tokens": [], "right": [], "nll": []}  # of each problem
     answers: list[np.ndarray] = []
 
@@ -86,7 +86,6 @@ def score(
         predicted = _predict(model, *sharding.put_whole(arrays, model.mesh))
         return tuple(np.asarray(array)[:count] for array in (batch["targets"], batch["weights"], *predicted))
 
-    length = batch_of([0])["inputs"].shape[1]
     parts = in_full_batches(range(count), model.rows_at_a_time(length))
     for targets_BL, weights_BL, nll_BL, predicted_BL in in_order(predict, parts, model.batches_at_a_time):
         scored_BL = weights_BL > 0

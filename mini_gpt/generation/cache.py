@@ -105,10 +105,10 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
 
     new = (places_B, positions_B, segments_B)
     slots = {size: Slots(*map(write, before, new)) for size, before in cache.slots.items()}
+    visible = {size: (s.places_BS >= 0) & (s.segments_BS == segments_B[:, None]) for size, s in slots.items()}
 
     def past(layer: KeyValues) -> Past:
         """Return the past of a layer. Its slots hold no later token and no token before the window."""
-        visible = {size: (s.places_BS >= 0) & (s.segments_BS == segments_B[:, None]) for size, s in slots.items()}
         size = layer.keys_XSK.shape[1]
         recent_BT = None if layer.recent_BTD is None else visible[CANON_TAPS]
         return Past(layer, cache.steps, slots[size].positions_BS, visible[size], recent_BT)

@@ -129,11 +129,11 @@ def test_contextual_positions_count_gates_and_share_the_last_row():
 
 def test_selective_attention_subtracts_the_first_heads_earlier_logits():
     logits = jnp.array([[[[9.0, 9, 9, 9], [5, 6, 9, 9], [5, 2, 7, 9], [5, 3, 1, 8]]] * 2])
-    found = rows.selected_BLS(logits.at[:, 1].set(50.0), Mask(True).visible(4))[0]
+    found = rows.selective_penalty(logits.at[:, 1].set(50.0), Mask(True).visible(4))[0]
     # Not by the query itself, not the own key, not the first key.
     np.testing.assert_array_equal(found, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 2, 0, 0]])
-    assert not rows.selected_BLS(-logits, Mask(True).visible(4)).any()
-    apart = rows.selected_BLS(logits, Mask(True, None, jnp.array([[0, 1, 1, 1]])).visible(4))[0]
+    assert not rows.selective_penalty(-logits, Mask(True).visible(4)).any()
+    apart = rows.selective_penalty(logits, Mask(True, None, jnp.array([[0, 1, 1, 1]])).visible(4))[0]
     np.testing.assert_array_equal(apart, np.zeros((4, 4)))  # token 1 is now the first of its document
 
 

@@ -58,7 +58,7 @@ def attend(
     if scoring.contextual_PK is not None:
         logits_BHLS = logits_BHLS + rows.contextual_bias(q_BLHK, logits_BHLS, visible_BLS, scoring.contextual_PK)
     if scoring.selective:
-        logits_BHLS = logits_BHLS - rows.selected_BLS(logits_BHLS, visible_BLS)[:, None]
+        logits_BHLS = logits_BHLS - rows.selective_penalty(logits_BHLS, visible_BLS)[:, None]
     visible_B1LS = visible_BLS[:, None]
     if scoring.stick_breaking:
         weights_BHLS = rows.stick_breaking(logits_BHLS, visible_BLS)

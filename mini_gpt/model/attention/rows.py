@@ -21,7 +21,7 @@ def contextual_bias(
     return (1 - part_BHLS) * at(low_BHLS) + part_BHLS * at(jnp.minimum(low_BHLS + 1, len(table_PK) - 1))
 
 
-def selected_BLS(logits_BHLS: jax.Array, visible_BLS: jax.Array) -> jax.Array:
+def selective_penalty(logits_BHLS: jax.Array, visible_BLS: jax.Array) -> jax.Array:
     """Return what selective attention subtracts from the logits of all heads (Leviathan et al. 2025, 3).
 
     It is the sum, over the earlier queries, of the first head's relu(logit) for the same key. A query does not count
