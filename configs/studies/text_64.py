@@ -1,0 +1,38 @@
+"""Which of the newer encodings keeps its loss beyond a trained context of 64 characters?
+
+    python -m mini_gpt.study run configs/studies/text_64.py
+
+81 runs of configs/positions.py, with the seeds of configs/studies/positions.py, which has the older encodings. `rnope-swa`
+has RoPE with a window in three layers of four, and no encoding in the fourth. Results: docs/results/encodings.md.
+"""
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.study.definition import Contrast, Fit, Study
+
+NEWER = ("hard_alibi", "kerple", "fire", "pope", "fox", "cope")
+
+
+def get_study() -> Study:
+    blocks = {"suite": "extrapolation", "metric": "nll", "label": "blocks"}
+    at_trained_length = [name for name in NEWER if name != "hard_alibi"]
+    return Study(
+        question="Which of the newer encodings keeps its loss beyond a trained context of 64 characters?",
+        config="configs/positions.py",
+        overrides={"model.dtype": "float32"},
+        conditions={name: {"model.position": name} for name in ("rope", "alibi", *NEWER)}
+        | {
+            "rnope-swa": {
+                "model.position": ("rope", "rope", "rope", "none"),
+                "model.attention_window": (16, 16, 16, None),
+            }
+        },
+        seeds=range(9),
+        suites={"extrapolation": SuiteOptions(lengths="1x,2x,4x,8x", strides="1x")},
+        contrasts=[
+            *(Contrast(name, "lower", "rope", lengths="1x", **blocks) for name in at_trained_length),
+            *(Contrast(name, "lower", "alibi", lengths="8x", **blocks) for name in (*NEWER, "rnope-swa")),
+        ],
+        smallest_effect=0.02,  # nats per token
+        fit=Fit("extrapolation", "nll", at_most=2.3, label="blocks"),  # a bigram model has a loss of 2.484
+        expected_deviation=0.03,
+    )
