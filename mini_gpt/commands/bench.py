@@ -242,7 +242,7 @@ def random_model(config: Config) -> LoadedModel:
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
     state = states.create(config, vocab_size, abstract_state)
-    return LoadedModel(state.parameters, definition, config, mesh, None, config.batch_tokens)
+    return LoadedModel(state.parameters, definition, config, mesh, config.batch_tokens)
 
 
 def time_decoding(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:

@@ -18,6 +18,9 @@ class DataConfig(Section, prefix="data."):
     vocab_size: Annotated[int, above(257)] = field(8192, "for bpe: 256 bytes, a document separator, and merges")
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
     seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed", None)
+    position_ids: Literal["sequence", "coupled", "abacus"] = field(
+        "sequence", "tasks: coupled, abacus: count letters and digits from the last operator", before="sequence"
+    )
     isolate_documents: bool = field(False, "attention stays inside a document, and positions restart in each")
     cache_dir: str | None = field(None, "None: mini_gpt under $XDG_CACHE_HOME or ~/.cache")
 
@@ -27,6 +30,8 @@ class DataConfig(Section, prefix="data."):
             self.refuse("split_fractions", "must be non-negative and sum to 1, with more than 0 for train")
         if self.is_task and self.tokenizer != "characters":
             self.refuse("tokenizer", "the tasks have a fixed vocabulary: must be characters")
+        if self.position_ids != "sequence" and not self.is_task:
+            self.refuse("position_ids", "must be sequence, because data.corpus is not a task")
         if self.corpus == "text" and self.path is None:
             self.refuse("path", "data.corpus=text needs a glob, such as 'books/**/*.txt'")
 

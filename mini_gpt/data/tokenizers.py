@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers
 
-from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.data import tokenizer_limits
 from mini_gpt.runtime import files
@@ -164,11 +163,6 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 def separator(tokenizer: Tokenizer) -> int:
     """Return the id of the token between documents."""
     return len(tokenizer.token_bytes) - 1
-
-
-def separator_id(data: DataConfig, tokenizer: Tokenizer) -> int | None:
-    """Return the separator's id if `data.isolate_documents` is set, else None."""
-    return separator(tokenizer) if data.isolate_documents else None
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

@@ -122,7 +122,7 @@ def extrapolation(
                 score = scoring.score(nll, tokens[w.first_target : w.last_target + 1], token_bytes)
                 sample_nll = float(np.mean(nll[sample_start - w.first_target :], dtype=np.float64))
                 if w.protocol == "blocks":
-                    positions = _positions(part[:-1], w.length, model.separator_id)
+                    positions = _positions(part[:-1], w.length, model.layout.separator_id)
                     by_position[str(w.length)] = (np.bincount(positions, nll) / np.bincount(positions)).tolist()
             row = {
                 "length": w.length,
@@ -143,7 +143,7 @@ def extrapolation(
 
 
 def _positions(inputs: np.ndarray, length: int, separator_id: int | None) -> np.ndarray:
-    """Return each input's position in its block, or in its document. separator_id: as in `positions_and_segments`."""
+    """Return each input's position in its block, or in its document. separator_id: as in `Layout`."""
     places = np.arange(len(inputs))
     is_first = places % length == 0
     if separator_id is not None:

@@ -21,7 +21,7 @@ from mini_gpt.evaluation import items, perplexity, progress
 from mini_gpt.evaluation.items import Items
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.model import loss as losses
-from mini_gpt.model.gpt import keys_of
+from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.threads import in_order

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.masks import KeyValues
 from mini_gpt.model.attention.variants import CANON_TAPS
-from mini_gpt.model.gpt import Inputs, positions_and_segments
+from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 
 
@@ -50,7 +51,7 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
     module, (batch, length) = model.merge(), tokens_BL.shape
     config = module.config
     padded_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
-    positions_BT, segments_BT = positions_and_segments(config, padded_BT, model.separator_id)
+    positions_BT, segments_BT = model.layout.of(config, padded_BT)
     prompt = Inputs(tokens_BL, *(None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT)))
     x_BLD, layers, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
@@ -93,10 +94,11 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
     """Run the model on one more token per row; return the next token's logits_BV, float32, and the new cache."""
     module, places_B, newest = model.merge(), cache.lengths_B, max(cache.slots)
     segments_B, positions_B = _last(cache.slots[newest].segments_BS, cache.steps), places_B
-    if model.separator_id is not None:
-        starts_B = tokens_B == model.separator_id
+    if model.layout != PLAIN:
         next_B = _last(cache.slots[newest].positions_BS, cache.steps) + 1
-        segments_B, positions_B = segments_B + starts_B, jnp.where(starts_B, 0, next_B)
+        positions_B = jnp.where(model.layout.restarts(tokens_B), 0, next_B)
+    if model.layout.separator_id is not None:
+        segments_B = segments_B + (tokens_B == model.layout.separator_id)
     if cache.random_BT is not None:
         positions_B = jnp.take_along_axis(cache.random_BT, places_B[:, None], axis=1)[:, 0]
 

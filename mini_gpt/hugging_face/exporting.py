@@ -19,6 +19,7 @@ from mini_gpt.model import gpt
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import require
 from mini_gpt.training.run import Run
 
 
@@ -48,6 +49,8 @@ def write_model(
     Raises UserError if no architecture can express the model.
     """
     architecture = architectures.choose(model.config.model)
+    ids_of = model.config.data.position_ids
+    require(ids_of == "sequence", "data.position_ids", ids_of, "must be sequence to be exported")
     config, arrays = _equivalent(model, biased=architecture.always_biased)
     if order is not None:
         arrays |= {name: arrays[name][order] for name in ("embedding", "unembedding") if name in arrays}

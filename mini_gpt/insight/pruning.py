@@ -21,7 +21,7 @@ from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
 from mini_gpt.model import loss as losses
-from mini_gpt.model.gpt import keys_of
+from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 

@@ -248,40 +248,6 @@ def _stack_blocks(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nn
     return block
 
 
-def positions_and_segments(
-    config: ModelConfig, tokens_BL: jax.Array, separator_id: int | None = None, keys_B: jax.Array | None = None
-) -> tuple[jax.Array | None, jax.Array | None]:
-    """Return (positions_BL, segments_BL) of a text, int32; None where the default of `Inputs` holds.
-
-    separator_id: the token before each document, or None if attention crosses documents. A separator belongs to the
-    document after it. Positions restart at the separator, and the token after it is predicted from the separator only.
-
-    With `model.random_positions`, each row has sorted random positions without repetition (Ruoss et al. 2023), drawn
-    with its key in keys_B. Without keys, they depend only on the row's first token and length. A score is then the same
-    in every call and batch, and does not depend on later tokens. If many rows have the same first token, as in a
-    task, pass `keys_of(row_numbers)` as keys_B.
-    """
-    positions_BL = segments_BL = None
-    if separator_id is not None:
-        is_separator_BL = tokens_BL == separator_id
-        places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
-        first_BL = jax.lax.cummax(jnp.where(is_separator_BL, places_BL, 0), axis=1)
-        positions_BL, segments_BL = places_BL - first_BL, jnp.cumsum(is_separator_BL, axis=1, dtype=jnp.int32)
-    count = config.random_positions
-    if count is not None:
-        if keys_B is None:
-            keys_B = keys_of(tokens_BL[:, 0])
-        # Take the indices of the largest random numbers, because choice(replace=False) would sort all numbers.
-        numbers_BN = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys_B)
-        positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
-    return positions_BL, segments_BL
-
-
-def keys_of(numbers_B: jax.Array) -> jax.Array:
-    """Return a random key for each number."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
-
-
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
     """Split a model into its definition and its parameters; `nnx.merge` reverses this."""
     definition, state = nnx.split(model, nnx.Param)

@@ -9,7 +9,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model.gpt import Inputs, MiniGPT, positions_and_segments
+from mini_gpt.model.gpt import Inputs, MiniGPT
+from mini_gpt.model.layout import PLAIN, Layout
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding
 
@@ -19,7 +20,7 @@ MOST_TOKENS_AT_A_TIME = 2**14  # in all batches that run at the same time; large
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("parameters", "head_mask_NBH"),
-    meta_fields=("definition", "config", "mesh", "separator_id", "batch_tokens"),
+    meta_fields=("definition", "config", "mesh", "batch_tokens", "layout"),
 )
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
@@ -29,16 +30,16 @@ class LoadedModel:
     All other fields are static.
 
     parameters: nested dicts of float32 arrays, sharded over `mesh`. definition: the model without parameters.
-    separator_id: the first token of each document, if attention stays within documents; else None. batch_tokens: tokens
-    in a batch. head_mask_NBH: float32 factors for the heads' outputs, or None; its batch axis may be 1.
+    batch_tokens: tokens in a batch. layout: where segments start and positions restart. head_mask_NBH: float32 factors
+    for the heads' outputs, or None; its batch axis may be 1.
     """
 
     parameters: dict[str, Any]
     definition: nnx.GraphDef
     config: Config
     mesh: Mesh
-    separator_id: int | None
     batch_tokens: int
+    layout: Layout = PLAIN
     head_mask_NBH: jax.Array | None = None
 
     @property
@@ -79,10 +80,10 @@ class LoadedModel:
 
         inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`. text_BL: the unmasked text, which
         has the separators of documents; by default inputs_BL. keys_B: a random key for each row, see
-        `positions_and_segments`.
+        `Layout.of`.
         """
         text_BL = inputs_BL if text_BL is None else text_BL
-        layout = positions_and_segments(self.config.model, text_BL, self.separator_id, keys_B)
+        layout = self.layout.of(self.config.model, text_BL, keys_B)
         with sharding.use_mesh(self.mesh):
             return self.merge().forward(Inputs(inputs_BL, *layout), head_mask_NBH=self.head_mask_NBH)[0]
 

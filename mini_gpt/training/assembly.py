@@ -10,6 +10,7 @@ from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, token_store, tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.model.layout import Layout, layout_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
@@ -30,7 +31,7 @@ class Assembly(NamedTuple):
     abstract_state: TrainState
     train_batches: batches.TrainBatches | batches.TaskBatches
     evaluator: Evaluator
-    separator_id: int | None  # None: attention crosses documents
+    layout: Layout
 
     def first_state(self, parameters: Parameters | None = None) -> TrainState:
         """Return the state at step 0. parameters: donated to the state; None: random ones."""
@@ -40,12 +41,12 @@ class Assembly(NamedTuple):
 
     def loaded(self, parameters: Parameters) -> LoadedModel:
         """Return the model with these parameters, for evaluation."""
-        fields = (self.definition, self.config, self.mesh, self.separator_id, self.config.batch_tokens)
+        fields = (self.definition, self.config, self.mesh, self.config.batch_tokens, self.layout)
         return LoadedModel(parameters, *fields)
 
     def compiled_step(self) -> jax.stages.Compiled:
         """Return the compiled training step. The compiler needs only shapes, so the state can be restored meanwhile."""
-        train_step = make_train_step(self.definition, self.config, self.abstract_state, separator_id=self.separator_id)
+        train_step = make_train_step(self.definition, self.config, self.abstract_state, layout=self.layout)
         shape, by_rows = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
         batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows) for name, dtype in batches.DTYPES.items()}
         return train_step.lower(self.abstract_state, batch).compile()
@@ -76,5 +77,5 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
         size = tokenizers.vocab_size(tokenizer)
         train_batches = batches.TrainBatches(store.tokens("train"), config, vocab_size=size, rows=rows)
         evaluator = TextEvaluator(config, tokenizer, store.tokens("validation"))
-    separator_id = tokenizers.separator_id(config.data, tokenizer)
-    return Assembly(config, vocab_size, mesh, definition, abstract_state, train_batches, evaluator, separator_id)
+    layout = layout_of(config.data, tokenizer)
+    return Assembly(config, vocab_size, mesh, definition, abstract_state, train_batches, evaluator, layout)

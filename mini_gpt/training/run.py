@@ -13,6 +13,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, tasks, token_store, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, files, sharding
@@ -74,10 +75,10 @@ class Run(SavedRun):
         self.step, parameters = self.read_parameters(checkpoint, self.config, abstract, "--override: the checkpoint")
         if bad := model_parameters.non_finite(parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
-        separator_id = tokenizers.separator_id(self.config.data, self.tokenizer)
+        layout = layout_of(self.config.data, self.tokenizer)
         # As in training: an override of context_length must not change the tokens per batch.
         batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
-        fields = (definition, self.config, self.mesh, separator_id, batch_tokens)
+        fields = (definition, self.config, self.mesh, batch_tokens, layout)
         self.model = LoadedModel(parameters, *fields)
 
     @functools.cached_property

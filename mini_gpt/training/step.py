@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
 from mini_gpt.model import loss as losses
-from mini_gpt.model.gpt import Inputs, positions_and_segments
+from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.layout import PLAIN, Layout
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import require
@@ -24,14 +25,14 @@ KeyedStep = Callable[[TrainState, dict[str, jax.Array], jax.Array], tuple[TrainS
 
 
 def make_train_step(
-    definition: nnx.GraphDef, config: Config, abstract_state: TrainState, *, separator_id: int | None = None
+    definition: nnx.GraphDef, config: Config, abstract_state: TrainState, *, layout: Layout = PLAIN
 ) -> jax.stages.Wrapped:
     """Return `make_keyed_step` with the key of `config.seed`, jitted: (state, batch) -> (state, metrics).
 
     abstract_state: ShapeDtypeStructs with shardings. The old state is donated.
     """
     mesh = sharding.mesh_of(abstract_state)
-    keyed_step = make_keyed_step(definition, config, mesh, separator_id=separator_id)
+    keyed_step = make_keyed_step(definition, config, mesh, layout=layout)
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
         return keyed_step(state, batch, jax.random.key(config.seed))
@@ -41,12 +42,10 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
 
-def make_keyed_step(
-    definition: nnx.GraphDef, config: Config, mesh: Mesh, *, separator_id: int | None = None
-) -> KeyedStep:
+def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, layout: Layout = PLAIN) -> KeyedStep:
     """Return the step (state, batch, key) -> (state, metrics), not jitted. Dropout depends on key and step.
 
-    separator_id: the token that begins each document, if attention stays inside documents.
+    layout: where segments start and positions restart.
 
     metrics: float32 scalars loss (unsmoothed NLL, nats per token), objective (the minimised loss), learning_rate,
     adam_learning_rate (of Muon's AdamW), gradient_norm (before clipping), parameter_norm (before the update); and the
@@ -62,12 +61,14 @@ def make_keyed_step(
     def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
         model = nnx.merge(definition, parameters)
         keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[unmasked]))
-        positions_BL, segments_BL = positions_and_segments(model.config, batch[unmasked], separator_id, keys_B)
+        positions_BL, segments_BL = layout.of(model.config, batch[unmasked], keys_B)
         if config.train.random_offsets is not None:
             length = batch[unmasked].shape[1]
             most = config.train.random_offsets - length + 1
             offsets_B = jax.vmap(lambda key: jax.random.randint(key, (), 0, most))(keys_B)
-            positions_BL = (jnp.arange(length) if positions_BL is None else positions_BL) + offsets_B[:, None]
+            positions_BL = jnp.arange(length) if positions_BL is None else positions_BL
+            has_offset_BL = (positions_BL > 0) | (config.data.position_ids != "abacus")
+            positions_BL = positions_BL + jnp.where(has_offset_BL, offsets_B[:, None], 0)
         inputs = Inputs(batch["inputs"], positions_BL, segments_BL)
         x_BLD = model.forward(inputs, dropout_key=key)[0]
         objective, loss = losses.loss_sums(

@@ -140,6 +140,11 @@ BAD = [
         },
         r"data\.isolate_documents: found False; must be True for a task with masked answers",
     ),
+    ({"data.position_ids": "coupled"}, r"data\.position_ids: found 'coupled'; must be sequence, because .* not a task"),
+    (
+        {"data.corpus": "task:copy", "data.tokenizer": "characters", "data.position_ids": "abacus"},
+        r"data\.position_ids: found 'abacus'; needs model\.position=learned",
+    ),
     ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
     ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),
     ({"model.position": ("rope",) * 3, "model.scan_layers": True}, r"num_layers: found 4; .* must be divisible by 3"),

@@ -172,6 +172,20 @@ def solve_pcfg(question):
     return question
 
 
+def solve_scan(question):
+    """Read the words from the left."""
+    parts, order = re.split(" (?:and|after) ", question), 1 if " after " not in question else -1
+    found = []
+    for words in (part.split() for part in parts):
+        act = {"turn": "", "walk": "W", "look": "K", "run": "N", "jump": "J"}[words.pop(0)]
+        acts, count = [act], {"twice": 2, "thrice": 3}.get(words[-1] if words else "", 1)
+        if "left" in words or "right" in words:
+            turn = "L" if "left" in words else "R"
+            acts = [turn, turn, act] if "opposite" in words else [turn, act] * (4 if "around" in words else 1)
+        found.append("".join(acts * count))
+    return "".join(found[::order])
+
+
 SOLVERS = {
     "copy": lambda question: question,
     "reverse": solve_reverse,
@@ -189,6 +203,8 @@ SOLVERS = {
     "bucket_sort": lambda question: "".join(digit * question.count(digit) for digit in "12345"),
     "stack_manipulation": solve_stack,
     "addition_hints": solve_hints,
+    "addition_reversed": lambda question: solve_addition("+".join(solve_reverse(n) for n in question.split("+"))),
+    "scan": solve_scan,
     "binary_addition": solve_binary_addition,
     "binary_multiplication": solve_binary_multiplication,
     "square_root": solve_square_root,
@@ -212,6 +228,8 @@ NUMBERS = lambda question: len(re.findall(r"[0-9x]", question.split(":")[0]))
 UNITS = dict.fromkeys(SOLVERS, len) | {  # the length of a question, by task
     "addition": lambda question: len(question.split("+")[0]),
     "addition_hints": lambda question: len(question) // 4,
+    "addition_reversed": lambda question: len(question.split("+")[0]),
+    "scan": lambda question: len(solve_scan(question)),
     "missing_duplicate": lambda question: len(question) // 2,
     "associative_recall": lambda question: question.index("?") // 2,
     "passkey": lambda question: len(re.findall(r"[.] ", question)) - 2,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import batches, tasks, tokenizers
-from mini_gpt.data.tasks import published
+from mini_gpt.data.tasks import published, reasoning
 from mini_gpt.runtime.errors import UserError
 from tests.data.solvers import SOLVERS, UNITS, solve_addition
 
@@ -70,6 +70,15 @@ def test_values_within_a_question_count_if_they_follow_from_the_text_before(name
         places = task.scored(question)
         assert len(places) == (question.count("r") - 1 if scored is None else scored)
         assert all(question[place] == SOLVERS[name](question[:place]) for place in places)
+
+
+def test_scan_has_all_of_its_commands():
+    commands = [question for group in reasoning._commands().values() for question, _ in group]
+    assert len(commands) == len(set(commands)) == 20_910  # Lake and Baroni 2018
+    words = "walk look run jump turn left right opposite around twice thrice and after"
+    assert set(" ".join(commands).split()) == {*words.split(" ")}
+    rng = np.random.default_rng(0)
+    assert len(tasks.TASKS["scan"].draw(rng, 23)[1]) == 22, "no command has 23 actions"
 
 
 def test_different_returns_each_question_once():

@@ -4,6 +4,7 @@ import jax
 from flax import nnx
 
 from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
@@ -15,5 +16,5 @@ def random_model(config, token_bytes, noise=0.2, seed=1):
     keys = iter(jax.random.split(jax.random.key(seed), 99))
     params = jax.tree.map(lambda x: x + noise * jax.random.normal(next(keys), x.shape), params)
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    separator_id = len(token_bytes) - 1 if config.data.isolate_documents else None
-    return LoadedModel(params, definition, config, mesh, separator_id, config.batch_tokens)
+    layout = Layout(len(token_bytes) - 1 if config.data.isolate_documents else None)
+    return LoadedModel(params, definition, config, mesh, config.batch_tokens, layout)

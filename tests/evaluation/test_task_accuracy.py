@@ -10,7 +10,7 @@ from mini_gpt.evaluation import task_accuracy
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import loss as losses
-from mini_gpt.model.gpt import positions_and_segments
+from mini_gpt.model.layout import PLAIN
 from tests.conftest import slow
 from tests.evaluation.models import random_model
 
@@ -102,7 +102,7 @@ def test_each_problem_draws_its_own_random_positions(config):
     for number, problem in enumerate(problems):
         batch = batches.problem_batch([problem], config, TOKENIZER, length)
         key = jax.random.fold_in(jax.random.key(0), number)
-        positions_BL, _ = positions_and_segments(config.model, jnp.array(batch["inputs"]), None, key[None])
+        positions_BL, _ = PLAIN.of(config.model, jnp.array(batch["inputs"]), key[None])
         logits_BLV = model(jnp.array(batch["inputs"]), positions_BL)
         nll_sum += float((losses.nll(logits_BLV, jnp.array(batch["targets"])) * batch["weights"]).sum())
         np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[batch["weights"] > 0], score.answers[number])

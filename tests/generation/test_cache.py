@@ -12,7 +12,7 @@ from flax import nnx
 from mini_gpt.config import loading as configs
 from mini_gpt.generation import cache
 from mini_gpt.model import MiniGPT, gpt
-from mini_gpt.model.gpt import positions_and_segments
+from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
@@ -60,6 +60,7 @@ MODELS = {
     },
     "partial rope": {"model.position": "rope", "model.rope.fraction": 0.5, "model.activation": "swiglu"},
     "bfloat16": {"model.position": "rope", "model.dtype": "bfloat16"},
+    "coupled": {"model.position": "learned"},
 }
 
 
@@ -76,7 +77,7 @@ def make(fields, separator_id=None):
     definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
     noisy = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), params)
-    return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)
+    return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))
 
 
 @pytest.mark.parametrize(
@@ -92,15 +93,17 @@ def test_cached_logits_equal_a_full_forward_pass(encoding, variant, window, sepa
 @pytest.mark.parametrize("name", ["pattern", *slow(*(name for name in MODELS if name != "pattern"))])
 def test_cached_logits_of_other_models_equal_a_full_forward_pass(name):
     tolerance = {"rtol": 0.05, "atol": 0.15} if name == "bfloat16" else {}
-    assert_cached_equals_full(make(MODELS[name], 12 if name == "random" else None), **tolerance)
+    model = make(MODELS[name], 12 if name == "random" else None)
+    if name == "coupled":
+        model = dataclasses.replace(model, layout=Layout(None, (3, 12)))
+    assert_cached_equals_full(model, **tolerance)
 
 
 def assert_cached_equals_full(model, rtol=1e-4, atol=2e-4):
     """Compare prompts of different lengths, then one token at a time, far past the context of 16 tokens."""
-    separator_id = model.separator_id
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (3, CAPACITY), np.int32)
     lengths_B = np.array([9, 1, 20])
-    layout = positions_and_segments(model.config.model, tokens_BT, separator_id)
+    layout = model.layout.of(model.config.model, tokens_BT)
     full_BTV = np.asarray(jax.jit(lambda model: model.merge()(tokens_BT, *layout))(model))
     prompts_BL = tokens_BT[:, :20].copy()
     for row, length in enumerate(lengths_B):

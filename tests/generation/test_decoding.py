@@ -14,6 +14,7 @@ from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
@@ -31,7 +32,7 @@ def make(separator_id=None, **overrides):
     definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(params))))
     noisy = jax.tree.map(lambda leaf: leaf + 1.0 * jax.random.normal(next(keys), leaf.shape), params)
-    return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), separator_id, 1024)
+    return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))
 
 
 def generate(model, *prompts, length=12, **options):

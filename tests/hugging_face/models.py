@@ -68,6 +68,6 @@ def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
     config, drawn = make(name, vocab_size)
     directory.mkdir(parents=True)
     definition, mesh = gpt.abstract(config.model, vocab_size)[0], sharding.make_reading_mesh(1, 1)
-    model = LoadedModel(drawn, definition, config, mesh, None, config.batch_tokens)
+    model = LoadedModel(drawn, definition, config, mesh, config.batch_tokens)
     exporting.write_model(model, directory, ids={"bos_token_id": end, "eos_token_id": end})
     return config, drawn

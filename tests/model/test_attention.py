@@ -141,7 +141,7 @@ def test_attention_statistics_use_visible_pairs_without_padding():
     module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)
     _, _, maps = module.forward(Inputs(tokens), trace=lambda trace: trace.attention)
     definition, params = gpt.split(module)
-    model = LoadedModel(params, definition, config, sharding.make_mesh(1, 1, 1), None, 1024)
+    model = LoadedModel(params, definition, config, sharding.make_mesh(1, 1, 1), 1024)
     lengths = (9, 12)  # the first row has three tokens of padding
     is_query_BL = np.arange(12) < np.array(lengths)[:, None]
     statistics, maps_NHLS = attention_statistics(model, np.asarray(tokens), is_query_BL)

@@ -9,6 +9,7 @@ from flax import nnx
 
 from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters
+from mini_gpt.model.layout import Layout
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
@@ -69,6 +70,23 @@ def test_random_offsets_train_all_positions_and_change_no_relative_encoding(smal
     assert_close(*histories)
 
 
+@pytest.mark.parametrize("ids", ["abacus", "coupled"])
+def test_offsets_of_position_ids_leave_out_operators_only_in_abacus(small, ids):
+    offsets = {"train__random_offsets": 90, "optimizer__weight_decay": 0.0, "model__position": "learned"}
+    config = small(data__corpus="task:copy", data__tokenizer="characters", data__position_ids=ids, **offsets)
+    batch, mesh = make_batch(config), sharding.make_mesh(*config.mesh.sizes)
+    batch["inputs"] = np.where(np.arange(32) % 4 == 0, 5, 7) + np.zeros((len(batch["inputs"]), 1), np.int32)
+    batch["weights"][:-1] = 0  # one row has a gradient
+    definition, abstract = states.abstract(config, VOCAB, mesh)
+    before = np.asarray(states.create(config, VOCAB, abstract).parameters["positions"]["learned"]["embedding"])
+    train_step = make_train_step(definition, config, abstract, layout=Layout(None, (5,)))
+    state, _ = train_step(states.create(config, VOCAB, abstract), sharding.put_batch(batch, mesh))
+    after = np.asarray(state.parameters["positions"]["learned"]["embedding"])
+    trained = np.flatnonzero((after != before).any(axis=1))
+    start = trained[-1] - 3
+    assert trained.tolist() == [0 if ids == "abacus" else start, start + 1, start + 2, start + 3] and start > 0
+
+
 @pytest.mark.parametrize(
     "fields, message",
     [
@@ -99,7 +117,7 @@ def test_documents_are_split_at_unmasked_separators(small, objective):
     for cut in (slice(0, 5), slice(5, 20), slice(20, 32)):
         nll = losses.nll(model(jnp.array(batch["inputs"][:, cut])), jnp.array(batch["targets"][:, cut]))
         total += float((nll * batch["weights"][:, cut]).sum())
-    train_step = make_train_step(definition, config, abstract, separator_id=VOCAB - 1)
+    train_step = make_train_step(definition, config, abstract, layout=Layout(VOCAB - 1))
     _, metrics = train_step(state, sharding.put_batch(batch, mesh))
     assert float(metrics["loss"]) == pytest.approx(total / batch["weights"].sum(), rel=1e-5)
 

@@ -23,7 +23,17 @@ from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training.run import Run
 
-ALL = (Perplexity(), Extrapolation(), Tasks(), Needles(), Heads(), Pruning(), Figures(), Explorer(), Diagnose())
+ALL = (
+    Perplexity(),
+    Extrapolation(),
+    Tasks(),
+    Needles(),
+    Heads(),
+    Pruning(),
+    Figures(),
+    Explorer(),
+    Diagnose(),
+)
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
 
 log = logging.getLogger(__name__)

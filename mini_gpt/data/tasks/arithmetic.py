@@ -18,6 +18,12 @@ def _addition(rng: Rng, length: int) -> Problem:
     return f"{a}+{b}", str(int(a) + int(b))[::-1]
 
 
+def _addition_reversed(rng: Rng, length: int) -> Problem:
+    """Return an addition with all numbers reversed (Zhou et al. 2024)."""
+    a, b = (_number(rng, length) for _ in range(2))
+    return f"{a[::-1]}+{b[::-1]}", str(int(a) + int(b))[::-1]
+
+
 def _addition_hints(rng: Rng, length: int) -> Problem:
     """Return an addition with all numbers reversed and a letter before each digit (index hints, Zhou et al. 2024).
 
@@ -112,13 +118,15 @@ def _summation(rng: Rng, length: int) -> Problem:
 HINTS = "".join(map(chr, range(0x100, 0x180)))  # 128 letters
 HINTED = "".join(sorted("0123456789+=\n" + HINTS))
 SIZE = lambda n: 4 * n + 2  # of formulas with brackets: n numbers, n - 1 operators and pairs of brackets
+DIGITS = "digits of each number"
 NUMBERS = "numbers of the formula"
 TASKS = {
-    "addition": Task(_addition, lambda n: 3 * n + 4, "digits of each number", shortest=1, longest=MOST_DIGITS),
+    "addition": Task(_addition, lambda n: 3 * n + 4, DIGITS, shortest=1, longest=MOST_DIGITS),
+    "addition_reversed": Task(_addition_reversed, lambda n: 3 * n + 4, DIGITS, shortest=1, longest=MOST_DIGITS),
     "addition_hints": Task(
         _addition_hints,
         lambda n: 6 * n + 5,
-        "digits of each number",
+        DIGITS,
         shortest=1,
         longest=len(HINTS) - 2,
         alphabet=HINTED,

@@ -1,5 +1,7 @@
-"""Tasks of several steps: chains of assignments, and functions of strings (two of Kazemnejad et al. 2023)."""
+"""Tasks of several steps: chains of assignments, functions of strings, and commands."""
 
+import functools
+import itertools
 import string
 from collections.abc import Callable
 
@@ -57,9 +59,37 @@ def _longest(functions: int) -> int:
     return 2 * MOST_LETTERS * (functions + 1)
 
 
+@functools.cache
+def _commands() -> dict[int, list[Problem]]:
+    """Return all 20,910 commands of SCAN with their actions, by the number of actions (Lake and Baroni 2018)."""
+    one = {name: letter for name, letter in ACTIONS.items()}
+    for name, (way, turn) in itertools.product(["turn", *ACTIONS], {"left": "L", "right": "R"}.items()):
+        act = ACTIONS.get(name, "")
+        one |= {f"{name} {way}": turn + act, f"{name} opposite {way}": turn + turn + act}
+        one[f"{name} around {way}"] = 4 * (turn + act)
+    times = {"": 1, " twice": 2, " thrice": 3}
+    phrases = [(text + said, count * acts) for text, acts in one.items() for said, count in times.items()]
+    found: dict[int, list[Problem]] = {}
+    for command in phrases:
+        found.setdefault(len(command[1]), []).append(command)
+    for (a, first), (b, second) in itertools.product(phrases, repeat=2):
+        both = [(f"{a} and {b}", first + second), (f"{a} after {b}", second + first)]
+        found.setdefault(len(first + second), []).extend(both)
+    return found
+
+
+def _scan(rng: Rng, length: int) -> Problem:
+    """Return a command of SCAN and its actions, `length` of them, or fewer where no command has so many."""
+    commands = _commands()[max(count for count in _commands() if count <= length)]
+    return commands[rng.integers(len(commands))]
+
+
+ACTIONS = {"walk": "W", "look": "K", "run": "N", "jump": "J"}
+LONGEST_COMMAND = len("look opposite right thrice after look opposite right thrice")
 LONGEST_NAME = len("remove_second") + 1
 TASKS = {
     "lego": Task(_lego, lambda n: 5 * n + 4, "assignments", longest=52, alphabet=FORMULAS),
+    "scan": Task(_scan, lambda n: LONGEST_COMMAND + n + 2, "actions", longest=48),
     "pcfg": Task(
         _pcfg,
         lambda n: n * LONGEST_NAME + (n + 1) * (MOST_LETTERS + 1) + _longest(n) + 2,

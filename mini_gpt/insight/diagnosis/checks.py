@@ -169,7 +169,7 @@ def _dead_units(layer: Layer) -> float:
 
 def order(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
     """Check that the prediction at one position changes if the other tokens are reordered."""
-    text_BL, at, separator_id = windows_BM[:, :-1], probe.place(model), model.separator_id
+    text_BL, at, separator_id = windows_BM[:, :-1], probe.place(model), model.layout.separator_id
     random = np.random.default_rng(0)
     changed = {name: text_BL.copy() for name in ("swapped", "reversed", "shuffled", "others")}
     has_order_B, pool = np.zeros(len(text_BL), bool), text_BL[text_BL != separator_id]

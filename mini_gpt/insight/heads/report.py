@@ -62,8 +62,8 @@ def head_report(
     def templates(rows: Sequence[int]) -> Templates:
         tokens_BL = inputs.tokens_BL[rows]
         opens_BL = np.arange(tokens_BL.shape[1]) == np.zeros((len(tokens_BL), 1), int)
-        if model.separator_id is not None:
-            opens_BL = opens_BL | (tokens_BL == model.separator_id)
+        if model.layout.separator_id is not None:
+            opens_BL = opens_BL | (tokens_BL == model.layout.separator_id)
         found = head_templates.of_tokens(tokens_BL, opens_BL, vocabulary, causal=model.config.model.causal)
         return found | inputs.relations(rows)
 

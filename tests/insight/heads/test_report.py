@@ -16,7 +16,8 @@ from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
 from mini_gpt.insight.heads import templates as head_templates
-from mini_gpt.model.gpt import Inputs, positions_and_segments
+from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.layout import PLAIN
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
@@ -247,7 +248,7 @@ def test_each_row_draws_its_own_random_positions(small):
     module, before = model.merge(), []
     for number, tokens_L in enumerate(tokens_BL):
         key = jax.random.fold_in(jax.random.key(0), number)
-        positions_BL, _ = positions_and_segments(config.model, tokens_L[None], None, key[None])
+        positions_BL, _ = PLAIN.of(config.model, tokens_L[None], key[None])
         maps = module.forward(Inputs(tokens_L[None], positions_BL), trace=lambda trace: trace.attention)[2][0]
         before += [maps.weights_BHLS[0, 0, query, query - 1] for query in range(1, 12)]
     assert found["kinds"]["previous token"]["score"] == pytest.approx(np.mean(before), rel=1e-5)

@@ -1,0 +1,73 @@
+"""The positions and segments of tokens, which follow from the tokens themselves."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mini_gpt.config.data import DataConfig
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.data import tokenizers
+from mini_gpt.data.tokenizers import Tokenizer
+
+
+class Layout(NamedTuple):
+    """The tokens at which segments start, and those at which positions restart.
+
+    separator_id: the token before each document, or None if attention crosses documents. A separator belongs to the
+    document after it. Positions restart at the separator, and the token after it is predicted from the separator only.
+    operator_ids: the tokens at position 0, from which the tokens after them are counted; none: positions count all
+    tokens of a document (`data.position_ids`).
+    """
+
+    separator_id: int | None = None
+    operator_ids: tuple[int, ...] = ()
+
+    def of(
+        self, config: ModelConfig, tokens_BL: jax.Array, keys_B: jax.Array | None = None
+    ) -> tuple[jax.Array | None, jax.Array | None]:
+        """Return (positions_BL, segments_BL) of a text, int32; None where the default of `gpt.Inputs` holds.
+
+        With `model.random_positions`, each row has sorted random positions without repetition (Ruoss et al. 2023),
+        drawn with its key in keys_B. Without keys, they depend only on the row's first token and length. A score is
+        then the same in every call and batch, and does not depend on later tokens. If many rows have the same first
+        token, as in a task, pass `keys_of(row_numbers)` as keys_B.
+        """
+        positions_BL = segments_BL = None
+        if self.separator_id is not None:
+            segments_BL = jnp.cumsum(tokens_BL == self.separator_id, axis=1, dtype=jnp.int32)
+        if self.separator_id is not None or self.operator_ids:
+            places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
+            before_row = -1 if self.operator_ids else 0  # the place of the start before the first token
+            first_BL = jax.lax.cummax(jnp.where(self.restarts(tokens_BL), places_BL, before_row), axis=1)
+            positions_BL = places_BL - first_BL
+        count = config.random_positions
+        if count is not None:
+            if keys_B is None:
+                keys_B = keys_of(tokens_BL[:, 0])
+            # Take the indices of the largest random numbers, because choice(replace=False) would sort all numbers.
+            numbers_BN = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys_B)
+            positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
+        return positions_BL, segments_BL
+
+    def restarts(self, tokens: jax.Array) -> jax.Array:
+        """Return whether positions restart at each token, bool of the same shape."""
+        starts = [token for token in (self.separator_id, *self.operator_ids) if token is not None]
+        return jnp.isin(tokens, jnp.array(starts)) if len(starts) > 1 else tokens == starts[0]
+
+
+PLAIN = Layout()  # one segment in each row, positions 0, 1, 2, …
+
+
+def layout_of(data: DataConfig, tokenizer: Tokenizer) -> Layout:
+    """Return the layout of the tokens of a corpus. Operators are all characters but letters and digits."""
+    separator_id = tokenizers.separator(tokenizer) if data.isolate_documents else None
+    if data.position_ids == "sequence":
+        return Layout(separator_id)
+    characters = [text.decode() for text in tokenizer.texts]
+    return Layout(separator_id, tuple(i for i, character in enumerate(characters) if not character.isalnum()))
+
+
+def keys_of(numbers_B: jax.Array) -> jax.Array:
+    """Return a random key for each number."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), numbers_B)
