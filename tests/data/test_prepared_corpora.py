@@ -58,7 +58,7 @@ def test_the_standard_library_is_decoded_as_python_does(small, library):
 
 
 @pytest.mark.parametrize(
-    "name", ["[2024] a*b?", "back\\slash", "100%25#1", "größer 日本", *slow("**", "gs:", "{a,b}|c;$HOME")]
+    "name", ["[2024] a*b?", "back\\slash", "100%25#1", "größer 日本", *slow("gs:", "{a,b}|c;$HOME")]
 )
 def test_data_are_prepared_once_in_an_odd_directory(small, library, tmp_path, name):
     data = small(data__corpus="python_stdlib", data__path=None, data__cache_dir=str(tmp_path / name)).data
