@@ -14,7 +14,7 @@ class Published(NamedTuple):
     runs: str
 
 
-HUANG, DELETANG = "Huang et al. 2025", "Delétang et al. 2023"
+HUANG, DELETANG, ZHOU = "Huang et al. 2025", "Delétang et al. 2023", "Zhou et al. 2024"
 PROTOCOLS = {
     HUANG: (
         "means over the first five runs that fit the training lengths, up to 50; here, all runs count. ape: learned "
@@ -25,6 +25,10 @@ PROTOCOLS = {
         "the best of ten seeds and five encodings, trained to length 40; the share of correct tokens of all lengths in "
         "the range. Their model sees the question from both sides, and predicts all tokens at once. Values: quoted in "
         "a later paper."
+    ),
+    ZHOU: (
+        "more than 98%; the best of three initializations and five orders of the data, trained to 40 digits with "
+        "random positions."
     ),
 }
 _RANGES = ("51-100", "101-150")
@@ -56,6 +60,8 @@ def of_task(name: str) -> list[Published]:
         for model, values, runs in (("ape", ape, ape_runs), ("nope", nope, nope_runs)):
             for lengths, value in zip(_RANGES, values, strict=True):
                 found.append(Published(HUANG, model, lengths, "exact_match", value, f"5 of {runs}"))
+    if name == "addition_hints":
+        found.append(Published(ZHOU, "fire", "100", "exact_match", 0.98, "best of 15"))
     if name in _OF_DELETANG:
         shown = ("encoder, best encoding", "41-500", "token_accuracy", _OF_DELETANG[name], "best of 10")
         found.append(Published(DELETANG, *shown))
