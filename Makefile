@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test types test-slow test-newest test-oldest test-hugging-face faults docs lint sharding-tables clean
+.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs lint sharding-tables clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -17,7 +17,11 @@ types: $(VENV)/installed-dev
 	$(VENV)/bin/mypy
 
 test-slow: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest -q -n 2 -m slow $(SLOW)
+	$(VENV)/bin/python -m pytest -q -n 2 -m "slow and not exhaustive" $(SLOW)
+
+# Compare the KV cache with a full forward pass, for all encodings × variants of attention × windows × documents.
+test-cache: $(VENV)/installed-dev
+	$(VENV)/bin/python -m pytest -q -n 2 -m exhaustive tests/generation/test_cache.py
 
 # Test export to and import from Transformers, with PyTorch.
 test-hugging-face: .venv-hugging-face/installed
@@ -40,7 +44,7 @@ test-oldest:
 	$(MAKE) .venv-oldest/installed-dev VENV=.venv-oldest
 	sed -n 's/^\([A-Za-z_-]*\)>=\([0-9.]*\).*/\1==\2/p' requirements.txt > .venv-oldest/oldest.txt
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -r .venv-oldest/oldest.txt
-	.venv-oldest/bin/python -m pytest -q -n 2 tests
+	.venv-oldest/bin/python -m pytest -q -n 2 -m "not exhaustive" tests
 
 # Build the docs site in site/. A broken link or anchor is an error.
 docs: .venv-docs/installed $(VENV)/installed

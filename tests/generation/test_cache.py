@@ -32,14 +32,24 @@ VARIANTS = {
     "sticks": {"normaliser": "stick_breaking"},
 }
 LAYOUTS = list(itertools.product([None, 5, (5, 5, None)], [None, 12]))  # windows, separator of isolated documents
-# All pairs of encoding and variant. Each encoding and each variant meets all layouts.
-PAIRS = [
-    (encoding, variant, *LAYOUTS[(row + column) % len(LAYOUTS)])
+QUICK = (("fox", "canon"), ("pope", "sink"), ("cope", "sticks"))
+
+
+def _marks(encoding, variant, chosen):
+    """Return the marks of a combination. chosen: whether it is the one of its pair that is not exhaustive."""
+    if chosen:
+        return () if (encoding, variant) in QUICK else pytest.mark.slow
+    return (pytest.mark.slow, pytest.mark.exhaustive)
+
+
+# One combination of each pair of encoding and variant is chosen, so that each of the two meets all layouts.
+COMBINATIONS = [
+    pytest.param(encoding, variant, *layout, marks=_marks(encoding, variant, number == (row + column) % len(LAYOUTS)))
     for row, encoding in enumerate(ENCODINGS)
     for column, variant in enumerate(VARIANTS)
+    for number, layout in enumerate(LAYOUTS)
     if (encoding, variant) != ("hard_alibi", "ssmax")  # refused
 ]
-QUICK_PAIRS = [pair for pair in PAIRS if pair[:2] in (("fox", "canon"), ("pope", "sink"), ("cope", "sticks"))]
 MODELS = {
     "pattern": {"model.position": ("rope", "none", "t5")},
     "windows and bases": {"model.attention_window": (9, 4), "model.rope.base": (100.0, 1e4, 1e6)},
@@ -82,7 +92,7 @@ def make(fields, separator_id=None):
 
 @pytest.mark.parametrize(
     "encoding, variant, window, separator_id",
-    [*QUICK_PAIRS, *slow(*(pair for pair in PAIRS if pair not in QUICK_PAIRS))],
+    COMBINATIONS,
 )
 def test_cached_logits_equal_a_full_forward_pass(encoding, variant, window, separator_id):
     fields = {f"model.variants.{name}": value for name, value in VARIANTS[variant].items()}
