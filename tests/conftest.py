@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parent.parent
 
 
 def pytest_deselected(items):
-    """Count the tests that -m leaves out, but those of `make test-cache`. With -n, each worker of pytest-xdist counts the same ones."""
+    """Count the slow tests that -m leaves out. With -n, each worker of pytest-xdist counts the same ones."""
     for item in items:
         counts = getattr(item.config, "workeroutput", {})
         counts["left out"] = counts.get("left out", 0) + (item.get_closest_marker("exhaustive") is None)
