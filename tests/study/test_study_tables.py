@@ -37,6 +37,14 @@ def docs(tmp_path, monkeypatch):
         "condition,seed,length,context,nll\na,0,8,1,2.0\na,0,8,5,1.0\nb,0,8,1,2.4\nb,0,8,5,1.0\n"
         "a,1,8,1,3.0\na,1,8,5,1.5\nb,1,8,1,3.6\nb,1,8,5,1.5\na,0,16,1,9.0\n"
     )
+    (folder / "seeds.csv").write_text(
+        "condition,seed,suite,measured,length,nll,exact_match\n"
+        "a,0,text,x,8,2.0,\na,0,text,x,16,2.04,\na,0,text,x,32,2.04,\na,0,text,x,64,2.06,\n"
+        "a,1,text,x,8,3.0,\na,1,text,x,16,2.0,\na,1,text,x,32,3.04,\na,1,text,x,64,3.0,\n"
+        "a,2,text,x,8,3.0,\na,2,text,x,16,,\na,2,text,x,32,3.0,\na,2,text,x,64,3.0,\n"
+        "b,0,tasks,,8,,0.95\nb,0,tasks,,16,,0.9\nb,1,tasks,,8,,0.95\nb,1,tasks,,16,,0.89\n"
+        "c,0,tasks,,8,,0.2\nc,0,tasks,,16,,0.95\n"
+    )
     return tmp_path
 
 
@@ -51,6 +59,9 @@ def docs(tmp_path, monkeypatch):
         ("table perplexity nll x", f"\n|  | 64 | 32 |\n{RULE}| b | 2.000 ± 0.100 | – |\n| c | 2.438 | 2.500 |\n"),
         ("rise c 32 64 perplexity nll x", "−0.062"),
         ("rise c 64 32 perplexity nll x", "+0.062"),
+        ("holds a text nll x", "4× (2 of 3)"),
+        ("holds b tasks exact_match", "1× (2 of 2)"),
+        ("holds c tasks exact_match", "not learned"),
         ("at a b 8 1 4", "−0.500 ± 0.141"),
         ("at a b 8 1 8", "−0.250 ± 0.071"),
     ],
@@ -74,6 +85,7 @@ MISSING = [
     "table perplexity loss",
     "rise a 64 1024 perplexity nll",
     "at a b 8 2 5",
+    "holds d text nll x",
 ]
 
 
@@ -88,18 +100,22 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path):
     study.mkdir()
     (study / "study.json").write_text('{"name": "new"}')
     (study / "report.md").write_text("# Which?\n\nExploratory: no plan was frozen.\n\n## Verdicts\n")
-    for name in ("comparisons.csv", "runs.csv", "training.png", "differences-nll.png"):
+    for name in ("comparisons.csv", "training.png", "differences-nll.png"):
         (study / name).write_text(name)
+    columns = "condition,seed,suite,learned,measured,length,nll,perplexity"
+    (study / "runs.csv").write_text(f'{columns}\n"a,b",3,extrapolation,True,blocks,8,1.234567,3.4\n')
     evaluated = study / "a,b,seed=3" / "eval"
     evaluated.mkdir(parents=True)
     by_position = {"8": [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0, 6.0], "256": [1.0] * 256}
     (evaluated / "extrapolation.json").write_text(json.dumps({"by_position": by_position}))
     study_tables.take(study)
     taken = tmp_path / "studies" / "new"
-    names = ["by_position.csv", "comparisons.csv", "differences-nll.png", "standing.txt"]
+    names = ["by_position.csv", "comparisons.csv", "differences-nll.png", "seeds.csv", "standing.txt"]
     assert sorted(path.name for path in taken.iterdir()) == names
     assert [line.split(",", 2)[2] for line in (taken / "by_position.csv").read_text().splitlines()[1:]] == [
         "3,8,1,2.5",
         "3,8,5,5.25",
     ]
+    header = "condition,seed,suite,measured,length,nll\n"
+    assert (taken / "seeds.csv").read_text() == f'{header}"a,b",3,extrapolation,blocks,8,1.23457\n'
     assert (taken / "standing.txt").read_text() == "Exploratory: no plan was frozen.\n"
