@@ -17,7 +17,6 @@ from mini_gpt.data.tokenizers import Tokenizer, separator
 from mini_gpt.evaluation import items, perplexity, task_accuracy
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime.errors import UserError
 
 PROBLEMS = 64  # of each kind and length
 SHORTEST, LONGEST = 128, 4096  # default lengths, in tokens
@@ -91,6 +90,10 @@ LISTS: dict[str, Callable[[Rng], Iterator[str]]] = {"common": _common, "frequent
 KINDS = (*SENTENCES, *LISTS)
 
 
+class TooShort(Exception):
+    """No question fits the length; the message says why."""
+
+
 class Prompt(NamedTuple):
     """The tokens of a text with its question, and of the answer."""
 
@@ -101,7 +104,7 @@ class Prompt(NamedTuple):
 def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Tokenizer) -> Prompt:
     """Return a prompt of `length` tokens with its answer. kind, index and length determine the question.
 
-    text: tokens of the run's own text. Raises UserError if the length is too short for a question.
+    text: tokens of the run's own text. Raises TooShort if the length is too short for a question.
     """
     rng, encode = np.random.default_rng((KINDS.index(kind), index, length)), tokenizer.encode
     if kind in LISTS:
@@ -110,7 +113,7 @@ def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Toke
     parts = [*map(encode, inserted), encode(question), encode(answer)]
     room = length - sum(map(len, parts))
     if room < 0:
-        raise UserError(f"--lengths: found {length}, too short for {kind}; must be at least {length - room}")
+        raise TooShort(f"too short for this question, which has {length - room} tokens")
     start = int(rng.integers(max(1, len(text) - room + 1)))
     pieces = np.split(text[start : start + room], np.sort(rng.integers(room + 1, size=len(inserted))))
     woven = itertools.chain(*zip(pieces, parts[:-1], strict=True))
@@ -130,7 +133,7 @@ def _list_prompt(words: Iterator[str], length: int, rng: Rng, tokenizer: Tokeniz
             break
         parts.append(part)
     if len(parts) < 5:
-        raise UserError(f"--lengths: found {length}, too short for a list of words")
+        raise TooShort("too short for a list of words")
     return Prompt(np.concatenate([*(parts[i] for i in rng.permutation(len(parts))), question]), answer)
 
 
@@ -148,7 +151,11 @@ def measure(
         row: dict[str, Any] = {"kind": kind, "length": length, "exact_match": None, "token_accuracy": None, "nll": None}
         row |= {"problems": 0, "items": {}}
         if reason is None:
-            prompts = [prompt(kind, index, length, text, tokenizer) for index in range(PROBLEMS)]
+            try:
+                prompts = [prompt(kind, index, length, text, tokenizer) for index in range(PROBLEMS)]
+            except TooShort as error:
+                reason = str(error)
+        if reason is None:
             batch_of = functools.partial(_batch, prompts, length, separator(tokenizer))
             score = task_accuracy.score(model, batch_of, len(prompts), length - 1, advance=advance)
             reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE

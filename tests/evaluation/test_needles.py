@@ -10,7 +10,6 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.commands.suites.needles import Needles
 from mini_gpt.data import tokenizers
 from mini_gpt.evaluation import needles
-from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model
 
 TOKENIZER = tokenizers.ByteTokenizer()
@@ -54,9 +53,9 @@ def test_prompts_have_the_length_and_one_right_answer(kind, length):
         assert text.count("One of the special magic numbers") == sentences[kind]
 
 
-def test_lengths_too_short_for_a_question_are_refused():
+def test_no_question_fits_a_length_that_is_too_short():
     for kind in needles.KINDS:
-        with pytest.raises(UserError, match=r"--lengths: found 60, too short for "):
+        with pytest.raises(needles.TooShort, match=r"^too short for (a list of words|this question, which has \d+ )"):
             needles.prompt(kind, 0, 60, TEXT, TOKENIZER)
 
 
@@ -73,8 +72,9 @@ def test_the_suite_reports_each_kind_and_length(small, monkeypatch):
     monkeypatch.setattr(needles, "PROBLEMS", 3)
     config = small(model__position="learned", model__max_positions=1000, context_length=600)
     model = random_model(config, TOKENIZER.token_bytes)
-    rows = needles.measure(model, TOKENIZER, TEXT, (600, 1100))
-    assert [(row["kind"], row["length"]) for row in rows] == [(k, n) for k in needles.KINDS for n in (600, 1100)]
+    rows = needles.measure(model, TOKENIZER, TEXT, (60, 600, 1100))
+    assert [(row["kind"], row["length"]) for row in rows] == [(k, n) for k in needles.KINDS for n in (60, 600, 1100)]
+    assert all(row["reason"].startswith("too short") for row in rows if row["length"] == 60)
     for row in rows:
         assert row["status"] == ("ok" if row["length"] == 600 else "undefined")
         assert (row["problems"], row["exact_match"]) == ((3, 0) if row["length"] == 600 else (0, None))
