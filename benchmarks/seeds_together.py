@@ -54,7 +54,7 @@ class Training:
             self.state, self.step, self.batches = states[0], runs[0].compiled_step(), (batch for (batch,) in prepared)
             return
         self.state, self.batches = jax.tree.map(lambda *each: jnp.stack(each), *states), map(_stacked, prepared)
-        keyed_step = make_keyed_step(runs[0].definition, loaded[0], mesh, separator_id=runs[0].separator_id)
+        keyed_step = make_keyed_step(runs[0].definition, loaded[0], mesh, layout=runs[0].layout)
         keys_S = jnp.stack([jax.random.key(config.seed) for config in loaded])
         step = jax.jit(lambda state, batch: jax.vmap(keyed_step)(state, batch, keys_S), donate_argnums=0)
         self.step = step.lower(self.state, _stacked([run.train_batches[0] for run in runs])).compile()

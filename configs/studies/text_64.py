@@ -2,7 +2,7 @@
 
     python -m mini_gpt.study run configs/studies/text_64.py
 
-81 runs of configs/positions.py. configs/studies/positions.py has the older encodings, with the same seeds. `rnope-swa`
+81 runs of configs/positions.py. configs/studies/positions.py has the older encodings, with seeds 0 to 9. `rnope-swa`
 has RoPE with a window in three layers of four, and no encoding in the fourth. Results: docs/results/encodings.md.
 """
 

@@ -10,8 +10,8 @@ verdicts                                            a table of all comparisons
 verdict CONDITION CONDITION [LENGTH]                one verdict with its difference
 table SUITE METRIC [LABEL]                          means and deviations, by condition and length
 rise CONDITION LENGTH LENGTH SUITE METRIC [LABEL]   the difference of the means at two lengths, second minus first
-holds CONDITION SUITE METRIC [LABEL]                the largest length, in trained lengths, at which most seeds hold,
-                                                    and how many of them hold there
+holds CONDITION LENGTH SUITE METRIC [LABEL]         the largest length, divided by the trained LENGTH, at which most
+                                                    seeds hold, and how many of them hold there
 at CONDITION CONDITION LENGTH FIRST LAST            the difference of the losses with FIRST..LAST tokens of context in
                                                     blocks of LENGTH, first minus second condition: mean ± deviation
 """
@@ -19,6 +19,7 @@ at CONDITION CONDITION LENGTH FIRST LAST            the difference of the losses
 import argparse
 import csv
 import json
+import math
 import re
 import shutil
 import statistics
@@ -29,8 +30,8 @@ from mini_gpt.runtime import files
 
 DOCS = Path(__file__).parents[1]
 BY_POSITION, SEEDS = "by_position", "seeds"
-# A seed holds at a length if, there and at all shorter lengths, its loss is at most this much (nats) above that at the
-# trained length; or if its exact match is at least that much.
+# A seed that has learned holds at a length if, there and at all lengths from the trained one to it, its loss is at most
+# this much (nats) above that at the trained length; or if its exact match is at least that much.
 MOST_RISE, LEAST_MATCH = 0.05, 0.9
 GROUP, FARTHEST = 4, 128  # tokens: a row of by_position.csv is a mean over GROUP positions of a block
 MARKED = re.compile(r"(<!-- study (\S+): (.+?) -->)(.*?)(<!-- /study -->)", re.DOTALL)
@@ -62,9 +63,9 @@ def generated(name: str, kind: str) -> str:
         mean = {row["length"]: row[f"{metric}_mean"] for row in rows if row["condition"] == condition}
         return _signed(float(mean[second]) - float(mean[first]))
     if word == "holds":
-        condition, suite, metric, *label = arguments
+        condition, trained, suite, metric, *label = arguments
         rows = [row for row in _rows(name, SEEDS) if (row["suite"], row["measured"]) == (suite, " ".join(label))]
-        return _holds([row for row in rows if row["condition"] == condition], metric)
+        return _holds([row for row in rows if row["condition"] == condition], int(trained), metric)
     if word == "at":
         first, second, length, *places = arguments
         return _difference_at(
@@ -100,7 +101,7 @@ def _of_seeds(study: Path) -> list[dict[str, object]]:
     with (study / "runs.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     metrics = [metric for metric in ("nll", "exact_match") if metric in rows[0]]
-    named = ("condition", "seed", "suite", "measured", "length")
+    named = ("condition", "seed", "suite", "learned", "measured", "length")
     short = lambda value: f"{float(value):.5f}" if value else ""
     return [{name: row[name] for name in named} | {metric: short(row[metric]) for metric in metrics} for row in rows]
 
@@ -117,26 +118,26 @@ def _by_position(study: Path) -> list[dict[str, object]]:
     return rows
 
 
-def _holds(rows: Rows, metric: str) -> str:
-    """Return such as `4× (7 of 8)`, or `not learned` if less than half of the seeds hold at the trained length."""
+def _holds(rows: Rows, trained: int, metric: str) -> str:
+    """Return such as `4× (7 of 8)`; `≥ 8×` for the largest measured length; `not learned` without a majority at 1×."""
     if not rows:
         raise ValueError("no such condition, suite or label")
     of_seed: dict[str, dict[int, float]] = {}
     for row in rows:
         of_seed.setdefault(row["seed"], {})[int(row["length"])] = float(row[metric] or "nan")
-    lengths = sorted({int(row["length"]) for row in rows})
-    trained, found, holding = lengths[0], "not learned", set(of_seed)
+    lengths = sorted({int(row["length"]) for row in rows if int(row["length"]) >= trained})
+    found, holding = "not learned", {row["seed"] for row in rows if row["learned"] == "True"}
     for length in lengths:
         holding = {seed for seed in holding if _holds_at(of_seed[seed], length, trained, metric)}
         if 2 * len(holding) > len(of_seed):
-            found = f"{length / trained:g}× ({len(holding)} of {len(of_seed)})"
+            largest = "≥ " if length == lengths[-1] else ""
+            found = f"{largest}{length / trained:g}× ({len(holding)} of {len(of_seed)})"
     return found
 
 
 def _holds_at(values: dict[int, float], length: int, trained: int, metric: str) -> bool:
-    if metric == "nll":
-        return values[length] <= values[trained] + MOST_RISE
-    return values[length] >= LEAST_MATCH
+    value, before = values.get(length, math.nan), values.get(trained, math.nan)
+    return value <= before + MOST_RISE if metric == "nll" else value >= LEAST_MATCH
 
 
 def _difference_at(rows: Rows, pair: tuple[str, str], length: str, contexts: range) -> str:

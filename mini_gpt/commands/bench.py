@@ -5,8 +5,7 @@ python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.positio
 python -m mini_gpt.bench --decode configs/tiny.py[,model.position=alibi] [--prompt_tokens=16] [--tokens=240]
 
 --config measures the training step on the config's own batches. --compare measures two configs in turns in one process;
-its ratios are the second's times over the first's. --decode measures the decoding of one text with random weights. Run
-nothing else on the machine meanwhile.
+its ratios are the second's times over the first's. --decode measures the decoding of one text with random weights.
 """
 
 import functools
@@ -39,6 +38,7 @@ from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, compute_dtype
+from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import require
@@ -241,8 +241,8 @@ def random_model(config: Config) -> LoadedModel:
     vocab_size = states.vocab_size(config, tokenizer)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
-    state = states.create(config, vocab_size, abstract_state)
-    return LoadedModel(state.parameters, definition, config, mesh, config.batch_tokens)
+    parameters, layout = states.create(config, vocab_size, abstract_state).parameters, layout_of(config.data, tokenizer)
+    return LoadedModel(parameters, definition, config, mesh, config.batch_tokens, layout)
 
 
 def time_decoding(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:

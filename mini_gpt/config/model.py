@@ -35,8 +35,9 @@ def _feed_forward_width(values: Mapping[str, Any]) -> int:
 
 
 def _most_positions(values: Mapping[str, Any]) -> int:
-    """model.random_positions, or else train.random_offsets, or else context_length"""
-    return values["model.random_positions"] or values["train.random_offsets"] or values["context_length"]
+    """model.random_positions, or train.random_offsets, or context_length (1 more with data.position_ids)"""
+    length = values["context_length"] + (values["data.position_ids"] != "sequence")
+    return values["model.random_positions"] or values["train.random_offsets"] or length
 
 
 class ModelConfig(Section, prefix="model."):

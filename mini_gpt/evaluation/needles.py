@@ -113,7 +113,7 @@ def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Toke
     parts = [*map(encode, inserted), encode(question), encode(answer)]
     room = length - sum(map(len, parts))
     if room < 0:
-        raise TooShort(f"too short for this question, which has {length - room} tokens")
+        raise TooShort(f"too short: a question with its sentences and answer has {length - room} tokens")
     start = int(rng.integers(max(1, len(text) - room + 1)))
     pieces = np.split(text[start : start + room], np.sort(rng.integers(room + 1, size=len(inserted))))
     woven = itertools.chain(*zip(pieces, parts[:-1], strict=True))
@@ -133,7 +133,7 @@ def _list_prompt(words: Iterator[str], length: int, rng: Rng, tokenizer: Tokeniz
             break
         parts.append(part)
     if len(parts) < 5:
-        raise TooShort("too short for a list of words")
+        raise TooShort("too short: no list of words fits")
     return Prompt(np.concatenate([*(parts[i] for i in rng.permutation(len(parts))), question]), answer)
 
 

@@ -5,6 +5,7 @@ tokens is the most likely one after the true tokens before it. A masked model pr
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,11 @@ def _predict(model: LoadedModel, inputs_BL, targets_BL, indices_B) -> tuple[jax.
     return losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
 
 
+def longest_word(problems: list[tuple[str, str]]) -> int:
+    """Return the length of the longest run of letters and digits, and so the largest of the position ids."""
+    return max(len(word) for problem in problems for part in problem for word in re.findall(r"[^\W_]+", part))
+
+
 def default_lengths(config: Config) -> tuple[int, ...]:
     """Return lengths up to twice the longest trained one, within the limits of the task."""
     task = tasks.find(config.data.corpus)
@@ -128,13 +134,15 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     ones for every model and seed. `reason`: why a row is undefined, or None.
     """
     rows, config = [], model.config
+    is_sequence = config.data.position_ids == "sequence"
     needed = {length: batches.row_length(config, length) for length in lengths}
-    reasons = {length: perplexity.why_undefined(config.model, needed[length]) for length in lengths}
-    problems = {
+    drawn = {
         length: tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
         for length in lengths
-        if reasons[length] is None
     }
+    most = {length: needed[length] if is_sequence else 1 + longest_word(drawn[length]) for length in lengths}
+    reasons = {length: perplexity.why_undefined(config.model, most[length]) for length in lengths}
+    problems = {length: found for length, found in drawn.items() if reasons[length] is None}
     title = f"{sum(map(len, problems.values())):,} problems of {len(problems)} lengths"
     with progress.shown(title, sum(len(found) * needed[length] for length, found in problems.items())) as advance:
         for length, reason in reasons.items():

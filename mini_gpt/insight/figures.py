@@ -70,7 +70,9 @@ def model_figures(name: str, model: LoadedModel, tokenizer: Tokenizer, tokens: n
         factor = config.d_model**0.5 if config.scale_embeddings else 1
         x_LD = factor * sharding.to_host(model.parameters["embedding"], model.mesh)[tokens]
         title = f"{name}: embeddings x, positions p, and the terms of (x+p)ᵀ(y+p′)"
-        by_name["sums"] = sums(x_LD, table_PD[: len(tokens)], [""] * len(tokens), title=title)
+        positions_1L = model.layout.of(config, jnp.asarray(tokens)[None])[0]
+        places = range(len(tokens)) if positions_1L is None else np.asarray(positions_1L[0])
+        by_name["sums"] = sums(x_LD, table_PD[places], [""] * len(tokens), title=title)
     return by_name
 
 

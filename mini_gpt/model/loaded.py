@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
 from mini_gpt.model.gpt import Inputs, MiniGPT
-from mini_gpt.model.layout import PLAIN, Layout
+from mini_gpt.model.layout import Layout
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding
 
@@ -39,7 +39,7 @@ class LoadedModel:
     config: Config
     mesh: Mesh
     batch_tokens: int
-    layout: Layout = PLAIN
+    layout: Layout
     head_mask_NBH: jax.Array | None = None
 
     @property

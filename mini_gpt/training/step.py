@@ -63,10 +63,9 @@ def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, lay
         keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[unmasked]))
         positions_BL, segments_BL = layout.of(model.config, batch[unmasked], keys_B)
         if config.train.random_offsets is not None:
-            length = batch[unmasked].shape[1]
-            most = config.train.random_offsets - length + 1
-            offsets_B = jax.vmap(lambda key: jax.random.randint(key, (), 0, most))(keys_B)
-            positions_BL = jnp.arange(length) if positions_BL is None else positions_BL
+            positions_BL = jnp.arange(batch[unmasked].shape[1])[None] if positions_BL is None else positions_BL
+            most_B = jnp.broadcast_to(config.train.random_offsets - positions_BL.max(axis=1), keys_B.shape)
+            offsets_B = jax.vmap(lambda key, most: jax.random.randint(key, (), 0, most))(keys_B, most_B)
             has_offset_BL = (positions_BL > 0) | (config.data.position_ids != "abacus")
             positions_BL = positions_BL + jnp.where(has_offset_BL, offsets_B[:, None], 0)
         inputs = Inputs(batch["inputs"], positions_BL, segments_BL)

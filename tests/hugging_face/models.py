@@ -6,6 +6,7 @@ import numpy as np
 from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import exporting
 from mini_gpt.model import gpt, parameters
+from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
@@ -68,6 +69,6 @@ def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
     config, drawn = make(name, vocab_size)
     directory.mkdir(parents=True)
     definition, mesh = gpt.abstract(config.model, vocab_size)[0], sharding.make_reading_mesh(1, 1)
-    model = LoadedModel(drawn, definition, config, mesh, config.batch_tokens)
+    model = LoadedModel(drawn, definition, config, mesh, config.batch_tokens, PLAIN)
     exporting.write_model(model, directory, ids={"bos_token_id": end, "eos_token_id": end})
     return config, drawn

@@ -15,7 +15,8 @@ from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning
 from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import Inputs, positions_and_segments
+from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.layout import PLAIN
 from mini_gpt.training.run import Run
 from tests.conftest import slow
 from tests.evaluation.models import random_model
@@ -146,7 +147,7 @@ def test_each_problem_draws_its_own_random_positions(small):
         """Return the mean loss of a problem's answer, with positions from the key of its number."""
         batch = batches.problem_batch(problems[number : number + 1], config, tokenizer, 12)
         key = jax.random.fold_in(jax.random.key(0), number)
-        inputs = Inputs(batch["inputs"], positions_and_segments(config.model, batch["inputs"], None, key[None])[0])
+        inputs = Inputs(batch["inputs"], PLAIN.of(config.model, batch["inputs"], key[None])[0])
         nll_BL = losses.nll(module.logits(module.forward(inputs, head_mask_NBH=mask_NBH)[0]), batch["targets"])
         return (nll_BL * batch["weights"]).sum() / batch["weights"].sum()
 

@@ -17,6 +17,7 @@ from mini_gpt.model.attention.masks import Context, Heads, Mask, Scoring
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
 from mini_gpt.model.attention.reference import attend
 from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import Position
 from mini_gpt.runtime import sharding
@@ -141,7 +142,7 @@ def test_attention_statistics_use_visible_pairs_without_padding():
     module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)
     _, _, maps = module.forward(Inputs(tokens), trace=lambda trace: trace.attention)
     definition, params = gpt.split(module)
-    model = LoadedModel(params, definition, config, sharding.make_mesh(1, 1, 1), 1024)
+    model = LoadedModel(params, definition, config, sharding.make_mesh(1, 1, 1), 1024, PLAIN)
     lengths = (9, 12)  # the first row has three tokens of padding
     is_query_BL = np.arange(12) < np.array(lengths)[:, None]
     statistics, maps_NHLS = attention_statistics(model, np.asarray(tokens), is_query_BL)

@@ -38,12 +38,13 @@ def docs(tmp_path, monkeypatch):
         "a,1,8,1,3.0\na,1,8,5,1.5\nb,1,8,1,3.6\nb,1,8,5,1.5\na,0,16,1,9.0\n"
     )
     (folder / "seeds.csv").write_text(
-        "condition,seed,suite,measured,length,nll,exact_match\n"
-        "a,0,text,x,8,2.0,\na,0,text,x,16,2.04,\na,0,text,x,32,2.04,\na,0,text,x,64,2.06,\n"
-        "a,1,text,x,8,3.0,\na,1,text,x,16,2.0,\na,1,text,x,32,3.04,\na,1,text,x,64,3.0,\n"
-        "a,2,text,x,8,3.0,\na,2,text,x,16,,\na,2,text,x,32,3.0,\na,2,text,x,64,3.0,\n"
-        "b,0,tasks,,8,,0.95\nb,0,tasks,,16,,0.9\nb,1,tasks,,8,,0.95\nb,1,tasks,,16,,0.89\n"
-        "c,0,tasks,,8,,0.2\nc,0,tasks,,16,,0.95\n"
+        "condition,seed,learned,suite,measured,length,nll,exact_match\n"
+        "a,0,True,text,x,4,9.0,\na,0,True,text,x,8,2.0,\na,0,True,text,x,16,2.04,\na,0,True,text,x,32,2.04,\n"
+        "a,0,True,text,x,64,2.06,\na,1,True,text,x,8,3.0,\na,1,True,text,x,16,2.0,\na,1,True,text,x,32,3.04,\n"
+        "a,1,True,text,x,64,3.0,\na,2,True,text,x,8,3.0,\na,2,True,text,x,16,,\na,2,True,text,x,32,3.0,\n"
+        "b,0,True,tasks,,8,,0.95\nb,0,True,tasks,,16,,0.9\nb,1,True,tasks,,8,,0.95\nb,1,True,tasks,,16,,0.89\n"
+        "c,0,True,tasks,,8,,0.2\nc,0,True,tasks,,16,,0.95\nd,0,False,tasks,,8,,1\nd,1,True,tasks,,8,,1\n"
+        "e,0,True,tasks,,8,,1\ne,0,True,tasks,,16,,1\n"
     )
     return tmp_path
 
@@ -59,9 +60,11 @@ def docs(tmp_path, monkeypatch):
         ("table perplexity nll x", f"\n|  | 64 | 32 |\n{RULE}| b | 2.000 ± 0.100 | – |\n| c | 2.438 | 2.500 |\n"),
         ("rise c 32 64 perplexity nll x", "−0.062"),
         ("rise c 64 32 perplexity nll x", "+0.062"),
-        ("holds a text nll x", "4× (2 of 3)"),
-        ("holds b tasks exact_match", "1× (2 of 2)"),
-        ("holds c tasks exact_match", "not learned"),
+        ("holds a 8 text nll x", "4× (2 of 3)"),
+        ("holds b 8 tasks exact_match", "1× (2 of 2)"),
+        ("holds c 8 tasks exact_match", "not learned"),
+        ("holds d 8 tasks exact_match", "not learned"),
+        ("holds e 8 tasks exact_match", "≥ 2× (1 of 1)"),
         ("at a b 8 1 4", "−0.500 ± 0.141"),
         ("at a b 8 1 8", "−0.250 ± 0.071"),
     ],
@@ -85,7 +88,7 @@ MISSING = [
     "table perplexity loss",
     "rise a 64 1024 perplexity nll",
     "at a b 8 2 5",
-    "holds d text nll x",
+    "holds z 8 text nll x",
 ]
 
 
@@ -116,6 +119,6 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path):
         "3,8,1,2.5",
         "3,8,5,5.25",
     ]
-    header = "condition,seed,suite,measured,length,nll\n"
-    assert (taken / "seeds.csv").read_text() == f'{header}"a,b",3,extrapolation,blocks,8,1.23457\n'
+    header = "condition,seed,suite,learned,measured,length,nll\n"
+    assert (taken / "seeds.csv").read_text() == f'{header}"a,b",3,extrapolation,True,blocks,8,1.23457\n'
     assert (taken / "standing.txt").read_text() == "Exploratory: no plan was frozen.\n"

@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.generation import cache
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import slow
@@ -38,3 +41,32 @@ def test_a_run_is_trained_resumed_and_measured(small, tmp_path, name, capsys):
     suites.evaluate(run, "extrapolation", SuiteOptions(lengths="2x", strides="2x"))
     for suite in ("heads", "figures", *(["explorer"] if shown else [])):
         suites.evaluate(run, suite, SuiteOptions())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ids, offsets, lengths", [("coupled", None, "1x,3x,4x"), ("abacus", 40, "1x,8x,10x")])
+def test_a_run_with_position_ids_is_trained_resumed_and_measured(small, tmp_path, ids, offsets, lengths):
+    task = {"data__corpus": "task:addition_reversed", "data__tokenizer": "characters", "data__task_length": 4}
+    fields = task | {"data__position_ids": ids, "model__position": "learned", "train__random_offsets": offsets}
+    for steps in (3, 6):
+        loop.train(small(**fields, context_length=16, train__steps=steps, eval__sample_tokens=3), tmp_path)
+    run = Run(tmp_path)
+    rows = suites.evaluate(run, "tasks", SuiteOptions(lengths=lengths))["rows"]
+    assert [row["status"] for row in rows] == ["ok", "ok", "undefined"]
+    assert f"has {offsets or 17} positions" in rows[2]["reason"]
+    for suite in ("heads", "figures", "explorer"):
+        suites.evaluate(run, suite, SuiteOptions())
+    problem = "12+34=46"
+    tokens_1L = np.array([run.tokenizer.encode(problem)], np.int32)
+    whole_LV = np.asarray(run.model.logits(tokens_1L))[0]
+    prefilled_BV, kv = cache.prefill(run.model, tokens_1L[:, :4], np.array([4]), 8)
+    for place in range(4, 8):
+        np.testing.assert_allclose(prefilled_BV[0], whole_LV[place - 1], rtol=1e-4, atol=1e-4)
+        prefilled_BV, kv = cache.decode(run.model, tokens_1L[:, place], kv)
+    positions_BL = np.array([[1, 2, 0, 1, 2, 0, 1, 2]])
+    np.testing.assert_allclose(run.model.merge()(tokens_1L, positions_BL)[0], whole_LV, rtol=1e-4, atol=1e-4)
+    other = Run(tmp_path, overrides={"data.position_ids": "sequence"})
+    assert np.abs(np.asarray(other.model.logits(tokens_1L))[0] - whole_LV).max() > 1e-3
+    if offsets is None:
+        with pytest.raises(UserError, match=r"has 17 positions; found a length of 21"):
+            suites.evaluate(run, "figures", SuiteOptions(text="a" * 20))

@@ -154,6 +154,8 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     if options.text is not None:
         tokens = run.tokenizer.encode(options.text)[:most].astype(np.int32)
         require(len(tokens) > 0, "--text", options.text, "must have at least one character")
+        if run.model.layout.operator_ids:  # a text without an operator ends at this position
+            check_length(run.config.model, len(tokens) + 1)
         return tokens
     if not data.is_task:
         return np.asarray(run.store.tokens(options.split)[:most], np.int32)

@@ -71,7 +71,8 @@ def head_report(
     frequent = np.flatnonzero(~vocabulary.is_rare_V[: tokenizers.separator(tokenizer)])
     repeated: Sequence[_Layer | None] = [None] * len(layers)
     length = model.config.context_length
-    if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED:
+    # Random tokens are no words: with position ids, they would have positions that were never trained.
+    if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED and not model.layout.operator_ids:
         random_BL, period_B = head_templates.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
         random = Inputs(random_BL, np.ones(random_BL.shape, bool))
         template = lambda rows: head_templates.induction(length, period_B[rows])
