@@ -14,7 +14,7 @@ RELATIVE = ("rope", "alibi", "t5", "fire", "kerple", "fox")
 
 def get_study() -> Study:
     match = {"suite": "tasks", "metric": "token_accuracy", "lengths": "2x"}
-    counted = {"model.position": "learned", "data.position_ids": "abacus", "train.random_offsets": 64}
+    counted = {"model.position": "learned", "data.position_ids": "abacus", "train.random_offsets": 40}
     return Study(
         question="Which encoding copies words that are longer than those in training?",
         config="configs/tasks.py:copy",

@@ -1,0 +1,48 @@
+"""Do learned positions and no encoding generalize to longer problems where the theory of C-RASP says so?
+
+    python -m mini_gpt.study run configs/studies/c_rasp.py
+
+84 runs on six tasks of Huang et al. (2025), trained on lengths up to 20. `ape` has learned positions with a random
+offset, `nope` no encoding. Their theory predicts that `ape` generalizes on unique_copy, unique_sort and
+binary_majority, `nope` on the last two, and neither on the other tasks. Results: docs/results/encodings.md.
+"""
+
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.data import tasks
+from mini_gpt.study.definition import Contrast, Fit, Study
+
+NAMES = ("unique_copy", "unique_sort", "binary_majority", "repeat_copy", "parity", "binary_addition")
+LENGTH = 20
+
+
+def conditions(name: str) -> dict[str, dict[str, object]]:
+    """Return the two conditions of a task."""
+    size = tasks.TASKS[name].size
+    fields = {"data.corpus": f"task:{name}", "context_length": size(LENGTH)}
+    ape = {"model.position": "learned", "train.random_offsets": size(3 * LENGTH)}
+    return {f"{name}, ape": fields | ape, f"{name}, nope": fields | {"model.position": "none"}}
+
+
+def get_study() -> Study:
+    match = {"suite": "tasks", "metric": "exact_match", "lengths": "2x"}
+    return Study(
+        question="Do learned positions and no encoding generalize to longer problems where C-RASP says so?",
+        config="configs/tasks.py:unique_copy",
+        overrides={
+            "model.dtype": "float32",
+            "model.num_layers": 2,
+            "train.steps": 3000,
+            "train.batch_size": 64,
+            "optimizer.learning_rate": 2e-3,
+        },
+        conditions={condition: fields for name in NAMES for condition, fields in conditions(name).items()},
+        seeds=range(7),
+        suites={"tasks": SuiteOptions(lengths="1x,2x,3x")},
+        contrasts=[
+            Contrast(f"{name}, ape", "higher", f"{name}, nope", **match)
+            for name in ("unique_copy", "unique_sort", "repeat_copy")
+        ],
+        smallest_effect=0.05,
+        fit=Fit("tasks", "exact_match", at_least=0.9),
+        expected_deviation=0.1,
+    )
