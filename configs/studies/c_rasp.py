@@ -1,10 +1,11 @@
-"""Do learned positions and no encoding generalize to longer problems where the theory of C-RASP says so?
+"""Do models with learned positions, or without encoding, generalize to longer problems on the predicted tasks?
 
     python -m mini_gpt.study run configs/studies/c_rasp.py
 
-84 runs on six tasks of Huang et al. (2025), trained on lengths up to 20. `ape` has learned positions with a random
-offset, `nope` no encoding. Their theory predicts that `ape` generalizes on unique_copy, unique_sort and
-binary_majority, `nope` on the last two, and neither on the other tasks. Results: docs/results/encodings.md.
+84 runs: six tasks of Huang et al. (2025), two encodings and seven seeds, with lengths up to 20 (theirs: 50). `ape` has
+learned positions with a random offset, `nope` no encoding. Their theory predicts that `ape` generalizes on unique_copy,
+unique_sort and binary_majority, `nope` on unique_sort and binary_majority, and neither on repeat_copy, parity and
+binary_addition. Results: docs/results/encodings.md.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions
@@ -26,7 +27,7 @@ def conditions(name: str) -> dict[str, dict[str, object]]:
 def get_study() -> Study:
     match = {"suite": "tasks", "metric": "exact_match", "lengths": "2x"}
     return Study(
-        question="Do learned positions and no encoding generalize to longer problems where C-RASP says so?",
+        question="Do models with learned positions, or without encoding, generalize on the predicted tasks?",
         config="configs/tasks.py:unique_copy",
         overrides={
             "model.dtype": "float32",

@@ -16,8 +16,8 @@ class Layout(NamedTuple):
 
     separator_id: the token before each document, or None if attention crosses documents. A separator belongs to the
     document after it. Positions restart at the separator, and the token after it is predicted from the separator only.
-    operator_ids: the tokens at position 0, from which the tokens after them are counted; none: positions count all
-    tokens of a document (`data.position_ids`).
+    operator_ids: the tokens at position 0, from which later tokens are counted (`data.position_ids`). If empty,
+    positions count all tokens of a document.
     """
 
     separator_id: int | None = None
@@ -28,17 +28,17 @@ class Layout(NamedTuple):
     ) -> tuple[jax.Array | None, jax.Array | None]:
         """Return (positions_BL, segments_BL) of a text, int32; None where the default of `gpt.Inputs` holds.
 
-        With `model.random_positions`, each row has sorted random positions without repetition (Ruoss et al. 2023),
-        drawn with its key in keys_B. Without keys, they depend only on the row's first token and length. A score is
-        then the same in every call and batch, and does not depend on later tokens. If many rows have the same first
-        token, as in a task, pass `keys_of(row_numbers)` as keys_B.
+        With `model.random_positions`, each row has other positions: sorted random ones without repetition (Ruoss et al.
+        2023), drawn with its random key in keys_B. Without keys_B, they depend on the first token and the length only,
+        so that a row has the same score in every call and batch. If many rows have the same first token, as in a task,
+        pass `keys_of(row_numbers)` as keys_B.
         """
         positions_BL = segments_BL = None
         if self.separator_id is not None:
             segments_BL = jnp.cumsum(tokens_BL == self.separator_id, axis=1, dtype=jnp.int32)
         if self.separator_id is not None or self.operator_ids:
             places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
-            before_row = -1 if self.operator_ids else 0  # the place of the start before the first token
+            before_row = -1 if self.operator_ids else 0  # with operators, the first token has position 1
             first_BL = jax.lax.cummax(jnp.where(self.restarts(tokens_BL), places_BL, before_row), axis=1)
             positions_BL = places_BL - first_BL
         count = config.random_positions
