@@ -21,7 +21,7 @@ def conditions(name: str) -> dict[str, dict[str, object]]:
     size = tasks.TASKS[name].size
     fields = {"data.corpus": f"task:{name}", "context_length": size(LENGTH)}
     ape = {"model.position": "learned", "train.random_offsets": size(3 * LENGTH)}
-    return {f"{name}, ape": fields | ape, f"{name}, nope": fields | {"model.position": "none"}}
+    return {f"{name},ape": fields | ape, f"{name},nope": fields | {"model.position": "none"}}
 
 
 def get_study() -> Study:
@@ -40,7 +40,7 @@ def get_study() -> Study:
         seeds=range(7),
         suites={"tasks": SuiteOptions(lengths="1x,2x,3x")},
         contrasts=[
-            Contrast(f"{name}, ape", "higher", f"{name}, nope", **match)
+            Contrast(f"{name},ape", "higher", f"{name},nope", **match)
             for name in ("unique_copy", "unique_sort", "repeat_copy")
         ],
         smallest_effect=0.05,
