@@ -114,6 +114,12 @@ def panels_figure(panels: Mapping[str, list[Curve]], *, x: str, y: str, trained:
     return figure
 
 
+def show_shares(figure: Figure) -> Figure:
+    """Let the common y axis show shares from 0 to 1; return the figure."""
+    figure.axes[0].set_ylim(-0.03, 1.03)
+    return figure
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG atomically."""
     png = io.BytesIO()

@@ -46,7 +46,8 @@ class Needles(Suite):
             for kind, rows in self.by_label(result["rows"]).items()
         ]
         x, y = "tokens of the text", "share of questions answered"
-        return curves.panels_figure({"needles": lines}, x=x, y=y, trained=result["train_length"])
+        panels, trained = {"needles": lines}, result["train_length"]
+        return curves.show_shares(curves.panels_figure(panels, x=x, y=y, trained=trained))
 
 
 def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:

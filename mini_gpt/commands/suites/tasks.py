@@ -62,7 +62,8 @@ class Tasks(Suite):
         lengths = [row["length"] for row in solved]
         lines = [Curve(name, lengths, [row[value] for row in solved]) for value, name in CURVES.items()]
         x = f"length ({tasks.find(result['task']).unit})"
-        return curves.panels_figure({result["task"]: lines}, x=x, y="share correct", trained=result["train_length"])
+        panels, trained = {result["task"]: lines}, result["train_length"]
+        return curves.show_shares(curves.panels_figure(panels, x=x, y="share correct", trained=trained))
 
 
 def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:
