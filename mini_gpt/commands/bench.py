@@ -5,7 +5,7 @@ python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.positio
 python -m mini_gpt.bench --decode configs/tiny.py[,model.position=alibi] [--prompt_tokens=16] [--tokens=240]
 
 --config measures the training step on the config's own batches. --compare measures two configs in turns in one process;
-its ratios are the second's times over the first's. --decode measures the decoding of one text with random weights.
+its ratios are the second's times over the first's. --decode decodes one text with random weights. Run nothing else.
 """
 
 import functools

@@ -4,6 +4,7 @@ Answers are greedy. Exact match needs no decoding: greedy decoding gives the tru
 tokens is the most likely one after the true tokens before it. A masked model predicts all tokens of an answer at once.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -134,15 +135,12 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     ones for every model and seed. `reason`: why a row is undefined, or None.
     """
     rows, config = [], model.config
-    is_sequence = config.data.position_ids == "sequence"
     needed = {length: batches.row_length(config, length) for length in lengths}
-    drawn = {
-        length: tasks.different(config.data.corpus, split, PROBLEMS, shortest=length, longest=length)
-        for length in lengths
-    }
-    most = {length: needed[length] if is_sequence else 1 + longest_word(drawn[length]) for length in lengths}
+    draw = functools.cache(lambda n: tasks.different(config.data.corpus, split, PROBLEMS, shortest=n, longest=n))
+    in_sequence = config.data.position_ids == "sequence"
+    most = {length: needed[length] if in_sequence else 1 + longest_word(draw(length)) for length in lengths}
     reasons = {length: perplexity.why_undefined(config.model, most[length]) for length in lengths}
-    problems = {length: found for length, found in drawn.items() if reasons[length] is None}
+    problems = {length: draw(length) for length in lengths if reasons[length] is None}
     title = f"{sum(map(len, problems.values())):,} problems of {len(problems)} lengths"
     with progress.shown(title, sum(len(found) * needed[length] for length, found in problems.items())) as advance:
         for length, reason in reasons.items():
