@@ -19,7 +19,7 @@ class DataConfig(Section, prefix="data."):
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
     seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed", None)
     position_ids: Literal["sequence", "coupled", "abacus"] = field(
-        "sequence", "coupled, abacus: positions restart after each character but letters and digits", before="sequence"
+        "sequence", "coupled, abacus: positions restart at each character that is no letter or digit", before="sequence"
     )
     isolate_documents: bool = field(False, "attention stays inside a document, and positions restart in each")
     cache_dir: str | None = field(None, "None: mini_gpt under $XDG_CACHE_HOME or ~/.cache")

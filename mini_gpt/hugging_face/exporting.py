@@ -49,8 +49,8 @@ def write_model(
     Raises UserError if no architecture can express the model.
     """
     architecture = architectures.choose(model.config.model)
-    ids_of = model.config.data.position_ids
-    require(ids_of == "sequence", "data.position_ids", ids_of, "must be sequence to be exported")
+    position_ids = model.config.data.position_ids
+    require(position_ids == "sequence", "data.position_ids", position_ids, "must be sequence to be exported")
     config, arrays = _equivalent(model, biased=architecture.always_biased)
     if order is not None:
         arrays |= {name: arrays[name][order] for name in ("embedding", "unembedding") if name in arrays}

@@ -62,7 +62,7 @@ def _longest(functions: int) -> int:
 @functools.cache
 def _commands() -> dict[int, list[Problem]]:
     """Return all 20,910 commands of SCAN with their actions, by the number of actions (Lake and Baroni 2018)."""
-    one = {name: letter for name, letter in ACTIONS.items()}
+    one = dict(ACTIONS)
     for name, (way, turn) in itertools.product(["turn", *ACTIONS], {"left": "L", "right": "R"}.items()):
         act = ACTIONS.get(name, "")
         one |= {f"{name} {way}": turn + act, f"{name} opposite {way}": turn + turn + act}
