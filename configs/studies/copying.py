@@ -30,7 +30,7 @@ def get_study() -> Study:
         conditions={name: {"model.position": name} for name in ("none", *RELATIVE)} | {"abacus": counted},
         seeds=range(8),
         suites={"tasks": SuiteOptions(lengths="1x,1.5x,2x,3x")},
-        contrasts=[Contrast("abacus", "higher", name, **match) for name in ("none", *RELATIVE) if name != "t5"],
+        contrasts=[Contrast("abacus", "higher", name, **match) for name in ("none", *RELATIVE)],
         smallest_effect=0.05,
         fit=Fit("tasks", "exact_match", at_least=0.9),
         expected_deviation=0.1,
