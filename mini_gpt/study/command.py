@@ -95,6 +95,7 @@ def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     machine.call_in(machine.slots(flags.jobs)[0], definition.check_new_runs, plan, workdir)
     digest = ledger.freeze(workdir, plan, definition.fingerprints(plan))
     print(f"Frozen: {plan.name}, SHA-256 {digest}, commit {ledger.commit()}, in {workdir / ledger.LEDGER}")
+    print(*estimate.can_show(plan), sep="\n")
 
 
 def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:

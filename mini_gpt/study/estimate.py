@@ -75,12 +75,12 @@ def text(results: Results, costs: dict[str, Cost], jobs: int) -> str:
         f"{len(missing)} of {len(plan.runs)} runs are missing; {jobs} at a time: about {clock(total / jobs)}.",
         f"Disk: {needed / MIB:,.0f} MiB at most, {free / MIB:,.0f} MiB are free in {_existing(results.workdir)}.",
         *(["Warning: the runs need more disk space than is free."] if needed > free else []),
-        *_can_show(plan),
+        *can_show(plan),
     ]
     return "\n".join(lines)
 
 
-def _can_show(plan: Plan) -> list[str]:
+def can_show(plan: Plan) -> list[str]:
     """Return what the seeds can show, with the expected spread."""
     study, comparisons, seeds = plan.study, len(plan.comparisons), len(plan.study.seeds)
     if not comparisons:

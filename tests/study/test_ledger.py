@@ -136,13 +136,15 @@ def get_study():
 """
 
 
-def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, overrides, tmp_path):
+def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, overrides, tmp_path, capsys):
     path, workdir = tmp_path / "sizes.py", tmp_path / "study"
     run = lambda action, *more: type_in(
         monkeypatch, "mini_gpt.study.command", action, str(path), f"--workdir={workdir}", *more
     )
     path.write_text(FILE.format(seeds=1, overrides=overrides))
-    assert run("freeze") is None and run("run") is None and len(fake) == 2
+    assert run("freeze") is None
+    assert "Warning: with 1 seeds, no difference can be shown." in capsys.readouterr().out
+    assert run("run") is None and len(fake) == 2
     assert "Confirmatory: the plan was frozen on" in (workdir / "report.md").read_text()
     path.write_text(FILE.format(seeds=2, overrides=overrides))
     said = run("run")
