@@ -23,8 +23,8 @@ PROTOCOLS = {
     ),
     DELETANG: (
         "the best of ten seeds and five encodings, trained to length 40; the share of correct tokens of all lengths in "
-        "the range. Their model sees the question from both sides, and predicts all tokens at once. Values: quoted in "
-        "a later paper."
+        "the range. Lengths are the characters of the question. Their model sees the question from both sides, and "
+        "predicts all tokens at once. Values: quoted in a later paper."
     ),
     ZHOU: (
         "more than 98%; the best of three initializations and five orders of the data, trained to 40 digits with "
