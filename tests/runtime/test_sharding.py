@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import gpt, parameters
+from mini_gpt.model.layout import PLAIN, Layout
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
@@ -40,10 +41,10 @@ def first_state(config):
     return states.create(config, VOCAB, abstract_state(config))
 
 
-def train(config, state):
+def train(config, state, layout=PLAIN):
     mesh = sharding.make_mesh(*config.mesh.sizes)
     definition, places = states.abstract(config, VOCAB, mesh)
-    step, history = make_train_step(definition, config, places), []
+    step, history = make_train_step(definition, config, places, layout=layout), []
     for number in range(3):
         state, metrics = step(state, sharding.put_batch(make_batch(config, number), mesh))
         history.append({name: float(value) for name, value in metrics.items()})
@@ -130,6 +131,19 @@ def test_variants_of_attention_equal_one_device(small, scan, position):
         histories.append(train(config, first_state(config))[1])
     for single, several in zip(*histories, strict=True):
         assert several == pytest.approx(single, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ids", ["abacus", "coupled"])
+def test_position_ids_with_random_offsets_equal_one_device(small, ids):
+    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__position_ids": ids}
+    fields |= {"train__random_offsets": 40, "model__dtype": "float32"}
+    results = []
+    for mesh in ((1, 1, 1), (2, 2, 2)):
+        sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
+        config = small(**SMALL_MODEL | fields, **sizes)
+        results.append(train(config, first_state(config), Layout(None, operator_ids=(5, 9))))
+    assert_close(*results)
 
 
 def test_a_batch_is_sharded_by_rows(small):
