@@ -32,6 +32,7 @@ def get_study() -> Study:
         overrides={
             "model.dtype": "float32",
             "model.num_layers": 2,
+            "data.task_length": LENGTH,
             "train.steps": 2000,
             "train.batch_size": 64,
             "optimizer.learning_rate": 2e-3,
