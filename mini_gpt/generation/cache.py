@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.masks import KeyValues
 from mini_gpt.model.attention.variants import CANON_TAPS
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime.errors import UserError, require
 
 
 class Slots(NamedTuple):
@@ -42,14 +44,22 @@ class Cache(NamedTuple):
     random_BT: jax.Array | None
 
 
+def check(config: ModelConfig) -> None:
+    """Raise UserError if the model can't use a KV cache."""
+    require(config.causal, "model.causal", False, "a bidirectional model can't generate text")
+    if config.without_cache:
+        raise UserError(f"{config.without_cache}; so the model can't generate text with a KV cache")
+
+
 def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capacity: int) -> tuple[jax.Array, Cache]:
     """Run the model on prompts in one pass; return the next token's logits_BV, float32, and the cache.
 
     tokens_BL: prompts padded on the right; a causal model does not see the padding. lengths_B: tokens of each prompt,
-    at least 1. capacity: the maximum length of a row.
+    at least 1. capacity: the maximum length of a row. Raises the errors of `check`.
     """
     module, (batch, length) = model.merge(), tokens_BL.shape
     config = module.config
+    check(config)
     padded_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
     positions_BT, segments_BT = model.layout.of(config, padded_BT)
     prompt = Inputs(tokens_BL, *(None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT)))
@@ -92,10 +102,10 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
 
 def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
     """Run the model on one more token per row; return the next token's logits_BV, float32, and the new cache."""
-    module, places_B, newest = model.merge(), cache.lengths_B, max(cache.slots)
-    segments_B, positions_B = _last(cache.slots[newest].segments_BS, cache.steps), places_B
+    module, places_B, size = model.merge(), cache.lengths_B, max(cache.slots)  # all sizes have the newest token
+    segments_B, positions_B = _last(cache.slots[size].segments_BS, cache.steps), places_B
     if model.layout != PLAIN:
-        next_B = _last(cache.slots[newest].positions_BS, cache.steps) + 1
+        next_B = _last(cache.slots[size].positions_BS, cache.steps) + 1
         positions_B = jnp.where(model.layout.restarts(tokens_B), 0, next_B)
     if model.layout.separator_id is not None:
         segments_B = segments_B + (tokens_B == model.layout.separator_id)
@@ -112,8 +122,8 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
     def past(layer: KeyValues) -> Past:
         """Return the past of a layer. Its slots hold no later token and no token before the window."""
         size = layer.keys_XSK.shape[1]
-        recent_BT = None if layer.recent_BTD is None else visible[CANON_TAPS]
-        return Past(layer, cache.steps, slots[size].positions_BS, visible[size], recent_BT)
+        recent_visible_BT = None if layer.recent_BTD is None else visible[CANON_TAPS]
+        return Past(layer, cache.steps, slots[size].positions_BS, visible[size], recent_visible_BT)
 
     inputs, caches = Inputs(tokens_B[:, None], positions_B[:, None]), list(map(past, cache.layers))
     x_B1D, layers, _ = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, caches=caches)

@@ -46,11 +46,9 @@ def stream(
     the model is bidirectional, or prompt and length exceed the model's positions.
     """
     config, vocab_size = model.config.model, model.merge().vocab_size
-    require(config.causal, "model.causal", False, "a bidirectional model can't generate text")
-    if config.without_cache:
-        raise UserError(f"{config.without_cache}; so the model can't generate text with a KV cache")
+    caches.check(config)
     require(length >= 0, "length", length, "must be at least 0")
-    if not all(map(len, prompts)):
+    if not len(prompts) or not all(map(len, prompts)):
         raise UserError("prompt: found no token; give at least one")
     if dtype(config) != compute_dtype(config.dtype):
         model = dataclasses.replace(model, definition=_float32_definition(config, vocab_size))
@@ -111,14 +109,9 @@ def _start(model: LoadedModel, sampling: Sampling, capacity: int, tokens_BL, len
 def _continue(model: LoadedModel, sampling: Sampling, state: _State, count: int) -> tuple[_State, jax.Array]:
     """Sample `count` ≤ CHUNK more tokens of each row; return the state and tokens_BN with N = CHUNK."""
     vocab_size = model.merge().vocab_size
-
-    def chunk_noise() -> jax.Array:
-        """Return the noise of the whole chunk; computing it per token took a fifth of a small model's time."""
-        places_NB = state.cache.lengths_B + 1 + jnp.arange(CHUNK)[:, None]
-        return jax.vmap(lambda places_B: noise(state.keys_B, places_B, vocab_size))(places_NB)
-
-    no_noise = lambda: jnp.zeros((CHUNK, len(state.tokens_B), vocab_size))
-    noise_NBV = jax.lax.cond(count > 0, chunk_noise, no_noise)
+    # All noise of the chunk at once: token by token, it took a fifth of a small model's time.
+    places_NB = state.cache.lengths_B + 1 + jnp.arange(CHUNK)[:, None]
+    noise_NBV = jax.vmap(lambda places_B: noise(state.keys_B, places_B, vocab_size))(places_NB)
 
     def step(number, carry):
         state, tokens_BN = carry

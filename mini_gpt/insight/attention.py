@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.gpt import Inputs, Trace
+from mini_gpt.model.gpt import Trace
 from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -86,7 +86,7 @@ def attention_statistics(
 @functools.partial(jax.jit, static_argnames="reduce")
 def _each_layer(model: LoadedModel, tokens_BL, text_BL, rows_B, arguments: tuple, *, reduce) -> list[Any]:
     module = model.merge()
-    inputs = Inputs(tokens_BL, *model.layout.of(module.config, text_BL, keys_of(rows_B)))
+    inputs = model.with_layout(tokens_BL, text_BL, keys_of(rows_B))
     with sharding.use_mesh(model.mesh):
         reduce_trace = lambda trace: reduce(trace, *arguments)
         _, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)

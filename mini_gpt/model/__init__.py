@@ -1,4 +1,4 @@
-"""The model, which computes logits from tokens. Imports runtime and config."""
+"""The model, which computes logits from tokens. Imports runtime, config and data."""
 
 from mini_gpt.model.gpt import MiniGPT
 

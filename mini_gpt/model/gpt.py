@@ -99,7 +99,7 @@ class Block(nnx.Module):
 
     def _add_branch(self, x_BLD, added_BLD, norm, key) -> jax.Array:
         added_BLD = dropout(added_BLD, self.config.sublayer_dropout, key)
-        x_BLD = x_BLD + added_BLD if self.config.residual else added_BLD
+        x_BLD = x_BLD + added_BLD if self.config.residual else added_BLD.astype(x_BLD.dtype)
         return x_BLD if self.config.norm_placement == "pre" else norm(x_BLD)
 
 
@@ -181,7 +181,7 @@ class MiniGPT(nnx.Module):
 
         masks = [Mask(config.causal, kind.window, segments_BL) for kind in kinds]
         contexts = [Context(*part, positions_BL, trace is not None) for part in zip(masks, pattern, strict=True)]
-        options = Options(keys, head_mask_NBH)  # stacked over layers
+        options = Options(None if keys is None else keys[:-1], head_mask_NBH)  # stacked over layers
         if config.scan_layers and caches is None:
             x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
         else:  # with caches, layers are not scanned: a scan would copy the caches for each token
@@ -218,7 +218,7 @@ class MiniGPT(nnx.Module):
             x_BLD, _, traces = self._run_layers(x_BLD, _unstack(definition, part[0]), contexts, part[1], trace)
             return x_BLD, traces
 
-        in_periods = lambda leaf: leaf[:layers].reshape(-1, length, *leaf.shape[1:])
+        in_periods = lambda leaf: leaf.reshape(-1, length, *leaf.shape[1:])
         x_BLD, traces = jax.lax.scan(period, x_BLD, jax.tree.map(in_periods, (stacked, options)))
         return x_BLD, None, [_at(traces[layer % length], layer // length) for layer in range(layers)]
 

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model.gpt import Inputs, MiniGPT
+from mini_gpt.model.gpt import Inputs, MiniGPT, check_length
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding
@@ -72,6 +72,12 @@ class LoadedModel:
         """Return the module with its parameters; also works under jit."""
         return nnx.merge(self.definition, self.parameters)
 
+    def with_layout(self, tokens_BL: jax.Array, text_BL: jax.Array, keys_B: jax.Array | None) -> Inputs:
+        """Return the tokens with the positions and segments of the text. Raises the errors of `check_length`."""
+        if not self.layout.operator_ids:  # these restart positions, so that a row may be longer than the table
+            check_length(self.config.model, tokens_BL.shape[1])
+        return Inputs(tokens_BL, *self.layout.of(self.config.model, text_BL, keys_B))
+
     @jax.jit
     def hidden(
         self, inputs_BL: jax.Array, text_BL: jax.Array | None = None, keys_B: jax.Array | None = None
@@ -82,10 +88,9 @@ class LoadedModel:
         has the separators of documents; by default inputs_BL. keys_B: a random key for each row, see
         `Layout.of`.
         """
-        text_BL = inputs_BL if text_BL is None else text_BL
-        layout = self.layout.of(self.config.model, text_BL, keys_B)
+        inputs = self.with_layout(inputs_BL, inputs_BL if text_BL is None else text_BL, keys_B)
         with sharding.use_mesh(self.mesh):
-            return self.merge().forward(Inputs(inputs_BL, *layout), head_mask_NBH=self.head_mask_NBH)[0]
+            return self.merge().forward(inputs, head_mask_NBH=self.head_mask_NBH)[0]
 
     @jax.jit
     def logits(self, *inputs: jax.Array | None) -> jax.Array:

@@ -10,6 +10,7 @@ from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, token_store, tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.model.attention import choice
 from mini_gpt.model.layout import Layout, layout_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
@@ -53,9 +54,13 @@ class Assembly(NamedTuple):
 
 
 def make_mesh(config: Config) -> Mesh:
-    """Return the mesh of a training run. Raises UserError if the devices do not fit the batch or `model.dtype`."""
+    """Return the mesh of a training run.
+
+    Raises UserError if the devices do not fit the batch, `model.dtype` or `model.attention`.
+    """
     mesh = sharding.make_mesh(*config.mesh.sizes)
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
+    choice.check(config.model.attention)
     # Checked again, since the number of devices for `mesh.data=-1` is known only now.
     if problem := batch_problem(config.train, mesh.shape["data"], mesh.shape["fsdp"]):
         raise UserError(problem)

@@ -140,6 +140,10 @@ BAD = [
         },
         r"data\.isolate_documents: found False; must be True for a task with masked answers",
     ),
+    (
+        {"data.isolate_documents": True, "model.rope.scaling": "dynamic", "model.rope.factor": 4.0},
+        r"data\.isolate_documents: found True; must be False with model\.rope\.scaling=dynamic",
+    ),
     ({"data.position_ids": "coupled"}, r"data\.position_ids: found 'coupled'; must be sequence, because .* not a task"),
     (
         {"data.corpus": "task:copy", "data.tokenizer": "characters", "data.position_ids": "abacus"},

@@ -11,8 +11,10 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data.tokenizers import ByteTokenizer
+from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
+from mini_gpt.insight import attention
 from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
@@ -168,6 +170,7 @@ def test_draws_follow_the_softmax_at_the_temperature():
     [
         ({"length": -1}, "length: found -1"),
         ({"prompts": [[1], []]}, "prompt: found no token"),
+        ({"prompts": []}, "prompt: found no token"),
     ],
 )
 def test_values_out_of_range_are_refused(arguments, message):
@@ -178,6 +181,24 @@ def test_values_out_of_range_are_refused(arguments, message):
 def test_a_bidirectional_model_cannot_generate():
     with pytest.raises(UserError, match=r"model\.causal: found False"):
         generate(make(**{"model.causal": False, "train.objective": "masked"}), [1])
+
+
+DYNAMIC = {"model.rope.scaling": "dynamic", "model.rope.factor": 4.0}
+
+
+@pytest.mark.parametrize("fields", [{"model.variants.selective": True}, DYNAMIC])
+def test_a_cache_is_refused_where_it_would_be_wrong(fields):
+    with pytest.raises(UserError, match=r"^model\.\S+: found .*can't generate text with a KV cache"):
+        caches.prefill(make(**fields), jnp.array([[1, 2]]), jnp.array([2]), 8)
+
+
+@pytest.mark.parametrize("separator_id", [None, 0])
+def test_a_text_past_the_learned_table_is_refused(separator_id):
+    model = make(separator_id, **{"model.position": "learned"})
+    tokens = jnp.tile(jnp.array([[0, 1, 2]]), (1, 3))  # nine tokens, in documents of three
+    for read in (model.logits, lambda tokens: attention.attention_maps(model, np.asarray(tokens))):
+        with pytest.raises(UserError, match="the learned table has 8 positions; found a length of 9"):
+            read(tokens)
 
 
 def test_generation_past_the_learned_table_is_refused():

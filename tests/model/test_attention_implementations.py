@@ -19,6 +19,7 @@ from mini_gpt.model.attention.masks import Context, Heads, KeyValues, Mask, Scor
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import assembly
 from tests.conftest import slow
 
 
@@ -238,6 +239,8 @@ CHOICES = [  # platform, setting, length, dtype, extra, chosen
     ("cuda", "auto", 1024, "bfloat16", {}, "cudnn"),
     ("cuda", "auto", 1024, "float32", {}, "reference"),
     ("cuda", "auto", 8192, "bfloat16", {"biased": True}, "blockwise"),
+    ("cpu", "cudnn", 1024, "bfloat16", {}, "blockwise"),
+    ("cuda", "splash", 1024, "bfloat16", {}, "reference"),
     ("cuda", "cudnn", 8192, "bfloat16", {"segments": True}, "blockwise"),
     ("cuda", "cudnn", 1024, "float32", {}, "reference"),
     ("cuda", "cudnn", 1024, "bfloat16", {"window": 9, "causal": False}, "reference"),
@@ -292,11 +295,11 @@ def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, ext
         ("splash", "cuda", "needs TPUs; the devices here are NVIDIA GPUs; must be reference, blockwise, cudnn or auto"),
     ],
 )
-def test_a_kernel_without_its_device_is_an_error(setting, platform, message, monkeypatch):
+def test_training_with_a_kernel_of_other_devices_is_an_error(setting, platform, message, monkeypatch):
     monkeypatch.setattr(devices, "platform", lambda _: platform)
-    config = configs.load("configs/tiny.py", {"model.attention": setting}).model
+    config = configs.load("configs/tiny.py", {"model.attention": setting})
     with pytest.raises(UserError, match=rf"^model.attention: found '{setting}', which {message}$"):
-        MiniGPT(config, 257, rngs=nnx.Rngs(0))
+        assembly.make_mesh(config)
 
 
 def attend_to_cache(heads, mask, scale):

@@ -269,6 +269,14 @@ def test_last_hidden_states_have_the_compute_dtype(placement):
     assert model.forward(Inputs(tokens))[0].dtype == jnp.bfloat16 and model(tokens).dtype == jnp.float32
 
 
+def test_without_residuals_the_stream_is_float32_in_a_scan_too():
+    for scan in (False, True):
+        _, definition, params = make_model(dtype="bfloat16", residual=False, scan_layers=scan)
+        inputs = Inputs(jnp.zeros((1, 4), jnp.int32))
+        traces = nnx.merge(definition, params).forward(inputs, trace=lambda trace: trace.after_BLD)[2]
+        assert [after_BLD.dtype for after_BLD in traces] == [jnp.float32, jnp.float32]
+
+
 def test_bfloat16_models_keep_float32_parameters():
     _, definition, params = make_model(dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}

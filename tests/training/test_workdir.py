@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mini_gpt.config import loading as configs
@@ -147,6 +148,16 @@ def test_an_indivisible_batch_size_is_refused(small, tmp_path, mesh, batch, mess
 
 
 @pytest.mark.slow
+def test_a_run_with_a_kernel_of_other_devices_is_read_with_one_of_these(trained):
+    workdir, tokens = trained(train__steps=4), np.arange(24).reshape(1, 24)
+    expected = Run(workdir).model.logits(tokens)
+    config = (workdir / "config.json").read_text()
+    assert '"attention": "auto"' in config
+    (workdir / "config.json").write_text(config.replace('"attention": "auto"', '"attention": "cudnn"'))
+    np.testing.assert_array_equal(Run(workdir).model.logits(tokens), expected)
+    np.testing.assert_array_equal(Run(workdir, overrides={"model.attention": "auto"}).model.logits(tokens), expected)
+
+
 def test_config_json_is_the_resolved_config(small, tmp_path):
     config = small()
     loop.train(config, tmp_path)

@@ -131,7 +131,9 @@ TASKS = {
         longest=len(HINTS) - 2,
         alphabet=HINTED,
     ),
-    "binary_addition": Task(_binary_addition, lambda n: 2 * n + 1, "characters of the question", shortest=6, longest=10_000),
+    "binary_addition": Task(
+        _binary_addition, lambda n: 2 * n + 1, "characters of the question", shortest=6, longest=10_000
+    ),
     "binary_multiplication": Task(
         _binary_multiplication,
         lambda n: 2 * n + 3,

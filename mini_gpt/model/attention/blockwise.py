@@ -1,7 +1,8 @@
 """Attention in blocks of queries and keys; memory is linear, not quadratic, in the sequence length.
 
-Fully masked blocks are skipped. The softmax is computed online (Milakov and Gimelshein 2018; Rabe and Staats 2021). The
-backward pass recomputes each block's attention weights from the log-sum-exp of its rows (Dao et al. 2022).
+Blocks that causality or a window hides are skipped. The softmax is computed online (Milakov and Gimelshein 2018; Rabe
+and Staats 2021). The backward pass recomputes each block's attention weights from the log-sum-exp of its rows (Dao et
+al. 2022).
 """
 
 import functools
@@ -85,12 +86,12 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
             logits_BGRS = masked(capped_logits(q_NBGRK[i], k_NBGSK[j]), parameters, i, j, layout)
             max_BGR = jnp.maximum(max_NBGR[i], jnp.max(logits_BGRS, axis=-1))
             weights_BGRS = jnp.exp(logits_BGRS - max_BGR[..., None])
-            decay_BGR = jnp.exp(max_NBGR[i] - max_BGR)
+            rescale_BGR = jnp.exp(max_NBGR[i] - max_BGR)
             values_BGRK = _product("bgrs,bgsk->bgrk", weights_BGRS, v_NBGSK[j])
             return (
-                sum_NBGRK.at[i].set(decay_BGR[..., None] * sum_NBGRK[i] + values_BGRK),
+                sum_NBGRK.at[i].set(rescale_BGR[..., None] * sum_NBGRK[i] + values_BGRK),
                 max_NBGR.at[i].set(max_BGR),
-                total_NBGR.at[i].set(decay_BGR * total_NBGR[i] + jnp.sum(weights_BGRS, axis=-1)),
+                total_NBGR.at[i].set(rescale_BGR * total_NBGR[i] + jnp.sum(weights_BGRS, axis=-1)),
             )
 
         rows = q_NBGRK.shape[:-1]

@@ -14,14 +14,14 @@ class Past(NamedTuple):
     """One layer's KV cache of S slots, and how the new token uses it.
 
     steps: scalar; the new token's slot is `steps` % S. positions_BS, visible_BS: of all slots, including the new
-    token's. recent_BT: which of the layer's last inputs a convolution sees, or None.
+    token's. recent_visible_BT: which of the layer's last inputs a convolution sees, or None.
     """
 
     cache: KeyValues
     steps: jax.Array
     positions_BS: jax.Array
     visible_BS: jax.Array
-    recent_BT: jax.Array | None = None
+    recent_visible_BT: jax.Array | None = None
 
     def write_recent(self, x_B1D: jax.Array) -> "Past":
         """Return the past with the layer's new input in its slot."""

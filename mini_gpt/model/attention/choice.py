@@ -18,7 +18,7 @@ log_once = functools.cache(logging.getLogger(__name__).info)
 
 
 def check(requested: str) -> None:
-    """Raise UserError if `model.attention` names an implementation for another kind of device."""
+    """Raise UserError if `model.attention` of a new run names an implementation for another kind of device."""
     here = devices.platform(jax.devices()[0])
     needed = next((platform for platform, name in FUSED.items() if name == requested), here)
     if needed != here:
@@ -30,7 +30,10 @@ def check(requested: str) -> None:
 
 
 def choose(requested: str, heads: Heads, mask: Mask, scoring: Scoring, *, biased: bool, dropout: bool) -> str:
-    """Return an implementation's name; if the requested or fastest one does not support the call, log why once."""
+    """Return an implementation's name; if the requested or fastest one does not support the call, log why once.
+
+    A run that was trained with the implementation of another kind of device is read with one that works here.
+    """
     platform = devices.platform(jax.devices()[0])
     is_long = heads.q_BLHK.shape[1] >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
     unfused = "blockwise" if is_long else "reference"
@@ -51,7 +54,9 @@ def _obstacle(name: str, heads: Heads, mask: Mask, scoring: Scoring, *, biased: 
     """Return the first property of the call that the implementation does not support, or None."""
     length, width, dtype = heads.q_BLHK.shape[1], heads.q_BLHK.shape[3], heads.q_BLHK.dtype.name
     fused, all_but_reference = ("cudnn", "splash"), ("blockwise", "cudnn", "splash")
+    platform = devices.platform(jax.devices()[0])
     obstacles = [
+        (fused, FUSED.get(platform) != name, DEVICES.get(platform, platform)),
         (all_but_reference, dropout, "dropout of attention weights"),
         (all_but_reference, scoring.contextual_PK is not None, "the positions of cope"),
         (all_but_reference, scoring.selective, "selective attention"),
@@ -60,7 +65,7 @@ def _obstacle(name: str, heads: Heads, mask: Mask, scoring: Scoring, *, biased: 
         (fused, scoring.soft_cap is not None, "a soft cap"),
         (fused, scoring.sink_H is not None, "an attention sink"),
         (fused, width != heads.v_BSGK.shape[3], "keys that are wider than values"),
-        (("cudnn",), dtype not in ("bfloat16", "float16"), f"products in {dtype}"),
+        (("cudnn",), dtype != "bfloat16", f"products in {dtype}"),
         (("cudnn",), mask.segments_BL is not None, "isolated documents"),
         (("cudnn",), mask.window is not None and not mask.causal, "two-sided windows"),
         (("cudnn",), length % 2, f"length {length}, only even lengths"),

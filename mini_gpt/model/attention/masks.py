@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 HIDDEN = float(jnp.finfo(jnp.float32).min)  # the logit of a masked key; finite, because -inf - (-inf) is NaN
+HIDDEN_FROM_HEAD = -1e30  # a bias that hides a key from a head; added to a logit, so it must not overflow
 
 
 class Mask(NamedTuple):

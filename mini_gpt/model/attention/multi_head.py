@@ -37,7 +37,6 @@ class MultiHeadAttention(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, own: Any = None, *, rngs: nnx.Rngs):
-        choice.check(config.attention)
         self.config = config
         kv_width = config.num_kv_heads * config.head_width
         self.query = Linear(config, config.d_model, config.d_model, dtype, rngs=rngs)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from mini_gpt.model.attention import rows
-from mini_gpt.model.attention.masks import HIDDEN, Heads, KeyValues, Scoring, decay_bias, scaled
+from mini_gpt.model.attention.masks import HIDDEN, HIDDEN_FROM_HEAD, Heads, KeyValues, Scoring, decay_bias, scaled
 
-PLAIN = Scoring()
+DEFAULT_SCORING = Scoring()
 
 
 class AttentionMaps(NamedTuple):
@@ -26,7 +26,7 @@ class AttentionMaps(NamedTuple):
     @property
     def seen_BHLS(self) -> jax.Array:
         """Whether a head's query sees a key, also after a bias that hides keys from some heads."""
-        return self.visible_BLS[:, None] & (self.logits_BHLS > -1e29)
+        return self.visible_BLS[:, None] & (self.logits_BHLS > HIDDEN_FROM_HEAD / 10)
 
 
 def attend(
@@ -34,14 +34,13 @@ def attend(
     visible_BLS: jax.Array,
     *,
     bias_BHLS: jax.Array | None = None,
-    scoring: Scoring = PLAIN,
+    scoring: Scoring = DEFAULT_SCORING,
     drop: Callable[[jax.Array], jax.Array] = lambda weights_BHLS: weights_BHLS,
 ) -> tuple[jax.Array, AttentionMaps]:
     """Return softmax(scale · qkᵀ + bias) v as out_BLHK in q's dtype, and attention maps (Vaswani et al. 2017, eq. 1).
 
-    scoring: the scale and the variants of the softmax.
-
-    The softmax is in float32. The output is zero for a query without a visible key. drop: applies dropout to weights.
+    scoring: the scale and the variants of the softmax, which is in float32. drop: applies dropout to weights. The
+    output is zero for a query without a visible key.
     """
     q_BLHK, k_BSGK, v_BSGK, decay_BLH = heads
     B, L, H, K = q_BLHK.shape

@@ -39,9 +39,9 @@ class Variants(nnx.Module):
         """Return x plus a causal depthwise convolution of x with 4 taps, within a segment (canon-A, Allen-Zhu 2025)."""
         taps_TD = self.canon[...]
         if past is not None:
-            assert past.cache.recent_BTD is not None and past.recent_BT is not None
+            assert past.cache.recent_BTD is not None and past.recent_visible_BT is not None
             ages_T = (past.steps - jnp.arange(CANON_TAPS)) % CANON_TAPS  # of the slots; 0 is the new token's
-            weighted_BTD = past.recent_BT[..., None] * taps_TD[ages_T] * past.cache.recent_BTD
+            weighted_BTD = past.recent_visible_BT[..., None] * taps_TD[ages_T] * past.cache.recent_BTD
             return x_BLD + weighted_BTD.sum(axis=1, keepdims=True).astype(x_BLD.dtype)
         length, mixed_BLD = x_BLD.shape[1], x_BLD
         for age in range(min(CANON_TAPS, length)):

@@ -8,9 +8,8 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.model.attention.masks import HIDDEN_FROM_HEAD
 from mini_gpt.model.positions.base import Position
-
-HIDDEN = -1e30  # hides a key from a head; finite, because -inf - (-inf) is NaN
 
 
 class Alibi(Position):
@@ -37,7 +36,7 @@ class HardAlibi(Position):
 
     def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
         reach_H11 = jnp.array(self.reach, jnp.float32)[:, None, None]
-        return jnp.where(_distances(query_positions_BL, key_positions_BS) <= reach_H11, 0.0, HIDDEN)
+        return jnp.where(_distances(query_positions_BL, key_positions_BS) <= reach_H11, 0.0, HIDDEN_FROM_HEAD)
 
 
 class T5(Position):
