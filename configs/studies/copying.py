@@ -30,6 +30,7 @@ def get_study() -> Study:
         conditions={name: {"model.position": name} for name in ("none", *RELATIVE)} | {"abacus": counted},
         seeds=range(1, 9),
         suites={"tasks": SuiteOptions(lengths="1x,1.5x,2x,3x")},
+        # Without T5: with eight seeds, no more than six claims can be shown.
         contrasts=[Contrast("abacus", "higher", name, **match) for name in ("none", *RELATIVE) if name != "t5"],
         smallest_effect=0.05,
         fit=Fit("tasks", "exact_match", at_least=0.9),

@@ -135,7 +135,8 @@ class Config(Section):
         if self.data.position_ids != "sequence" and length >= model.max_positions:
             self.refuse("model.max_positions", f"must be above context_length ({length}) with data.position_ids")
         if self.data.isolate_documents and model.rope.scaling == "dynamic":
-            self.refuse("data.isolate_documents", "must be False with model.rope.scaling=dynamic")
+            remedy = "must be False with model.rope.scaling=dynamic, which scales by the length of the row"
+            self.refuse("data.isolate_documents", remedy)
         if masked and self.data.is_task and not self.data.isolate_documents:
             self.refuse("data.isolate_documents", "must be True for a task with masked answers, to mask the padding")
         if self.optimizer.name == "muon" and len(model.position_pattern) > 1 and model.own_encodings:

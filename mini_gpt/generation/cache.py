@@ -102,10 +102,10 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
 
 def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
     """Run the model on one more token per row; return the next token's logits_BV, float32, and the new cache."""
-    module, places_B, size = model.merge(), cache.lengths_B, max(cache.slots)  # all sizes have the newest token
-    segments_B, positions_B = _last(cache.slots[size].segments_BS, cache.steps), places_B
+    module, places_B, any_size = model.merge(), cache.lengths_B, max(cache.slots)  # all hold the newest token
+    segments_B, positions_B = _last(cache.slots[any_size].segments_BS, cache.steps), places_B
     if model.layout != PLAIN:
-        next_B = _last(cache.slots[size].positions_BS, cache.steps) + 1
+        next_B = _last(cache.slots[any_size].positions_BS, cache.steps) + 1
         positions_B = jnp.where(model.layout.restarts(tokens_B), 0, next_B)
     if model.layout.separator_id is not None:
         segments_B = segments_B + (tokens_B == model.layout.separator_id)

@@ -42,8 +42,8 @@ def stream(
     """Yield sampled tokens_BN, int32: first one token per row, then up to CHUNK at a time, `length` in all.
 
     Prompts may differ in length. A row's tokens depend only on the seed, its prompt and its index. With
-    `model.random_positions`, they also depend on the length of the longest row. Raises UserError if a prompt is empty,
-    the model is bidirectional, or prompt and length exceed the model's positions.
+    `model.random_positions`, they also depend on the length of the longest row. Raises UserError if there is no prompt,
+    a prompt is empty, the model can't use a KV cache, or prompt and length exceed the model's positions.
     """
     config, vocab_size = model.config.model, model.merge().vocab_size
     caches.check(config)

@@ -159,6 +159,7 @@ def test_a_run_with_a_kernel_of_other_devices_is_read_with_one_of_these(trained)
     np.testing.assert_array_equal(Run(workdir, overrides={"model.attention": "auto"}).model.logits(tokens), expected)
 
 
+@pytest.mark.slow
 def test_config_json_is_the_resolved_config(small, tmp_path):
     config = small()
     loop.train(config, tmp_path)
