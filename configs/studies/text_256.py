@@ -2,8 +2,9 @@
 
     python -m mini_gpt.study run configs/studies/text_256.py
 
-104 runs of configs/positions.py with a context of 256 characters, and as many tokens in a batch as with 64. `rnope-swa`
-has RoPE with a window in three layers of four, and no encoding in the fourth. Results: docs/results/encodings.md.
+91 runs of configs/positions.py with a context of 256 characters, as many tokens in a batch as with 64, and 1,500 steps.
+`rnope-swa` has RoPE with a window in three layers of four, and no encoding in the fourth. Results:
+docs/results/encodings.md.
 """
 
 from mini_gpt.commands.suites.base import SuiteOptions
@@ -19,16 +20,14 @@ def get_study() -> Study:
     return Study(
         question="Which encoding keeps its loss beyond a trained context of 256 characters?",
         config="configs/positions.py",
-        overrides={"model.dtype": "float32", "context_length": 256, "train.batch_size": 3},
+        overrides={"model.dtype": "float32", "context_length": 256, "train.batch_size": 3, "train.steps": 1500},
         conditions={name: {"model.position": name} for name in (*OLDER, *NEWER)} | {"rnope-swa": window},
-        seeds=range(8),
+        seeds=range(7),
         suites={"extrapolation": SuiteOptions(lengths="1x,2x,4x", strides="1x")},
         contrasts=[
-            *(Contrast(name, "lower", "rope", lengths="1x", **blocks) for name in ("fox", "pope")),
-            *(
-                Contrast(name, "lower", "alibi", lengths="4x", **blocks)
-                for name in ("fox", "kerple", "fire", "rnope-swa")
-            ),
+            Contrast("fox", "lower", "rope", lengths="1x", **blocks),
+            Contrast("fox", "lower", "alibi", lengths="4x", **blocks),
+            Contrast("rnope-swa", "lower", "alibi", lengths="4x", **blocks),
         ],
         smallest_effect=0.02,  # nats per token
         fit=Fit("extrapolation", "nll", at_most=2.3, label="blocks"),  # a bigram model has a loss of 2.484
