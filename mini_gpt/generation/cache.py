@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention.cached import Past
-from mini_gpt.model.attention.masks import KeyValues
+from mini_gpt.model.attention.inputs import KeyValues
 from mini_gpt.model.attention.variants import CANON_TAPS
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.model.layout import PLAIN

@@ -16,7 +16,7 @@ from flax import nnx
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import loss, positions
 from mini_gpt.model.attention.cached import Past
-from mini_gpt.model.attention.masks import Context, KeyValues, Mask
+from mini_gpt.model.attention.inputs import Context, KeyValues, Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, residual_std
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm

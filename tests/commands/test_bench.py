@@ -14,7 +14,7 @@ import pytest
 from mini_gpt.commands import bench
 from mini_gpt.config import loading as configs
 from mini_gpt.model import gpt
-from mini_gpt.model.attention.masks import Mask
+from mini_gpt.model.attention.inputs import Mask
 from mini_gpt.training import loop
 from tests.conftest import REPOSITORY, SMALL
 from tests.training.interruption import assert_same_bits

@@ -14,7 +14,7 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.insight.diagnosis import alternatives, checks, losses, probe, weights
 from mini_gpt.insight.diagnosis.result import most_likely
-from mini_gpt.model.attention.masks import Mask
+from mini_gpt.model.attention.inputs import Mask
 from mini_gpt.runtime import sharding
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run

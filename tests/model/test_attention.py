@@ -13,7 +13,7 @@ from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model import MiniGPT, gpt
-from mini_gpt.model.attention.masks import Context, Heads, Mask, Scoring
+from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
 from mini_gpt.model.attention.reference import attend
 from mini_gpt.model.gpt import Inputs

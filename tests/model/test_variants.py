@@ -11,7 +11,7 @@ from flax import nnx
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.attention import reference
-from mini_gpt.model.attention.masks import Context, Heads, Mask, Scoring
+from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 from mini_gpt.model.attention.variants import Variants
 from mini_gpt.model.gpt import Inputs
 

@@ -3,6 +3,8 @@
 Blocks that causality or a window hides are skipped. The softmax is computed online (Milakov and Gimelshein 2018; Rabe
 and Staats 2021). The backward pass recomputes each block's attention weights from the log-sum-exp of its rows (Dao et
 al. 2022).
+
+Further letters: N blocks, C queries of a block, M query heads of a group, R = M · C rows. S is the keys of a block.
 """
 
 import functools
@@ -12,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.masks import HIDDEN, Context, Heads, Scoring, decay_bias, scaled
+from mini_gpt.model.attention.inputs import HIDDEN, Context, Heads, Scoring, decay_bias, scaled
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
 UNROLLED = {256: 64, 512: 128}  # {sequence length: block size}; up to these lengths, the loop is unrolled
@@ -34,8 +36,8 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
         return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
 
     # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
-    q_NBCGRK = blocks(scaled(scoring.scale, q_BLHK).reshape(B, L, G, H // G, K))
-    q_NBGRK = q_NBCGRK.transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
+    q_NBCGMK = blocks(scaled(scoring.scale, q_BLHK).reshape(B, L, G, H // G, K))
+    q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
     k_NBGSK, v_NBGSK = (blocks(x_BLGK).swapaxes(2, 3) for x_BLGK in (k_BLGK, v_BLGK))
     layout = {"positions": blocks(positions_BL)}
     if mask.segments_BL is not None:

@@ -5,7 +5,7 @@ import logging
 
 import jax
 
-from mini_gpt.model.attention.masks import Heads, Mask, Scoring
+from mini_gpt.model.attention.inputs import Heads, Mask, Scoring
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
 

@@ -8,7 +8,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import PartitionSpec
 
-from mini_gpt.model.attention.masks import Context, Heads, Mask, Scoring, scaled
+from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring, scaled
 
 
 def cudnn(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:

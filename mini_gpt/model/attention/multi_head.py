@@ -11,7 +11,7 @@ from flax import nnx
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention import blockwise, cached, choice, kernels, reference
 from mini_gpt.model.attention.cached import Past
-from mini_gpt.model.attention.masks import Context, Heads, KeyValues, Scoring
+from mini_gpt.model.attention.inputs import Context, Heads, KeyValues, Scoring
 from mini_gpt.model.attention.variants import Variants
 from mini_gpt.model.layers import INIT_STD, Linear, dropout
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from mini_gpt.model.attention import rows
-from mini_gpt.model.attention.masks import HIDDEN, HIDDEN_FROM_HEAD, Heads, KeyValues, Scoring, decay_bias, scaled
+from mini_gpt.model.attention.inputs import HIDDEN, HIDDEN_FROM_HEAD, Heads, KeyValues, Scoring, decay_bias, scaled
 
 DEFAULT_SCORING = Scoring()
 

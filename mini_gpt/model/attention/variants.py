@@ -6,7 +6,7 @@ from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention.cached import Past
-from mini_gpt.model.attention.masks import Context, Scoring, scaled
+from mini_gpt.model.attention.inputs import Context, Scoring, scaled
 from mini_gpt.model.layers import Linear
 
 LLAMA4_SPAN, LLAMA4_FACTOR = 8192, 0.1  # of the released code

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.attention.masks import HIDDEN_FROM_HEAD
+from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
 from mini_gpt.model.positions.base import Position
 
 
