@@ -98,19 +98,25 @@ def take(study: Path) -> None:
 
 def _of_seeds(study: Path) -> list[dict[str, object]]:
     """Return the loss and the exact match of each run, by length."""
-    with (study / "runs.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = _runs(study)
     metrics = [metric for metric in ("nll", "exact_match") if metric in rows[0]]
     named = ("condition", "seed", "suite", "learned", "measured", "length")
     short = lambda value: f"{float(value):.5f}" if value else ""
     return [{name: row[name] for name in named} | {metric: short(row[metric]) for metric in metrics} for row in rows]
 
 
+def _runs(study: Path) -> Rows:
+    with (study / "runs.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def _by_position(study: Path) -> list[dict[str, object]]:
     """Return the mean loss of each run over GROUP positions at a time, in blocks of up to FARTHEST tokens."""
     rows: list[dict[str, object]] = []
-    for path in sorted(study.glob("*,seed=*/eval/extrapolation.json")):
-        condition, seed = path.parents[1].name.rsplit(",seed=", 1)
+    for condition, seed in dict.fromkeys((row["condition"], row["seed"]) for row in _runs(study)):
+        path = study / files.plain_name(f"{condition},seed={seed}") / "eval" / "extrapolation.json"
+        if not path.exists():
+            continue
         for length, nll in json.loads(path.read_text(encoding="utf-8"))["by_position"].items():
             for start in range(0, len(nll) if int(length) <= FARTHEST else 0, GROUP):
                 mean = round(statistics.fmean(nll[start : start + GROUP]), 6)
@@ -122,6 +128,8 @@ def _holds(rows: Rows, trained: int, metric: str) -> str:
     """Return such as `4× (7 of 8)`; `≥ 8×` for the largest measured length; `not learned` without a majority at 1×."""
     if not rows:
         raise ValueError("no such condition, suite or label")
+    if any(row["learned"] == "" for row in rows):
+        raise ValueError("the study does not say when a run has learned (fit)")
     of_seed: dict[str, dict[int, float]] = {}
     for row in rows:
         of_seed.setdefault(row["seed"], {})[int(row["length"])] = float(row[metric] or "nan")
@@ -188,7 +196,9 @@ def _signed(number: float) -> str:
 
 def _table(rows: Rows, metric: str, label: str) -> str:
     chosen = [row for row in rows if row["measured"] == label]
-    lengths = list(dict.fromkeys(row["length"] for row in chosen))
+    if not chosen:
+        raise ValueError(f"no rows with the label {label!r}")
+    lengths = sorted({row["length"] for row in chosen}, key=int)
     table = []
     for condition in dict.fromkeys(row["condition"] for row in chosen):
         cells = {row["length"]: _cell(row, metric) for row in chosen if row["condition"] == condition}

@@ -24,7 +24,7 @@ COLOURS = ("amber", "black", "brown", "green", "grey", "olive", "orange", "purpl
 THINGS = ("anchor", "basket", "bridge", "candle", "carpet", "garden", "hammer", "ladder", "mirror", "window")
 DISTRACTORS = 3  # other needles, in `keys`
 HOPS = 2  # assignments after the first, in `variables`
-COMMON = 3  # occurrences of every other word, in `common`
+COMMON = 3  # occurrences of every other word in a round, in `common`
 
 Rng = np.random.Generator
 
@@ -64,10 +64,10 @@ def _number(rng: Rng) -> str:
 
 
 def _common(rng: Rng) -> Iterator[str]:
-    """Yield words. The first appears most often; every other word appears COMMON times."""
+    """Yield words without end. The first appears most often; every other word appears COMMON times in each round."""
     most, *others = _words(rng)
     yield from [most] * (COMMON + 1)
-    for word in others:
+    for word in itertools.cycle(others):
         yield from [word] * COMMON + [most]
 
 
@@ -90,8 +90,8 @@ LISTS: dict[str, Callable[[Rng], Iterator[str]]] = {"common": _common, "frequent
 KINDS = (*SENTENCES, *LISTS)
 
 
-class TooShort(Exception):
-    """No question fits the length; the message says why."""
+class NoQuestion(Exception):
+    """No question has the length; the message says why."""
 
 
 class Prompt(NamedTuple):
@@ -102,9 +102,10 @@ class Prompt(NamedTuple):
 
 
 def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Tokenizer) -> Prompt:
-    """Return a prompt of `length` tokens with its answer. kind, index and length determine the question.
+    """Return a prompt and its answer, together of `length` tokens. kind, index and length determine the question.
 
-    text: tokens of the run's own text. Raises TooShort if the length is too short for a question.
+    A list of words may be shorter by less than a word. text: tokens of the run's own text. Raises NoQuestion if the
+    length is too short for a question, or the text is too short for the length.
     """
     rng, encode = np.random.default_rng((KINDS.index(kind), index, length)), tokenizer.encode
     if kind in LISTS:
@@ -113,8 +114,10 @@ def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Toke
     parts = [*map(encode, inserted), encode(question), encode(answer)]
     room = length - sum(map(len, parts))
     if room < 0:
-        raise TooShort(f"too short: a question with its sentences and answer has {length - room} tokens")
-    start = int(rng.integers(max(1, len(text) - room + 1)))
+        raise NoQuestion(f"too short: a question with its sentences and answer has {length - room} tokens")
+    if len(text) < room:
+        raise NoQuestion(f"the split has {len(text)} tokens, and {room} are needed")
+    start = int(rng.integers(len(text) - room + 1))
     pieces = np.split(text[start : start + room], np.sort(rng.integers(room + 1, size=len(inserted))))
     woven = itertools.chain(*zip(pieces, parts[:-1], strict=True))
     return Prompt(np.concatenate([*woven]), parts[-1])
@@ -133,7 +136,7 @@ def _list_prompt(words: Iterator[str], length: int, rng: Rng, tokenizer: Tokeniz
             break
         parts.append(part)
     if len(parts) < 5:
-        raise TooShort("too short: no list of words fits")
+        raise NoQuestion("too short: no list of words fits")
     return Prompt(np.concatenate([*(parts[i] for i in rng.permutation(len(parts))), question]), answer)
 
 
@@ -153,7 +156,7 @@ def measure(
         if reason is None:
             try:
                 prompts = [prompt(kind, index, length, text, tokenizer) for index in range(PROBLEMS)]
-            except TooShort as error:
+            except NoQuestion as error:
                 reason = str(error)
         if reason is None:
             batch_of = functools.partial(_batch, prompts, length, separator(tokenizer))

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks
 from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
@@ -120,10 +119,10 @@ def longest_word(problems: list[tuple[str, str]]) -> int:
     return max(len(word) for problem in problems for part in problem for word in re.findall(r"[^\W_]+", part))
 
 
-def default_lengths(config: Config) -> tuple[int, ...]:
+def default_lengths(corpus: str, trained_length: int) -> tuple[int, ...]:
     """Return lengths up to twice the longest trained one, within the limits of the task."""
-    task = tasks.find(config.data.corpus)
-    lengths = {round(fraction * config.data.task_length) for fraction in FRACTIONS}
+    task = tasks.find(corpus)
+    lengths = {round(fraction * trained_length) for fraction in FRACTIONS}
     return tuple(sorted(n for n in lengths if task.shortest <= n <= task.longest))
 
 

@@ -38,14 +38,17 @@ class Outcome(NamedTuple):
 
 
 def outcomes(pairs: Mapping[Comparison, Pairs], level: float, planned: int) -> list[Outcome]:
-    """Return the outcome of each comparison. Holm's correction includes all; without pairs, p is 1.
+    """Return the outcome of each comparison. Holm's correction includes all.
 
     planned: number of seeds. With fewer pairs there is no verdict. Otherwise one could stop as soon as p is small, or
-    leave out failed runs.
+    leave out failed runs. An incomplete comparison has p = 1, so that it can only raise the p of the others.
     """
     alone = [_alone(comparison, found, level) for comparison, found in pairs.items()]
-    p_values = statistics.holm([one.p_alone for one in alone])
-    equivalent = statistics.holm([one.equivalent_p for one in alone])
+    is_complete = [len(one.seeds) >= planned for one in alone]
+    p_values = statistics.holm([one.p_alone if whole else 1 for one, whole in zip(alone, is_complete, strict=True)])
+    equivalent = statistics.holm(
+        [one.equivalent_p if whole else 1 for one, whole in zip(alone, is_complete, strict=True)]
+    )
     found = []
     for one, p, equivalent_p in zip(alone, p_values, equivalent, strict=True):
         verdict, reason = "no verdict", one.reason
@@ -74,7 +77,7 @@ def _alone(comparison: Comparison, pairs: Pairs, level: float) -> Outcome:
     if len(pairs) < 2:
         return found._replace(reason="fewer than two seeds are complete")
     paired = _paired_items(comparison, pairs)
-    drawn_R = statistics.bootstrap_means(differences_S, paired)
+    drawn_R = statistics.draw_means(differences_S, paired)
     return found._replace(
         interval=statistics.interval(drawn_R, level),
         equivalent_p=statistics.equivalence_p(drawn_R, comparison.smallest_effect),

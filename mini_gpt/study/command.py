@@ -159,7 +159,7 @@ def _shard(text: str | None, runs: int) -> slice:
     require(numbers is not None, "--shard", text, "must be I/N, such as 0/4")
     assert numbers is not None
     index, count = int(numbers[1]), int(numbers[2])
-    require(index < count, "--shard", text, f"I must be in 0..{count - 1}")
+    require(index < count, "--shard", text, "I must be below N")
     return slice(index, None, count)
 
 

@@ -21,6 +21,7 @@ from mini_gpt.data.corpora import Corpus
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
+from mini_gpt.study import statistics
 from mini_gpt.training import assembly
 
 CLAIMS = ("lower", "higher")
@@ -142,7 +143,12 @@ class Plan:
         repeated = [one for one in self.comparisons if self.comparisons.count(one) > 1]
         if repeated:
             raise UserError(f"contrasts: found {repeated[0]} at length {repeated[0].length} twice; give it once")
+        if self.comparisons and study.level / len(self.comparisons) < statistics.SMALLEST_P:
+            remedy = f"give fewer, or a larger level: at {study.level:g}, no number of seeds can show a difference"
+            raise UserError(f"contrasts: found {len(self.comparisons)} comparisons; {remedy}")
         if study.fit is not None:
+            bounded = (study.fit.at_most, study.fit.at_least) != (None, None)
+            require(bounded, "fit", study.fit.metric, "needs at_most or at_least")
             for condition in study.conditions:
                 self.fit_length(condition)
 
@@ -181,7 +187,9 @@ class Plan:
     def fit_length(self, condition: str) -> int:
         """Return the length at which `fit` is checked. Raises UserError if the suite does not measure it."""
         assert self.study.fit is not None
-        return self._measured_lengths("fit", self.study.fit, condition, self.study.fit.length)[0]
+        found = self._measured_lengths("fit", self.study.fit, condition, self.study.fit.length)
+        require(len(found) == 1, "fit: length", self.study.fit.length, "must be one length")
+        return found[0]
 
     def _load(self, condition: str, seed: int) -> Config:
         study = self.study

@@ -48,7 +48,9 @@ def _differences(rows: list[Row], metric: str, level: float) -> Figure:
             axes.fill_betweenx([place - 0.4, place + 0.4], -effect, effect, color="grey", alpha=0.18, linewidth=0)
         right = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8}
         axes.annotate(row["verdict"], (1.01, place), color=colour, **right)
-    labels = [f"{row['first']} − {row['second']}, {row['length']}" for row in rows]
+    several = len({(row["suite"], row["label"]) for row in rows}) > 1
+    where = [", ".join(filter(None, [row["suite"], row["label"], ""])) if several else "" for row in rows]
+    labels = [f"{row['first']} − {row['second']}, {at}{row['length']}" for row, at in zip(rows, where, strict=True)]
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)

@@ -21,8 +21,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--config", help="instead of FILE: the config file that all runs share")
     add("--vary", action="append", default=[], metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
     add("--seeds", type=int, help="number of seeds, counted up from the seed of the config; default: 1")
-    add("--suite", help="what to measure: perplexity (the default), extrapolation or tasks")
-    claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; repeatable"
+    names = ", ".join(name for name, suite in suites.SUITES.items() if suite.values)
+    add("--suite", help=f"what to measure: {names}; default: perplexity")
+    claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; for blocks or single needles"
     add("--contrast", action="append", default=[], metavar="'A<B'", help=claim)
     command_line.add_suite_flags(parser)
     parser.set_defaults(split=None)

@@ -152,13 +152,14 @@ class Report:
             name: ", ".join(f"{flag} {value}" for flag, value in vars(used).items() if value is not None)
             for name, used in study.suites.items()
         }
+        effects = dict.fromkeys((one.metric, one.smallest_effect) for one in self.plan.comparisons)
         rows = {
             "study": self.plan.name,
             "config": study.config,
             "fields of all conditions": _fields(study.overrides) or "–",
             "seeds": f"{len(study.seeds)}: {', '.join(map(str, study.seeds))} (field {study.seed_field})",
             "suites": "; ".join(f"{name} ({used})" for name, used in options.items()),
-            "smallest effect that matters": f"{study.smallest_effect:g}" if study.smallest_effect else "not given",
+            "smallest effect that matters": ", ".join(f"{effect:g} ({metric})" for metric, effect in effects) or "–",
             "a run has learned if": str(study.fit) if study.fit else "not given",
         }
         return result_files.markdown_table([{"design": name, "value": _safe(value)} for name, value in rows.items()])

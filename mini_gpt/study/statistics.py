@@ -1,7 +1,7 @@
 """Statistics of paired runs: spread, exact sign-flip test, intervals over seeds and items, Holm's method and verdicts.
 
 The unit is the seed, which both conditions of a comparison share. Shape suffixes: S seeds, P items, R draws of the
-bootstrap, F sign patterns.
+mean difference, F sign patterns.
 """
 
 import functools
@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-DRAWS = 10_000  # of the bootstrap
+DRAWS = 10_000  # of the mean difference
 EXACT_SEEDS = 16  # up to this number, the sign-flip test uses all sign patterns
+SMALLEST_P = 2 / (2**EXACT_SEEDS + 1)  # of the test with random sign patterns
 POWER = 0.8  # of `detectable_difference`
 
 
@@ -45,7 +46,7 @@ def probability_lower(first: Sequence[float], second: Sequence[float]) -> float:
 
 def smallest_p(seeds: int) -> float:
     """Return the smallest two-sided p that `sign_flip_p` can give."""
-    return min(1.0, 2.0 ** (1 - seeds)) if seeds <= EXACT_SEEDS else 2 / (2**EXACT_SEEDS + 1)
+    return min(1.0, 2.0 ** (1 - seeds)) if seeds <= EXACT_SEEDS else SMALLEST_P
 
 
 def sign_flip_p(differences_S: Sequence[float]) -> float:
@@ -78,7 +79,7 @@ class PairedItems(NamedTuple):
     weights_P: np.ndarray
 
 
-def bootstrap_means(differences_S: Sequence[float], items: PairedItems | None = None) -> np.ndarray:
+def draw_means(differences_S: Sequence[float], items: PairedItems | None = None) -> np.ndarray:
     """Return DRAWS float64 draws of the mean difference, for the variation over seeds and items.
 
     Seeds: Student's t distribution of the mean, since resampling few seeds gives too short intervals. Items: a
@@ -141,8 +142,8 @@ def verdict(difference: float, claim: str, p: float, equivalent_p: float, level:
 
 
 def seeds_needed(comparisons: int, level: float) -> int:
-    """Return the smallest number of seeds with which Holm's first step can succeed."""
-    return math.ceil(1 + math.log2(comparisons / level))
+    """Return the smallest number of seeds with which Holm's first step can succeed. It needs p ≥ SMALLEST_P."""
+    return next(seeds for seeds in range(1, EXACT_SEEDS + 2) if smallest_p(seeds) <= level / comparisons)
 
 
 def detectable_difference(seeds: int, deviation: float, comparisons: int, level: float) -> float | None:

@@ -203,6 +203,9 @@ def test_suites_refuse_runs_of_the_wrong_kind(monkeypatch, trained):
     assert line.startswith("error: data.corpus: found 'task:copi'; the tasks are copy, reverse")
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--lengths=1")
     assert line == "error: --lengths: found 1; task:copy has problems of length 2 to 100000 (letters)"
+    other_task = ("--override=data.corpus=task:associative_recall", "--lengths=60")
+    line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", *other_task)
+    assert line.startswith("error: --lengths: found 60; task:associative_recall has problems of length ")
     assert not (workdir / "eval").exists()
 
 

@@ -56,9 +56,20 @@ def test_prompts_have_the_length_and_one_right_answer(kind, length):
 def test_no_question_fits_a_length_that_is_too_short():
     for kind in needles.KINDS:
         with pytest.raises(
-            needles.TooShort, match=r"^too short: (no list of words fits|a question .* has \d+ tokens)$"
+            needles.NoQuestion, match=r"^too short: (no list of words fits|a question .* has \d+ tokens)$"
         ):
             needles.prompt(kind, 0, 60, TEXT, TOKENIZER)
+
+
+def test_long_lists_of_words_fill_their_length():
+    prompt, answer = needles.prompt("common", 0, 12_000, TEXT, TOKENIZER)
+    assert 12_000 - 15 < len(prompt) + len(answer) <= 12_000
+    assert TOKENIZER.decode(answer) == read("common", TOKENIZER.decode(prompt))
+
+
+def test_a_text_that_is_too_short_for_the_length_is_not_used():
+    with pytest.raises(needles.NoQuestion, match=r"^the split has 300 tokens, and \d+ are needed$"):
+        needles.prompt("single", 0, 600, TEXT[:300], TOKENIZER)
 
 
 def test_only_the_answers_have_weight():

@@ -135,8 +135,8 @@ def test_masked_answers_are_scored_at_their_masks(config):
 
 
 def test_lengths_have_defaults_and_may_be_undefined(config):
-    assert task_accuracy.default_lengths(config(length=20)) == (5, 10, 15, 20, 25, 30, 35, 40)
-    assert task_accuracy.default_lengths(config("associative_recall", length=30)) == (8, 15, 22, 30, 38, 45, 52)
+    assert task_accuracy.default_lengths("task:copy", 20) == (5, 10, 15, 20, 25, 30, 35, 40)
+    assert task_accuracy.default_lengths("task:associative_recall", 30) == (8, 15, 22, 30, 38, 45, 52)
     config = config(model__position="learned")
     rows = task_accuracy.by_length(model_of(config), TOKENIZER, "test", (4, 8))
     assert [row["status"] for row in rows] == ["ok", "undefined"]

@@ -8,8 +8,8 @@ import pytest
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
-from mini_gpt.study import report, statistics
-from mini_gpt.study.definition import Contrast, Fit, Plan, Study
+from mini_gpt.study import analysis, report, statistics
+from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
 from mini_gpt.study.results import Results
 
 SEEDS, PARTS = 10, 20
@@ -76,7 +76,20 @@ def test_missing_runs_leave_the_pairs_that_are_complete(study, tmp_path):
     results.by_run["c,seed=0"] = {}
     one = outcomes(results)[2]
     assert (one.verdict, one.reason, one.difference) == ("no verdict", "no seed is complete in both conditions", None)
-    assert one.p == 1 and outcomes(results)[0].p == pytest.approx(3 * statistics.smallest_p(9)), "still of three"
+    assert one.p == 1
+
+
+def test_an_incomplete_comparison_does_not_help_the_others():
+    """Its small p must not take a rank in Holm's method, because it may still become large."""
+
+    def pairs(differences):
+        row = lambda nll: {"nll": nll, "reason": None, "tokens_scored": 1}
+        return {seed: (row(difference), row(0.0)) for seed, difference in enumerate(differences)}
+
+    which = [Comparison(first, "lower", "b", "perplexity", "nll", "", 8, 0.05) for first in "ac"]
+    found = analysis.outcomes(dict(zip(which, [pairs([-1] * 6 + [0.5, 0.4]), pairs([-1] * 7)], strict=True)), 0.05, 8)
+    assert [one.p_alone for one in found] == [8 / 256, 2 / 128]
+    assert [(one.p, one.verdict) for one in found] == [(16 / 256, "undecided"), (1, "no verdict")]
 
 
 def test_an_undefined_value_has_a_reason(study, tmp_path):
@@ -95,7 +108,7 @@ def test_without_equal_items_only_seeds_are_resampled(study, tmp_path):
     for changed in ({}, other):
         one = outcomes(results_of(study, tmp_path, MEANS, b1={"items": changed}))[0]
         assert one.num_items == 0 and one.interval is not None
-        expected = statistics.interval(statistics.bootstrap_means(one.differences_S), 0.05)
+        expected = statistics.interval(statistics.draw_means(one.differences_S), 0.05)
         assert one.interval == expected
 
 

@@ -138,6 +138,17 @@ def test_a_fit_threshold_must_be_measured(study):
     assert [Fit("tasks", "exact_match", at_least=0.9).holds(value) for value in (0.9, 0.8)] == [True, False]
     with pytest.raises(UserError, match=r"^fit: lengths: found 128; wide is measured at 32, 64"):
         Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, length="4x")))
+    with pytest.raises(UserError, match=r"^fit: length: found '1x,2x'; must be one length"):
+        Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, length="1x,2x")))
+    with pytest.raises(UserError, match=r"^fit: found 'nll'; needs at_most or at_least"):
+        Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, at_most=None)))
+
+
+def test_comparisons_that_no_number_of_seeds_can_show_are_refused(study):
+    with pytest.raises(
+        UserError, match=r"^contrasts: found 2 comparisons; give fewer, or a larger level: at 1e-05, no"
+    ):
+        Plan("s", dataclasses.replace(study, contrasts=[dataclasses.replace(CONTRAST, lengths="1x,2x")], level=1e-5))
 
 
 def test_a_changed_field_is_found_in_a_saved_plan(study):

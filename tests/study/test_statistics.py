@@ -76,7 +76,7 @@ def test_intervals_cover_a_known_effect_at_their_level(seeds, seed_deviation, it
     covered = 0
     for _ in range(draws):
         differences_S, items = made_up(rng, seeds, effect, seed_deviation, item_deviation)
-        low, high = statistics.interval(statistics.bootstrap_means(differences_S, items), level)
+        low, high = statistics.interval(statistics.draw_means(differences_S, items), level)
         covered += low <= effect <= high
     assert abs(covered / draws - (1 - level)) <= 0.02, covered / draws
 
@@ -122,6 +122,6 @@ def test_too_few_seeds_can_show_nothing():
 
 def test_without_item_effects_the_interval_is_students():
     differences_S = [0.3, 0.1, 0.5, 0.2]
-    low, high = statistics.interval(statistics.bootstrap_means(differences_S), 0.05)
+    low, high = statistics.interval(statistics.draw_means(differences_S), 0.05)
     expected = stats.t.interval(0.95, 3, np.mean(differences_S), stats.sem(differences_S))
     assert (low, high) == pytest.approx(expected, abs=1e-3)

@@ -44,7 +44,7 @@ def docs(tmp_path, monkeypatch):
         "a,1,True,text,x,64,3.0,\na,2,True,text,x,8,3.0,\na,2,True,text,x,16,,\na,2,True,text,x,32,3.0,\n"
         "b,0,True,tasks,,8,,0.95\nb,0,True,tasks,,16,,0.9\nb,1,True,tasks,,8,,0.95\nb,1,True,tasks,,16,,0.89\n"
         "c,0,True,tasks,,8,,0.2\nc,0,True,tasks,,16,,0.95\nd,0,False,tasks,,8,,1\nd,1,True,tasks,,8,,1\n"
-        "e,0,True,tasks,,8,,1\ne,0,True,tasks,,16,,1\n"
+        "e,0,True,tasks,,8,,1\ne,0,True,tasks,,16,,1\nf,0,,tasks,,8,,1\n"
     )
     return tmp_path
 
@@ -57,7 +57,7 @@ def docs(tmp_path, monkeypatch):
         ("verdict a b 128", "no verdict, –"),
         ("table perplexity nll", "\n|  | 64 | 1,024 |\n|---|---|---|\n| a | 1.235 ± 0.001 | undefined |\n"),
         ("verdict a c", "no verdict, −0.100"),
-        ("table perplexity nll x", f"\n|  | 64 | 32 |\n{RULE}| b | 2.000 ± 0.100 | – |\n| c | 2.438 | 2.500 |\n"),
+        ("table perplexity nll x", f"\n|  | 32 | 64 |\n{RULE}| b | – | 2.000 ± 0.100 |\n| c | 2.500 | 2.438 |\n"),
         ("rise c 32 64 perplexity nll x", "−0.062"),
         ("rise c 64 32 perplexity nll x", "+0.062"),
         ("holds a 8 text nll x", "4× (2 of 3)"),
@@ -86,9 +86,11 @@ MISSING = [
     "verdict a b",
     "nothing",
     "table perplexity loss",
+    "table perplexity nll y",
     "rise a 64 1024 perplexity nll",
     "at a b 8 2 5",
     "holds z 8 text nll x",
+    "holds f 8 tasks exact_match",
 ]
 
 
@@ -107,8 +109,10 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path):
         (study / name).write_text(name)
     columns = "condition,seed,suite,learned,measured,length,nll,perplexity"
     (study / "runs.csv").write_text(f'{columns}\n"a,b",3,extrapolation,True,blocks,8,1.234567,3.4\n')
-    evaluated = study / "a,b,seed=3" / "eval"
+    evaluated, left_out = study / "a,b,seed=3" / "eval", study / "a,b,seed=9" / "eval"
     evaluated.mkdir(parents=True)
+    left_out.mkdir(parents=True)
+    (left_out / "extrapolation.json").write_text(json.dumps({"by_position": {"8": [9.0] * 8}}))
     by_position = {"8": [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0, 6.0], "256": [1.0] * 256}
     (evaluated / "extrapolation.json").write_text(json.dumps({"by_position": by_position}))
     study_tables.take(study)

@@ -42,11 +42,12 @@ class Tasks(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         batches.check_alphabet(run.config, run.tokenizer)
+        lengths = _lengths(run.trained, options, run.config.data.corpus)
         return {
             "task": run.corpus.name,
             "train_length": run.trained.data.task_length,
             "published": [row._asdict() for row in published.of_task(run.corpus.name.removeprefix(TASK))],
-            "rows": task_accuracy.by_length(run.model, run.tokenizer, options.split, _lengths(run.trained, options)),
+            "rows": task_accuracy.by_length(run.model, run.tokenizer, options.split, lengths),
         }
 
     def printed(self, result: Result) -> str:
@@ -66,11 +67,15 @@ class Tasks(Suite):
         return curves.show_shares(curves.panels_figure(panels, x=x, y="share correct", trained=trained))
 
 
-def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:
-    """Return the lengths of the problems. Raise UserError if the task has no problems of such a length."""
+def _lengths(trained: Config, options: SuiteOptions, corpus: str | None = None) -> tuple[int, ...]:
+    """Return the lengths of the problems. corpus: None: that of the run.
+
+    Raises UserError if the task has no problems of such a length.
+    """
+    corpus = corpus or trained.data.corpus
     if options.lengths is None:
-        return task_accuracy.default_lengths(trained)
+        return task_accuracy.default_lengths(corpus, trained.data.task_length)
     lengths = extrapolation.parse_lengths("--lengths", options.lengths, trained.data.task_length, 1)
     for length in lengths:
-        tasks.check_length(trained.data.corpus, "--lengths", length)
+        tasks.check_length(corpus, "--lengths", length)
     return lengths

@@ -117,7 +117,7 @@ def _summation(rng: Rng, length: int) -> Problem:
 
 HINTS = "".join(map(chr, range(0x100, 0x180)))  # 128 letters
 HINTED = "".join(sorted("0123456789+=\n" + HINTS))
-SIZE = lambda n: 4 * n + 2  # of formulas with brackets: n numbers, n - 1 operators and pairs of brackets
+SIZE = lambda n: 4 * n + 2  # above the 4n characters of formulas with n numbers and n - 1 operators and brackets
 DIGITS = "digits of each number"
 NUMBERS = "numbers of the formula"
 TASKS = {
@@ -143,7 +143,7 @@ TASKS = {
         alphabet=FORMULAS,
     ),
     "square_root": Task(_square_root, lambda n: n + (n + 1) // 2 + 2, "bits", shortest=4, longest=10_000),
-    "modular_arithmetic": Task(_modular_arithmetic, lambda n: 2 * n + 2, "numbers of the formula", alphabet=FORMULAS),
+    "modular_arithmetic": Task(_modular_arithmetic, lambda n: 2 * n + 2, NUMBERS, alphabet=FORMULAS),
     "modular_brackets": Task(_modular_brackets, SIZE, NUMBERS, longest=500, alphabet=FORMULAS),
     "solve_equation": Task(_solve_equation, lambda n: SIZE(n) + 2, NUMBERS, longest=500, alphabet=FORMULAS),
     "polynomial": Task(_polynomial, lambda n: 4 * n + 4, "terms", shortest=1, alphabet=FORMULAS),
