@@ -12,6 +12,8 @@ from matplotlib.ticker import NullLocator
 
 from mini_gpt.runtime import files
 
+COLOURS = 10  # of matplotlib's cycle; later curves are dashed
+
 
 class Curve(NamedTuple):
     """One line of a plot. low, high: the range of y over several seeds."""
@@ -47,9 +49,9 @@ def label_heads(axes: Axes, layers: int, heads: int, title: str) -> None:
     axes.spines[:].set_visible(False)
 
 
-def plot_curve(axes: Axes, curve: Curve, colour: str) -> None:
+def plot_curve(axes: Axes, curve: Curve, colour: str, style: str = "-") -> None:
     """Plot a curve, with the range over seeds as a band."""
-    axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=4, label=curve.label)
+    axes.plot(curve.x, curve.y, style, color=colour, marker="o", markersize=4, label=curve.label)
     if curve.low is not None and curve.high is not None:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
 
@@ -58,7 +60,7 @@ def plot_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = 
     """Plot curves against length, on a logarithmic axis for a wide range. trained: the training length, to mark."""
     lengths = set()
     for number, curve in enumerate(curves):
-        plot_curve(axes, curve, f"C{number}")
+        plot_curve(axes, curve, f"C{number}", "-" if number < COLOURS else "--")
         lengths |= set(curve.x)
     ticks = sorted(lengths)
     logarithmic = bool(ticks) and ticks[-1] > 4 * ticks[0]

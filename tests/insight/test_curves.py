@@ -1,5 +1,7 @@
 """Plots against length: tick labels do not overlap, and a legend lists the curves of all panels."""
 
+from matplotlib.colors import to_hex
+
 from mini_gpt.insight.curves import Curve, panels_figure, tick_labels
 
 
@@ -16,3 +18,9 @@ def test_one_legend_lists_the_curves_of_all_panels():
     figure = panels_figure({"left": [first], "right": [first, second]}, x="length", y="loss", trained=None)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["first", "second"]
+
+
+def test_curves_of_the_same_colour_differ_in_style():
+    lines = [Curve(str(number), [1, 2], [number, number]) for number in range(14)]
+    (axes,) = panels_figure({"": lines}, x="x", y="y", trained=None).axes
+    assert len({(to_hex(line.get_color()), line.get_linestyle()) for line in axes.get_lines()}) == 14
