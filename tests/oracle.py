@@ -180,13 +180,15 @@ def at_layer(value, layer):
     return value[layer % len(value)] if isinstance(value, tuple) else value
 
 
-def attention(config, p, x, layer, tables, positions, visible, segments):
-    position = at_layer(config.position, layer)
+def attention(config, p, x, layer, tables, positions, visible, segments, memory=None):
+    """memory: the keys' and values' sequence in cross-attention, which has no positional encoding."""
+    position = at_layer(config.position, layer) if memory is None else "none"
     length, width = x.shape
     if config.variants.canon:
         x = convolved(p["variants"]["canon"], x, segments)
     K, H, G = width // config.num_heads, config.num_heads, config.num_kv_heads
-    q, k, v = (linear(p[name], x) for name in ("query", "key", "value"))
+    keys_from = x if memory is None else memory
+    q, k, v = linear(p["query"], x), linear(p["key"], keys_from), linear(p["value"], keys_from)
     out, subtracted = np.zeros((length, width)), None
     for h in range(H):
         g = h // (H // G)
@@ -219,7 +221,7 @@ def attention(config, p, x, layer, tables, positions, visible, segments):
             logits *= (0.1 * math.log(config.rope.factor) + 1) ** 2
         if variants.soft_cap:
             logits = variants.soft_cap * np.tanh(logits / variants.soft_cap)
-        for i in range(length):
+        for i in range(length if memory is None else 0):
             for j in range(length):
                 logits[i, j] += bias(config, position, p.get("position"), tables, positions[i], positions[j])[h]
         if position == "fox":
@@ -245,11 +247,23 @@ def attention(config, p, x, layer, tables, positions, visible, segments):
     return linear(p["out"], out)
 
 
-def forward(config, parameters, tokens, positions=None, segments=None):
-    """Return the logits [L, V] of one sequence, in float64."""
+def forward(config, parameters, tokens, positions=None, segments=None, source=None):
+    """Return the logits [L, V] of one sequence, in float64. source: the encoder's tokens, -1 for padding."""
+    memory, is_padding = None, None
+    if source is not None:
+        is_padding = np.asarray(source) < 0
+        table = parameters["embedding" if config.share_embeddings else "source_embedding"]
+        p, segments_of_source = parameters["encoder"] | {"embedding": table}, is_padding.astype(int)
+        memory = hidden(config.encoder, p, np.maximum(source, 0), list(range(len(source))), segments_of_source)
+    positions = list(range(len(tokens))) if positions is None else list(positions)
+    segments = [0] * len(tokens) if segments is None else list(segments)
+    x = hidden(config, parameters, tokens, positions, segments, memory, is_padding)
+    return x @ parameters["embedding" if config.tie_embeddings else "unembedding"].T
+
+
+def hidden(config, parameters, tokens, positions, segments, memory=None, is_padding=None):
+    """Return the last hidden states [L, D] of a stack of blocks."""
     length = len(tokens)
-    positions = list(range(length)) if positions is None else list(positions)
-    segments = [0] * length if segments is None else list(segments)
 
     def visible(window):
         return np.array(
@@ -284,7 +298,13 @@ def forward(config, parameters, tokens, positions=None, segments=None):
                 return linear(p["down"], activate("swiglu", linear(p["gate"], x)) * linear(p["up"], x))
             return linear(p["down"], activate(config.activation, linear(p["up"], x)))
 
-        for sublayer, name in ((attend, "attention_norm"), (mlp, "mlp_norm")):
+        def cross(x, p=p, layer=layer):
+            seen = np.array([[not padded for padded in is_padding] for _ in range(length)])
+            return attention(config, p["cross_attention"], x, layer, tables, positions, seen, segments, memory)
+
+        sublayers = [(attend, "attention_norm"), (mlp, "mlp_norm")]
+        sublayers[1:1] = [] if memory is None else [(cross, "cross_norm")]
+        for sublayer, name in sublayers:
             if config.norm_placement == "pre":
                 added = sublayer(norm(config, p[name], x))
                 x = x + added if config.residual else added
@@ -293,4 +313,4 @@ def forward(config, parameters, tokens, positions=None, segments=None):
                 x = norm(config, p[name], x + added if config.residual else added)
     if config.norm_placement == "pre":
         x = norm(config, parameters["final_norm"], x)
-    return x @ parameters["embedding" if config.tie_embeddings else "unembedding"].T
+    return x

@@ -1,5 +1,6 @@
 """The config fields of the model, with the checks that involve several of them."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -20,7 +21,7 @@ from mini_gpt.config.attention import (
     VariantsConfig,
     pattern,
 )
-from mini_gpt.config.fields import OptionalSize, Rate, Section, Size, field, specs, up_to
+from mini_gpt.config.fields import OptionalSize, Range, Rate, Section, Size, field, specs, up_to
 
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
 PATTERNS = ("position", "attention_window", "rope.base")  # their tuples repeat over the layers
@@ -41,7 +42,7 @@ def _most_positions(values: Mapping[str, Any]) -> int:
 
 
 class ModelConfig(Section, prefix="model."):
-    """The decoder: its size, its variants, and its positional encoding."""
+    """The model: its size, its variants, and its positional encoding."""
 
     position: Position | tuple[Position, ...] = field("rope", "positional encoding; a tuple repeats over the layers")
     max_positions: Size = field(None, "rows of the table of learned positions", _most_positions)
@@ -49,7 +50,13 @@ class ModelConfig(Section, prefix="model."):
     attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
         "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest", before="auto"
     )
-    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "Transformer blocks")
+    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(
+        4, "Transformer blocks; of the decoder if there are two stacks"
+    )
+    encoder_layers: Annotated[int, Range(f"in 0..{MOST_LAYERS}", lambda value: 0 <= value <= MOST_LAYERS)] = field(
+        0, "blocks of an encoder, which the decoder reads by cross-attention; 0: none (Vaswani et al. 2017)", before=0
+    )
+    share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings", before=True)
     d_model: Size = field(128, "width of the residual stream")
     num_heads: Size = field(4, "query heads; must divide d_model")
     num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
@@ -100,6 +107,7 @@ class ModelConfig(Section, prefix="model."):
             reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
             self.refuse("position", f"with model.scan_layers, {reason}")
         self._check_causal()
+        self._check_encoder()
         if self.variants.normaliser == "stick_breaking" and self.variants.sink != "none":
             self.refuse("variants.sink", "must be none: stick-breaking gives the remaining weight to the token itself")
         if "pope" in encodings and "rope" not in encodings and self.rope.fraction != 1:
@@ -119,13 +127,28 @@ class ModelConfig(Section, prefix="model."):
                     self.refuse(f"rope.{name}", f"it is for rotary positions, but model.position is {self.position!r}")
 
     def _check_causal(self) -> None:
-        """Raise UserError for a part that needs `causal`."""
+        """Raise UserError for a part that needs a causal mask in every layer."""
         variants = self.variants
         parts = {"position": {"fox", "cope"} & set(self.position_pattern), "variants.selective": variants.selective}
         parts |= {"variants.normaliser": variants.normaliser == "stick_breaking", "variants.canon": variants.canon}
         for name, found in parts.items():
             if found and not self.causal:
                 self.refuse(name, "needs model.causal=True, because it depends on the order of queries and keys")
+            if found and self.encoder_layers:
+                self.refuse(name, "needs model.encoder_layers=0, because it depends on the order of queries and keys")
+
+    def _check_encoder(self) -> None:
+        """Raise UserError for a part that the encoder or cross-attention does not support."""
+        if not self.encoder_layers:
+            if not self.share_embeddings:
+                self.refuse("share_embeddings", "needs an encoder: set model.encoder_layers")
+            return
+        if not self.causal:
+            self.refuse("encoder_layers", "must be 0 with model.causal=False, which makes the whole model an encoder")
+        if self.encoder_layers % self.period:
+            self.refuse("encoder_layers", f"must be divisible by {self.period}, the length of the layers' pattern")
+        if self.random_positions is not None:
+            self.refuse("random_positions", "must be None with model.encoder_layers")
 
     def _check_hard_alibi(self) -> None:
         if self.hard_alibi.heads > self.num_heads:
@@ -162,6 +185,12 @@ class ModelConfig(Section, prefix="model."):
             self.refuse(name, f"the pattern must not be longer than model.num_layers ({self.num_layers})")
         if len(values) == 1:
             object.__setattr__(section, leaf, values[0])
+
+    @functools.cached_property
+    def encoder(self) -> "ModelConfig":
+        """The config of the encoder's stack."""
+        layers = self.encoder_layers
+        return dataclasses.replace(self, num_layers=layers, encoder_layers=0, share_embeddings=True, causal=False)
 
     @functools.cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:

@@ -115,7 +115,10 @@ class Config(Section):
     """All settings of a run."""
 
     seed: Annotated[int, at_least(0)] = field(0, "for the initial parameters, dropout and random positions")
-    context_length: Count = field(256, "tokens per training sequence")
+    context_length: Count = field(256, "tokens per training sequence; with an encoder, of the target")
+    source_length: Count = field(
+        None, "tokens per training sequence of the encoder, if there is one", "context_length", None
+    )
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
@@ -149,7 +152,26 @@ class Config(Section):
         if self.batch_tokens > MOST_BATCH_TOKENS:
             remedy = f"batch_size × context_length / accumulation_steps must be at most {MOST_BATCH_TOKENS} tokens"
             self.refuse("train.batch_size", remedy)
+        self._check_encoder()
         self._check_mesh()
+
+    def _check_encoder(self) -> None:
+        """Raise UserError for data and positions that a model with an encoder does not support."""
+        model, data = self.model, self.data
+        if not model.encoder_layers:
+            return
+        if not data.is_task:
+            self.refuse("data.corpus", "must be task:NAME with model.encoder_layers, which needs pairs of texts")
+        if data.isolate_documents:
+            self.refuse("data.isolate_documents", "must be False with model.encoder_layers")
+        if data.position_ids != "sequence":
+            self.refuse("data.position_ids", "must be sequence with model.encoder_layers")
+        if model.rope.scaling == "dynamic":  # it would scale by the longest source of a batch
+            self.refuse("model.rope.scaling", "must not be dynamic with model.encoder_layers")
+        if self.train.random_offsets is not None:
+            self.refuse("train.random_offsets", "must be None with model.encoder_layers")
+        if model.position == "learned" and self.source_length > model.max_positions:
+            self.refuse("source_length", f"learned positions end at model.max_positions ({model.max_positions})")
 
     def _check_mesh(self) -> None:
         """Raise UserError with all sizes that the mesh does not divide. The number of devices is checked later."""
@@ -167,5 +189,6 @@ class Config(Section):
 
     @property
     def batch_tokens(self) -> int:
-        """Return the tokens of one forward pass in training, over all devices."""
-        return self.train.batch_size // self.train.accumulation_steps * self.context_length
+        """Return the tokens of one forward pass in training, over all devices; with an encoder, of the longer side."""
+        longest = max(self.context_length, self.source_length if self.model.encoder_layers else 0)
+        return self.train.batch_size // self.train.accumulation_steps * longest

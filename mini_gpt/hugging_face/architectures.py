@@ -12,6 +12,7 @@ from mini_gpt.runtime.errors import UserError, shown
 # Values that all architectures need. Fields for training only, such as dropout, are not checked.
 NEEDED = {
     "causal": True,
+    "encoder_layers": 0,
     "norm_placement": "pre",
     "residual": True,
     "scale_attention": True,  # GPT-2's config can express False, but some versions of Transformers ignore it

@@ -16,12 +16,12 @@ from flax import nnx
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import loss, positions
 from mini_gpt.model.attention.cached import Past
-from mini_gpt.model.attention.inputs import Context, KeyValues, Mask
-from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, residual_std
+from mini_gpt.model.attention.inputs import Context, KeyValues, Mask, Memory
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options
 from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.layers import INIT_STD, PRODUCT, Linear, dropout, make_norm
+from mini_gpt.model.layers import INIT_STD, PRODUCT, Mlp, dropout, make_norm
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.model.xla_workarounds import recompute_in_backward
+from mini_gpt.model.stacked import at, stack_blocks, unstack
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 
@@ -30,69 +30,76 @@ SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
-ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
-    "gelu": jax.nn.gelu,
-    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
-    "relu": jax.nn.relu,
-    "swiglu": lambda gate, up: jax.nn.silu(gate) * up,
-}
+ENCODER_KEY = 2**30  # folded into the dropout key; larger than any number of layers
 
 
 class Inputs(NamedTuple):
-    """A batch of tokens, by default with positions 0..L-1 and one segment. Attention stays within a segment."""
+    """A batch of tokens, by default with positions 0..L-1 and one segment. Attention stays within a segment.
+
+    source_BS: the tokens of the encoder; negative numbers are padding. None if the model has no encoder.
+    """
 
     tokens_BL: jax.Array
     positions_BL: jax.Array | None = None
     segments_BL: jax.Array | None = None
+    source_BS: jax.Array | None = None
+
+
+class Part(NamedTuple):
+    """The positions and segments of one stack's tokens, and for a decoder the encoder's hidden states."""
+
+    positions_BL: jax.Array
+    segments_BL: jax.Array | None
+    memory: Memory | None
 
 
 class Trace(NamedTuple):
-    """A block's attention maps, the residual stream before and after it, and its feed-forward activations."""
+    """A block's attention maps, the residual stream before and after it, and its feed-forward activations.
+
+    cross_attention: the maps of cross-attention, or None.
+    """
 
     attention: AttentionMaps
     before_BLD: jax.Array
     after_BLD: jax.Array
     units_BLF: jax.Array
-
-
-class Mlp(nnx.Module):
-    """The feed-forward sublayer: two linear layers with an activation between, or SwiGLU with three (Shazeer 2020)."""
-
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
-        self.config = config
-        self.up = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
-        if config.activation == "swiglu":
-            self.gate = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
-        self.down = Linear(config, config.d_ff, config.d_model, dtype, std=residual_std(config), rngs=rngs)
-
-    def units(self, x_BLD: jax.Array) -> jax.Array:
-        """Return units_BLF, the output of the activation."""
-        activate = ACTIVATIONS[self.config.activation]
-        if self.config.scan_layers:  # for gelu, the scan then saves one array, not five
-            activate = recompute_in_backward(activate)
-        gate = [self.gate(x_BLD)] if self.config.activation == "swiglu" else []
-        return activate(*gate, self.up(x_BLD))
+    cross_attention: AttentionMaps | None = None
 
 
 class Block(nnx.Module):
-    """Attention, then the feed-forward, each in a residual branch: x + f(norm(x)) (pre) or norm(x + f(x)) (post)."""
+    """Attention, then the feed-forward, each in a residual branch: x + f(norm(x)) (pre) or norm(x + f(x)) (post).
+
+    With an encoder, cross-attention is between them (Vaswani et al. 2017, 3.1).
+    """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, own: Any, *, rngs: nnx.Rngs):
         self.config = config
         self.attention_norm = make_norm(config, rngs=rngs)
         self.attention = MultiHeadAttention(config, dtype, own, rngs=rngs)
+        if config.encoder_layers:
+            self.cross_norm = make_norm(config, rngs=rngs)
+            self.cross_attention = MultiHeadAttention(config, dtype, positions.Position, rngs=rngs)
         self.mlp_norm = make_norm(config, rngs=rngs)
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Trace]:
         """Return (x_BLD, keys and values to cache, trace)."""
-        keys = [None] * 3 if options.dropout_key is None else list(jax.random.split(options.dropout_key, 3))
-        before_BLD, options = x_BLD, options._replace(dropout_key=keys[0])
-        added_BLD, cache, maps = self.attention(self._branch_input(x_BLD, self.attention_norm), context, options)
+        count = 5 if self.config.encoder_layers else 3
+        keys = [None] * count if options.dropout_key is None else list(jax.random.split(options.dropout_key, count))
+        before_BLD, options, cross_maps = x_BLD, options._replace(dropout_key=keys[0]), None
+        of_itself = context._replace(memory=None)
+        added_BLD, cache, maps = self.attention(self._branch_input(x_BLD, self.attention_norm), of_itself, options)
         x_BLD = self._add_branch(x_BLD, added_BLD, self.attention_norm, keys[1])
+        if self.config.encoder_layers:
+            past = None if options.past is None else options.past.of_source()
+            options = Options(dropout_key=keys[3], past=past)
+            queries_BLD = self._branch_input(x_BLD, self.cross_norm)
+            added_BLD, source, cross_maps = self.cross_attention(queries_BLD, context.of_memory(), options)
+            x_BLD = self._add_branch(x_BLD, added_BLD, self.cross_norm, keys[4])
+            cache = cache._replace(source=source)
         units_BLF = self.mlp.units(self._branch_input(x_BLD, self.mlp_norm))
         x_BLD = self._add_branch(x_BLD, self.mlp.down(units_BLF), self.mlp_norm, keys[2])
-        return x_BLD, cache, Trace(maps, before_BLD, x_BLD, units_BLF)
+        return x_BLD, cache, Trace(maps, before_BLD, x_BLD, units_BLF, cross_maps)
 
     def _branch_input(self, x_BLD, norm) -> jax.Array:
         return norm(x_BLD) if self.config.norm_placement == "pre" else x_BLD
@@ -103,41 +110,122 @@ class Block(nnx.Module):
         return x_BLD if self.config.norm_placement == "pre" else norm(x_BLD)
 
 
-class MiniGPT(nnx.Module):
-    """A decoder, or an encoder if not `causal`. Parameters are float32, matrix products are in `dtype`."""
+class Stack(nnx.Module):
+    """Blocks with their positional encodings, and with a last norm if norms come first."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
         self.config = config
-        self.vocab_size = vocab_size
-        self.dtype = compute_dtype(config.dtype)
-        std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
-        init = nnx.initializers.normal(std)
-        self.embedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
         self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
         pattern = [positions.ENCODINGS[kind.position] for kind in config.layer_kinds[: config.period]]
         own = [encoding if encoding.per_layer else None for encoding in pattern]
         self.blocks: Any
         if config.scan_layers:
-            make_block = lambda rngs: Block(config, self.dtype, own[0], rngs=rngs)
-            self.blocks = _stack_blocks(make_block, config.num_layers, rngs)
+            make_block = lambda rngs: Block(config, dtype, own[0], rngs=rngs)
+            self.blocks = stack_blocks(make_block, config.num_layers, rngs)
         else:
             layers = (own[layer % len(own)] for layer in range(config.num_layers))
-            self.blocks = nnx.List([Block(config, self.dtype, encoding, rngs=rngs) for encoding in layers])
+            self.blocks = nnx.List([Block(config, dtype, encoding, rngs=rngs) for encoding in layers])
         if config.norm_placement == "pre":
             self.final_norm = make_norm(config, rngs=rngs)
+
+    def run(
+        self,
+        x_BLD: jax.Array,
+        part: Part,
+        options: Options,
+        caches: Sequence[Past | None] | None = None,
+        trace: Callable[[Trace], Any] | None = None,
+    ) -> tuple[jax.Array, list[KeyValues] | None, list[Any]]:
+        """Return (x_BLD, caches, traces) as `MiniGPT.forward` does, from embeddings x_BLD without positions.
+
+        options: those of all layers, stacked along a first axis. Its dropout keys have one more, for the embeddings.
+        """
+        config, (positions_BL, segments_BL, memory) = self.config, part
+        kinds = config.layer_kinds[: config.period]
+        pattern = [self.positions.get(positions.key(kind)) for kind in kinds]
+        x_BLD = pattern[0].embed(x_BLD, positions_BL) if pattern[0] else x_BLD
+        keys = options.dropout_key
+        x_BLD = dropout(x_BLD, config.embedding_dropout, None if keys is None else keys[-1])
+        options = options._replace(dropout_key=None if keys is None else keys[:-1])
+        masks = [Mask(config.causal, kind.window, segments_BL) for kind in kinds]
+        with_maps = trace is not None
+        contexts = [
+            Context(*of_layer, positions_BL, with_maps, memory) for of_layer in zip(masks, pattern, strict=True)
+        ]
+        new_caches: Any
+        if config.scan_layers and caches is None:
+            x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
+        else:  # with caches, layers are not scanned: a scan would copy the caches for each token
+            blocks = unstack(*nnx.split(self.blocks)) if config.scan_layers else self.blocks
+            x_BLD, new_caches, traces = self._run_layers(x_BLD, blocks, contexts, options, trace, caches)
+        if config.norm_placement == "pre":
+            x_BLD = self.final_norm(x_BLD)
+        return x_BLD, new_caches, traces
+
+    def _run_layers(self, x_BLD, blocks, contexts, options, trace, caches=None) -> tuple[jax.Array, Any, list[Any]]:
+        """Run the blocks in order; return (x_BLD, new caches or None, the results of `trace`)."""
+
+        def run(block: Block, context: Context, options: Options, x_BLD: jax.Array) -> tuple:
+            x_BLD, cache, traced = block(x_BLD, context, options)
+            return x_BLD, cache, None if trace is None else trace(traced)
+
+        new_caches, traces, remat = [], [], self.config.remat
+        for number, block in enumerate(blocks):
+            layer_options = at(options, number)._replace(past=None if caches is None else caches[number])
+            layer: Callable[..., tuple] = functools.partial(run, block, contexts[number % len(contexts)], layer_options)
+            if remat != "none":
+                layer = jax.checkpoint(layer, policy=SAVED[remat], prevent_cse=not self.config.scan_layers)
+            x_BLD, cache, traced = layer(x_BLD)
+            new_caches.append(cache)
+            traces.append(traced)
+        return x_BLD, None if caches is None else new_caches, traces
+
+    def _scan_layers(self, x_BLD, contexts, options, trace) -> tuple[jax.Array, None, list[Any]]:
+        """Run all layers in a scan; each step runs one period of the patterns over the layers."""
+        definition, stacked = nnx.split(self.blocks)
+        layers, length = self.config.num_layers, len(contexts)
+
+        def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, list]:
+            x_BLD, _, traces = self._run_layers(x_BLD, unstack(definition, part[0]), contexts, part[1], trace)
+            return x_BLD, traces
+
+        in_periods = lambda leaf: leaf.reshape(-1, length, *leaf.shape[1:])
+        x_BLD, traces = jax.lax.scan(period, x_BLD, jax.tree.map(in_periods, (stacked, options)))
+        return x_BLD, None, [at(traces[layer % length], layer // length) for layer in range(layers)]
+
+
+class MiniGPT(Stack):
+    """A decoder, or an encoder if not `causal`, or with `encoder_layers` a decoder and its encoder.
+
+    Parameters are float32, matrix products are in `dtype`.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
+        self.vocab_size = vocab_size
+        self.dtype = compute_dtype(config.dtype)
+        std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
+        init = nnx.initializers.normal(std)
+        make_table = lambda: nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
+        self.embedding = make_table()
+        super().__init__(config, self.dtype, rngs=rngs)
         if not config.tie_embeddings:
-            self.unembedding = nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
+            self.unembedding = make_table()
+        if config.encoder_layers:
+            self.encoder = Stack(config.encoder, self.dtype, rngs=rngs)
+            if not config.share_embeddings:
+                self.source_embedding = make_table()
 
     def __call__(
         self,
         tokens_BL: jax.Array,
         positions_BL: jax.Array | None = None,
         segments_BL: jax.Array | None = None,
+        source_BS: jax.Array | None = None,
         *,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Return logits_BLV in float32. See `Inputs` for the arguments; raises the errors of `forward`."""
-        inputs = Inputs(tokens_BL, positions_BL, segments_BL)
+        inputs = Inputs(tokens_BL, positions_BL, segments_BL, source_BS)
         return self.logits(self.forward(inputs, dropout_key=dropout_key)[0])
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
@@ -164,88 +252,39 @@ class MiniGPT(nnx.Module):
         dropout_key: no dropout if None. head_mask_NBH: factors for the heads' outputs; its batch axis may be 1. caches:
         each layer's KV cache, or None if it is empty. The returned caches hold all keys and values, including the new
         ones; they are None if `caches` is None. trace: a function applied to each layer's Trace, with attention maps.
-        The returned traces are the function's results. Without positions, raises the errors of `check_length`.
+        The returned traces are the function's results. Raises UserError if there is an encoder and no source, or the
+        opposite. Without positions, raises the errors of `check_length`.
         """
-        config, (tokens_BL, positions_BL, segments_BL) = self.config, inputs
+        config, (tokens_BL, positions_BL, segments_BL, source_BS) = self.config, inputs
         if positions_BL is None:
             check_length(config, tokens_BL.shape[1])
             positions_BL = jnp.arange(tokens_BL.shape[1])[None]
+        needs_source = config.encoder_layers > 0 and (caches is None or caches[0] is None)
+        if needs_source != (source_BS is not None):
+            raise UserError(f"source_BS: must {'' if needs_source else 'not '}be given for this model")
+        memory = None if source_BS is None else self.encode(source_BS, dropout_key)
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
-        kinds = config.layer_kinds[: config.period]
-        pattern = [self.positions.get(positions.key(kind)) for kind in kinds]
-        x_BLD = sharding.gather(self.embedding[...])[tokens_BL]  # the residual stream is float32
-        if config.scale_embeddings:
-            x_BLD = x_BLD * config.d_model**0.5
-        x_BLD = pattern[0].embed(x_BLD, positions_BL) if pattern[0] else x_BLD
-        x_BLD = dropout(x_BLD, config.embedding_dropout, None if keys is None else keys[-1])
-
-        masks = [Mask(config.causal, kind.window, segments_BL) for kind in kinds]
-        contexts = [Context(*part, positions_BL, trace is not None) for part in zip(masks, pattern, strict=True)]
-        options = Options(None if keys is None else keys[:-1], head_mask_NBH)  # stacked over layers
-        if config.scan_layers and caches is None:
-            x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
-        else:  # with caches, layers are not scanned: a scan would copy the caches for each token
-            blocks = _unstack(*nnx.split(self.blocks)) if config.scan_layers else self.blocks
-            x_BLD, new_caches, traces = self._run_layers(x_BLD, blocks, contexts, options, trace, caches)
-        if config.norm_placement == "pre":
-            x_BLD = self.final_norm(x_BLD)
+        part = Part(positions_BL, segments_BL, memory)
+        x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, head_mask_NBH)
+        x_BLD, new_caches, traces = self.run(x_BLD, part, options, caches, trace)
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
 
-    def _run_layers(self, x_BLD, blocks, contexts, options, trace, caches=None) -> tuple[jax.Array, Any, list[Any]]:
-        """Run the blocks in order; return (x_BLD, new caches or None, the results of `trace`)."""
+    def encode(self, source_BS: jax.Array, dropout_key: jax.Array | None = None) -> Memory:
+        """Return the encoder's last hidden states. source_BS: token ids; negative numbers are padding."""
+        check_length(self.config, source_BS.shape[1])
+        keys, layers = None, self.config.encoder_layers
+        if dropout_key is not None:
+            keys = jax.random.split(jax.random.fold_in(dropout_key, ENCODER_KEY), layers + 1)
+        is_padding_BS = source_BS < 0
+        table = self.embedding if self.config.share_embeddings else self.source_embedding
+        x_BSD = self._embedded(table, jnp.maximum(source_BS, 0))
+        part = Part(jnp.arange(source_BS.shape[1])[None], is_padding_BS.astype(jnp.int32), None)
+        x_BSD, _, _ = self.encoder.run(x_BSD, part, Options(keys))
+        return Memory(x_BSD, is_padding_BS)
 
-        def run(block: Block, context: Context, options: Options, x_BLD: jax.Array) -> tuple:
-            x_BLD, cache, traced = block(x_BLD, context, options)
-            return x_BLD, cache, None if trace is None else trace(traced)
-
-        new_caches, traces, remat = [], [], self.config.remat
-        for number, block in enumerate(blocks):
-            layer_options = _at(options, number)._replace(past=None if caches is None else caches[number])
-            layer: Callable[..., tuple] = functools.partial(run, block, contexts[number % len(contexts)], layer_options)
-            if remat != "none":
-                layer = jax.checkpoint(layer, policy=SAVED[remat], prevent_cse=not self.config.scan_layers)
-            x_BLD, cache, traced = layer(x_BLD)
-            new_caches.append(cache)
-            traces.append(traced)
-        return x_BLD, None if caches is None else new_caches, traces
-
-    def _scan_layers(self, x_BLD, contexts, options, trace) -> tuple[jax.Array, None, list[Any]]:
-        """Run all layers in a scan; each step runs one period of the patterns over the layers."""
-        definition, stacked = nnx.split(self.blocks)
-        layers, length = self.config.num_layers, len(contexts)
-
-        def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, list]:
-            x_BLD, _, traces = self._run_layers(x_BLD, _unstack(definition, part[0]), contexts, part[1], trace)
-            return x_BLD, traces
-
-        in_periods = lambda leaf: leaf.reshape(-1, length, *leaf.shape[1:])
-        x_BLD, traces = jax.lax.scan(period, x_BLD, jax.tree.map(in_periods, (stacked, options)))
-        return x_BLD, None, [_at(traces[layer % length], layer // length) for layer in range(layers)]
-
-
-def _unstack(definition: nnx.GraphDef, stacked: nnx.State) -> list[Block]:
-    return [nnx.merge(definition, _at(stacked, layer)) for layer in range(len(jax.tree.leaves(stacked)[0]))]
-
-
-def _at(tree: Any, index: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[index], tree)
-
-
-def _stack_blocks(make_block: Callable[[nnx.Rngs], Block], layers: int, rngs: nnx.Rngs) -> Block:
-    """Return a block with the stacked parameters of all layers, equal to those of separately made blocks."""
-    start = rngs.params.count[...]
-    block = make_block(rngs)
-    counts_N = start + (rngs.params.count[...] - start) * jnp.arange(layers + 1, dtype=start.dtype)
-    key = rngs.params.key[...]
-
-    def parameters_from(count: jax.Array) -> nnx.State:
-        rngs = nnx.Rngs(params=key)
-        rngs.params.count[...] = count
-        return nnx.state(make_block(rngs))
-
-    nnx.update(block, jax.vmap(parameters_from)(counts_N[:-1]))
-    rngs.params.count[...] = counts_N[-1]
-    return block
+    def _embedded(self, table: nnx.Param, tokens_BL: jax.Array) -> jax.Array:
+        x_BLD = sharding.gather(table[...])[tokens_BL]  # the residual stream is float32
+        return x_BLD * self.config.d_model**0.5 if self.config.scale_embeddings else x_BLD
 
 
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:

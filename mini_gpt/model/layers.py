@@ -1,4 +1,8 @@
-"""Layers that attention and the blocks use: linear, norms, dropout."""
+"""Layers that attention and the blocks use: linear, feed-forward, norms, dropout."""
+
+import functools
+import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +10,16 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.xla_workarounds import cpu_matmul
+from mini_gpt.model.xla_workarounds import cpu_matmul, recompute_in_backward
 
 INIT_STD = 0.02  # Radford et al. 2019
 PRODUCT = "product"  # name of a Linear's output for checkpoint policies
+ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+    "swiglu": lambda gate, up: jax.nn.silu(gate) * up,
+}
 
 
 class Linear(nnx.Linear):
@@ -31,6 +41,25 @@ class Linear(nnx.Linear):
         return y_TF.reshape(*x.shape[:-1], self.out_features)
 
 
+class Mlp(nnx.Module):
+    """The feed-forward sublayer: two linear layers with an activation between, or SwiGLU with three (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.config = config
+        self.up = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
+        if config.activation == "swiglu":
+            self.gate = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
+        self.down = Linear(config, config.d_ff, config.d_model, dtype, std=residual_std(config), rngs=rngs)
+
+    def units(self, x_BLD: jax.Array) -> jax.Array:
+        """Return units_BLF, the output of the activation."""
+        activate = ACTIVATIONS[self.config.activation]
+        if self.config.scan_layers:  # for gelu, the scan then saves one array, not five
+            activate = recompute_in_backward(activate)
+        gate = [self.gate(x_BLD)] if self.config.activation == "swiglu" else []
+        return activate(*gate, self.up(x_BLD))
+
+
 def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
     """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), computed in float32."""
     if config.norm == "rmsnorm":
@@ -46,3 +75,9 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
         return x
     kept = x.astype(jnp.float32) / (1 - rate)  # in bfloat16, 1 - rate would be rounded
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), kept, 0).astype(x.dtype)
+
+
+def residual_std(config: ModelConfig) -> float:
+    """Return the initial std of the layers that add to the residual stream (Radford et al. 2019, 2.3)."""
+    sublayers = (3 if config.encoder_layers else 2) * config.num_layers
+    return INIT_STD / math.sqrt(sublayers) if config.residual else INIT_STD

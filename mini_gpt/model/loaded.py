@@ -72,23 +72,37 @@ class LoadedModel:
         """Return the module with its parameters; also works under jit."""
         return nnx.merge(self.definition, self.parameters)
 
-    def with_layout(self, tokens_BL: jax.Array, text_BL: jax.Array, keys_B: jax.Array | None) -> Inputs:
-        """Return the tokens with the positions and segments of the text. Raises the errors of `check_length`."""
+    def with_layout(
+        self,
+        tokens_BL: jax.Array,
+        text_BL: jax.Array | None = None,
+        keys_B: jax.Array | None = None,
+        source_BS: jax.Array | None = None,
+    ) -> Inputs:
+        """Return the inputs with positions and segments. Takes the arguments of `hidden`.
+
+        Raises the errors of `check_length`.
+        """
         if not self.layout.operator_ids:  # these restart positions, so that a row may be longer than the table
             check_length(self.config.model, tokens_BL.shape[1])
-        return Inputs(tokens_BL, *self.layout.of(self.config.model, text_BL, keys_B))
+        text_BL = tokens_BL if text_BL is None else text_BL
+        return Inputs(tokens_BL, *self.layout.of(self.config.model, text_BL, keys_B), source_BS)
 
     @jax.jit
     def hidden(
-        self, inputs_BL: jax.Array, text_BL: jax.Array | None = None, keys_B: jax.Array | None = None
+        self,
+        inputs_BL: jax.Array,
+        text_BL: jax.Array | None = None,
+        keys_B: jax.Array | None = None,
+        source_BS: jax.Array | None = None,
     ) -> jax.Array:
         """Return the last hidden states x_BLD, in the model's dtype.
 
         inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`. text_BL: the unmasked text, which
         has the separators of documents; by default inputs_BL. keys_B: a random key for each row, see
-        `Layout.of`.
+        `Layout.of`. source_BS: the tokens of the encoder, if there is one; -1 is padding.
         """
-        inputs = self.with_layout(inputs_BL, inputs_BL if text_BL is None else text_BL, keys_B)
+        inputs = self.with_layout(inputs_BL, text_BL, keys_B, source_BS)
         with sharding.use_mesh(self.mesh):
             return self.merge().forward(inputs, head_mask_NBH=self.head_mask_NBH)[0]
 
@@ -98,11 +112,11 @@ class LoadedModel:
         return sharding.replicate(self.merge().logits(self.hidden(*inputs)), self.mesh)
 
     @jax.jit
-    def nll(self, inputs_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
+    def nll(self, inputs_BL: jax.Array, targets_BL: jax.Array, source_BS: jax.Array | None = None) -> jax.Array:
         """Return nll_BL, the loss of each target in nats, float32, replicated over the mesh.
 
-        targets_BL: the next tokens; with the masked objective, the unmasked text.
+        targets_BL: the next tokens; with the masked objective, the unmasked text. source_BS: see `hidden`.
         """
-        x_BLD = self.hidden(inputs_BL, targets_BL if self.masked else None)
+        x_BLD = self.hidden(inputs_BL, targets_BL if self.masked else None, source_BS=source_BS)
         nll_BL = token_nll(x_BLD, self.merge().output_table, targets_BL, self.mesh)
         return sharding.replicate(nll_BL, self.mesh)

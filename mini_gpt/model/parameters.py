@@ -49,6 +49,8 @@ def with_layers(tree: Any, *, stacked: bool) -> Any:
     has_blocks = lambda node: isinstance(node, dict) and "blocks" in node
 
     def convert(parameters: Any) -> Any:
+        if has_blocks(parameters) and "encoder" in parameters:
+            parameters = parameters | {"encoder": convert(parameters["encoder"])}
         if not has_blocks(parameters) or ("attention" in parameters["blocks"]) == stacked:
             return parameters
         blocks = parameters["blocks"]
@@ -78,7 +80,7 @@ def report(parameters: Parameters) -> str:
     modules: dict[str, dict[str, Parameters]] = {}  # {row's name: {module: {parameter: leaf}}}
     for path, leaf in by_name(parameters).items():
         module, _, name = path.rpartition("/")
-        row = re.sub(r"^blocks/\d+", "blocks/*", module or name)
+        row = re.sub(r"(^|/)blocks/\d+", r"\1blocks/*", module or name)
         modules.setdefault(row, {}).setdefault(module, {})[name] = leaf
     total, table = count(parameters), []
     for row, copies in modules.items():

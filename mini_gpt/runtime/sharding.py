@@ -27,7 +27,7 @@ RULES = (
     (r"(out|down)/bias$", PartitionSpec()),
     (r"norm/(scale|bias)$", PartitionSpec()),
     (r"variants/(sink|query_factor|canon)$", PartitionSpec()),
-    (r"(^|/)(un)?embedding$", PartitionSpec(None, "fsdp")),
+    (r"(^|/)(un|source_)?embedding$", PartitionSpec(None, "fsdp")),
     (r"(^|/)positions?/", PartitionSpec()),  # parameters of a position encoding other than its embedding table
     (r"ns_coeffs$", PartitionSpec()),  # in Muon's state
 )

@@ -117,7 +117,7 @@ def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 def is_hidden_matrix(parameters: Parameters) -> Parameters:
     """Return the mask of the blocks' kernels. Embeddings are not in it: they do not map activations to activations."""
-    return _mask(parameters, r"^blocks/.*kernel$")
+    return _mask(parameters, r"^(encoder/)?blocks/.*kernel$")
 
 
 def decays(parameters: Parameters) -> Parameters:

@@ -151,7 +151,7 @@ def test_mask_blocks_are_those_with_a_visible_pair():
             mask = Mask(causal, window)
             visible_LS = np.asarray(mask.visible(24)[0])
             seen = visible_LS.reshape(6, 4, 6, 4).any(axis=(1, 3))
-            assert mask.blocks(6, 4) == [tuple(pair) for pair in np.argwhere(seen)], (causal, window)
+            assert mask.blocks(6, 6, 4) == [tuple(pair) for pair in np.argwhere(seen)], (causal, window)
 
 
 @pytest.mark.parametrize(

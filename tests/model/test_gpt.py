@@ -23,6 +23,8 @@ def make_model(seed=0, **overrides):
     """Return a small model with only random parameters, because zero biases or tables would hide errors."""
     base = {"model.num_layers": 2, "model.d_model": 16, "model.num_heads": 4, "model.dtype": "float32"}
     base |= {"context_length": 12, "train.objective": "next_token" if overrides.get("causal", True) else "masked"}
+    if overrides.get("encoder_layers"):
+        base |= {"data.corpus": "task:copy", "data.tokenizer": "characters"}
     config = configs.load("configs/default.py", base | {f"model.{name}": value for name, value in overrides.items()})
     definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(seed)))
     keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(params))))

@@ -22,26 +22,29 @@ UNROLLED = {256: 64, 512: 128}  # {sequence length: block size}; up to these len
 
 def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
     """Return out_BLHK, equal to `reference.attend` up to rounding; positional biases are computed block by block."""
-    (q_BLHK, k_BLGK, v_BLGK, decay_BLH), (mask, position, positions_BL, _) = heads, context
+    (q_BLHK, k_BSGK, v_BSGK, decay_BLH), (mask, position, positions_BL, *_) = heads, context
     B, L, H, K = q_BLHK.shape
-    G = k_BLGK.shape[2]
-    unrolled = next((size for longest, size in UNROLLED.items() if longest >= L), None)
+    S, G = k_BSGK.shape[1:3]
+    unrolled = next((size for longest, size in UNROLLED.items() if longest >= max(L, S)), None)
     size = unrolled or BLOCK
     count = -(-L // size)
-    pairs = mask.blocks(count, size)
+    pairs = mask.blocks(count, -(-S // size), size)
 
     def blocks(x: jax.Array) -> jax.Array:
         """Return x_N…: axis 1 is padded and split into N blocks, and N becomes the first axis."""
-        x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
+        count = -(-x.shape[1] // size)
+        x = jnp.pad(x, [(0, 0), (0, count * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
         return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
 
     # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
     q_NBCGMK = blocks(scaled(scoring.scale, q_BLHK).reshape(B, L, G, H // G, K))
     q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
-    k_NBGSK, v_NBGSK = (blocks(x_BLGK).swapaxes(2, 3) for x_BLGK in (k_BLGK, v_BLGK))
+    k_NBGSK, v_NBGSK = (blocks(x_BSGK).swapaxes(2, 3) for x_BSGK in (k_BSGK, v_BSGK))
     layout = {"positions": blocks(positions_BL)}
     if mask.segments_BL is not None:
         layout["segments"] = blocks(mask.segments_BL)
+    if mask.key_segments_BS is not None:
+        layout["key_segments"] = blocks(mask.key_segments_BS)
     biased = context.biased
     definition: Any
     definition, of_position = nnx.split(position) if biased else (None, {})
@@ -59,9 +62,11 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
 
     def visible_B1CS(i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
         offsets_C = jnp.arange(size)
-        segments = (layout["segments"][i], layout["segments"][j]) if "segments" in layout else None
+        segments = None
+        if "segments" in layout:
+            segments = layout["segments"][i], layout.get("key_segments", layout["segments"])[j]
         visible_BCS = mask.between(i * size + offsets_C, j * size + offsets_C, segments)
-        return (visible_BCS & (j * size + offsets_C < L))[:, None]
+        return (visible_BCS & (j * size + offsets_C < S))[:, None]
 
     def sink_GR(parameters: dict) -> jax.Array:
         return jnp.repeat(parameters["sink"].reshape(G, H // G), size, axis=1)

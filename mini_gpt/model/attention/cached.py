@@ -1,7 +1,7 @@
 """Attention of one new token per row to a KV cache."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,23 @@ from mini_gpt.model.attention.inputs import HIDDEN, Heads, KeyValues, Scoring, d
 class Past(NamedTuple):
     """One layer's KV cache of S slots, and how the new token uses it.
 
-    steps: scalar; the new token's slot is `steps` % S. positions_BS, visible_BS: of all slots, including the new
-    token's. recent_visible_BT: which of the layer's last inputs a convolution sees, or None.
+    steps: scalar; the new token's slot is `steps` % S; None: nothing is written, in cross-attention. positions_BS,
+    visible_BS: of all slots, including the new token's. recent_visible_BT: which of the layer's last inputs a
+    convolution sees, or None. source_visible_BS: which keys cross-attention sees, or None.
     """
 
     cache: KeyValues
-    steps: jax.Array
+    steps: Any
     positions_BS: jax.Array
     visible_BS: jax.Array
     recent_visible_BT: jax.Array | None = None
+    source_visible_BS: jax.Array | None = None
+
+    def of_source(self) -> "Past":
+        """Return the past of cross-attention: the keys and values of the encoder's hidden states."""
+        assert self.cache.source is not None and self.source_visible_BS is not None
+        positions_BS = jnp.arange(self.source_visible_BS.shape[1])[None]
+        return Past(self.cache.source, None, positions_BS, self.source_visible_BS)
 
     def write_recent(self, x_B1D: jax.Array) -> "Past":
         """Return the past with the layer's new input in its slot."""
@@ -29,6 +37,8 @@ class Past(NamedTuple):
 
     def write(self, heads: Heads) -> "Past":
         """Return the past with the new token's key, value and decay in its slot; XLA updates the cache in place."""
+        if self.steps is None:
+            return self
         as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
         keys, values = map(self._written, self.cache[:2], map(as_rows, heads[1:3]))
         decay = None if heads.decay_BLH is None else self._written(self.cache.decay_BSH, heads.decay_BLH)
@@ -52,7 +62,7 @@ class Past(NamedTuple):
 
 def attend_to_cache(heads: Heads, past: Past, bias_BH1S: jax.Array | None, scoring: Scoring) -> jax.Array:
     """Return softmax(scale · qkᵀ + bias) v as out_B1HK in q's dtype; the softmax is in float32."""
-    q_B1HK, (keys_XSK, values_XSK, decay_BSH, _) = heads.q_BLHK, past.cache
+    q_B1HK, (keys_XSK, values_XSK, decay_BSH) = heads.q_BLHK, past.cache[:3]
     B, _, H, K = q_B1HK.shape
     G = keys_XSK.shape[0] // B
     q_XRK = scaled(scoring.scale, q_B1HK).reshape(B * G, H // G, K)
@@ -73,6 +83,8 @@ def attend_to_cache(heads: Heads, past: Past, bias_BH1S: jax.Array | None, scori
         logits_BGRS = jnp.where(past.visible_BS[:, None, None], logits_BGRS, HIDDEN)
         sink_GR1 = None if scoring.sink_H is None else scoring.sink_H.reshape(G, H // G, 1)
         weights_BGRS = scoring.weights(logits_BGRS, sink_GR1)
+    if past.steps is None:  # a source without a token; in self-attention, a token always sees itself
+        weights_BGRS = jnp.where(past.visible_BS[:, None, None].any(axis=-1, keepdims=True), weights_BGRS, 0)
     weights_XRS = weights_BGRS.astype(values_XSK.dtype).reshape(logits_XRS.shape)
     return jnp.einsum("xrs,xsk->xrk", weights_XRS, values_XSK).reshape(B, 1, H, -1).astype(q_B1HK.dtype)
 

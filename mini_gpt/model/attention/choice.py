@@ -35,7 +35,8 @@ def choose(requested: str, heads: Heads, mask: Mask, scoring: Scoring, *, biased
     A run that was trained with the implementation of another kind of device is read with one that works here.
     """
     platform = devices.platform(jax.devices()[0])
-    is_long = heads.q_BLHK.shape[1] >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
+    longest = max(heads.q_BLHK.shape[1], heads.k_BSGK.shape[1])
+    is_long = longest >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
     unfused = "blockwise" if is_long else "reference"
     wanted = FUSED.get(platform, unfused) if requested == "auto" else requested
     reasons = []
@@ -57,6 +58,7 @@ def _obstacle(name: str, heads: Heads, mask: Mask, scoring: Scoring, *, biased: 
     platform = devices.platform(jax.devices()[0])
     obstacles = [
         (fused, FUSED.get(platform) != name, DEVICES.get(platform, platform)),
+        (fused, mask.key_segments_BS is not None, "cross-attention"),
         (all_but_reference, dropout, "dropout of attention weights"),
         (all_but_reference, scoring.contextual_PK is not None, "the positions of cope"),
         (all_but_reference, scoring.selective, "selective attention"),
@@ -66,7 +68,7 @@ def _obstacle(name: str, heads: Heads, mask: Mask, scoring: Scoring, *, biased: 
         (fused, scoring.sink_H is not None, "an attention sink"),
         (fused, width != heads.v_BSGK.shape[3], "keys that are wider than values"),
         (("cudnn",), dtype != "bfloat16", f"products in {dtype}"),
-        (("cudnn",), mask.segments_BL is not None, "isolated documents"),
+        (("cudnn",), mask.segments_BL is not None, "isolated documents or padding"),
         (("cudnn",), mask.window is not None and not mask.causal, "two-sided windows"),
         (("cudnn",), length % 2, f"length {length}, only even lengths"),
         (("cudnn",), width % 8 or width > 128, f"heads of width {width}, only multiples of 8 up to 128"),

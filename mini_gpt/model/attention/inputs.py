@@ -15,15 +15,20 @@ class Mask(NamedTuple):
 
     window: query i sees only keys j with |i - j| < window, where i and j are indices in the sequence, not positions. A
     causal query sees `window` keys, its own included (Jiang et al. 2023); other queries also see the next window - 1.
+    key_segments_BS: of the keys, in cross-attention; None: the keys are those of the queries' sequence.
     """
 
     causal: bool
     window: int | None = None
     segments_BL: jax.Array | None = None
+    key_segments_BS: jax.Array | None = None
 
     def visible(self, length: int) -> jax.Array:
         """Return visible_BLS, boolean; B is 1 if there are no segments."""
         places_L = jnp.arange(length)
+        if self.segments_BL is not None and self.key_segments_BS is not None:
+            places_S = jnp.arange(self.key_segments_BS.shape[1])
+            return self.between(places_L, places_S, (self.segments_BL, self.key_segments_BS))
         return self.between(places_L, places_L, None if self.segments_BL is None else (self.segments_BL,) * 2)
 
     def between(self, places_L: jax.Array, places_S: jax.Array, segments: Sequence[jax.Array] | None) -> jax.Array:
@@ -38,6 +43,8 @@ class Mask(NamedTuple):
 
     def visible_keys(self, length: int) -> jax.Array:
         """Return the number of keys that each query sees, counts_BL, int32; segments must be contiguous."""
+        if self.key_segments_BS is not None:
+            return self.visible(length).sum(axis=-1)
         places_BL = jnp.arange(length)[None]
         first_BL, last_BL = jnp.zeros_like(places_BL), jnp.full_like(places_BL, length - 1)
         if self.segments_BL is not None:
@@ -52,11 +59,16 @@ class Mask(NamedTuple):
             last_BL = jnp.minimum(last_BL, places_BL + self.window - 1)
         return last_BL - first_BL + 1
 
-    def blocks(self, count: int, size: int) -> list[tuple[int, int]]:
-        """Return sorted pairs (i, j) such that a query of block i may see a key of block j; segments are ignored."""
-        reach = count if self.window is None else (self.window + size - 2) // size  # blocks to the furthest key
-        last = lambda i: i if self.causal else min(count - 1, i + reach)
-        return [(i, j) for i in range(count) for j in range(max(0, i - reach), last(i) + 1)]
+    def blocks(self, queries: int, keys: int, size: int) -> list[tuple[int, int]]:
+        """Return sorted pairs (i, j) such that a query of block i may see a key of block j; segments are ignored.
+
+        queries, keys: numbers of blocks. size: tokens of a block.
+        """
+        if self.key_segments_BS is not None:  # cross-attention: places of queries and keys are not related
+            return [(i, j) for i in range(queries) for j in range(keys)]
+        reach = keys if self.window is None else (self.window + size - 2) // size  # blocks to the furthest key
+        last = lambda i: i if self.causal else min(keys - 1, i + reach)
+        return [(i, j) for i in range(queries) for j in range(max(0, i - reach), last(i) + 1)]
 
 
 def scaled(factor: float | jax.Array, x: jax.Array) -> jax.Array:
@@ -111,13 +123,15 @@ def decay_bias(query_BLH: jax.Array, key_BSH: jax.Array) -> jax.Array:
 class KeyValues(NamedTuple):
     """What one layer keeps of a sequence. Axis X is B and G merged: with separate axes, XLA copies the cache.
 
-    decay_BSH: that of `Heads`, or None. recent_BTD: the inputs of the layer, for a convolution, or None.
+    decay_BSH: that of `Heads`, or None. recent_BTD: the inputs of the layer, for a convolution, or None. source: the
+    keys and values of cross-attention, or None.
     """
 
     keys_XSK: jax.Array
     values_XSK: jax.Array
     decay_BSH: jax.Array | None = None
     recent_BTD: jax.Array | None = None
+    source: "KeyValues | None" = None
 
     @classmethod
     def of(cls, heads: Heads, recent_BTD: jax.Array | None = None) -> "KeyValues":
@@ -126,16 +140,35 @@ class KeyValues(NamedTuple):
         return cls(keys_XSK, values_XSK, heads.decay_BLH, recent_BTD)
 
 
-class Context(NamedTuple):
-    """The inputs of self-attention besides heads. with_maps: return attention maps.
+class Memory(NamedTuple):
+    """The last hidden states of the encoder. is_padding_BS: places that no query sees."""
 
-    position: `positions.Position`; None before the layer's own encoding takes its place.
+    x_BSD: jax.Array
+    is_padding_BS: jax.Array
+
+
+class Context(NamedTuple):
+    """The inputs of attention besides heads. with_maps: return attention maps.
+
+    position: `positions.Position`; None before the layer's own encoding takes its place. memory: for cross-attention.
     """
 
     mask: Mask
     position: Any
     positions_BL: jax.Array
     with_maps: bool = False
+    memory: Memory | None = None
+
+    def of_memory(self) -> "Context":
+        """Return the context of cross-attention: each query sees all keys of the encoder except padding.
+
+        Cross-attention has no positional encoding of its own: the embeddings and the encoder have the order already.
+        """
+        if self.memory is None:  # with a KV cache, which has its own mask
+            return self._replace(position=None)
+        no_padding_BL = jnp.zeros((len(self.memory.x_BSD), self.positions_BL.shape[1]), jnp.int32)
+        mask = Mask(False, None, no_padding_BL, self.memory.is_padding_BS.astype(jnp.int32))
+        return self._replace(mask=mask, position=None)
 
     @property
     def biased(self) -> bool:

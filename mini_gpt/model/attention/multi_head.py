@@ -13,7 +13,7 @@ from mini_gpt.model.attention import blockwise, cached, choice, kernels, referen
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.inputs import Context, Heads, KeyValues, Scoring
 from mini_gpt.model.attention.variants import Variants
-from mini_gpt.model.layers import INIT_STD, Linear, dropout
+from mini_gpt.model.layers import Linear, dropout, residual_std
 
 IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splash": kernels.splash}
 
@@ -33,6 +33,7 @@ class Options(NamedTuple):
 class MultiHeadAttention(nnx.Module):
     """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023).
 
+    Self-attention, or cross-attention if the context has a memory: keys and values are then those of the memory.
     own: the class of the positional encoding if each layer has its own parameters, else None.
     """
 
@@ -57,14 +58,15 @@ class MultiHeadAttention(nnx.Module):
         if config.variants.canon:
             past = past and past.write_recent(x_BLD)
             x_BLD = self.variants.convolved(x_BLD, context.mask.segments_BL, past)
-        # 1. Project.
-        q_BLD, k_BLD, v_BLD = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
+        from_BSD = x_BLD if context.memory is None else context.memory.x_BSD
+        # 1. Project. With the cache of a memory, k and v are not used, and XLA leaves them out.
+        q_BLD, k_BSD, v_BSD = self.query(x_BLD), self.key(from_BSD), self.value(from_BSD)
         # 2. Split into heads. Rotary positions rotate queries and keys here.
-        q_BLHK, k_BLGK = split_heads(q_BLD, config.num_heads), split_heads(k_BLD, config.num_kv_heads)
-        q_BLHK, k_BLGK = self.variants.normalised(q_BLHK, k_BLGK)
-        q_BLHK, k_BLGK = position.rotate(q_BLHK, positions_BL), position.rotate_keys(k_BLGK, positions_BL)
+        q_BLHK, k_BSGK = split_heads(q_BLD, config.num_heads), split_heads(k_BSD, config.num_kv_heads)
+        q_BLHK, k_BSGK = self.variants.normalised(q_BLHK, k_BSGK)
+        q_BLHK, k_BSGK = position.rotate(q_BLHK, positions_BL), position.rotate_keys(k_BSGK, positions_BL)
         q_BLHK = self.variants.scaled_by_length(q_BLHK, context, None if past is None else past.visible_BS)
-        heads = Heads(q_BLHK, k_BLGK, split_heads(v_BLD, config.num_kv_heads), self._decay(x_BLD, position, past))
+        heads = Heads(q_BLHK, k_BSGK, split_heads(v_BSD, config.num_kv_heads), self._decay(x_BLD, position, past))
         scoring = self.variants.scoring(self.scale)._replace(contextual_PK=position.contextual_table())
         # 3. Attend.
         if past is None:
@@ -114,8 +116,3 @@ class MultiHeadAttention(nnx.Module):
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:
     """Return x_BLHK; each head gets K consecutive entries of axis D."""
     return x_BLD.reshape(*x_BLD.shape[:-1], heads, -1)
-
-
-def residual_std(config: ModelConfig) -> float:
-    """Return the initial std of the 2N layers that add to the residual stream (Radford et al. 2019, 2.3)."""
-    return INIT_STD / math.sqrt(2 * config.num_layers) if config.residual else INIT_STD
