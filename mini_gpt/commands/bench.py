@@ -31,10 +31,11 @@ import numpy as np
 import psutil
 
 from mini_gpt.commands import command_line
+from mini_gpt.commands.flops import flops_per_token
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
-from mini_gpt.generation import decoding as generation
+from mini_gpt.generation import decoding, prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.gpt import check_length, compute_dtype
@@ -136,7 +137,7 @@ class Bench:
         model, batch, seconds = self.run.loaded(self.state.parameters), next(self.batches), []
         for _ in range(count + 1):  # the first may compile
             begin = time.perf_counter()
-            jax.block_until_ready(model.nll(batch["inputs"], batch["targets"]))
+            jax.block_until_ready(model.nll(batch["inputs"], batch["targets"], batch.get("source")))
             seconds.append(time.perf_counter() - begin)
         return seconds[1:]
 
@@ -181,21 +182,6 @@ class Bench:
             "parameters": model_parameters.count(parameters),
             **machine(self.mesh.size),
         }
-
-
-def flops_per_token(config: Config, parameters: model_parameters.Parameters) -> float:
-    """Return 6N + 12·layers·heads·head width·keys: forward and backward without recomputation (PaLM, appendix B).
-
-    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. keys: the largest
-    number that a query sees, by the context or `model.attention_window`, averaged over the layers. As in the paper, all
-    queries use this number.
-    """
-    model, length = config.model, config.context_length
-    reach = lambda window: length if window is None else min(length, window if model.causal else 2 * window - 1)
-    keys = statistics.mean(reach(kind.window) for kind in model.layer_kinds)
-    looked_up = ["positions/learned/embedding"] + ([] if model.tie_embeddings else ["embedding"])
-    multiplied = sum(x.size for name, x in model_parameters.by_name(parameters).items() if name not in looked_up)
-    return 6 * multiplied + 12 * model.num_layers * model.num_heads * model.head_width * keys
 
 
 def spread(values: Sequence[float], scale: float = 1) -> dict[str, Any]:
@@ -248,7 +234,7 @@ def random_model(config: Config) -> LoadedModel:
 def time_decoding(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
     """Decode one text. Return the seconds to its first token, and the tokens per second after it."""
     begin = time.perf_counter()
-    parts = generation.stream(model, [prompt], length=tokens, sampling=sampling)
+    parts = decoding.stream(model, [prompt], length=tokens, sampling=sampling)
     next(parts)
     first = time.perf_counter()
     count = sum(part.shape[1] for part in parts)
@@ -265,6 +251,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     """Measure decoding with random weights, a random prompt and top-k sampling."""
     config = configs.load(path, overrides)
     check_length(config.model, prompt_tokens + tokens)
+    require(not config.model.encoder_layers, "--decode: model.encoder_layers", config.model.encoder_layers, "must be 0")
     model = random_model(config)
     prompt = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens)
     decode_text = functools.partial(time_decoding, model, prompt, tokens, Sampling(top_k=40))
@@ -274,7 +261,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
         "overrides": overrides,
         "prompt_tokens": prompt_tokens,
         "tokens": tokens,
-        "dtype": generation.dtype(config.model).name,
+        "dtype": prompts.dtype(config.model).name,
         "compile_seconds": compile_seconds,
         **decoding_speed([decode_text() for _ in range(ROUNDS)]),
         "parameters": model_parameters.count(model.parameters),

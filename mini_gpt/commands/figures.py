@@ -26,6 +26,9 @@ ENCODINGS = {plot.__name__: plot for plot in PLOTS}
 def maps(workdirs: list[Path]) -> Figure:
     """Plot the attention of several runs on the start of the first run's validation split."""
     runs = [Run(workdir) for workdir in workdirs]
+    for run in runs:
+        layers = run.config.model.encoder_layers
+        require(layers == 0, f"--maps: {run.workdir}: model.encoder_layers", layers, "must be 0")
     tokens, first = base.opening(runs[0], SuiteOptions(), figures.MOST_TOKENS), runs[0].tokenizer
     panels = []
     for run in runs:

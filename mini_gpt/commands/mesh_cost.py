@@ -27,7 +27,7 @@ from mini_gpt.commands.results import markdown_table
 from mini_gpt.config.schema import Config, MeshConfig
 from mini_gpt.model.parameters import by_name, count
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import state as states
 from mini_gpt.training.state import TrainState
 
@@ -61,6 +61,7 @@ def cost(config: Config, state: TrainState, mesh: MeshConfig) -> dict[str, float
     state: `abstract_state` of the config. The batch has data × fsdp sequences, without gradient accumulation.
     "together": parameters, gradients and optimizer state. "maps": attention logits and weights.
     """
+    require(not config.model.encoder_layers, "model.encoder_layers", config.model.encoder_layers, "must be 0 here")
     abstract_mesh = _mesh(mesh)
 
     def shards(tree: object) -> Iterator[tuple[PartitionSpec, int]]:
@@ -107,7 +108,7 @@ def parameter_table(state: TrainState) -> str:
     """Return each parameter's shape and PartitionSpec as a Markdown table; all layers share a row."""
     rows: dict[str, dict[str, str]] = {}
     for path, leaf in by_name(state.parameters).items():
-        name = re.sub(r"^blocks/\d+/", "blocks/*/", path)
+        name = re.sub(r"(^|/)blocks/\d+/", r"\1blocks/*/", path)
         spec = leaf.sharding.spec
         row = {
             "parameter": f"`{name}`",

@@ -14,6 +14,8 @@ from mini_gpt.runtime.errors import UserError, require
 
 Batch = dict[str, np.ndarray]
 DTYPES = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}  # of the arrays in a Batch, all [B, L]
+PADDING = -1  # in "source", int32 [B, S], which a batch has too if the model has an encoder
+SOURCE_STEP = 16  # tokens, by which rows grow for sources longer than in training, so that few shapes are compiled
 
 
 class TrainBatches:
@@ -135,8 +137,11 @@ def _masked_batch(tokens_BL: np.ndarray, rate: float, mask_token: int, seeds: li
 def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: Tokenizer, length: int) -> Batch:
     """Return the batch of (question, answer) problems, in rows of `length` inputs.
 
-    Only answers have weight, and the places of `Task.scored` in questions.
+    Only answers have weight, and the places of `Task.scored` in questions. With an encoder, the question is the source,
+    and a row has the answer only, after a separator.
     """
+    if config.model.encoder_layers:
+        return _pair_batch(problems, config, tokenizer, length)
     rows_BM = np.full((len(problems), length + 1), tokenizers.separator(tokenizer), np.int32)
     answer_BM = np.zeros(rows_BM.shape, np.float32)
     for row, (question, answer) in enumerate(problems):
@@ -151,6 +156,32 @@ def problem_batch(problems: list[tuple[str, str]], config: Config, tokenizer: To
     return {"inputs": inputs_BL, "targets": tokens_BL, "weights": answer_BL}
 
 
+def _pair_batch(pairs: list[tuple[str, str]], config: Config, tokenizer: Tokenizer, length: int) -> Batch:
+    """Return the batch of (source, target) pairs. Each target is preceded by a separator."""
+    longest = max(config.source_length, *(len(source) for source, _ in pairs))
+    size = config.source_length + -(-(longest - config.source_length) // SOURCE_STEP) * SOURCE_STEP
+    if config.model.position == "learned":
+        size = max(longest, min(size, config.model.max_positions))
+    source_BS = np.full((len(pairs), size), PADDING, np.int32)
+    rows_BM = np.full((len(pairs), length + 1), tokenizers.separator(tokenizer), np.int32)
+    weights_BL = np.zeros((len(pairs), length), np.float32)
+    for row, (source, target) in enumerate(pairs):
+        source_BS[row, : len(source)] = tokenizer.encode(source)
+        end = len(target) + len(tasks.END)
+        rows_BM[row, 1 : 1 + end] = tokenizer.encode(target + tasks.END)
+        weights_BL[row, :end] = 1
+    return next_token_batch(rows_BM) | {"weights": weights_BL, "source": source_BS}
+
+
+def shapes(config: Config) -> dict[str, tuple[tuple[int, int], type]]:
+    """Return the shape and the dtype of each array of a training batch."""
+    rows = config.train.batch_size
+    found: dict[str, tuple[tuple[int, int], type]] = {
+        name: ((rows, config.context_length), dtype) for name, dtype in DTYPES.items()
+    }
+    return found | ({"source": ((rows, config.source_length), np.int32)} if config.model.encoder_layers else {})
+
+
 def check_alphabet(config: Config, tokenizer: Tokenizer) -> None:
     """Raise UserError if a tokenizer, of a run or from --init_from, lacks a character of the task."""
     alphabet = tasks.find(config.data.corpus).alphabet
@@ -163,6 +194,8 @@ def check_alphabet(config: Config, tokenizer: Tokenizer) -> None:
 
 def row_length(config: Config, length: int) -> int:
     """Return the row length that fits any problem of length `length`."""
+    if config.model.encoder_layers:
+        return tasks.find(config.data.corpus).sizes_of(length)[1]
     return tasks.find(config.data.corpus).size(length) - (config.train.objective == "next_token")
 
 
@@ -173,3 +206,7 @@ def check_fits(config: Config) -> None:
     needed = row_length(config, data.task_length)
     remedy = f"{data.corpus} with data.task_length={data.task_length} needs at least {needed}"
     require(needed <= config.context_length, "context_length", config.context_length, remedy)
+    if config.model.encoder_layers:
+        source, _ = tasks.find(data.corpus).sizes_of(data.task_length)
+        remedy = f"{data.corpus} with data.task_length={data.task_length} needs at least {source}"
+        require(source <= config.source_length, "source_length", config.source_length, remedy)

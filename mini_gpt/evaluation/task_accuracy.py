@@ -83,11 +83,12 @@ def score(
     def predict(part: tuple[int, list[int]]) -> tuple[np.ndarray, ...]:
         count, indices = part
         batch = batch_of(indices)
-        arrays = (batch["inputs"], batch["targets"], np.array(indices, np.int32))
+        arrays = (batch["inputs"], batch["targets"], np.array(indices, np.int32), batch.get("source"))
         predicted = _predict(model, *sharding.put_whole(arrays, model.mesh))
         return tuple(np.asarray(array)[:count] for array in (batch["targets"], batch["weights"], *predicted))
 
-    parts = in_full_batches(range(count), model.rows_at_a_time(length))
+    longest = max(length, model.config.source_length) if model.config.model.encoder_layers else length
+    parts = in_full_batches(range(count), model.rows_at_a_time(longest))
     for targets_BL, weights_BL, nll_BL, predicted_BL in in_order(predict, parts, model.batches_at_a_time):
         scored_BL = weights_BL > 0
         right_BL = predicted_BL == targets_BL
@@ -109,8 +110,8 @@ def score(
 
 
 @jax.jit
-def _predict(model: LoadedModel, inputs_BL, targets_BL, indices_B) -> tuple[jax.Array, jax.Array]:
-    logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_of(indices_B))
+def _predict(model: LoadedModel, inputs_BL, targets_BL, indices_B, source_BS=None) -> tuple[jax.Array, jax.Array]:
+    logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_of(indices_B), source_BS)
     return losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
 
 
@@ -138,6 +139,8 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     draw = functools.cache(lambda n: tasks.different(config.data.corpus, split, PROBLEMS, shortest=n, longest=n))
     in_sequence = config.data.position_ids == "sequence"
     most = {length: needed[length] if in_sequence else 1 + longest_word(draw(length)) for length in lengths}
+    if config.model.encoder_layers:
+        most = {length: max(tasks.find(config.data.corpus).sizes_of(length)) for length in lengths}
     reasons = {length: perplexity.why_undefined(config.model, most[length]) for length in lengths}
     problems = {length: draw(length) for length in lengths if reasons[length] is None}
     title = f"{sum(map(len, problems.values())):,} problems of {len(problems)} lengths"

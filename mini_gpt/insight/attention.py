@@ -56,12 +56,12 @@ def each_layer(
     positions of each row; by default the row's first token.
     """
     text_BL, rows_B = tokens_BL if text_BL is None else text_BL, tokens_BL[:, 0] if rows_B is None else rows_B
-    put = sharding.put_whole((tokens_BL, text_BL, rows_B, arguments), model.mesh)
-    return jax.device_get(_each_layer(model, *put, reduce=reduce))
+    inputs, arguments = sharding.put_whole(((tokens_BL, text_BL, rows_B), arguments), model.mesh)
+    return jax.device_get(_each_layer(model, inputs, arguments, reduce=reduce))
 
 
 def attention_statistics(
-    model: LoadedModel, tokens_BL: np.ndarray, is_query_BL: np.ndarray
+    model: LoadedModel, tokens_BL: np.ndarray, is_query_BL: np.ndarray, source_BS: np.ndarray | None = None
 ) -> tuple[dict[str, float], np.ndarray]:
     """Return {curve: value} over the queries with True in is_query_BL, and weights_NHLS of the first row.
 
@@ -72,7 +72,7 @@ def attention_statistics(
     if the softmax is saturated.
     """
     layers = jax.device_get(
-        _each_layer(model, tokens_BL, tokens_BL, tokens_BL[:, 0], (is_query_BL,), reduce=_statistics)
+        _each_layer(model, (tokens_BL, tokens_BL, tokens_BL[:, 0], source_BS), (is_query_BL,), reduce=_statistics)
     )
     curves = {}
     for number, (variance, entropy, entropy_H, _) in enumerate(layers):
@@ -84,9 +84,10 @@ def attention_statistics(
 
 
 @functools.partial(jax.jit, static_argnames="reduce")
-def _each_layer(model: LoadedModel, tokens_BL, text_BL, rows_B, arguments: tuple, *, reduce) -> list[Any]:
-    module = model.merge()
-    inputs = model.with_layout(tokens_BL, text_BL, keys_of(rows_B))
+def _each_layer(model: LoadedModel, inputs: tuple, arguments: tuple, *, reduce) -> list[Any]:
+    """inputs: tokens_BL, text_BL, rows_B and, with an encoder, source_BS."""
+    module, (tokens_BL, text_BL, rows_B, *source) = model.merge(), inputs
+    inputs = model.with_layout(tokens_BL, text_BL, keys_of(rows_B), *source)
     with sharding.use_mesh(model.mesh):
         reduce_trace = lambda trace: reduce(trace, *arguments)
         _, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)

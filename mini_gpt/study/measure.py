@@ -20,7 +20,6 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
-from mini_gpt.evaluation import perplexity
 from mini_gpt.runtime import sharding
 from mini_gpt.training import assembly
 from mini_gpt.training.assembly import Assembly
@@ -81,14 +80,16 @@ def _cost(config: Config, suites: dict[str, SuiteOptions]) -> Cost:
 
 def _forward_seconds(run: Assembly, state) -> float:
     """Return the seconds per token of the forward pass at the trained length."""
-    model, length = run.loaded(state.parameters), run.config.context_length
-    nll_fn, tokens_BM = perplexity.make_nll_fn(model), np.zeros((model.rows_at_a_time(length), length + 1), np.int32)
+    config, model, length = run.config, run.loaded(state.parameters), run.config.context_length
+    rows = model.rows_at_a_time(length)
+    shapes = [(rows, length), (rows, length), *([(rows, config.source_length)] if config.model.encoder_layers else [])]
+    arrays = sharding.put_whole([np.zeros(shape, np.int32) for shape in shapes], model.mesh)
     seconds = []
     for _ in range(1 + MEASURED_PASSES):  # the first pass compiles
         began = time.perf_counter()
-        nll_fn(tokens_BM[:, :-1], tokens_BM[:, 1:])
+        jax.block_until_ready(model.nll(*arrays))
         seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:]) / (len(tokens_BM) * length)
+    return statistics.median(seconds[1:]) / (rows * length)
 
 
 if __name__ == "__main__":

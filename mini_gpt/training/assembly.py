@@ -48,8 +48,8 @@ class Assembly(NamedTuple):
     def compiled_step(self) -> jax.stages.Compiled:
         """Return the compiled training step. The compiler needs only shapes, so the state can be restored meanwhile."""
         train_step = make_train_step(self.definition, self.config, self.abstract_state, layout=self.layout)
-        shape, by_rows = (self.config.train.batch_size, self.config.context_length), sharding.batch_sharding(self.mesh)
-        batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows) for name, dtype in batches.DTYPES.items()}
+        by_rows, shapes = sharding.batch_sharding(self.mesh), batches.shapes(self.config)
+        batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
         return train_step.lower(self.abstract_state, batch).compile()
 
 

@@ -25,13 +25,15 @@ SAMPLING = Sampling(temperature=0.8, top_k=40)
 class Evaluator(ABC):
     """Evaluates a model on validation data, during training and at its end.
 
-    probe_BL: a row of at most context_length tokens. is_query_BL: False for its padding. prompt: a prompt for
-    sample.py. has_sample: whether evaluations write a sample. suite_flag: the flag that eval.py needs to score a run.
+    probe_BL: a row of at most context_length tokens. source_BS: its source, if the model has an encoder. is_query_BL:
+    False for its padding. prompt: a prompt for sample.py, or a source. has_sample: whether evaluations write a sample.
+    suite_flag: the flag that eval.py needs to score a run.
     """
 
     suite_flag = ""
     sample_title: str
     probe_BL: np.ndarray
+    source_BS: np.ndarray | None = None
     is_query_BL: np.ndarray
     prompt: str
 
@@ -57,7 +59,7 @@ class Evaluator(ABC):
 
         The images show the attention maps at the start of the probe, and the similarity of learned positions.
         """
-        curves, maps_NHLS = attention_statistics(model, self.probe_BL, self.is_query_BL)
+        curves, maps_NHLS = attention_statistics(model, self.probe_BL, self.is_query_BL, self.source_BS)
         pictures = {"attention/maps": images.map_grid(maps_NHLS)}
         if "learned" in self.config.model.position_pattern:
             table_PD = sharding.to_host(model.parameters["positions"]["learned"]["embedding"], model.mesh)
@@ -120,9 +122,13 @@ class TaskEvaluator(Evaluator):
         count = max(1, config.eval.tokens // config.context_length)
         lengths = tasks.trained_lengths(config.data)
         self.problems = tasks.different(config.data.corpus, "validation", count, **lengths)
-        self.probe_BL = batches.problem_batch(self.problems[:1], config, tokenizer, config.context_length)["inputs"]
+        batch = batches.problem_batch(self.problems[:1], config, tokenizer, config.context_length)
+        self.probe_BL, self.source_BS = batch["inputs"], batch.get("source")
         self.is_query_BL = self.probe_BL != tokenizers.separator(tokenizer)
         self.prompt = self.problems[0][0] + tasks.ANSWER
+        if self.source_BS is not None:
+            self.is_query_BL = batch["weights"] > 0
+            self.prompt = self.problems[0][0]
 
     def score(self, model: LoadedModel, problems: list[tuple[str, str]]) -> task_accuracy.TaskScore:
         return task_accuracy.accuracy(model, self.tokenizer, problems, self.config.context_length)

@@ -88,7 +88,8 @@ def _conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int
     board = f"dir={directory}" if set(",:") & set(str(workdir)) else f"dir_spec={shlex.quote(named)}"
     commands = [f"tensorboard --log{board}", f"python eval.py --workdir={directory}{evaluator.suite_flag}"]
     if evaluator.config.model.causal and evaluator.config.model.without_cache is None:
-        commands.append(f"python sample.py --workdir={directory} --prompt={shlex.quote(evaluator.prompt)}")
+        flag = "source" if evaluator.config.model.encoder_layers else "prompt"
+        commands.append(f"python sample.py --workdir={directory} --{flag}={shlex.quote(evaluator.prompt)}")
     lines = ["", conclusion]
     if evaluator.has_sample:
         sample = evaluator.sample(model, SUMMARY_TOKENS)

@@ -162,3 +162,16 @@ def test_loader_speed_leaves_out_the_first_batches(monkeypatch):
     prepared = (made.append(step) or {"inputs": np.zeros((3, 10))} for step in range(100))
     assert bench.loader_speed(prepared, 5) == 30
     assert len(made) == 13
+
+
+def test_flops_of_an_encoder_are_counted_per_token_of_the_target(small):
+    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
+    size = {"model__num_layers": 3, "model__encoder_layers": 2, "context_length": 20, "source_length": 50}
+    config = small(**fields, **size, model__use_bias=False, model__position="learned", model__share_embeddings=False)
+    d, share, vocab = config.model.d_model, 50 / 20, 70
+    _, parameters = gpt.abstract(config.model, vocab)
+    decoder = 3 * (4 * d * d + 2 * d * d + 8 * d * d + 3 * d) + d  # cross-attention has queries and outputs here
+    encoder = 2 * (4 * d * d + 8 * d * d + 2 * d) + d
+    of_source = encoder + 3 * 2 * d * d  # and keys and values here
+    attention = 12 * d * (3 * 20 + 3 * 50 + share * 2 * 50)
+    assert bench.flops_per_token(config, parameters) == 6 * (decoder + vocab * d + share * of_source) + attention

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import batches, tasks, tokenizers
-from mini_gpt.data.tasks import published, reasoning
+from mini_gpt.data.tasks import grammar, published, reasoning
 from mini_gpt.runtime.errors import UserError
-from tests.data.solvers import SOLVERS, UNITS, solve_addition
+from tests.data.solvers import GERMAN_NOUNS, SOLVERS, UNITS, solve_addition
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 
@@ -30,6 +30,9 @@ def test_answers_are_right_and_lengths_in_range(name):
             assert SOLVERS[name](question) == answer
             assert UNITS[name](question) == length
             assert len(f"{question}={answer}\n") <= task.size(length)
+            assert all(
+                len(text) <= size for text, size in zip((question, f"{answer}\n"), task.sizes_of(length), strict=True)
+            )
             assert set(question + answer) <= set(task.alphabet) - {tasks.ANSWER, tasks.END}
             tokenizers.CharacterTokenizer(task.alphabet).encode(question + answer)
 
@@ -79,6 +82,24 @@ def test_scan_has_all_of_its_commands():
     assert set(" ".join(commands).split()) == {*words.split(" ")}
     rng = np.random.default_rng(0)
     assert len(tasks.TASKS["scan"].draw(rng, 23)[1]) == 22, "no command has 23 actions"
+
+
+def test_sentences_agree_and_words_are_aligned():
+    rng, found = np.random.default_rng(0), set()
+    for _ in range(500):
+        pair = grammar.sentence(rng)
+        english, german = pair.texts()
+        found.add(english)
+        words, translated = english.split(), german.split()
+        aligned = pair.alignment()
+        assert [len({pair[side] for pair in aligned}) for side in (0, 1)] == [len(words), len(translated)]
+        nouns = {noun: part.split() for part in GERMAN_NOUNS for noun in part.split()}
+        for i, j in aligned:
+            if words[i] in nouns:
+                assert translated[j] in GERMAN_NOUNS[" ".join(nouns[words[i]])][:2]
+    assert len(found) > 450, "sentences vary"
+    crossing = [(i, j) for i, j in aligned if i != j]
+    assert crossing or len(words) == len(translated)
 
 
 def test_different_returns_each_question_once():

@@ -10,14 +10,14 @@ import hashlib
 import numpy as np
 
 from mini_gpt.config.data import TASK, DataConfig
-from mini_gpt.data.tasks import arithmetic, counting, reasoning, recall, strings
+from mini_gpt.data.tasks import arithmetic, counting, language, reasoning, recall, strings
 from mini_gpt.data.tasks.base import ALPHABET, ANSWER, END, Problem, Task
 from mini_gpt.runtime.errors import UserError, shown
 
 __all__ = ["ALPHABET", "ANSWER", "END", "TASKS", "Problem", "Task"]
 
 VERSION = 2  # part of the corpus's fingerprint; increase it if problems change
-TASKS = strings.TASKS | arithmetic.TASKS | counting.TASKS | reasoning.TASKS | recall.TASKS
+TASKS = strings.TASKS | arithmetic.TASKS | counting.TASKS | reasoning.TASKS | recall.TASKS | language.TASKS
 
 
 def find(corpus: str) -> Task:

@@ -20,7 +20,8 @@ class Task:
     """A kind of problem. draw: (rng, length) -> (question, answer). size: length -> maximum number of characters.
 
     unit: of the length. shortest, longest: range of allowed lengths. alphabet: the characters of all problems.
-    scored: question -> indices of its characters that count like those of the answer.
+    scored: question -> indices of its characters that count like those of the answer. sizes: length -> maximum number
+    of characters of the question, and of the answer with its end; by default that of the whole problem.
     """
 
     draw: Callable[[Rng, int], Problem]
@@ -30,6 +31,11 @@ class Task:
     longest: int = 100_000  # far above any context length
     alphabet: str = ALPHABET
     scored: Callable[[str], list[int]] = lambda question: []
+    sizes: Callable[[int], tuple[int, int]] | None = None
+
+    def sizes_of(self, length: int) -> tuple[int, int]:
+        """Return the maximum number of characters of a question, and of an answer with its end."""
+        return self.sizes(length) if self.sizes else (self.size(length), self.size(length))
 
 
 def pick(rng: Rng, symbols: str, count: int) -> str:

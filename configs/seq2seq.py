@@ -1,0 +1,34 @@
+"""An encoder-decoder that writes dates as year-month-day, and numbers as English or German words.
+
+    python train.py --config=configs/seq2seq.py
+    python eval.py --workdir=runs/seq2seq --suite=tasks
+
+The recipe is that of Vaswani et al. 2017: label smoothing of 0.1, and a warm-up that is followed by an inverse square
+root. `3 March 1994` becomes `1994-03-03`, and `de 42` becomes `zweiundvierzig`.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+from mini_gpt.data import tasks
+
+
+def get_config() -> ConfigDict:
+    config = default.get_config()
+    config.model.encoder_layers = 2
+    config.model.num_layers = 2
+    config.model.position = "sinusoidal"
+    config.model.activation = "relu"
+    config.data.corpus = "task:dates_and_numbers"
+    config.data.tokenizer = "characters"
+    config.data.task_length = 1
+    sizes = tasks.find(config.data.corpus).sizes_of(config.data.task_length)
+    config.source_length, config.context_length = sizes
+    config.train.steps = 2000
+    config.train.batch_size = 64
+    config.train.label_smoothing = 0.1
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.warmup_steps = 400
+    config.optimizer.b2 = 0.98
+    config.eval.every = 250
+    return config

@@ -1,0 +1,151 @@
+"""Training with an encoder: batches, learning, resuming, eight devices, and commands that read the run."""
+
+import jax
+import numpy as np
+import pytest
+
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.config import loading as configs
+from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.generation import decoding
+from mini_gpt.generation.sampling import Sampling
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loop
+from mini_gpt.training import state as states
+from mini_gpt.training.run import Run
+from mini_gpt.training.step import make_train_step
+from tests.conftest import slow
+from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
+from tests.training.test_step import assert_close
+
+PAIRS = {
+    "model__encoder_layers": 1,
+    "data__corpus": "task:reverse",
+    "data__tokenizer": "characters",
+    "data__task_length": 3,
+    "context_length": 8,
+    "source_length": 9,
+}
+TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
+AXES = ("mesh__data", "mesh__fsdp", "mesh__tensor")
+
+
+def test_the_source_is_the_question_and_the_target_the_answer(small):
+    config = small(**PAIRS)
+    batch, separator = batches.TaskBatches(config, TOKENIZER)[3], tokenizers.separator(TOKENIZER)
+    assert {name: array.shape for name, array in batch.items()} == {
+        name: shape for name, (shape, _) in batches.shapes(config).items()
+    }
+    assert {name: array.dtype for name, array in batch.items()} == {
+        name: dtype for name, (_, dtype) in batches.shapes(config).items()
+    }
+    for inputs, targets, weights, source in zip(*(batch[name] for name in batch), strict=True):
+        question = TOKENIZER.decode(source[source >= 0])
+        assert (source[len(question) :] == batches.PADDING).all() and 2 <= len(question) <= 3
+        answer = TOKENIZER.decode(targets[weights == 1])
+        assert answer == question[::-1] + "\n" and weights[: len(answer)].all()
+        assert inputs[0] == separator and TOKENIZER.decode(inputs[1 : len(answer)]) == answer[:-1]
+        assert (targets[weights == 0] == separator).all()
+
+
+def test_sources_longer_than_in_training_are_padded_in_steps(small):
+    config = small(**PAIRS)
+    sizes = {
+        length: batches.problem_batch([("a" * length, "b")], config, TOKENIZER, 8)["source"].shape[1]
+        for length in (1, 9, 10, 25, 26)
+    }
+    assert sizes == {1: 9, 9: 9, 10: 25, 25: 25, 26: 41}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"data__corpus": "text"}, r"^data\.corpus: found 'text'; must be task:NAME with model\.encoder_layers"),
+        ({"data__isolate_documents": True}, r"^data\.isolate_documents: found True; must be False with"),
+        ({"train__random_offsets": 99}, r"^train\.random_offsets: found 99; must be None with model\.encoder"),
+        ({"model__position": "learned", "source_length": 10}, r"^source_length: found 10; learned positions end at"),
+    ],
+)
+def test_data_that_an_encoder_does_not_support_is_refused(small, fields, message):
+    with pytest.raises(UserError, match=message):
+        small(**PAIRS | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"source_length": 7}, r"^source_length: found 7; task:reverse with data\.task_length=3 needs at least 8"),
+        ({"context_length": 7}, r"^context_length: found 7; task:reverse with data\.task_length=3 needs at least 8"),
+    ],
+)
+def test_lengths_that_are_too_short_are_refused(small, fields, message):
+    with pytest.raises(UserError, match=message):
+        batches.TaskBatches(small(**PAIRS | fields), TOKENIZER)
+
+
+def test_the_default_config_fits_its_task():
+    config = configs.load("configs/seq2seq.py")
+    tokenizer = tokenizers.CharacterTokenizer(tasks.find(config.data.corpus).alphabet)
+    batch = batches.TaskBatches(config, tokenizer)[0]
+    source, target = tasks.find(config.data.corpus).sizes_of(config.data.task_length)
+    assert batch["source"].shape == (config.train.batch_size, source) and config.context_length == target
+
+
+@pytest.mark.parametrize("fields", [{"model__position": "t5"}, *slow({"optimizer__name": "muon"})], ids=str)
+def test_a_run_learns_resumes_with_the_same_bits_and_writes_answers(small, tmp_path, monkeypatch, fields):
+    config = small(
+        **PAIRS | fields, model__dropout=0.1, train__steps=9, optimizer__learning_rate=3e-3, eval__sample_tokens=4
+    )
+    whole = loop.train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        interrupt_after(patch, 6)
+        loop.train(config, tmp_path / "cut")
+    assert_same_bits(whole, loop.train(config, tmp_path / "cut"))
+    run = Run(tmp_path / "cut")
+    suites.evaluate(run, "tasks", SuiteOptions(lengths="1x,2x"))
+    assert sorted(path.suffix for path in (tmp_path / "cut" / "eval").iterdir()) == [".csv", ".json", ".png"]
+    prompt = [tokenizers.separator(run.tokenizer)]
+    written = decoding.generate(
+        run.model, [prompt], length=4, sampling=Sampling(0.0), sources=[run.tokenizer.encode("abc")]
+    )
+    assert written.shape == (1, 4)
+
+
+@pytest.mark.slow
+def test_a_small_model_learns_to_reverse(small, tmp_path):
+    config = small(
+        **PAIRS, model__position="rope", train__steps=600, train__batch_size=32, eval__every=600, checkpoint__every=600
+    )
+    loop.train(config, tmp_path, conclude=False)
+    run = Run(tmp_path)
+    rows = suites.SUITES["tasks"].measure(run, SuiteOptions(lengths="1x"))["rows"]
+    assert rows[0]["exact_match"] > 0.9
+
+
+@pytest.mark.parametrize("suite", ["heads", "pruning", "figures", "explorer"])
+def test_other_suites_refuse_the_model(small, suite):
+    with pytest.raises(UserError, match=rf"^--suite={suite} does not support model\.encoder_layers; use --suite=tasks"):
+        suites.SUITES[suite].check(small(**PAIRS), SuiteOptions())
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model__position": "learned"}, *slow({"model__scan_layers": True}, {"model__share_embeddings": False})]
+)
+def test_eight_devices_equal_one(small, fields):
+    size = {"model__d_model": 16, "model__num_heads": 8, "model__d_ff": 32, "model__dropout": 0.2, "source_length": 8}
+
+    def train(mesh):
+        config = small(**PAIRS | size | fields, **dict(zip(AXES, mesh, strict=True)))
+        vocab_size, devices = len(TOKENIZER.token_bytes), sharding.make_mesh(*mesh)
+        definition, places = states.abstract(config, vocab_size, devices)
+        state, step, losses = states.create(config, vocab_size, places), make_train_step(definition, config, places), []
+        for number in range(3):
+            batch = batches.TaskBatches(config, TOKENIZER)[number]
+            state, metrics = step(state, sharding.put_batch(batch, devices))
+            losses.append(float(metrics["loss"]))
+        return jax.tree.map(np.asarray, state), losses
+
+    one, many = train((1, 1, 1)), train((2, 2, 2))
+    assert_close(many, one)
