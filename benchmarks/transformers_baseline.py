@@ -24,7 +24,7 @@ import transformers
 
 from mini_gpt.commands import bench, command_line
 from mini_gpt.config import loading as configs
-from mini_gpt.generation import decoding
+from mini_gpt.generation import prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import exporting
 from mini_gpt.model import parameters as model_parameters
@@ -83,7 +83,7 @@ def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tok
     """Generate texts in alternating runs, and return the JSON object."""
     config = configs.load(config_path, overrides)
     check_length(config.model, prompt_tokens + tokens)
-    model, dtype = bench.random_model(config), decoding.dtype(config.model).name
+    model, dtype = bench.random_model(config), prompts.dtype(config.model).name
     prompt, sampling = (
         np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens),
         Sampling(top_k=40),

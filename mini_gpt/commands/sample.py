@@ -1,6 +1,7 @@
 """Generate text with a trained run.
 
 python sample.py --workdir=runs/tiny --prompt='def '
+python sample.py --workdir=runs/seq2seq --source='3 March 1994'
 """
 
 import argparse
@@ -12,11 +13,13 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mini_gpt.commands import command_line
 from mini_gpt.data import tasks, tokenizers
+from mini_gpt.generation import beam
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.generation.streaming_text import Writer
@@ -24,7 +27,7 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
-MOST_TOKENS, MOST_PROMPT = 10**6, 2**17  # of --length, and of a prompt in tokens
+MOST_TOKENS, MOST_PROMPT, MOST_BEAMS = 10**6, 2**17, 2**10  # of --length, of a prompt in tokens, and of --beams
 log = logging.getLogger("mini_gpt.sample")
 
 
@@ -34,6 +37,7 @@ def _parse() -> argparse.Namespace:
     command_line.add_run_flags(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", type=command_line.utf8, help="the text to continue; an empty one starts a document")
+    prompt.add_argument("--source", type=command_line.utf8, help="the encoder's text, if the model has an encoder")
     prompt.add_argument("--prompt_file", type=files.expanded, help="a file with the text to continue, in UTF-8")
     prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
     add = parser.add_argument
@@ -47,12 +51,20 @@ def _parse() -> argparse.Namespace:
     add("--stop", type=command_line.utf8, action="append", default=[], metavar="TEXT", help=stop)
     add("--samples", type=int, default=1, help="number of texts")
     add("--seed", type=int, default=0, help="seed of the sampling; interactive: 1 higher for each later prompt")
+    add("--beams", type=int, help="beam search with this number of texts; the flags of sampling are not used")
+    add("--length_penalty", type=float, default=0.6, help="of beam search; higher: longer texts (Wu et al. 2016)")
     add("--json", action="store_true", help="print only JSON: one line for each text")
     flags = parser.parse_args()
     for name, least, most in (("samples", 1, 2**16), ("length", 0, MOST_TOKENS), ("seed", 0, 2**31 - 1)):
         found = getattr(flags, name)
         require(found is None or least <= found <= most, f"--{name}", found, f"must be in {least}..{most}")
     require("" not in flags.stop, "--stop", "", "must have at least one character")
+    if flags.beams is not None:
+        penalty = flags.length_penalty
+        require(0 <= penalty <= beam.MOST_ALPHA, "--length_penalty", penalty, f"must be in 0..{beam.MOST_ALPHA}")
+        require(1 <= flags.beams <= MOST_BEAMS, "--beams", flags.beams, f"must be in 1..{MOST_BEAMS}")
+        require(flags.samples == 1, "--samples", flags.samples, "must be 1 with --beams, which prints the best text")
+        require(not flags.stop, "--stop", flags.stop, "is not supported with --beams")
     return flags
 
 
@@ -62,9 +74,14 @@ def main() -> None:
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.min_p, flags.repetition_penalty)
     command_line.set_up()
     run = Run(flags.workdir, checkpoint=flags.checkpoint)
+    if not run.config.model.encoder_layers:
+        require(flags.source is None, "--source", flags.source, "the model has no encoder; use --prompt")
+    require(flags.prompt is None or not run.config.model.encoder_layers, "--prompt", flags.prompt, "use --source")
     for number, text in enumerate(_prompts(flags)):
         try:
             text = command_line.utf8(text) if flags.interactive else text
+            if run.config.model.encoder_layers and flags.prompt_file:
+                text = text.removesuffix("\n")  # the end of the file's line is not part of the source
             _write(run, text, flags, sampling, seed=(flags.seed + number) % 2**31)
         except (UserError, KeyboardInterrupt) as stopped:
             if not flags.interactive:
@@ -74,14 +91,15 @@ def main() -> None:
 
 def _prompts(flags: argparse.Namespace) -> Iterator[str]:
     if not flags.interactive:
-        yield _read(flags.prompt_file) if flags.prompt_file else flags.prompt
+        yield _read(flags.prompt_file) if flags.prompt_file else flags.prompt if flags.source is None else flags.source
         return
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # gives `input` line editing and a history
     mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     if mark:
         log.info(
-            "Each line is a prompt, and an empty line starts a document. Ctrl-C ends the text, Ctrl-D the command."
+            "Each line is a prompt or a source, and an empty line starts a document. Ctrl-C ends the text, Ctrl-D the "
+            "command."
         )
     while True:
         try:
@@ -99,21 +117,55 @@ def _read(path: Path) -> str:
         raise UserError(f"--prompt_file: {path}: {error.strerror}") from error
 
 
+class _Request(NamedTuple):
+    """What to generate. text: what the user typed. shown: printed before the new text. source: of the encoder."""
+
+    text: str
+    shown: str
+    prompt: np.ndarray
+    source: np.ndarray | None
+    length: int
+    seed: int
+
+    def json(self, text: str, tokens: list[int], about: dict) -> str:
+        """Return a line of JSON. tokens: ids of the new tokens."""
+        name = "prompt" if self.source is None else "source"
+        return json.dumps({name: self.text, "text": text, "tokens": tokens} | about, ensure_ascii=False)
+
+
 def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling, seed: int) -> None:
-    """Print the continuations of a prompt. Stream a single text; print several texts or JSON at the end."""
-    prompt, is_task = run.tokenizer.encode(text), run.config.data.is_task
-    if not text and not is_task:
-        prompt = np.array([tokenizers.separator(run.tokenizer)])
-    if len(prompt) > MOST_PROMPT:
-        raise UserError(f"--prompt: found {len(prompt)} tokens; must be at most {MOST_PROMPT}")
-    requested = max(1, run.config.context_length - len(prompt)) if flags.length is None else flags.length
-    length = _possible_length(run, len(prompt), requested)
-    stops = [*flags.stop, tasks.END] if is_task else flags.stop
-    writers = [Writer(run.tokenizer, stops) for _ in range(flags.samples)]
-    streams, unprinted = flags.samples == 1 and not flags.json, text
-    for tokens_BN in generation.stream(
-        run.model, [prompt] * flags.samples, length=length, sampling=sampling, seed=seed
-    ):
+    """Print the continuations of a prompt, or the answers to a source."""
+    config = run.config
+    has_encoder = config.model.encoder_layers > 0
+    tokens, start = run.tokenizer.encode(text), np.array([tokenizers.separator(run.tokenizer)])
+    if len(tokens) > MOST_PROMPT:
+        flag = "--source" if has_encoder else "--prompt"
+        raise UserError(f"{flag}: found {len(tokens)} tokens; must be at most {MOST_PROMPT}")
+    if has_encoder:
+        shown, prompt, source, used = "", start, tokens, 0  # the start of a target is not counted in its length
+        if len(tokens) > config.source_length:
+            log.warning(f"{len(tokens)} tokens are more than the {config.source_length} of the sources in training")
+    else:
+        shown, prompt, source = text, tokens if text or config.data.is_task else start, None
+        used = len(prompt)
+    requested = max(1, config.context_length - used) if flags.length is None else flags.length
+    length = _possible_length(run, used, requested)
+    request = _Request(text, shown, prompt, source, length, seed)
+    if flags.beams is None:
+        _sample(run, request, flags, sampling)
+    else:
+        _search(run, request, flags)
+
+
+def _sample(run: Run, request: _Request, flags: argparse.Namespace, sampling: Sampling) -> None:
+    """Stream a single text; print several texts or JSON at the end."""
+    count, shown = flags.samples, request.shown
+    stops = [*flags.stop, tasks.END] if run.config.data.is_task else flags.stop
+    writers = [Writer(run.tokenizer, stops) for _ in range(count)]
+    streams, unprinted = count == 1 and not flags.json, shown
+    options: dict[str, Any] = {"length": request.length, "sampling": sampling, "seed": request.seed}
+    sources = None if request.source is None else [request.source] * count
+    for tokens_BN in generation.stream(run.model, [request.prompt] * count, sources=sources, **options):
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)
             if streams:
@@ -126,10 +178,22 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling, s
         if streams:
             print(_escaped(unprinted + rest))
         elif flags.json:
-            about = {"prompt": text, "text": writer.text, "tokens": writer.tokens, "sample": number}
-            print(json.dumps(about | {"seed": seed, "ended_by": writer.ended_by or "length"}, ensure_ascii=False))
+            about = {"sample": number, "seed": request.seed, "ended_by": writer.ended_by or "length"}
+            print(request.json(writer.text, writer.tokens, about))
         else:
-            print(f"--- {number + 1} of {len(writers)}\n{_escaped(text + writer.text)}")
+            print(f"--- {number + 1} of {len(writers)}\n{_escaped(shown + writer.text)}")
+
+
+def _search(run: Run, request: _Request, flags: argparse.Namespace) -> None:
+    """Print the best text of a beam search, or all texts as JSON. A text ends at the end of an answer or document."""
+    is_task = run.config.data.is_task
+    end = int(run.tokenizer.encode(tasks.END)[0]) if is_task else tokenizers.separator(run.tokenizer)
+    options = beam.Options(end, request.length, flags.beams, flags.length_penalty)
+    (found,) = beam.search(run.model, [request.prompt], options, None if request.source is None else [request.source])
+    for number, one in enumerate(found if flags.json else found[:1]):
+        text = run.tokenizer.decode([token for token in one.tokens if token != end])
+        about = {"rank": number, "log_probability": one.log_probability, "score": one.score}
+        print(request.json(text, one.tokens.tolist(), about) if flags.json else _escaped(request.shown + text))
 
 
 def _escaped(text: str) -> str:

@@ -35,6 +35,7 @@ class Cache(NamedTuple):
 
     layers: each layer's keys and values. steps: length of the longest row, a scalar. lengths_B: the length of each row.
     slots: {S: the tokens in the slots}. random_BT: random positions of each row up to the capacity, or None.
+    source_visible_BS: which tokens of the source are no padding; None without an encoder.
     """
 
     layers: tuple[KeyValues, ...]
@@ -42,6 +43,26 @@ class Cache(NamedTuple):
     lengths_B: jax.Array
     slots: dict[int, Slots]
     random_BT: jax.Array | None
+    source_visible_BS: jax.Array | None = None
+
+    def take(self, rows_B: jax.Array, *, same_sources: bool = False) -> "Cache":
+        """Return the cache with other rows in the place of each row, by index.
+
+        same_sources: each new row has the same source as before, which is then not copied.
+        """
+
+        def taken(x: jax.Array) -> jax.Array:
+            if x.ndim == 0:
+                return x
+            by_row = x.reshape(len(self.lengths_B), -1, *x.shape[1:])  # axis X is B and G merged
+            return by_row[rows_B].reshape(-1, *x.shape[1:])
+
+        if not same_sources:
+            return jax.tree.map(taken, self)
+        without = [layer._replace(source=None) for layer in self.layers]
+        new = jax.tree.map(taken, self._replace(layers=tuple(without), source_visible_BS=None))
+        layers = (layer._replace(source=old.source) for layer, old in zip(new.layers, self.layers, strict=True))
+        return new._replace(layers=tuple(layers), source_visible_BS=self.source_visible_BS)
 
 
 def check(config: ModelConfig) -> None:
@@ -51,18 +72,26 @@ def check(config: ModelConfig) -> None:
         raise UserError(f"{config.without_cache}; so the model can't generate text with a KV cache")
 
 
-def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capacity: int) -> tuple[jax.Array, Cache]:
+def prefill(
+    model: LoadedModel,
+    tokens_BL: jax.Array,
+    lengths_B: jax.Array,
+    capacity: int,
+    source_BS: jax.Array | None = None,
+) -> tuple[jax.Array, Cache]:
     """Run the model on prompts in one pass; return the next token's logits_BV, float32, and the cache.
 
     tokens_BL: prompts padded on the right; a causal model does not see the padding. lengths_B: tokens of each prompt,
-    at least 1. capacity: the maximum length of a row. Raises the errors of `check`.
+    at least 1. capacity: the maximum length of a row. source_BS: the tokens of the encoder; -1 is padding. Raises the
+    errors of `check`.
     """
     module, (batch, length) = model.merge(), tokens_BL.shape
     config = module.config
     check(config)
     padded_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
     positions_BT, segments_BT = model.layout.of(config, padded_BT)
-    prompt = Inputs(tokens_BL, *(None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT)))
+    positions_BL, segments_BL = (None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT))
+    prompt = Inputs(tokens_BL, positions_BL, segments_BL, source_BS)
     x_BLD, layers, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
 
@@ -72,7 +101,7 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
 
     def layer_to_slots(layer: KeyValues, size: int) -> KeyValues:
         keys_XSK, values_XSK, decay_BSH = (gathered(x, size) for x in layer[:3])
-        return KeyValues(keys_XSK, values_XSK, decay_BSH, gathered(layer.recent_BTD, CANON_TAPS))
+        return KeyValues(keys_XSK, values_XSK, decay_BSH, gathered(layer.recent_BTD, CANON_TAPS), layer.source)
 
     def gathered(x_XLK: jax.Array | None, size: int) -> Any:
         if x_XLK is None:
@@ -96,6 +125,7 @@ def prefill(model: LoadedModel, tokens_BL: jax.Array, lengths_B: jax.Array, capa
         lengths_B=lengths_B,
         slots={size: to_slots(size) for size in {*sizes, *([CANON_TAPS] if config.variants.canon else [])}},
         random_BT=None if config.random_positions is None else positions_BT,
+        source_visible_BS=None if source_BS is None else source_BS >= 0,
     )
     return module.logits(jnp.take_along_axis(x_BLD, last_B1[:, :, None], axis=1))[:, 0], cache
 
@@ -123,11 +153,14 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
         """Return the past of a layer. Its slots hold no later token and no token before the window."""
         size = layer.keys_XSK.shape[1]
         recent_visible_BT = None if layer.recent_BTD is None else visible[CANON_TAPS]
-        return Past(layer, cache.steps, slots[size].positions_BS, visible[size], recent_visible_BT)
+        of_slots = slots[size].positions_BS, visible[size], recent_visible_BT
+        return Past(layer, cache.steps, *of_slots, cache.source_visible_BS)
 
     inputs, caches = Inputs(tokens_B[:, None], positions_B[:, None]), list(map(past, cache.layers))
     x_B1D, layers, _ = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, caches=caches)
-    cache = Cache(tuple(layers or ()), cache.steps + 1, cache.lengths_B + 1, slots, cache.random_BT)
+    cache = cache._replace(
+        layers=tuple(layers or ()), steps=cache.steps + 1, lengths_B=cache.lengths_B + 1, slots=slots
+    )
     return module.logits(x_B1D)[:, 0], cache
 
 

@@ -1,30 +1,21 @@
 """Generate text token by token with a KV cache."""
 
-import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from mini_gpt.config.model import ModelConfig
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation.cache import Cache
+from mini_gpt.generation.prompts import Prompt, Prompts, prepare
 from mini_gpt.generation.sampling import Sampling, draw, noise
-from mini_gpt.model import gpt
-from mini_gpt.model.gpt import check_length, compute_dtype
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime.errors import UserError, require
 
 CHUNK = 16  # tokens that one call of the compiled loop samples for each row
-# Prompts are padded to a power of two and the capacity to a multiple of BLOCK, so that few shapes are compiled.
-SHORTEST_PROMPT, BLOCK = 16, 64
 DEFAULT_SAMPLING = Sampling()
-Prompt = Sequence[int] | np.ndarray  # token ids
 
 
 class _State(NamedTuple):
@@ -37,34 +28,24 @@ class _State(NamedTuple):
 
 
 def stream(
-    model: LoadedModel, prompts: Sequence[Prompt], *, length: int, sampling: Sampling = DEFAULT_SAMPLING, seed: int = 0
+    model: LoadedModel,
+    prompts: Sequence[Prompt],
+    *,
+    length: int,
+    sampling: Sampling = DEFAULT_SAMPLING,
+    seed: int = 0,
+    sources: Sequence[Prompt] | None = None,
 ) -> Iterator[np.ndarray]:
     """Yield sampled tokens_BN, int32: first one token per row, then up to CHUNK at a time, `length` in all.
 
     Prompts may differ in length. A row's tokens depend only on the seed, its prompt and its index. With
-    `model.random_positions`, they also depend on the length of the longest row. Raises UserError if there is no prompt,
-    a prompt is empty, the model can't use a KV cache, or prompt and length exceed the model's positions.
+    `model.random_positions`, they also depend on the length of the longest row. sources: the encoder's tokens for each
+    prompt. Raises the errors of `prompts.prepare`.
     """
-    config, vocab_size = model.config.model, model.merge().vocab_size
-    caches.check(config)
-    require(length >= 0, "length", length, "must be at least 0")
-    if not len(prompts) or not all(map(len, prompts)):
-        raise UserError("prompt: found no token; give at least one")
-    if dtype(config) != compute_dtype(config.dtype):
-        model = dataclasses.replace(model, definition=_float32_definition(config, vocab_size))
-    lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
-    longest = int(lengths_B.max())
-    capacity = longest + length
-    check_length(config, capacity)
-    if config.random_positions is None:  # random positions depend on the capacity
-        capacity = math.ceil(capacity / BLOCK) * BLOCK
-    padded = min(capacity, max(SHORTEST_PROMPT, 2 ** math.ceil(math.log2(longest))))
-    if config.position == "learned":
-        padded = min(padded, config.max_positions)
-    tokens_BL = np.stack([np.pad(np.asarray(prompt, np.int32), (0, padded - len(prompt))) for prompt in prompts])
+    model, padded, capacity = prepare(model, prompts, sources, length)
     if length == 0:
         return
-    state = _start(model, sampling, capacity, tokens_BL, lengths_B, seed)
+    state = _start(model, sampling, capacity, padded, seed)
     state, _ = _continue(model, sampling, state, 0)  # compiles the loop, so that no pause follows the first token
     yield np.asarray(state.tokens_B)[:, None]
     for written in range(1, length, CHUNK):
@@ -79,21 +60,11 @@ def generate(model: LoadedModel, prompts: Sequence[Prompt], **options) -> np.nda
     return np.concatenate([np.zeros((len(prompts), 0), np.int32), *parts], axis=1)
 
 
-def dtype(config: ModelConfig) -> jnp.dtype:
-    """Return the dtype of matrix products; auto is float32 on CPUs, where bfloat16 is slower for single rows."""
-    in_float32 = config.dtype == "auto" and jax.default_backend() == "cpu"
-    return compute_dtype("float32" if in_float32 else config.dtype)
-
-
-@functools.cache
-def _float32_definition(config: ModelConfig, vocab_size: int) -> nnx.GraphDef:
-    return gpt.abstract(dataclasses.replace(config, dtype="float32"), vocab_size)[0]
-
-
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _start(model: LoadedModel, sampling: Sampling, capacity: int, tokens_BL, lengths_B, seed) -> _State:
-    """Prefill the cache with the prompts and sample the first token of each row."""
-    logits_BV, cache = caches.prefill(model, tokens_BL, lengths_B, capacity)
+def _start(model: LoadedModel, sampling: Sampling, capacity: int, prompts: Prompts, seed) -> _State:
+    """Prefill the cache with the prompts, and sample the first token of each row."""
+    tokens_BL, lengths_B, source_BS = prompts
+    logits_BV, cache = caches.prefill(model, tokens_BL, lengths_B, capacity, source_BS)
     rows_B = jnp.arange(len(tokens_BL))
     seen_BV = None
     if sampling.repetition_penalty != 1:

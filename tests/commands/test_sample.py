@@ -168,6 +168,49 @@ def test_a_task_ends_with_its_answer(trained, streamed, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["ended_by"] == "\n"
 
 
+@pytest.mark.slow
+def test_a_model_with_an_encoder_writes_the_target_of_a_source(trained, monkeypatch, capsys, caplog, tmp_path):
+    fields = {"data__corpus": "task:reverse", "data__tokenizer": "characters", "data__task_length": 3}
+    run = trained(**fields, model__encoder_layers=1, context_length=8, source_length=9)
+    command = ["sample.py", f"--workdir={run}", "--temperature=0"]
+    assert type_in(monkeypatch, *command, "--source=abc") is None
+    written = capsys.readouterr().out
+    (tmp_path / "source.txt").write_text("abc\n")
+    assert type_in(monkeypatch, *command, f"--prompt_file={tmp_path}/source.txt") is None
+    assert capsys.readouterr().out == written and not written.startswith("abc")
+    assert type_in(monkeypatch, *command, "--source=abc", "--json") is None
+    line = json.loads(capsys.readouterr().out)
+    assert line["source"] == "abc" and line["text"] == written[:-1] and len(line["tokens"]) <= 8
+    assert type_in(monkeypatch, *command, "--source=abc", "--json", "--beams=3") is None
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["rank"] for line in lines] == [0, 1, 2] and all(line["log_probability"] < 0 for line in lines)
+    assert [line["score"] for line in lines] == sorted((line["score"] for line in lines), reverse=True)
+    assert type_in(monkeypatch, *command, "--source=abc", "--beams=3") is None
+    assert capsys.readouterr().out == lines[0]["text"] + "\n"
+    assert (
+        type_in(monkeypatch, *command, "--source=" + 12 * "a") is None
+        and "12 tokens are more than the 9" in caplog.text
+    )
+    for arguments, message in {
+        ("--prompt=abc",): "--prompt: found 'abc'; use --source",
+        ("--source=abc", "--beams=0"): "--beams: found 0; must be in 1..1024",
+        ("--source=abc", "--beams=2", "--stop=a"): "--stop: found ['a']; is not supported with --beams",
+        ("--source=abc", "--beams=2", "--length_penalty=-1"): "--length_penalty: found -1.0; must be in 0..10",
+    }.items():
+        assert type_in(monkeypatch, *command, *arguments) == f"error: {message}"
+
+
+def test_a_model_without_an_encoder_takes_no_source(sample):
+    assert sample("--source=abc") == "error: --source: found 'abc'; the model has no encoder; use --prompt"
+
+
+@pytest.mark.slow
+def test_beams_continue_a_prompt(sample, capsys):
+    assert sample("--prompt=the", "--beams=2", "--length=3", "--json") is None
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt"] for line in lines] == ["the", "the"] and lines[0]["score"] >= lines[1]["score"]
+
+
 def test_the_default_length_fills_the_trained_context(sample, capsys, caplog, tmp_path):
     (tmp_path / "prompt.txt").write_bytes(b"the\r\n")
     assert sample(f"--prompt_file={tmp_path}/prompt.txt", "--json", "--temperature=0") is None

@@ -13,6 +13,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding as generation
+from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
 from mini_gpt.model import MiniGPT, gpt
@@ -89,7 +90,7 @@ def test_prompts_of_similar_lengths_share_programs():
 def test_the_cache_is_updated_in_place(fields):
     model, sampling = make(**{"model.num_kv_heads": 2, "model.num_heads": 4} | fields), Sampling(top_k=4)
     tokens_BL, lengths_B = np.zeros((3, 16), np.int32), np.array([1, 16, 3], np.int32)
-    state = generation._start(model, sampling, 64, tokens_BL, lengths_B, 0)
+    state = generation._start(model, sampling, 64, Prompts(tokens_BL, lengths_B, None), 0)
     assert state.cache.layers[0].keys_XSK.shape == (6, 64, 4)
     compiled = generation._continue.lower(model, sampling, state, 16).compile().as_text()
     assert "f32[6,64,4]" in compiled

@@ -1,0 +1,87 @@
+"""Prompts and sources as padded arrays, with the size of the KV cache that they need."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.generation import cache as caches
+from mini_gpt.model import gpt
+from mini_gpt.model.gpt import check_length, compute_dtype
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime.errors import UserError, require
+
+# Prompts are padded to a power of two, sources to a multiple of SHORTEST, and the capacity to a multiple of BLOCK, so
+# that few shapes are compiled.
+SHORTEST, BLOCK = 16, 64
+Prompt = Sequence[int] | np.ndarray  # token ids
+
+
+class Prompts(NamedTuple):
+    """tokens_BL: padded on the right. lengths_B: tokens of each prompt. source_BS: the encoder's tokens, or None."""
+
+    tokens_BL: Any
+    lengths_B: Any
+    source_BS: Any
+
+
+def prepare(
+    model: LoadedModel, prompts: Sequence[Prompt], sources: Sequence[Prompt] | None, length: int
+) -> tuple[LoadedModel, Prompts, int]:
+    """Return the model in the dtype of generation, the prompts, and the capacity for `length` more tokens.
+
+    Raises UserError if there is no prompt, a prompt is empty, the model can't use a KV cache, prompt and length exceed
+    the model's positions, or the sources do not fit the model.
+    """
+    config, vocab_size = model.config.model, model.merge().vocab_size
+    caches.check(config)
+    require(length >= 0, "length", length, "must be at least 0")
+    if not len(prompts) or not all(map(len, prompts)):
+        raise UserError("prompt: found no token; give at least one")
+    if dtype(config) != compute_dtype(config.dtype):
+        model = dataclasses.replace(model, definition=_float32_definition(config, vocab_size))
+    lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
+    longest = int(lengths_B.max())
+    capacity = longest + length
+    check_length(config, capacity - (config.encoder_layers > 0))  # the last token of a target is not an input
+    if config.random_positions is None:  # random positions depend on the capacity
+        capacity = math.ceil(capacity / BLOCK) * BLOCK
+    padded = min(capacity, max(SHORTEST, 2 ** math.ceil(math.log2(longest))))
+    if config.position == "learned":
+        padded = min(padded, config.max_positions)
+    tokens_BL = np.stack([np.pad(np.asarray(prompt, np.int32), (0, padded - len(prompt))) for prompt in prompts])
+    return model, Prompts(tokens_BL, lengths_B, _sources(config, len(prompts), sources)), capacity
+
+
+def dtype(config: ModelConfig) -> jnp.dtype:
+    """Return the dtype of matrix products; auto is float32 on CPUs, where bfloat16 is slower for single rows."""
+    in_float32 = config.dtype == "auto" and jax.default_backend() == "cpu"
+    return compute_dtype("float32" if in_float32 else config.dtype)
+
+
+@functools.cache
+def _float32_definition(config: ModelConfig, vocab_size: int) -> nnx.GraphDef:
+    return gpt.abstract(dataclasses.replace(config, dtype="float32"), vocab_size)[0]
+
+
+def _sources(config: ModelConfig, count: int, sources: Sequence[Prompt] | None) -> np.ndarray | None:
+    """Return source_BS, with -1 after the end of each source. Raises UserError if the sources do not fit the model."""
+    if not config.encoder_layers:
+        require(sources is None, "source", sources, "must not be given: the model has no encoder")
+        return None
+    if sources is None or len(sources) != count:
+        raise UserError("source: give one for each prompt, because the model has an encoder")
+    longest = max(map(len, sources))
+    check_length(config, longest)
+    size = max(SHORTEST, math.ceil(longest / SHORTEST) * SHORTEST)
+    if config.position == "learned":
+        size = min(size, config.max_positions)
+    pad = lambda source: np.pad(np.asarray(source, np.int32), (0, size - len(source)), constant_values=-1)
+    return np.stack([pad(source) for source in sources])

@@ -1,0 +1,153 @@
+"""Decoding with an encoder: cached logits, sources of different lengths, and beam search against brute force."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mini_gpt.generation import beam, cache
+from mini_gpt.generation import decoding as generation
+from mini_gpt.generation.sampling import Sampling
+from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
+from tests.generation.test_decoding import GREEDY, VOCAB
+from tests.generation.test_decoding import make as make_decoder
+
+SOURCES = ([3, 1, 2], list(range(11)), [5])
+BASE = {"model.encoder_layers": 2, "data.corpus": "task:copy", "data.tokenizer": "characters", "context_length": 40}
+QUICK = [{"model.position": "rope", "model.num_kv_heads": 2, "model.num_heads": 4}, {"model.position": "t5"}]
+SLOW = [
+    {"model.position": "alibi", "model.attention_window": 4},
+    {"model.position": "learned", "model.scan_layers": True, "model.norm_placement": "post"},
+    {"model.variants.query_scale": "ssmax", "model.variants.sink": "trained", "model.variants.qk_norm": "plain"},
+    {"model.position": "kerple", "model.share_embeddings": False},
+]
+
+
+def make(**overrides):
+    return make_decoder(**BASE | overrides)
+
+
+def padded(sources, size=16):
+    return np.stack([np.pad(source, (0, size - len(source)), constant_values=-1) for source in sources])
+
+
+@pytest.mark.parametrize("fields", [*QUICK, *slow(*SLOW)], ids=str)
+def test_cached_logits_equal_the_full_forward(fields):
+    model, rng = make(**fields), np.random.default_rng(0)
+    tokens_BL, source_BS = rng.integers(VOCAB, size=(3, 12)), padded(SOURCES)
+    full_BLV = jax.jit(model.merge())(tokens_BL, source_BS=source_BS)
+    start = jax.jit(lambda model: cache.prefill(model, jnp.array(tokens_BL[:, :4]), jnp.full(3, 4), 12, source_BS))
+    step = jax.jit(cache.decode)
+    logits_BV, kv = start(model)
+    for place in range(4, 12):
+        np.testing.assert_allclose(logits_BV, full_BLV[:, place - 1], atol=1e-4, rtol=1e-4)
+        logits_BV, kv = step(model, tokens_BL[:, place], kv)
+    np.testing.assert_allclose(logits_BV, full_BLV[:, -1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_does_not_depend_on_the_other_sources():
+    model = make()
+    options = {"length": 9, "sampling": GREEDY}
+    together = generation.generate(model, [[1]] * 3, sources=SOURCES, **options)
+    assert len({tuple(row) for row in together.tolist()}) > 1, "the sources matter"
+    for source, row in zip(SOURCES, together, strict=True):
+        np.testing.assert_array_equal(generation.generate(model, [[1]], sources=[source], **options)[0], row)
+
+
+def test_rows_of_a_cache_can_be_exchanged():
+    model, tokens_BL = make(), jnp.array([[1, 2], [3, 4], [5, 6]])
+    _, kv = jax.jit(lambda model: cache.prefill(model, tokens_BL, jnp.full(3, 2), 8, padded(SOURCES)))(model)
+    step = jax.jit(cache.decode)
+    before_BV, _ = step(model, jnp.array([8, 9, 7]), kv)
+    after_BV, _ = step(model, jnp.array([7, 8, 8]), kv.take(jnp.array([2, 0, 0])))
+    np.testing.assert_allclose(after_BV, before_BV[jnp.array([2, 0, 0])], rtol=1e-5, atol=1e-5)
+    swapped = kv.take(jnp.array([1, 1, 1]), same_sources=True)
+    assert all(new.source is old.source for new, old in zip(swapped.layers, kv.layers, strict=True))
+    np.testing.assert_array_equal(swapped.layers[0].keys_XSK, kv.take(jnp.array([1, 1, 1])).layers[0].keys_XSK)
+
+
+END, LONGEST = 0, 3
+
+
+def every_text(vocabulary):
+    """Yield all texts that end, and those of LONGEST tokens that do not."""
+    others = [token for token in range(vocabulary) if token != END]
+    for length in range(LONGEST):
+        yield from ((*text, END) for text in itertools.product(others, repeat=length))
+    yield from itertools.product(others, repeat=LONGEST)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_a_wide_beam_finds_what_brute_force_finds(alpha):
+    model, prompt, source = make(), [1, 2], [4, 5, 6]
+    forward = jax.jit(lambda tokens: jax.nn.log_softmax(model.merge()(tokens, source_BS=jnp.array([source]))))
+    by_prefix = {}
+    scores = {}
+    for text in every_text(VOCAB):
+        total = 0.0
+        for place, token in enumerate(text):
+            prefix = text[:place]
+            if prefix not in by_prefix:
+                tokens = np.zeros((1, 5), int)
+                tokens[0, : 2 + place] = [*prompt, *prefix]
+                by_prefix[prefix] = np.asarray(forward(tokens)[0, 1 + place], np.float64)
+            total += by_prefix[prefix][token]
+        scores[text] = total / ((5 + len(text)) / 6) ** alpha
+    best = sorted(scores, key=scores.__getitem__, reverse=True)
+    options = beam.Options(END, LONGEST, beams=(VOCAB - 1) ** (LONGEST - 1), alpha=alpha)
+    (found,) = beam.search(model, [prompt], options, [source])
+    assert [tuple(one.tokens.tolist()) for one in found[:20]] == best[:20]
+    np.testing.assert_allclose([one.score for one in found[:20]], [scores[text] for text in best[:20]], rtol=1e-4)
+
+
+def test_one_beam_without_a_penalty_is_greedy():
+    model = make()
+    greedy = generation.generate(model, [[1]] * 3, length=8, sampling=GREEDY, sources=SOURCES)
+    found = beam.search(model, [[1]] * 3, beam.Options(VOCAB - 1, 8, beams=1, alpha=0.0), SOURCES)
+    for (one,), row in zip(found, greedy.tolist(), strict=True):
+        end = row.index(VOCAB - 1) + 1 if VOCAB - 1 in row else len(row)
+        if len(one.tokens) < end:  # a shorter text that ends may be more likely than the greedy one
+            assert one.tokens[-1] == VOCAB - 1
+        else:
+            assert one.tokens.tolist() == row[:end]
+
+
+@pytest.mark.parametrize(
+    ("options", "sources", "message"),
+    [
+        ({"beams": 0}, [[1]], "beams: found 0; must be at least 1"),
+        ({"alpha": -1.0}, [[1]], "length penalty: found -1.0; must be in 0..10"),
+        ({"length": 0}, [[1]], "length: found 0; must be at least 1"),
+        ({}, None, "source: give one for each prompt"),
+        ({}, [[1], [2]], "source: give one for each prompt"),
+    ],
+)
+def test_wrong_options_are_refused(options, sources, message):
+    with pytest.raises(UserError, match=message):
+        beam.search(make(), [[1]], beam.Options(**{"end": 0, "length": 4} | options), sources)
+
+
+def test_prompts_of_similar_lengths_share_a_program():
+    model, before = make(), beam._search._cache_size()
+    for prompt, length, alpha in (([1], 4, 0.6), ([1, 2, 3], 7, 0.0)):
+        beam.search(model, [prompt], beam.Options(0, length, beams=2, alpha=alpha), [[1, 2]])
+    assert beam._search._cache_size() == before + 1
+
+
+def test_an_empty_source_adds_nothing_when_decoding():
+    model = make(**{"model.use_bias": False})
+    tokens_BL, source_BS = np.array([[1, 2, 3, 4]]), np.full((1, 16), -1)
+    full_BLV = jax.jit(model.merge())(tokens_BL, source_BS=source_BS)
+    _, kv = jax.jit(lambda model: cache.prefill(model, jnp.array(tokens_BL[:, :3]), jnp.array([3]), 8, source_BS))(
+        model
+    )
+    logits_BV, _ = jax.jit(cache.decode)(model, tokens_BL[:, 3], kv)
+    np.testing.assert_allclose(logits_BV, full_BLV[:, -1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_decoder_takes_no_source():
+    with pytest.raises(UserError, match=r"source: found .*; must not be given"):
+        generation.generate(make_decoder(), [[1]], length=2, sampling=Sampling(), sources=[[1]])
