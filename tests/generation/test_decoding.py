@@ -13,6 +13,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding as generation
+from mini_gpt.generation import prompts as prepared_prompts
 from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
@@ -103,10 +104,10 @@ def test_dtype_auto_decodes_in_float32_on_cpus(monkeypatch):
     monkeypatch.setattr(gpt.devices, "has_bfloat16", lambda device: True)
     model = make(**{"model.dtype": "auto"})
     assert model.merge().dtype == jnp.bfloat16
-    calls, original = [], generation._float32_definition
-    monkeypatch.setattr(generation, "_float32_definition", lambda *model: calls.append(model) or original(*model))
+    calls, original = [], prepared_prompts._float32_definition
+    monkeypatch.setattr(prepared_prompts, "_float32_definition", lambda *model: calls.append(model) or original(*model))
     assert generate(model, prompt, **options) == plain and calls
-    assert generation._float32_definition(model.config.model, VOCAB) == make().definition
+    assert prepared_prompts._float32_definition(model.config.model, VOCAB) == make().definition
 
 
 @pytest.mark.parametrize("axes", [{"tensor": 2, "fsdp": 2}, *slow({"fsdp": 4}, {"data": 2, "tensor": 4})])

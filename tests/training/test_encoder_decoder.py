@@ -65,7 +65,10 @@ def test_sources_longer_than_in_training_are_padded_in_steps(small):
         ({"data__corpus": "text"}, r"^data\.corpus: found 'text'; must be task:NAME with model\.encoder_layers"),
         ({"data__isolate_documents": True}, r"^data\.isolate_documents: found True; must be False with"),
         ({"train__random_offsets": 99}, r"^train\.random_offsets: found 99; must be None with model\.encoder"),
-        ({"model__position": "learned", "source_length": 10}, r"^source_length: found 10; learned positions end at"),
+        (
+            {"model__position": "learned", "model__max_positions": 8},
+            r"^source_length: found 9; learned positions end at",
+        ),
     ],
 )
 def test_data_that_an_encoder_does_not_support_is_refused(small, fields, message):
