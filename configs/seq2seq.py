@@ -4,8 +4,8 @@
     python eval.py --workdir=runs/seq2seq --suite=tasks
 
 The recipe is that of Vaswani et al. 2017: label smoothing of 0.1, and a warm-up that is followed by an inverse square
-root. `3 March 1994` becomes `1994-03-03`, and `de 42` becomes `zweiundvierzig`. Time: less than four minutes on two CPU cores
-(Intel Xeon); 912 of 992 validation problems are solved (one run).
+root. `3 March 1994` becomes `1994-03-03`, and `de 42` becomes `zweiundvierzig`. Time: less than four minutes on two CPU
+cores (Intel Xeon); 912 of 992 validation problems are solved (one run).
 """
 
 from ml_collections import ConfigDict
