@@ -37,7 +37,8 @@ def _feed_forward_width(values: Mapping[str, Any]) -> int:
 
 def _most_positions(values: Mapping[str, Any]) -> int:
     """model.random_positions, train.random_offsets, or the larger of both lengths (1 more with data.position_ids)"""
-    length = max(values["context_length"], values["source_length"]) + (values["data.position_ids"] != "sequence")
+    source = values["source_length"] if values["model.encoder_layers"] else 0
+    length = max(values["context_length"], source) + (values["data.position_ids"] != "sequence")
     return values["model.random_positions"] or values["train.random_offsets"] or length
 
 

@@ -11,6 +11,7 @@ from mini_gpt.config.fields import (
     Section,
     Share,
     ShareInside,
+    Size,
     above,
     at_least,
     field,
@@ -115,8 +116,8 @@ class Config(Section):
     """All settings of a run."""
 
     seed: Annotated[int, at_least(0)] = field(0, "for the initial parameters, dropout and random positions")
-    context_length: Count = field(256, "tokens per training sequence; with an encoder, of the target")
-    source_length: Count = field(
+    context_length: Size = field(256, "tokens per training sequence; with an encoder, of the target")
+    source_length: Size = field(
         None, "tokens per training sequence of the encoder, if there is one", "context_length", None
     )
     model: ModelConfig
