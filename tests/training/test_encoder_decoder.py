@@ -118,9 +118,9 @@ def test_a_run_learns_resumes_with_the_same_bits_and_writes_answers(small, tmp_p
 
 @pytest.mark.slow
 def test_a_small_model_learns_to_reverse(small, tmp_path):
-    config = small(
-        **PAIRS, model__position="rope", train__steps=600, train__batch_size=32, eval__every=600, checkpoint__every=600
-    )
+    rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 5e-3, "optimizer__warmup_steps": 50}
+    once = {"eval__every": 1000, "checkpoint__every": 1000}
+    config = small(**PAIRS, **rate, **once, model__position="rope", train__steps=1000, train__batch_size=64)
     loop.train(config, tmp_path, conclude=False)
     run = Run(tmp_path)
     rows = suites.SUITES["tasks"].measure(run, SuiteOptions(lengths="1x"))["rows"]
