@@ -49,8 +49,8 @@ def _differences(rows: list[Row], metric: str, level: float) -> Figure:
         right = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8}
         axes.annotate(row["verdict"], (1.01, place), color=colour, **right)
     several = len({(row["suite"], row["label"]) for row in rows}) > 1
-    where = [", ".join(filter(None, [row["suite"], row["label"], ""])) if several else "" for row in rows]
-    labels = [f"{row['first']} − {row['second']}, {at}{row['length']}" for row, at in zip(rows, where, strict=True)]
+    parts = [[f"{row['first']} − {row['second']}", *([row["suite"], row["label"]] if several else [])] for row in rows]
+    labels = [", ".join([*filter(None, part), str(row["length"])]) for part, row in zip(parts, rows, strict=True)]
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)
