@@ -9,7 +9,8 @@ import pytest
 from mini_gpt.data import batches, tasks, tokenizers
 from mini_gpt.data.tasks import grammar, published, reasoning
 from mini_gpt.runtime.errors import UserError
-from tests.data.solvers import GERMAN_NOUNS, SOLVERS, UNITS, solve_addition
+from tests.data.language_solvers import GERMAN_NOUNS
+from tests.data.solvers import SOLVERS, UNITS, solve_addition
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 
