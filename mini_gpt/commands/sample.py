@@ -91,7 +91,8 @@ def main() -> None:
 
 def _prompts(flags: argparse.Namespace) -> Iterator[str]:
     if not flags.interactive:
-        yield _read(flags.prompt_file) if flags.prompt_file else flags.prompt if flags.source is None else flags.source
+        typed = flags.source if flags.prompt is None else flags.prompt
+        yield _read(flags.prompt_file) if flags.prompt_file else typed
         return
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # gives `input` line editing and a history

@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
     source_BS: jax.Array | None = None
 
 
-class Part(NamedTuple):
+class StackInputs(NamedTuple):
     """The positions and segments of one stack's tokens, and for a decoder the encoder's hidden states."""
 
     positions_BL: jax.Array
@@ -87,8 +87,8 @@ class Block(nnx.Module):
         count = 5 if self.config.encoder_layers else 3
         keys = [None] * count if options.dropout_key is None else list(jax.random.split(options.dropout_key, count))
         before_BLD, options, cross_maps = x_BLD, options._replace(dropout_key=keys[0]), None
-        of_itself = context._replace(memory=None)
-        added_BLD, cache, maps = self.attention(self._branch_input(x_BLD, self.attention_norm), of_itself, options)
+        own_context = context._replace(memory=None)
+        added_BLD, cache, maps = self.attention(self._branch_input(x_BLD, self.attention_norm), own_context, options)
         x_BLD = self._add_branch(x_BLD, added_BLD, self.attention_norm, keys[1])
         if self.config.encoder_layers:
             past = None if options.past is None else options.past.of_source()
@@ -131,7 +131,7 @@ class Stack(nnx.Module):
     def run(
         self,
         x_BLD: jax.Array,
-        part: Part,
+        inputs: StackInputs,
         options: Options,
         caches: Sequence[Past | None] | None = None,
         trace: Callable[[Trace], Any] | None = None,
@@ -140,7 +140,7 @@ class Stack(nnx.Module):
 
         options: those of all layers, stacked along a first axis. Its dropout keys have one more, for the embeddings.
         """
-        config, (positions_BL, segments_BL, memory) = self.config, part
+        config, (positions_BL, segments_BL, memory) = self.config, inputs
         kinds = config.layer_kinds[: config.period]
         pattern = [self.positions.get(positions.key(kind)) for kind in kinds]
         x_BLD = pattern[0].embed(x_BLD, positions_BL) if pattern[0] else x_BLD
@@ -264,9 +264,9 @@ class MiniGPT(Stack):
             raise UserError(f"source_BS: must {'' if needs_source else 'not '}be given for this model")
         memory = None if source_BS is None else self.encode(source_BS, dropout_key)
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
-        part = Part(positions_BL, segments_BL, memory)
+        of_target = StackInputs(positions_BL, segments_BL, memory)
         x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, head_mask_NBH)
-        x_BLD, new_caches, traces = self.run(x_BLD, part, options, caches, trace)
+        x_BLD, new_caches, traces = self.run(x_BLD, of_target, options, caches, trace)
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
 
     def encode(self, source_BS: jax.Array, dropout_key: jax.Array | None = None) -> Memory:
@@ -278,8 +278,8 @@ class MiniGPT(Stack):
         is_padding_BS = source_BS < 0
         table = self.embedding if self.config.share_embeddings else self.source_embedding
         x_BSD = self._embedded(table, jnp.maximum(source_BS, 0))
-        part = Part(jnp.arange(source_BS.shape[1])[None], is_padding_BS.astype(jnp.int32), None)
-        x_BSD, _, _ = self.encoder.run(x_BSD, part, Options(keys))
+        of_source = StackInputs(jnp.arange(source_BS.shape[1])[None], is_padding_BS.astype(jnp.int32), None)
+        x_BSD, _, _ = self.encoder.run(x_BSD, of_source, Options(keys))
         return Memory(x_BSD, is_padding_BS)
 
     def _embedded(self, table: nnx.Param, tokens_BL: jax.Array) -> jax.Array:

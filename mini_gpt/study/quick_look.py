@@ -23,7 +23,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, help="number of seeds, counted up from the seed of the config; default: 1")
     names = ", ".join(name for name, suite in suites.SUITES.items() if suite.values)
     add("--suite", help=f"what to measure: {names}; default: perplexity")
-    claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; for blocks or single needles"
+    claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; repeatable"
     add("--contrast", action="append", default=[], metavar="'A<B'", help=claim)
     command_line.add_suite_flags(parser)
     parser.set_defaults(split=None)

@@ -142,7 +142,10 @@ def verdict(difference: float, claim: str, p: float, equivalent_p: float, level:
 
 
 def seeds_needed(comparisons: int, level: float) -> int:
-    """Return the smallest number of seeds with which Holm's first step can succeed. It needs p ≥ SMALLEST_P."""
+    """Return the smallest number of seeds with which Holm's first step can succeed.
+
+    level / comparisons must be at least SMALLEST_P.
+    """
     return next(seeds for seeds in range(1, EXACT_SEEDS + 2) if smallest_p(seeds) <= level / comparisons)
 
 
