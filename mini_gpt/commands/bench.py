@@ -227,7 +227,7 @@ def random_model(config: Config) -> LoadedModel:
     vocab_size = states.vocab_size(config, tokenizer)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
-    parameters, layout = states.create(config, vocab_size, abstract_state).parameters, layout_of(config.data, tokenizer)
+    parameters, layout = states.create(config, vocab_size, abstract_state).parameters, layout_of(config, tokenizer)
     return LoadedModel(parameters, definition, config, mesh, config.batch_tokens, layout)
 
 

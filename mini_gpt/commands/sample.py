@@ -161,7 +161,7 @@ def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling, s
 def _sample(run: Run, request: _Request, flags: argparse.Namespace, sampling: Sampling) -> None:
     """Stream a single text; print several texts or JSON at the end."""
     count, shown = flags.samples, request.shown
-    stops = [*flags.stop, tasks.END] if run.config.data.is_task else flags.stop
+    stops = [*flags.stop, tasks.END] if run.config.data.is_task and request.source is None else flags.stop
     writers = [Writer(run.tokenizer, stops) for _ in range(count)]
     streams, unprinted = count == 1 and not flags.json, shown
     options: dict[str, Any] = {"length": request.length, "sampling": sampling, "seed": request.seed}
@@ -187,8 +187,8 @@ def _sample(run: Run, request: _Request, flags: argparse.Namespace, sampling: Sa
 
 def _search(run: Run, request: _Request, flags: argparse.Namespace) -> None:
     """Print the best text of a beam search, or all texts as JSON. A text ends at the end of an answer or document."""
-    is_task = run.config.data.is_task
-    end = int(run.tokenizer.encode(tasks.END)[0]) if is_task else tokenizers.separator(run.tokenizer)
+    ends_in_newline = run.config.data.is_task and request.source is None
+    end = int(run.tokenizer.encode(tasks.END)[0]) if ends_in_newline else tokenizers.separator(run.tokenizer)
     options = beam.Options(end, request.length, flags.beams, flags.length_penalty)
     (found,) = beam.search(run.model, [request.prompt], options, None if request.source is None else [request.source])
     for number, one in enumerate(found if flags.json else found[:1]):

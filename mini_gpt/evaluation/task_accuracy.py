@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.data import batches, tasks
+from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import items, perplexity, progress
@@ -68,7 +68,7 @@ def accuracy(
     """Score (question, answer) problems in rows of `length` inputs. advance: called with each batch's token count."""
 
     def batch_of(indices: list[int]) -> Batch:
-        return batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
+        return task_batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
 
     return score(model, batch_of, len(problems), length, advance=advance)
 
@@ -135,12 +135,10 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     ones for every model and seed. `reason`: why a row is undefined, or None.
     """
     rows, config = [], model.config
-    needed = {length: batches.row_length(config, length) for length in lengths}
+    sources, needed = ({n: task_batches.row_lengths(config, n)[side] for n in lengths} for side in (0, 1))
     draw = functools.cache(lambda n: tasks.different(config.data.corpus, split, PROBLEMS, shortest=n, longest=n))
     in_sequence = config.data.position_ids == "sequence"
-    most = {length: needed[length] if in_sequence else 1 + longest_word(draw(length)) for length in lengths}
-    if config.model.encoder_layers:
-        most = {length: max(tasks.find(config.data.corpus).sizes_of(length)) for length in lengths}
+    most = {n: max(sources[n], needed[n]) if in_sequence else 1 + longest_word(draw(n)) for n in lengths}
     reasons = {length: perplexity.why_undefined(config.model, most[length]) for length in lengths}
     problems = {length: draw(length) for length in lengths if reasons[length] is None}
     title = f"{sum(map(len, problems.values())):,} problems of {len(problems)} lengths"

@@ -91,7 +91,7 @@ def prefill(
     padded_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
     positions_BT, segments_BT = model.layout.of(config, padded_BT)
     positions_BL, segments_BL = (None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT))
-    prompt = Inputs(tokens_BL, positions_BL, segments_BL, source_BS)
+    prompt = Inputs(tokens_BL, positions_BL, segments_BL, source_BS, *model.layout.of_source(source_BS))
     x_BLD, layers, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
 

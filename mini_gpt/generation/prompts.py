@@ -57,7 +57,8 @@ def prepare(
     if config.position == "learned":
         padded = min(padded, config.max_positions)
     tokens_BL = np.stack([np.pad(np.asarray(prompt, np.int32), (0, padded - len(prompt))) for prompt in prompts])
-    return model, Prompts(tokens_BL, lengths_B, _sources(config, len(prompts), sources)), capacity
+    source_BS = _sources(config, len(prompts), sources, model.layout.separator_id)
+    return model, Prompts(tokens_BL, lengths_B, source_BS), capacity
 
 
 def dtype(config: ModelConfig) -> jnp.dtype:
@@ -71,17 +72,23 @@ def _float32_definition(config: ModelConfig, vocab_size: int) -> nnx.GraphDef:
     return gpt.abstract(dataclasses.replace(config, dtype="float32"), vocab_size)[0]
 
 
-def _sources(config: ModelConfig, count: int, sources: Sequence[Prompt] | None) -> np.ndarray | None:
-    """Return source_BS, with -1 after the end of each source. Raises UserError if the sources do not fit the model."""
+def _sources(
+    config: ModelConfig, count: int, sources: Sequence[Prompt] | None, separator: int | None
+) -> np.ndarray | None:
+    """Return source_BS, with the separator before each source and -1 after it.
+
+    Raises UserError if the sources do not fit the model.
+    """
     if not config.encoder_layers:
         require(sources is None, "source", sources, "must not be given: the model has no encoder")
         return None
     if sources is None or len(sources) != count:
         raise UserError("source: give one for each prompt, because the model has an encoder")
+    before = [] if separator is None else [separator]
+    sources = [np.array([*before, *source], np.int32) for source in sources]
     longest = max(map(len, sources))
     check_length(config, longest)
     size = max(SHORTEST, math.ceil(longest / SHORTEST) * SHORTEST)
     if config.position == "learned":
         size = min(size, config.max_positions)
-    pad = lambda source: np.pad(np.asarray(source, np.int32), (0, size - len(source)), constant_values=-1)
-    return np.stack([pad(source) for source in sources])
+    return np.stack([np.pad(source, (0, size - len(source)), constant_values=-1) for source in sources])

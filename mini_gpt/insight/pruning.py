@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.data import batches
+from mini_gpt.data import batches, task_batches
 from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
@@ -120,7 +120,7 @@ def problem_batches(
     """Yield (count, batch) of a task's problems, which are pairs (question, answer)."""
     length = model.config.context_length
     for count, part in in_full_batches(problems, model.rows_at_a_time(length)):
-        yield count, batches.problem_batch(part, model.config, tokenizer, length)
+        yield count, task_batches.problem_batch(part, model.config, tokenizer, length)
 
 
 def removal_orders(importance_NH: np.ndarray, ablation_NH: np.ndarray) -> dict[str, Order]:

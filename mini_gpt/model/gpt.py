@@ -30,19 +30,23 @@ SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
+PADDING_SEGMENT = -1  # of a source; segments of tokens are not negative
 ENCODER_KEY = 2**30  # folded into the dropout key; larger than any number of layers
 
 
 class Inputs(NamedTuple):
     """A batch of tokens, by default with positions 0..L-1 and one segment. Attention stays within a segment.
 
-    source_BS: the tokens of the encoder; negative numbers are padding. None if the model has no encoder.
+    source_BS: the tokens of the encoder; negative numbers are padding. None if the model has no encoder. In
+    cross-attention, a target token sees the source tokens of its own segment; by default, all are in segment 0.
     """
 
     tokens_BL: jax.Array
     positions_BL: jax.Array | None = None
     segments_BL: jax.Array | None = None
     source_BS: jax.Array | None = None
+    source_positions_BS: jax.Array | None = None
+    source_segments_BS: jax.Array | None = None
 
 
 class StackInputs(NamedTuple):
@@ -255,32 +259,43 @@ class MiniGPT(Stack):
         The returned traces are the function's results. Raises UserError if there is an encoder and no source, or the
         opposite. Without positions, raises the errors of `check_length`.
         """
-        config, (tokens_BL, positions_BL, segments_BL, source_BS) = self.config, inputs
+        config, (tokens_BL, positions_BL, segments_BL, source_BS, *of_source) = self.config, inputs
         if positions_BL is None:
             check_length(config, tokens_BL.shape[1])
             positions_BL = jnp.arange(tokens_BL.shape[1])[None]
         needs_source = config.encoder_layers > 0 and (caches is None or caches[0] is None)
         if needs_source != (source_BS is not None):
             raise UserError(f"source_BS: must {'' if needs_source else 'not '}be given for this model")
-        memory = None if source_BS is None else self.encode(source_BS, dropout_key)
+        memory = None
+        if source_BS is not None:
+            memory = self.encode(source_BS, *of_source, dropout_key=dropout_key)
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
         of_target = StackInputs(positions_BL, segments_BL, memory)
         x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, head_mask_NBH)
         x_BLD, new_caches, traces = self.run(x_BLD, of_target, options, caches, trace)
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
 
-    def encode(self, source_BS: jax.Array, dropout_key: jax.Array | None = None) -> Memory:
-        """Return the encoder's last hidden states. source_BS: token ids; negative numbers are padding."""
-        check_length(self.config, source_BS.shape[1])
+    def encode(
+        self,
+        source_BS: jax.Array,
+        positions_BS: jax.Array | None = None,
+        segments_BS: jax.Array | None = None,
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> Memory:
+        """Return the encoder's last hidden states. See `Inputs` for the arguments; raises `check_length`'s errors."""
+        if positions_BS is None:
+            check_length(self.config, source_BS.shape[1])
+            positions_BS = jnp.arange(source_BS.shape[1])[None]
+        segments_BS = jnp.zeros_like(source_BS) if segments_BS is None else segments_BS
+        segments_BS = jnp.where(source_BS < 0, PADDING_SEGMENT, segments_BS)
         keys, layers = None, self.config.encoder_layers
         if dropout_key is not None:
             keys = jax.random.split(jax.random.fold_in(dropout_key, ENCODER_KEY), layers + 1)
-        is_padding_BS = source_BS < 0
         table = self.embedding if self.config.share_embeddings else self.source_embedding
         x_BSD = self._embedded(table, jnp.maximum(source_BS, 0))
-        of_source = StackInputs(jnp.arange(source_BS.shape[1])[None], is_padding_BS.astype(jnp.int32), None)
-        x_BSD, _, _ = self.encoder.run(x_BSD, of_source, Options(keys))
-        return Memory(x_BSD, is_padding_BS)
+        x_BSD, _, _ = self.encoder.run(x_BSD, StackInputs(positions_BS, segments_BS, None), Options(keys))
+        return Memory(x_BSD, segments_BS)
 
     def _embedded(self, table: nnx.Param, tokens_BL: jax.Array) -> jax.Array:
         x_BLD = sharding.gather(table[...])[tokens_BL]  # the residual stream is float32

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.config.data import DataConfig
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 
@@ -50,6 +50,15 @@ class Layout(NamedTuple):
             positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
         return positions_BL, segments_BL
 
+    def of_source(self, source_BS: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+        """Return (positions_BS, segments_BS) of an encoder's tokens, as `of` does. None if there is no encoder."""
+        if source_BS is None or self.separator_id is None:
+            return None, None
+        is_first_BS = source_BS == self.separator_id
+        places_BS = jnp.broadcast_to(jnp.arange(source_BS.shape[1], dtype=jnp.int32), source_BS.shape)
+        first_BS = jax.lax.cummax(jnp.where(is_first_BS, places_BS, 0), axis=1)
+        return places_BS - first_BS, jnp.cumsum(is_first_BS, axis=1, dtype=jnp.int32)
+
     def restarts(self, tokens: jax.Array) -> jax.Array:
         """Return whether positions restart at each token, bool of the same shape."""
         starts = [token for token in (self.separator_id, *self.operator_ids) if token is not None]
@@ -59,9 +68,13 @@ class Layout(NamedTuple):
 PLAIN = Layout()  # one segment in each row, positions 0, 1, 2, …
 
 
-def layout_of(data: DataConfig, tokenizer: Tokenizer) -> Layout:
-    """Return the layout of the tokens of a corpus. Operators are all characters but letters and digits."""
-    separator_id = tokenizers.separator(tokenizer) if data.isolate_documents else None
+def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
+    """Return the layout of the tokens of a corpus. Operators are all characters but letters and digits.
+
+    With an encoder, each row of sources and of targets has several pairs, and each text starts with a separator.
+    """
+    data, has_pairs = config.data, config.model.encoder_layers > 0
+    separator_id = tokenizers.separator(tokenizer) if data.isolate_documents or has_pairs else None
     if data.position_ids == "sequence":
         return Layout(separator_id)
     characters = [text.decode() for text in tokenizer.texts]

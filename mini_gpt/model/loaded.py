@@ -85,8 +85,11 @@ class LoadedModel:
         """
         if not self.layout.operator_ids:  # these restart positions, so that a row may be longer than the table
             check_length(self.config.model, tokens_BL.shape[1])
+        if source_BS is not None:
+            check_length(self.config.model, source_BS.shape[1])
         text_BL = tokens_BL if text_BL is None else text_BL
-        return Inputs(tokens_BL, *self.layout.of(self.config.model, text_BL, keys_B), source_BS)
+        of_target, of_source = self.layout.of(self.config.model, text_BL, keys_B), self.layout.of_source(source_BS)
+        return Inputs(tokens_BL, *of_target, source_BS, *of_source)
 
     @jax.jit
     def hidden(

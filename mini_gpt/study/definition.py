@@ -16,7 +16,7 @@ from mini_gpt.commands.suites import check as check_suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, corpora, token_store
+from mini_gpt.data import corpora, task_batches, token_store
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
@@ -267,7 +267,7 @@ def check_new_runs(plan: Plan, workdir: Path) -> None:
     new = {run.condition for run in plan.runs if not (workdir / run.name / "config.json").exists()}
     for condition, config in plan.configs.items():
         if config.data.is_task:
-            batches.check_fits(config)
+            task_batches.check_fits(config)
         if condition in new:
             _check_new(config, plan.study.suites, open_corpus)
 

@@ -7,7 +7,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config, batch_problem
-from mini_gpt.data import batches, token_store, tokenizers
+from mini_gpt.data import batches, task_batches, token_store, tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model.attention import choice
@@ -30,7 +30,7 @@ class Assembly(NamedTuple):
     mesh: Mesh
     definition: nnx.GraphDef
     abstract_state: TrainState
-    train_batches: batches.TrainBatches | batches.TaskBatches
+    train_batches: batches.Batches
     evaluator: Evaluator
     layout: Layout
 
@@ -72,15 +72,15 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     vocab_size = states.vocab_size(config, tokenizer)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
-    train_batches: batches.TrainBatches | batches.TaskBatches
+    train_batches: batches.Batches
     evaluator: Evaluator
     if config.data.is_task:
-        train_batches = batches.TaskBatches(config, tokenizer, rows=rows)
+        train_batches = task_batches.TaskBatches(config, tokenizer, rows=rows)
         evaluator = TaskEvaluator(config, tokenizer)
     else:
         store = token_store.open_store(corpus, config.data, tokenizer)
         size = tokenizers.vocab_size(tokenizer)
         train_batches = batches.TrainBatches(store.tokens("train"), config, vocab_size=size, rows=rows)
         evaluator = TextEvaluator(config, tokenizer, store.tokens("validation"))
-    layout = layout_of(config.data, tokenizer)
+    layout = layout_of(config, tokenizer)
     return Assembly(config, vocab_size, mesh, definition, abstract_state, train_batches, evaluator, layout)

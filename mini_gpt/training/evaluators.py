@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.scoring import Score
@@ -122,7 +122,7 @@ class TaskEvaluator(Evaluator):
         count = max(1, config.eval.tokens // config.context_length)
         lengths = tasks.trained_lengths(config.data)
         self.problems = tasks.different(config.data.corpus, "validation", count, **lengths)
-        batch = batches.problem_batch(self.problems[:1], config, tokenizer, config.context_length)
+        batch = task_batches.problem_batch(self.problems[:1], config, tokenizer, config.context_length)
         self.probe_BL, self.source_BS = batch["inputs"], batch.get("source")
         self.is_query_BL = self.probe_BL != tokenizers.separator(tokenizer)
         self.prompt = self.problems[0][0] + tasks.ANSWER
@@ -144,11 +144,15 @@ class TaskEvaluator(Evaluator):
     def sample(self, model: LoadedModel, length: int) -> str:
         problems = self.problems[:SAMPLE_PROBLEMS]
         answers = self.score(model, problems).answers
+        end = (
+            int(self.tokenizer.encode(tasks.END)[0]) if self.source_BS is None else tokenizers.separator(self.tokenizer)
+        )
         lines = []
-        for (question, answer), written in zip(problems, map(self.tokenizer.decode, answers), strict=True):
-            written = written[-len(answer) - 1 :]  # those before belong to the question
-            verdict = "right" if written == answer + tasks.END else f"wrong, must be {answer}"
-            lines.append(f"{question}{tasks.ANSWER}{written.rstrip(tasks.END).replace(tasks.END, '⏎')}    {verdict}")
+        for (question, answer), predicted in zip(problems, answers, strict=True):
+            *tokens, last = predicted[-len(answer) - 1 :]  # those before belong to the question
+            written = self.tokenizer.decode(tokens)
+            verdict = "right" if last == end and written == answer else f"wrong, must be {answer}"
+            lines.append(f"{question}{tasks.ANSWER}{written.replace(tasks.END, '⏎')}    {verdict}")
         return "\n".join(lines)
 
     def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:

@@ -75,7 +75,7 @@ class Run(SavedRun):
         self.step, parameters = self.read_parameters(checkpoint, self.config, abstract, "--override: the checkpoint")
         if bad := model_parameters.non_finite(parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
-        layout = layout_of(self.config.data, self.tokenizer)
+        layout = layout_of(self.config, self.tokenizer)
         # As in training: an override of context_length must not change the tokens per batch.
         batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
         fields = (definition, self.config, self.mesh, batch_tokens, layout)

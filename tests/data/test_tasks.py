@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.tasks import grammar, published, reasoning
 from mini_gpt.runtime.errors import UserError
 from tests.data.language_solvers import GERMAN_NOUNS
@@ -136,7 +136,7 @@ def config(small):
 
 
 def test_only_the_answer_has_weight(config):
-    train_batches = batches.TaskBatches(config(), TOKENIZER)
+    train_batches = task_batches.TaskBatches(config(), TOKENIZER)
     for step in (0, 5):
         batch = train_batches[step]
         assert {name: array.shape for name, array in batch.items()} == dict.fromkeys(batch, (8, 14))
@@ -147,14 +147,14 @@ def test_only_the_answer_has_weight(config):
             weighted = TOKENIZER.decode(batch["targets"][row][batch["weights"][row] == 1])
             assert weighted == answer == question + "\n"
             assert tasks.split_of(question) == "train" and 2 <= len(question) <= 6
-    again = batches.TaskBatches(config(), TOKENIZER, rows=range(4, 8))[5]
+    again = task_batches.TaskBatches(config(), TOKENIZER, rows=range(4, 8))[5]
     np.testing.assert_array_equal(again["inputs"], batch["inputs"][4:])
     assert len({tuple(row) for step in range(4) for row in train_batches[step]["inputs"].tolist()}) == 32
 
 
 def test_a_masked_batch_masks_the_whole_answer(config):
     masked = {"train__objective": "masked", "model__causal": False, "data__isolate_documents": True}
-    batch = batches.TaskBatches(config("reverse", **masked), TOKENIZER)[0]
+    batch = task_batches.TaskBatches(config("reverse", **masked), TOKENIZER)[0]
     mask = len(TOKENIZER.token_bytes)
     np.testing.assert_array_equal(batch["inputs"] == mask, batch["weights"] == 1)
     shown = batch["weights"] == 0
@@ -168,10 +168,10 @@ def test_a_context_too_short_for_a_task_is_refused(config):
     with pytest.raises(
         UserError, match=r"context_length: found 12; task:copy with data\.task_length=6 needs at least 13"
     ):
-        batches.TaskBatches(config(context_length=12), TOKENIZER)
-    batches.TaskBatches(config(context_length=13), TOKENIZER)
+        task_batches.TaskBatches(config(context_length=12), TOKENIZER)
+    task_batches.TaskBatches(config(context_length=13), TOKENIZER)
     with pytest.raises(UserError, match=r"data\.task_length: found 1; task:copy has problems of length 2 to"):
-        batches.TaskBatches(config(data__task_length=1), TOKENIZER)
+        task_batches.TaskBatches(config(data__task_length=1), TOKENIZER)
 
 
 def test_long_numbers_are_added_or_refused():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
@@ -100,7 +100,7 @@ def test_each_problem_draws_its_own_random_positions(config):
     score = task_accuracy.accuracy(loaded, TOKENIZER, problems, length)
     model, nll_sum = loaded.merge(), 0.0
     for number, problem in enumerate(problems):
-        batch = batches.problem_batch([problem], config, TOKENIZER, length)
+        batch = task_batches.problem_batch([problem], config, TOKENIZER, length)
         key = jax.random.fold_in(jax.random.key(0), number)
         positions_BL, _ = PLAIN.of(config.model, jnp.array(batch["inputs"]), key[None])
         logits_BLV = model(jnp.array(batch["inputs"]), positions_BL)
@@ -126,7 +126,7 @@ def test_masked_answers_are_scored_at_their_masks(config):
     score = task_accuracy.accuracy(model, TOKENIZER, problems, config.context_length)
     assert score.tokens == 15
     # One row without padding. In longer rows, isolated documents hide the padding.
-    batch = batches.problem_batch(problems[:1], config, TOKENIZER, 12)
+    batch = task_batches.problem_batch(problems[:1], config, TOKENIZER, 12)
     logits_BLV = model.merge()(jnp.array(batch["inputs"]))
     np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[0, 6:], score.answers[0])
     nll_BL = losses.nll(logits_BLV, jnp.array(batch["targets"]))

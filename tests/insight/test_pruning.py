@@ -10,7 +10,7 @@ import pytest
 
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
-from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning
 from mini_gpt.model import loss as losses
@@ -145,7 +145,7 @@ def test_each_problem_draws_its_own_random_positions(small):
 
     def loss(number, mask_NBH):
         """Return the mean loss of a problem's answer, with positions from the key of its number."""
-        batch = batches.problem_batch(problems[number : number + 1], config, tokenizer, 12)
+        batch = task_batches.problem_batch(problems[number : number + 1], config, tokenizer, 12)
         key = jax.random.fold_in(jax.random.key(0), number)
         inputs = Inputs(batch["inputs"], PLAIN.of(config.model, batch["inputs"], key[None])[0])
         nll_BL = losses.nll(module.logits(module.forward(inputs, head_mask_NBH=mask_NBH)[0]), batch["targets"])

@@ -1,15 +1,22 @@
 """Training with an encoder: batches, learning, resuming, eight devices, and commands that read the run."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
-from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.data import batches, pairs, task_batches, tasks, tokenizers
+from mini_gpt.data.pairs import Pair
 from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
+from mini_gpt.model import gpt
+from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.layout import layout_of
+from mini_gpt.model.loss import nll
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
@@ -34,29 +41,69 @@ AXES = ("mesh__data", "mesh__fsdp", "mesh__tensor")
 
 def test_the_source_is_the_question_and_the_target_the_answer(small):
     config = small(**PAIRS)
-    batch, separator = batches.TaskBatches(config, TOKENIZER)[3], tokenizers.separator(TOKENIZER)
+    batch, separator = task_batches.TaskBatches(config, TOKENIZER)[3], tokenizers.separator(TOKENIZER)
     assert {name: array.shape for name, array in batch.items()} == {
         name: shape for name, (shape, _) in batches.shapes(config).items()
     }
     assert {name: array.dtype for name, array in batch.items()} == {
         name: dtype for name, (_, dtype) in batches.shapes(config).items()
     }
+    questions = []
     for inputs, targets, weights, source in zip(*(batch[name] for name in batch), strict=True):
-        question = TOKENIZER.decode(source[source >= 0])
-        assert (source[len(question) :] == batches.PADDING).all() and 2 <= len(question) <= 3
-        answer = TOKENIZER.decode(targets[weights == 1])
-        assert answer == question[::-1] + "\n" and weights[: len(answer)].all()
-        assert inputs[0] == separator and TOKENIZER.decode(inputs[1 : len(answer)]) == answer[:-1]
+        sources, answers = texts(source[source >= 0]), texts([*inputs[weights == 1], separator])[:-1]
+        assert (source[sum(len(text) + 1 for text in sources) :] == pairs.PADDING).all()
+        assert answers == [question[::-1] for question in sources] and {len(text) for text in sources} <= {2, 3}
+        np.testing.assert_array_equal(targets[weights == 1], [*inputs[weights == 1][1:], separator])
         assert (targets[weights == 0] == separator).all()
+        assert len(weights) - weights.sum() < 4 or len(source) - (source >= 0).sum() < 4  # no other pair fits
+        questions += sources
+    first = 3 * task_batches.MOST_IN_A_BATCH
+    drawn = [tasks.problem("task:reverse", "train", 0, first + i, shortest=2, longest=3) for i in range(len(questions))]
+    assert questions == [question for question, _ in drawn] and len(questions) > len(batch["source"])
+    of_one_host = task_batches.TaskBatches(config, TOKENIZER, rows=[2, 0])[3]
+    for name, array in batch.items():
+        np.testing.assert_array_equal(of_one_host[name], array[[2, 0]])
+
+
+def texts(tokens):
+    """Return the texts after each separator."""
+    parts, separator = [], tokenizers.separator(TOKENIZER)
+    for token in tokens:
+        if token == separator:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return list(map(TOKENIZER.decode, parts))
+
+
+@pytest.mark.parametrize("position", ["none", "learned", "sinusoidal", "rope", "alibi", "t5", *slow("kerple", "fire")])
+@pytest.mark.parametrize("fields", [{}, *slow({"model__attention": "blockwise"}, {"model__attention_window": 3})])
+def test_pairs_in_one_row_do_not_see_each_other(small, position, fields):
+    config = small(**PAIRS | {"context_length": 16, "source_length": 18}, **fields, model__position=position)
+    definition, parameters = gpt.split(gpt.MiniGPT(config.model, len(TOKENIZER.token_bytes), rngs=nnx.Rngs(1)))
+    model = nnx.merge(definition, jax.tree.map(lambda x: x + 0.1, parameters))
+    separator, layout = tokenizers.separator(TOKENIZER), layout_of(config, TOKENIZER)
+
+    def losses(rows, limits):
+        batch = pairs.batch_of(rows, separator, limits)
+        source_BS = jnp.array(batch["source"])
+        of_target, of_source = layout.of(config.model, batch["inputs"]), layout.of_source(source_BS)
+        inputs = Inputs(batch["inputs"], *of_target, source_BS, *of_source)
+        nll_BL = nll(model.logits(model.forward(inputs)[0]), batch["targets"])
+        return np.asarray(nll_BL)[batch["weights"] == 1]
+
+    found = [Pair(*map(TOKENIZER.encode, pair)) for pair in (("ab", "ba"), ("c", "ddee"), ("fgh", ""), ("", "x"))]
+    alone = [losses([[pair]], (7, 6)) for pair in found]
+    np.testing.assert_allclose(losses([found], (18, 16)), np.concatenate(alone), rtol=2e-5)
 
 
 def test_sources_longer_than_in_training_are_padded_in_steps(small):
     config = small(**PAIRS)
     sizes = {
-        length: batches.problem_batch([("a" * length, "b")], config, TOKENIZER, 8)["source"].shape[1]
-        for length in (1, 9, 10, 25, 26)
+        length: task_batches.problem_batch([("a" * length, "b")], config, TOKENIZER, 8)["source"].shape[1]
+        for length in (1, 8, 9, 24, 25)
     }
-    assert sizes == {1: 9, 9: 9, 10: 25, 25: 25, 26: 41}
+    assert sizes == {1: 9, 8: 9, 9: 25, 24: 25, 25: 41}
 
 
 @pytest.mark.parametrize(
@@ -79,21 +126,20 @@ def test_data_that_an_encoder_does_not_support_is_refused(small, fields, message
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"source_length": 7}, r"^source_length: found 7; task:reverse with data\.task_length=3 needs at least 8"),
+        ({"source_length": 8}, r"^source_length: found 8; task:reverse with data\.task_length=3 needs at least 9"),
         ({"context_length": 7}, r"^context_length: found 7; task:reverse with data\.task_length=3 needs at least 8"),
     ],
 )
 def test_lengths_that_are_too_short_are_refused(small, fields, message):
     with pytest.raises(UserError, match=message):
-        batches.TaskBatches(small(**PAIRS | fields), TOKENIZER)
+        task_batches.TaskBatches(small(**PAIRS | fields), TOKENIZER)
 
 
-def test_the_default_config_fits_its_task():
+def test_the_default_config_has_little_padding():
     config = configs.load("configs/seq2seq.py")
     tokenizer = tokenizers.CharacterTokenizer(tasks.find(config.data.corpus).alphabet)
-    batch = batches.TaskBatches(config, tokenizer)[0]
-    source, target = tasks.find(config.data.corpus).sizes_of(config.data.task_length)
-    assert batch["source"].shape == (config.train.batch_size, source) and config.context_length == target
+    batch = task_batches.TaskBatches(config, tokenizer)[0]
+    assert max(pairs.padding_shares(batch).values()) < 0.25
 
 
 @pytest.mark.parametrize("fields", [{"model__position": "t5"}, *slow({"optimizer__name": "muon"})], ids=str)
@@ -137,7 +183,7 @@ def test_other_suites_refuse_the_model(small, suite):
     "fields", [{"model__position": "learned"}, *slow({"model__scan_layers": True}, {"model__share_embeddings": False})]
 )
 def test_eight_devices_equal_one(small, fields):
-    size = {"model__d_model": 16, "model__num_heads": 8, "model__d_ff": 32, "model__dropout": 0.2, "source_length": 8}
+    size = {"model__d_model": 16, "model__num_heads": 8, "model__d_ff": 32, "model__dropout": 0.2, "source_length": 16}
 
     def train(mesh):
         config = small(**PAIRS | size | fields, **dict(zip(AXES, mesh, strict=True)))
@@ -145,7 +191,7 @@ def test_eight_devices_equal_one(small, fields):
         definition, places = states.abstract(config, vocab_size, devices)
         state, step, losses = states.create(config, vocab_size, places), make_train_step(definition, config, places), []
         for number in range(3):
-            batch = batches.TaskBatches(config, TOKENIZER)[number]
+            batch = task_batches.TaskBatches(config, TOKENIZER)[number]
             state, metrics = step(state, sharding.put_batch(batch, devices))
             losses.append(float(metrics["loss"]))
         return jax.tree.map(np.asarray, state), losses

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from mini_gpt.commands import results
 from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.model.gpt import check_length
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -146,7 +146,7 @@ def split_tokens(run: Run, split: str) -> np.ndarray:
 def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
     """Return (question, answer) problems of a task: at least one, and at most `num_tokens` tokens with padding."""
     check_length(run.config.model, run.config.context_length)
-    batches.check_fits(run.config)
+    task_batches.check_fits(run.config)
     return run.problems(split, max(1, num_tokens // run.config.context_length))
 
 
@@ -161,9 +161,9 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
         return tokens
     if not data.is_task:
         return np.asarray(run.store.tokens(options.split)[:most], np.int32)
-    batches.check_fits(run.config)
+    task_batches.check_fits(run.config)
     problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
-    inputs_BL = batches.problem_batch([problem], run.config, run.tokenizer, run.config.context_length)["inputs"]
+    inputs_BL = task_batches.problem_batch([problem], run.config, run.tokenizer, run.config.context_length)["inputs"]
     return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]
 
 

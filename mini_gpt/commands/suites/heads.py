@@ -9,7 +9,7 @@ from mini_gpt.commands import results
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, tokenizers
+from mini_gpt.data import task_batches, tokenizers
 from mini_gpt.evaluation import progress
 from mini_gpt.insight.heads import inputs, report
 from mini_gpt.model.gpt import check_length
@@ -67,7 +67,7 @@ def _inputs(run: Run, split: str) -> inputs.Inputs:
     if not run.config.data.is_task:
         return inputs.of_text(base.split_tokens(run, split), run.tokenizer, length)
     problems = base.problems(run, split, inputs.TOKENS)
-    inputs_BL = batches.problem_batch(problems, run.config, run.tokenizer, length)["inputs"]
+    inputs_BL = task_batches.problem_batch(problems, run.config, run.tokenizer, length)["inputs"]
     return inputs.of_problems(inputs_BL, run.tokenizer)
 
 

@@ -8,7 +8,7 @@ from mini_gpt.commands import results
 from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.config.data import TASK
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, tasks
+from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tasks import published
 from mini_gpt.evaluation import extrapolation, task_accuracy
 from mini_gpt.insight import curves
@@ -38,10 +38,11 @@ class Tasks(Suite):
         return [("", length) for length in _lengths(trained, options)]
 
     def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
-        return sum(task_accuracy.PROBLEMS * batches.row_length(trained, n) for n in _lengths(trained, options))
+        rows = (sum(task_batches.row_lengths(trained, n)) for n in _lengths(trained, options))
+        return task_accuracy.PROBLEMS * sum(rows)
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        batches.check_alphabet(run.config, run.tokenizer)
+        task_batches.check_alphabet(run.config, run.tokenizer)
         lengths = _lengths(run.trained, options, run.config.data.corpus)
         return {
             "task": run.corpus.name,

@@ -141,10 +141,10 @@ class KeyValues(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The last hidden states of the encoder. is_padding_BS: places that no query sees."""
+    """The last hidden states of the encoder, and their segments. A query sees those of its own segment."""
 
     x_BSD: jax.Array
-    is_padding_BS: jax.Array
+    segments_BS: jax.Array
 
 
 class Context(NamedTuple):
@@ -160,15 +160,15 @@ class Context(NamedTuple):
     memory: Memory | None = None
 
     def of_memory(self) -> "Context":
-        """Return the context of cross-attention: each query sees all keys of the encoder except padding.
+        """Return the context of cross-attention: each query sees all keys of its segment in the encoder.
 
         Cross-attention has no positional encoding of its own: the embeddings and the encoder have the order already.
         """
         if self.memory is None:  # with a KV cache, which has its own mask
             return self._replace(position=None)
-        no_padding_BL = jnp.zeros((len(self.memory.x_BSD), self.positions_BL.shape[1]), jnp.int32)
-        mask = Mask(False, None, no_padding_BL, self.memory.is_padding_BS.astype(jnp.int32))
-        return self._replace(mask=mask, position=None)
+        segments_BL, shape = self.mask.segments_BL, (len(self.memory.x_BSD), self.positions_BL.shape[1])
+        segments_BL = jnp.zeros(shape, jnp.int32) if segments_BL is None else segments_BL
+        return self._replace(mask=Mask(False, None, segments_BL, self.memory.segments_BS), position=None)
 
     @property
     def biased(self) -> bool:
