@@ -15,7 +15,7 @@ import jax
 from tqdm import tqdm
 
 from mini_gpt.config import loading as configs
-from mini_gpt.data.corpora import SPLITS
+from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import errors, files, processes
 from mini_gpt.runtime.errors import UserError, shown
 

@@ -4,14 +4,23 @@ from typing import Annotated, Literal
 
 from mini_gpt.config.fields import Count, Section, above, at_least, field
 
+PAIRS = "pairs"
 TASK = "task:"  # prefix of the corpora of task problems
 
 
 class DataConfig(Section, prefix="data."):
     """The text: source, split and tokenization."""
 
-    corpus: str = field("python_stdlib", "python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG] or task:NAME")
-    path: str | None = field(None, "text: a glob; tiny_shakespeare: the file; tfds: TFDS's data directory")
+    corpus: str = field(
+        "python_stdlib", "python_stdlib, tiny_shakespeare, text, pairs, tfds:NAME[/CONFIG] or task:NAME"
+    )
+    path: str | None = field(
+        None, "text: a glob; tiny_shakespeare: the file; pairs: a TSV file or the sources; tfds: TFDS's data directory"
+    )
+    target_path: str | None = field(None, "pairs: the file of the targets; None: data.path is a TSV file", before=None)
+    pair: tuple[str, str] | None = field(
+        None, "tfds: the features with source and target, such as ('en', 'de'); None: one text", before=None
+    )
     split: Literal["documents", "contiguous"] = field("documents", "by a hash of each document, or by text position")
     split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "for train, validation and test; sum to 1")
     tokenizer: Literal["bytes", "characters", "bpe"] = field("bytes", "unit of a token")
@@ -34,6 +43,17 @@ class DataConfig(Section, prefix="data."):
             self.refuse("position_ids", "must be sequence, because data.corpus is not a task")
         if self.corpus == "text" and self.path is None:
             self.refuse("path", "data.corpus=text needs a glob, such as 'books/**/*.txt'")
+        if self.corpus == PAIRS and self.path is None:
+            self.refuse("path", "data.corpus=pairs needs a file")
+        if self.corpus != PAIRS and self.target_path is not None:
+            self.refuse("target_path", "must be None, because data.corpus is not pairs")
+        if not self.corpus.startswith("tfds:") and self.pair is not None:
+            self.refuse("pair", "must be None, because data.corpus is not tfds:NAME")
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the corpus consists of sources and targets; the problems of a task can be used as such."""
+        return self.corpus == PAIRS or self.pair is not None
 
     @property
     def is_task(self) -> bool:

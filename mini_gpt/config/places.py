@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from mini_gpt.config.data import DataConfig
+from mini_gpt.config.data import PAIRS, DataConfig
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
@@ -55,15 +55,16 @@ def _corpus_places(data: DataConfig) -> dict[str, str]:
     """Return {field: value} of the fields that locate the corpus. A built-in corpus has none."""
     is_in_tfds = data.corpus.startswith("tfds:")
     places = {"data.corpus": data.corpus} if is_in_tfds else {}
-    if data.path is not None and (is_in_tfds or data.corpus in ("text", "tiny_shakespeare")):
+    if data.path is not None and (is_in_tfds or data.corpus in ("text", "tiny_shakespeare", PAIRS)):
         places["data.path"] = data.path
+    if data.target_path is not None:
+        places["data.target_path"] = data.target_path
     return places
 
 
 def _corpus_key(data: DataConfig) -> str | None:
     places = _corpus_places(data)
-    if "data.path" in places:
-        places["data.path"] = _absolute(places["data.path"])
+    places |= {name: _absolute(places[name]) for name in ("data.path", "data.target_path") if name in places}
     return json.dumps({"data.corpus": data.corpus} | places) if places else None
 
 

@@ -160,9 +160,12 @@ class Config(Section):
         """Raise UserError for data and positions that a model with an encoder does not support."""
         model, data = self.model, self.data
         if not model.encoder_layers:
+            if data.has_pairs:
+                self.refuse("model.encoder_layers", "must be above 0 for pairs of a source and a target")
             return
-        if not data.is_task:
-            self.refuse("data.corpus", "must be task:NAME with model.encoder_layers, which needs pairs of texts")
+        if not data.is_task and not data.has_pairs:
+            remedy = "must be pairs, task:NAME, or tfds:NAME with data.pair, because model.encoder_layers needs pairs"
+            self.refuse("data.corpus", remedy)
         if data.isolate_documents:
             self.refuse("data.isolate_documents", "must be False with model.encoder_layers")
         if data.position_ids != "sequence":

@@ -1,4 +1,4 @@
-"""Corpora by name: their documents, and the split into train, validation and test."""
+"""Corpora by name, and their documents."""
 
 import contextlib
 import difflib
@@ -6,7 +6,6 @@ import functools
 import glob
 import hashlib
 import io
-import itertools
 import logging
 import os
 import re
@@ -15,47 +14,21 @@ import socket
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from mini_gpt.config.data import DataConfig
-from mini_gpt.data import builders, tasks
+from mini_gpt.config.data import PAIRS, DataConfig
+from mini_gpt.data import builders, pair_files, tasks
 from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
+from mini_gpt.data.corpus import Corpus
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, shown
 
-SPLITS = ("train", "validation", "test")
-FEWEST_DOCUMENTS = 100  # with fewer, a split by document can be far from its fractions
 NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
 FEATURE_MODULES = {feature.__module__ for feature in vars(tfds.features).values() if isinstance(feature, type)}
 MakeBuilder = Callable[..., tfds.core.DatasetBuilder]  # optional argument: data_dir, of all data sets
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The texts of a corpus. parts: {split of the source: function that yields its texts}.
-
-    fingerprint: a hash of the text; for TFDS, a hash of the data set's name and sizes. With text files,
-    `documents` raises UserError at its end if a file has changed.
-    """
-
-    name: str
-    fingerprint: str
-    num_documents: int
-    parts: dict[str, Callable[[], Iterator[str]]]
-
-    def documents(self) -> Iterator[tuple[str, str]]:
-        """Yield (part, text) of all texts that are not empty, in a fixed order. Raises UserError if there are none."""
-        found = False
-        for part, texts in self.parts.items():
-            for text in filter(None, texts()):
-                found = True
-                yield part, text
-        if not found:
-            raise UserError(f"data.corpus: {self.name} holds no text; use a corpus with text")
 
 
 @processes.main_process_first()
@@ -65,6 +38,9 @@ def open_corpus(data: DataConfig) -> Corpus:
     tfds_dir = files.cache_directory(data.cache_dir) / "tfds"
     if data.corpus == "text":
         return _text(data.path or "")
+    if data.corpus == PAIRS:
+        fingerprint, count, texts = pair_files.open_pairs(data.path or "", data.target_path)
+        return Corpus(PAIRS, fingerprint, count, {"all": texts}, paired=True)
     if data.corpus == "python_stdlib":
         library = PythonLibrary()
         make = functools.partial(PythonStdlib, library=library, data_dir=tfds_dir, file_format="array_record")
@@ -78,57 +54,12 @@ def open_corpus(data: DataConfig) -> Corpus:
         target = tfds_dir / TinyShakespeare.name / str(TinyShakespeare.VERSION)
         return _own(make, target, "tiny_shakespeare", builders.SHAKESPEARE_SHA256)
     if data.corpus.startswith("tfds:"):
-        return _catalogue(data.corpus.removeprefix("tfds:"), data.path)
+        return _catalogue(data.corpus.removeprefix("tfds:"), data.path, data.pair)
     if data.is_task:
         tasks.find(data.corpus)
         return Corpus(data.corpus, hashlib.sha256(f"{data.corpus} {tasks.VERSION}".encode()).hexdigest(), 0, {})
-    known = "python_stdlib, tiny_shakespeare, text, tfds:NAME[/CONFIG], or task:NAME"
+    known = "python_stdlib, tiny_shakespeare, text, pairs, tfds:NAME[/CONFIG], or task:NAME"
     raise UserError(f"data.corpus: found {data.corpus!r}; must be {known}")
-
-
-def split_kind(corpus: Corpus, data: DataConfig) -> str:
-    """Return `data.split`, or contiguous if there are too few documents for a split by document."""
-    return "contiguous" if corpus.num_documents < FEWEST_DOCUMENTS else data.split
-
-
-def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yield (split, text) for all texts of the corpus, in its order.
-
-    The corpus's own validation and test splits are kept. `data.split_fractions` divides the other texts into train and
-    the missing splits. With data.split=documents, the split of a document depends only on a hash of its text. With
-    contiguous, the joined text is cut between characters, within a document if necessary.
-    """
-    own = corpus.parts.keys() & {"validation", "test"}
-    shares = {s: f for s, f in zip(SPLITS, data.split_fractions, strict=True) if s not in own}
-    total = sum(shares.values())
-    shares = {split: share / total for split, share in shares.items()}
-    if split_kind(corpus, data) == "documents":
-        for part, text in corpus.documents():
-            yield (part if part in own else _by_hash(text, shares)), text
-        return
-    length = sum(len(text) for part, text in corpus.documents() if part not in own)
-    ends = [round(length * share) for share in itertools.accumulate(shares.values())]
-    offset = 0  # of the current text in the joined text
-    for part, text in corpus.documents():
-        if part in own:
-            yield part, text
-            continue
-        begin = 0
-        for split, end in zip(shares, ends, strict=True):
-            cut = min(len(text), max(begin, end - offset))
-            if cut > begin:
-                yield split, text[begin:cut]
-            begin = cut
-        offset += len(text)
-
-
-def _by_hash(text: str, shares: dict[str, float]) -> str:
-    uniform = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
-    for split in ("test", "validation"):
-        if uniform < shares.get(split, 0.0):
-            return split
-        uniform -= shares.get(split, 0.0)
-    return "train"
 
 
 def _text(pattern: str) -> Corpus:
@@ -165,7 +96,7 @@ def _text(pattern: str) -> Corpus:
     return Corpus("text", fingerprints[0], len(paths), {"all": texts})
 
 
-def _catalogue(name: str, path: str | None) -> Corpus:
+def _catalogue(name: str, path: str | None, pair: tuple[str, str] | None) -> Corpus:
     data_dir = None if path is None else files.expanded(path)
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"data.path: {data_dir} not found; give the directory of TFDS data sets, or None")
@@ -178,14 +109,16 @@ def _catalogue(name: str, path: str | None) -> Corpus:
     with _errors_of_tfds("open", name), contextlib.redirect_stderr(io.StringIO()):
         builder = make()
     texts = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
-    if "text" not in texts and len(texts) != 1:
-        found = ", ".join(texts) or "none"
+    found = ", ".join(texts) or "none"
+    if pair is not None and not set(pair) <= set(texts):
+        raise UserError(f"data.pair: found {shown(pair)}; tfds:{name} has the text features {found}")
+    if pair is None and "text" not in texts and len(texts) != 1:
         raise UserError(f"data.corpus: tfds:{name} has the text features {found}; must have one, or one named text")
     title = f"tfds:{builder.info.full_name}"
     if not builder.is_prepared():
         _prepare(make, title)
         builder = make()
-    return _read(builder, title, "text" if "text" in texts else texts[0])
+    return _read(builder, title, pair or ("text" if "text" in texts else texts[0],))
 
 
 def _own(make: MakeBuilder, target: Path, name: str, content: str, fingerprint: str | None = None) -> Corpus:
@@ -195,7 +128,7 @@ def _own(make: MakeBuilder, target: Path, name: str, content: str, fingerprint: 
     """
 
     def opened() -> Corpus:
-        corpus = _read(make(), name, "text", fingerprint)
+        corpus = _read(make(), name, ("text",), fingerprint)
         if builders.content_hash(text for _, text in corpus.documents()) != content:
             raise UserError(f"data.corpus: the text of {name} in {target} is not that of its source; start again")
         return corpus
@@ -263,8 +196,10 @@ def _prepare(make: MakeBuilder, name: str) -> None:
         shutil.rmtree(draft / prepared.name)
 
 
-def _read(builder: tfds.core.DatasetBuilder, name: str, feature: str, fingerprint: str | None = None) -> Corpus:
-    """Return the corpus of a prepared TFDS builder. feature: the name of its text feature."""
+def _read(
+    builder: tfds.core.DatasetBuilder, name: str, features: tuple[str, ...], fingerprint: str | None = None
+) -> Corpus:
+    """Return the corpus of a prepared TFDS builder. features: the name of its text feature, or of source and target."""
     root = Path(builder.data_dir).resolve()
     with _errors_of_tfds("open", name):
         for path in (Path(path) for info in builder.info.splits.values() for path in info.filepaths):
@@ -278,18 +213,22 @@ def _read(builder: tfds.core.DatasetBuilder, name: str, feature: str, fingerprin
             raise UserError(f"data.corpus: {found}; {remedy}") from None
     if fingerprint is None:
         shape = [(split, info.num_examples, info.num_bytes) for split, info in sorted(builder.info.splits.items())]
-        fingerprint = hashlib.sha256(repr((builder.info.full_name, shape)).encode()).hexdigest()
+        of_pair = features if len(features) == 2 else ()
+        fingerprint = hashlib.sha256(repr((builder.info.full_name, shape, *of_pair)).encode()).hexdigest()
 
     def texts(split: str) -> Callable[[], Iterator[str]]:
         def read() -> Iterator[str]:
             for index in range(len(sources[split])):
                 with _errors_of_tfds("read", name):  # a damaged shard can give None
-                    text = _decoded(sources[split][index][feature], f"{name}, document {index} of {split}")
-                yield text
+                    example, where = sources[split][index], f"{name}, document {index} of {split}"
+                    texts = [_decoded(example[feature], where) for feature in features]
+                if all(texts):
+                    yield from texts
 
         return read
 
-    return Corpus(name, fingerprint, sum(map(len, sources.values())), {split: texts(split) for split in sources})
+    parts, paired = {split: texts(split) for split in sources}, len(features) == 2
+    return Corpus(name, fingerprint, sum(map(len, sources.values())), parts, paired)
 
 
 def _decoded(raw: bytes, where: str) -> str:

@@ -80,6 +80,11 @@ class StoredPairs(Sequence[Pair]):
         first, middle, last = self.ends[2 * index : 2 * index + 3]
         return Pair(self.tokens[first + 1 : middle], self.tokens[middle + 1 : last])
 
+    def fitting(self, config: Config) -> list[Pair]:
+        """Return the pairs that fit in a training row."""
+        fits_P = (self.sizes_P2 <= (config.source_length, config.context_length)).all(axis=1)
+        return [self[int(index)] for index in np.flatnonzero(fits_P)]
+
     @property
     def sizes_P2(self) -> np.ndarray:
         """`Pair.sizes` of all pairs."""
@@ -128,6 +133,12 @@ def _row_starts(sizes_P2: np.ndarray, limits: tuple[int, int]) -> np.ndarray:
     return np.array(starts)
 
 
-def padding_shares(batch: Batch) -> dict[str, float]:
-    """Return the share of padding in the rows of sources and in those of targets."""
-    return {"source": float((batch["source"] == PADDING).mean()), "target": float((batch["weights"] == 0).mean())}
+def padding(batch: Batch) -> str:
+    """Return the shares of padding in the rows of a batch, in words."""
+    source, target = padding_shares(batch)
+    return f"{source:.0%} of the tokens of the sources, {target:.0%} of those of the targets"
+
+
+def padding_shares(batch: Batch) -> tuple[float, float]:
+    """Return the shares of padding in the rows of sources and in those of targets."""
+    return float((batch["source"] == PADDING).mean()), float((batch["weights"] == 0).mean())

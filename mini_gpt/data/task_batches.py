@@ -35,7 +35,7 @@ class TaskBatches:
         if not config.model.encoder_layers:
             drawn = [self._problem(step * size + row) for row in self.rows]
             return problem_batch(drawn, config, self.tokenizer, config.context_length)
-        drawn_pairs = (_pair(self.tokenizer, problem) for problem in self._problems(step * MOST_IN_A_BATCH))
+        drawn_pairs = (pair_of(self.tokenizer, problem) for problem in self._problems(step * MOST_IN_A_BATCH))
         limits = (config.source_length, config.context_length)
         rows = list(itertools.islice(pairs.in_rows(drawn_pairs, limits), size))
         return pairs.batch_of([rows[row] for row in self.rows], tokenizers.separator(self.tokenizer), limits)
@@ -55,7 +55,7 @@ def problem_batch(problems: Sequence[Problem], config: Config, tokenizer: Tokeni
     With an encoder, only answers have weight, and rows have no questions. Rows are padded with separators.
     """
     if config.model.encoder_layers:
-        rows = [[_pair(tokenizer, problem)] for problem in problems]
+        rows = [[pair_of(tokenizer, problem)] for problem in problems]
         return pairs.batch_of(rows, tokenizers.separator(tokenizer), (config.source_length, length))
     rows_BM = np.full((len(problems), length + 1), tokenizers.separator(tokenizer), np.int32)
     answer_BM = np.zeros(rows_BM.shape, np.float32)
@@ -71,7 +71,8 @@ def problem_batch(problems: Sequence[Problem], config: Config, tokenizer: Tokeni
     return {"inputs": inputs_BL, "targets": tokens_BL, "weights": answer_BL}
 
 
-def _pair(tokenizer: Tokenizer, problem: Problem) -> Pair:
+def pair_of(tokenizer: Tokenizer, problem: Problem) -> Pair:
+    """Return the tokens of a question and of its answer."""
     return Pair(*map(tokenizer.encode, problem))
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from mini_gpt.config.data import DataConfig
-from mini_gpt.data import corpora, tasks, tokenizers
+from mini_gpt.data import splits, tasks, tokenizers
+from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require, shown
@@ -45,11 +46,11 @@ class TokenStore:
 
 
 @processes.main_process_first()
-def open_store(corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
+def open_store(corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
     """Open the store of a corpus, split and tokenizer. Builds it if it is missing or damaged."""
-    kind = corpora.split_kind(corpus, data)
+    kind = splits.split_kind(corpus, data)
     if kind != data.split:
-        few = f"fewer than {corpora.FEWEST_DOCUMENTS} documents ({corpus.num_documents})"
+        few = f"fewer than {splits.FEWEST_DOCUMENTS} documents ({corpus.num_documents})"
         log.info("%s has %s: data.split=contiguous is used instead of documents", corpus.name, few)
     key = (FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer))
     target = files.cache_directory(data.cache_dir) / "tokens" / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
@@ -68,7 +69,7 @@ def _damage(directory: Path) -> str | None:
     """Return a description of the first damage, or None for an intact store. Reads all files."""
     try:
         meta = files.read_with_checksum(directory / META, must=True)
-        if meta["dtype"] not in DTYPES or tuple(meta["splits"]) != corpora.SPLITS:
+        if meta["dtype"] not in DTYPES or tuple(meta["splits"]) != splits.SPLITS:
             return f"{META} has an unknown dtype or other splits"
         for name, counts in meta["splits"].items():
             path = directory / f"{name}.tokens"
@@ -89,13 +90,13 @@ def _crc32(path: Path) -> int:
     return checksum
 
 
-def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> None:
+def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> None:
     dtype = np.dtype(np.uint16 if tokenizers.vocab_size(tokenizer) <= 2**16 else np.uint32)
     separator = np.array([tokenizers.separator(tokenizer)], dtype)
-    counts = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in corpora.SPLITS}
+    counts = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in splits.SPLITS}
     with contextlib.ExitStack() as stack:
-        outputs = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in corpora.SPLITS}
-        for split, text in corpora.split_documents(corpus, data):
+        outputs = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in splits.SPLITS}
+        for split, text in splits.split_documents(corpus, data):
             count = counts[split]
             if count["documents"]:
                 outputs[split].write(separator.data)
@@ -113,7 +114,7 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
         "corpus": corpus.name,
         "fingerprint": corpus.fingerprint,
         "dtype": dtype.name,
-        "split": corpora.split_kind(corpus, data),
+        "split": splits.split_kind(corpus, data),
         "split_fractions": data.split_fractions,
         "splits": counts,
     }
@@ -121,13 +122,13 @@ def _build(directory: Path, corpus: corpora.Corpus, data: DataConfig, tokenizer:
 
 
 @processes.main_process_first()
-def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
+def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
     """Return the tokenizer of a config, cached. BPE uses the train split, characters use the whole corpus."""
     if data.is_task:
         return tokenizers.CharacterTokenizer(tasks.find(data.corpus).alphabet)
     if data.tokenizer == "bytes":
         return tokenizers.ByteTokenizer()
-    kind = corpora.split_kind(corpus, data)
+    kind = splits.split_kind(corpus, data)
     key = (corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     target = files.cache_directory(data.cache_dir) / "tokenizers" / name
@@ -138,7 +139,7 @@ def fit_tokenizer(corpus: corpora.Corpus, data: DataConfig) -> Tokenizer:
             log.warning(f"{reason}: it is made again")
             shutil.rmtree(target)
     made: Tokenizer
-    documents = corpora.split_documents(corpus, data)
+    documents = splits.split_documents(corpus, data)
     if data.tokenizer == "bpe":
         made = tokenizers.BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
         if tokenizers.vocab_size(made) < data.vocab_size:

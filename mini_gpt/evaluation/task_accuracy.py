@@ -7,7 +7,7 @@ tokens is the most likely one after the true tokens before it. A masked model pr
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.data import task_batches, tasks
+from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches
+from mini_gpt.data.pairs import Pair
+from mini_gpt.data.tasks import Problem
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.evaluation import items, perplexity, progress
+from mini_gpt.evaluation import items, pair_accuracy, perplexity, progress
 from mini_gpt.evaluation.items import Items
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.model import loss as losses
@@ -36,8 +38,8 @@ class TaskScore:
     """Sums over problems and their answers. answers: the predictions for the tokens that count: some in the question
     (`Task.scored`), the answer, and its end. items: {metric: results of each problem}.
 
-    The end is the newline after an answer. A problem is solved if its answer and the end are predicted correctly. The
-    end counts in `nll_sum`, as in training, but not in `tokens` and `right`.
+    The end is the newline after an answer, or the separator after a target. A problem is solved if its answer and the
+    end are predicted correctly. The end counts in `nll_sum`, as in training, but not in `tokens` and `right`.
     """
 
     problems: int
@@ -63,14 +65,30 @@ class TaskScore:
 
 
 def accuracy(
-    model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]], length: int, *, advance: Advance = silent
+    model: LoadedModel, tokenizer: Tokenizer, problems: list[Problem], length: int, *, advance: Advance = silent
 ) -> TaskScore:
-    """Score (question, answer) problems in rows of `length` inputs. advance: called with each batch's token count."""
+    """Score (question, answer) problems, in rows of `length` inputs if there is no encoder.
+
+    advance: called with each batch's token count.
+    """
+    if model.config.model.encoder_layers:
+        of_problems = [task_batches.pair_of(tokenizer, problem) for problem in problems]
+        return of_pairs(model, of_problems, tokenizers.separator(tokenizer), advance=advance)
 
     def batch_of(indices: list[int]) -> Batch:
         return task_batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
 
     return score(model, batch_of, len(problems), length, advance=advance)
+
+
+def of_pairs(model: LoadedModel, pairs: Sequence[Pair], separator: int, *, advance: Advance = silent) -> TaskScore:
+    """Score pairs of a source and a target. The end of a target is the separator after it."""
+    predicted, _, nll = pair_accuracy.predict(model, pairs, separator, advance=advance)
+    columns = []
+    for pair, tokens, nll_L in zip(pairs, predicted, nll, strict=True):
+        right_L = tokens == [*pair.target, separator]
+        columns.append((right_L.all(), len(pair.target), right_L[:-1].sum(), nll_L.sum(dtype=np.float64)))
+    return _total([np.array(column) for column in zip(*columns, strict=True)], predicted)
 
 
 def score(
@@ -83,12 +101,11 @@ def score(
     def predict(part: tuple[int, list[int]]) -> tuple[np.ndarray, ...]:
         count, indices = part
         batch = batch_of(indices)
-        arrays = (batch["inputs"], batch["targets"], np.array(indices, np.int32), batch.get("source"))
+        arrays = (batch["inputs"], batch["targets"], np.array(indices, np.int32))
         predicted = _predict(model, *sharding.put_whole(arrays, model.mesh))
         return tuple(np.asarray(array)[:count] for array in (batch["targets"], batch["weights"], *predicted))
 
-    longest = max(length, model.config.source_length) if model.config.model.encoder_layers else length
-    parts = in_full_batches(range(count), model.rows_at_a_time(longest))
+    parts = in_full_batches(range(count), model.rows_at_a_time(length))
     for targets_BL, weights_BL, nll_BL, predicted_BL in in_order(predict, parts, model.batches_at_a_time):
         scored_BL = weights_BL > 0
         right_BL = predicted_BL == targets_BL
@@ -99,7 +116,13 @@ def score(
         columns["nll"].append(np.where(scored_BL, nll_BL, 0.0).sum(axis=1, dtype=np.float64))
         answers += [predicted_L[scored_L] for predicted_L, scored_L in zip(predicted_BL, scored_BL, strict=True)]
         advance(targets_BL.size)
-    solved_P, tokens_P, right_P, nll_P = map(np.concatenate, columns.values())
+    return _total([np.concatenate(parts) for parts in columns.values()], answers)
+
+
+def _total(columns: list[np.ndarray], answers: list[np.ndarray]) -> TaskScore:
+    """Return the score of P problems from arrays [P]: solved, tokens, right, loss."""
+    solved_P, tokens_P, right_P, nll_P = columns
+    count = len(solved_P)
     by_problem = {
         "exact_match": Items(solved_P, np.ones(count)),
         "token_accuracy": Items(right_P, tokens_P),
@@ -110,8 +133,8 @@ def score(
 
 
 @jax.jit
-def _predict(model: LoadedModel, inputs_BL, targets_BL, indices_B, source_BS=None) -> tuple[jax.Array, jax.Array]:
-    logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_of(indices_B), source_BS)
+def _predict(model: LoadedModel, inputs_BL, targets_BL, indices_B) -> tuple[jax.Array, jax.Array]:
+    logits_BLV = model.logits(inputs_BL, targets_BL if model.masked else None, keys_of(indices_B))
     return losses.nll(logits_BLV, targets_BL), jnp.argmax(logits_BLV, axis=-1)
 
 

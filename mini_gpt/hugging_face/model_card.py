@@ -2,7 +2,7 @@
 
 import re
 
-from mini_gpt.data import corpora
+from mini_gpt.data import splits
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
@@ -69,7 +69,7 @@ def _measured(run: Run) -> str:
     path = run.workdir / "eval" / "perplexity.json"
     try:
         found = files.read_with_checksum(path)
-        if found["checkpoint_step"] != run.step or found["overrides"] or found["split"] not in corpora.SPLITS:
+        if found["checkpoint_step"] != run.step or found["overrides"] or found["split"] not in splits.SPLITS:
             return ""
         split = f"{found['split']} split of {_table_cell(run.config.data.corpus)}"
         size = f"{found['tokens_scored']:,} tokens, in blocks of {found['context_length']:,}"

@@ -17,7 +17,7 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, task_batches, token_store
-from mini_gpt.data.corpora import Corpus
+from mini_gpt.data.corpus import Corpus
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown

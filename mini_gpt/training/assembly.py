@@ -8,7 +8,8 @@ from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, task_batches, token_store, tokenizers
-from mini_gpt.data.corpora import Corpus
+from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.pairs import PairBatches, StoredPairs
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model.attention import choice
 from mini_gpt.model.layout import Layout, layout_of
@@ -17,7 +18,7 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
-from mini_gpt.training.evaluators import Evaluator, TaskEvaluator, TextEvaluator
+from mini_gpt.training.evaluators import Evaluator, PairEvaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import make_train_step
 
@@ -79,8 +80,14 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
         evaluator = TaskEvaluator(config, tokenizer)
     else:
         store = token_store.open_store(corpus, config.data, tokenizer)
-        size = tokenizers.vocab_size(tokenizer)
-        train_batches = batches.TrainBatches(store.tokens("train"), config, vocab_size=size, rows=rows)
-        evaluator = TextEvaluator(config, tokenizer, store.tokens("validation"))
+        train_tokens, validation_tokens = store.tokens("train"), store.tokens("validation")
+        if config.data.has_pairs:
+            separator = tokenizers.separator(tokenizer)
+            train_batches = PairBatches(StoredPairs(train_tokens, separator), config, separator, rows=rows)
+            evaluator = PairEvaluator(config, tokenizer, validation_tokens)
+        else:
+            size = tokenizers.vocab_size(tokenizer)
+            train_batches = batches.TrainBatches(train_tokens, config, vocab_size=size, rows=rows)
+            evaluator = TextEvaluator(config, tokenizer, validation_tokens)
     layout = layout_of(config, tokenizer)
     return Assembly(config, vocab_size, mesh, definition, abstract_state, train_batches, evaluator, layout)

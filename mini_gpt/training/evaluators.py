@@ -7,15 +7,18 @@ import numpy as np
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
+from mini_gpt.data.pairs import Pair, StoredPairs, batch_of
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.scoring import Score
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
+from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.insight import images
 from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
 
 PROMPT_TOKENS = 32  # tokens of validation text that a sample continues
 SAMPLE_PROBLEMS = 5
@@ -110,6 +113,55 @@ class TextEvaluator(Evaluator):
         return line, perplexity.result(score, model)
 
 
+class PairEvaluator(Evaluator):
+    """Scores targets of validation pairs, given their sources: a part of the pairs during training, all at the end."""
+
+    suite_flag = " --suite=translation"
+    sample_title = "Sources of the validation split, with the model's targets:"
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
+        super().__init__(config, tokenizer)
+        self.separator = tokenizers.separator(tokenizer)
+        self.has_sample = self.has_sample and config.model.without_cache is None
+        self.pairs = StoredPairs(tokens, self.separator).fitting(config)
+        if not self.pairs:
+            found = (config.source_length, config.context_length)
+            raise UserError(f"source_length, context_length: found {found}; no validation pair fits; raise them")
+        batch = batch_of([self.pairs[:1]], self.separator, (config.source_length, config.context_length))
+        self.probe_BL, self.source_BS, self.is_query_BL = batch["inputs"], batch["source"], batch["weights"] > 0
+        self.prompt = tokenizer.decode(self.pairs[0].source)
+
+    def score(self, model: LoadedModel, pairs: list[Pair]) -> task_accuracy.TaskScore:
+        return task_accuracy.of_pairs(model, pairs, self.separator)
+
+    def scalars(self, model: LoadedModel) -> dict[str, float]:
+        sizes = np.array([len(pair.target) + 1 for pair in self.pairs])
+        count = max(1, int(self.config.eval.tokens / sizes.mean()))
+        some = np.unique(np.linspace(0, len(self.pairs) - 1, min(count, len(self.pairs))).astype(int))
+        score = self.score(model, [self.pairs[index] for index in some])
+        return _scalars(score)
+
+    def sample(self, model: LoadedModel, length: int) -> str:
+        pairs = self.pairs[:SAMPLE_PROBLEMS]
+        prompts, sources = [[self.separator]] * len(pairs), [pair.source for pair in pairs]
+        written = generation.generate(model, prompts, length=length, sampling=Sampling(temperature=0), sources=sources)
+        lines = []
+        for pair, tokens in zip(pairs, written, strict=True):
+            writer = Writer(self.tokenizer)
+            writer.add(tokens)
+            writer.finish()
+            lines.append(f"{self.tokenizer.decode(pair.source)} → {writer.text}")
+        return "\n".join(lines)
+
+    def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:
+        score = self.score(model, self.pairs)
+        line = (
+            f"Validation loss {score.nll:.4f} nats per token of the targets, {score.token_accuracy:.2%} of the tokens "
+            f"right, given the true tokens before them ({score.problems:,} pairs)."
+        )
+        return line, {}
+
+
 class TaskEvaluator(Evaluator):
     """Scores the answers to validation problems, of all training lengths."""
 
@@ -134,12 +186,7 @@ class TaskEvaluator(Evaluator):
         return task_accuracy.accuracy(model, self.tokenizer, problems, self.config.context_length)
 
     def scalars(self, model: LoadedModel) -> dict[str, float]:
-        score = self.score(model, self.problems)
-        return {
-            "validation/loss": score.nll,
-            "validation/exact_match": score.exact_match,
-            "validation/token_accuracy": score.token_accuracy,
-        }
+        return _scalars(self.score(model, self.problems))
 
     def sample(self, model: LoadedModel, length: int) -> str:
         problems = self.problems[:SAMPLE_PROBLEMS]
@@ -163,3 +210,11 @@ class TaskEvaluator(Evaluator):
             f"{tasks.find(self.config.data.corpus).unit}."
         )
         return line, {}  # the last row of metrics.jsonl has the same numbers
+
+
+def _scalars(score: task_accuracy.TaskScore) -> dict[str, float]:
+    return {
+        "validation/loss": score.nll,
+        "validation/exact_match": score.exact_match,
+        "validation/token_accuracy": score.token_accuracy,
+    }

@@ -16,7 +16,7 @@ import numpy as np
 
 from mini_gpt.config import places
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, corpora, token_store
+from mini_gpt.data import batches, corpora, pairs, token_store
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices, files, processes, sharding
@@ -67,6 +67,8 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         workdirs.check_corpus(workdir, corpus)  # each process has read the text itself
         if is_new and conclude:
             log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
+            if config.model.encoder_layers:
+                log.info("padding in the first batch: %s\n", pairs.padding(run.train_batches[0]))
         with workdirs.clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
             state, stop = _start_or_resume(run, workdir, first_state)
             if conclude and stop.signal is None:

@@ -11,6 +11,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.config import places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, tasks, token_store, tokenizers
+from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.layout import layout_of
@@ -82,7 +83,7 @@ class Run(SavedRun):
         self.model = LoadedModel(parameters, *fields)
 
     @functools.cached_property
-    def corpus(self) -> corpora.Corpus:
+    def corpus(self) -> Corpus:
         """The corpus; it must be the one that the run was trained on, unless an override names another.
 
         Raises UserError if the user has not typed its path, in an override or in an earlier command.

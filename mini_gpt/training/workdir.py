@@ -12,7 +12,7 @@ from typing import Any
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
-from mini_gpt.data.corpora import Corpus
+from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown

@@ -5,14 +5,15 @@ import functools
 
 import pytest
 
-from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.data import corpora, splits, token_store, tokenizers
+from mini_gpt.data.corpus import Corpus
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
 
 
 def split_of(corpus, data):
     """Return {text: split}."""
-    return {text: split for split, text in corpora.split_documents(corpus, data)}
+    return {text: split for split, text in splits.split_documents(corpus, data)}
 
 
 def test_text_files_are_documents_in_order_of_name(small, corpus_files):
@@ -77,7 +78,7 @@ def test_contiguous_splits_cut_the_joined_text(small, tmp_path):
     data = small(
         data__path=str(tmp_path / "?.txt"), data__split="contiguous", data__split_fractions=(0.5, 0.3, 0.2)
     ).data
-    pieces = list(corpora.split_documents(corpora.open_corpus(data), data))
+    pieces = list(splits.split_documents(corpora.open_corpus(data), data))
     assert pieces == [("train", "a" * 50), ("validation", "a" * 15), ("validation", "b" * 15), ("test", "b" * 20)]
 
 
@@ -85,7 +86,7 @@ def test_few_documents_are_split_contiguously(small, tmp_path, caplog):
     (tmp_path / "only.txt").write_text("x" * 100)
     data = small(data__path=str(tmp_path / "only.txt"), data__split="documents").data
     corpus = corpora.open_corpus(data)
-    assert corpora.split_kind(corpus, data) == "contiguous"
+    assert splits.split_kind(corpus, data) == "contiguous"
     with caplog.at_level("INFO", logger="mini_gpt"):
         token_store.open_store(corpus, data, tokenizers.ByteTokenizer())
     assert caplog.text.count("fewer than 100 documents (1): data.split=contiguous") == 1
@@ -94,7 +95,7 @@ def test_few_documents_are_split_contiguously(small, tmp_path, caplog):
 def test_a_missing_split_is_taken_from_train(small):
     texts = {"train": [f"train {n}" for n in range(400)], "test": [f"test {n}" for n in range(10)]}
     parts = {name: functools.partial(iter, values) for name, values in texts.items()}
-    corpus = corpora.Corpus("two splits", "f", 410, parts)
+    corpus = Corpus("two splits", "f", 410, parts)
     splits = split_of(corpus, small(data__split_fractions=(0.7, 0.2, 0.1)).data)
     assert all(splits[text] == "test" for text in texts["test"])
     counts = collections.Counter(splits[text] for text in texts["train"])

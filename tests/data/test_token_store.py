@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.data import corpora, splits, token_store, tokenizers
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
@@ -31,9 +31,9 @@ def test_a_split_is_its_documents_joined_by_separators(small, kind, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(tokenizers, "PIECE", 5)
         store = open_store(config, tokenizer)
-    for name in corpora.SPLITS:
+    for name in splits.SPLITS:
         tokens = store.tokens(name)
-        texts = [text for s, text in corpora.split_documents(corpus, config.data) if s == name]
+        texts = [text for s, text in splits.split_documents(corpus, config.data) if s == name]
         expected = []
         for text in texts:
             if expected:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers as library
 
-from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.data import corpora, splits, token_store, tokenizers
 from mini_gpt.runtime.errors import UserError
 
 KINDS = ("bytes", "characters", "bpe")
@@ -68,7 +68,7 @@ def test_bpe_is_trained_once_on_the_training_split(small, monkeypatch):
 
     monkeypatch.setattr(tokenizers.BpeTokenizer, "train", classmethod(watched))
     first, second = token_store.fit_tokenizer(corpus, data), token_store.fit_tokenizer(corpus, data)
-    assert seen == [text for split, text in corpora.split_documents(corpus, data) if split == "train"]
+    assert seen == [text for split, text in splits.split_documents(corpus, data) if split == "train"]
     assert tokenizers.fingerprint(first) == tokenizers.fingerprint(second)
 
 

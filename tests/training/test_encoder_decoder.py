@@ -109,7 +109,7 @@ def test_sources_longer_than_in_training_are_padded_in_steps(small):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data__corpus": "text"}, r"^data\.corpus: found 'text'; must be task:NAME with model\.encoder_layers"),
+        ({"data__corpus": "text"}, r"^data\.corpus: found 'text'; must be pairs, task:NAME, or"),
         ({"data__isolate_documents": True}, r"^data\.isolate_documents: found True; must be False with"),
         ({"train__random_offsets": 99}, r"^train\.random_offsets: found 99; must be None with model\.encoder"),
         (
@@ -139,7 +139,7 @@ def test_the_default_config_has_little_padding():
     config = configs.load("configs/seq2seq.py")
     tokenizer = tokenizers.CharacterTokenizer(tasks.find(config.data.corpus).alphabet)
     batch = task_batches.TaskBatches(config, tokenizer)[0]
-    assert max(pairs.padding_shares(batch).values()) < 0.25
+    assert max(pairs.padding_shares(batch)) < 0.25
 
 
 @pytest.mark.parametrize("fields", [{"model__position": "t5"}, *slow({"optimizer__name": "muon"})], ids=str)

@@ -1,0 +1,77 @@
+"""The split of a corpus into train, validation and test."""
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+
+from mini_gpt.config.data import DataConfig
+from mini_gpt.data.corpus import Corpus
+
+SPLITS = ("train", "validation", "test")
+FEWEST_DOCUMENTS = 100  # with fewer, a split by document can be far from its fractions
+
+
+def split_kind(corpus: Corpus, data: DataConfig) -> str:
+    """Return `data.split`, or contiguous if there are too few documents for a split by document."""
+    return "contiguous" if corpus.num_documents < FEWEST_DOCUMENTS else data.split
+
+
+def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yield (split, text) for all texts of the corpus, in its order.
+
+    The corpus's own validation and test splits are kept. `data.split_fractions` divides the other texts into train and
+    the missing splits. With data.split=documents, the split of a document depends only on a hash of its text. With
+    contiguous, the joined text is cut between characters, within a document if necessary. A pair is never cut: its
+    split depends on its source, or with contiguous on its place among the pairs.
+    """
+    own = corpus.parts.keys() & {"validation", "test"}
+    shares = {s: f for s, f in zip(SPLITS, data.split_fractions, strict=True) if s not in own}
+    total = sum(shares.values())
+    shares = {split: share / total for split, share in shares.items()}
+    by_document = split_kind(corpus, data) == "documents"
+    if corpus.paired:
+        yield from _split_pairs(corpus, shares, by_document=by_document)
+        return
+    if by_document:
+        for part, text in corpus.documents():
+            yield (part if part in own else _by_hash(text, shares)), text
+        return
+    length = sum(len(text) for part, text in corpus.documents() if part not in own)
+    ends = [round(length * share) for share in itertools.accumulate(shares.values())]
+    offset = 0  # of the current text in the joined text
+    for part, text in corpus.documents():
+        if part in own:
+            yield part, text
+            continue
+        begin = 0
+        for split, end in zip(shares, ends, strict=True):
+            cut = min(len(text), max(begin, end - offset))
+            if cut > begin:
+                yield split, text[begin:cut]
+            begin = cut
+        offset += len(text)
+
+
+def _split_pairs(corpus: Corpus, shares: dict[str, float], *, by_document: bool) -> Iterator[tuple[str, str]]:
+    """Yield the pairs as `split_documents` does. shares: of the splits that the corpus does not have itself."""
+    documents, has_own = corpus.documents(), lambda part: part in SPLITS and part not in shares
+    total = sum(not has_own(part) for part, _ in corpus.documents()) // 2
+    ends = [round(total * share) for share in itertools.accumulate(shares.values())]
+    number = 0
+    for (part, source), (_, target) in zip(documents, documents, strict=True):
+        split = part
+        if not has_own(part):
+            in_order = next(name for name, end in zip(shares, ends, strict=True) if number < end)
+            split = _by_hash(source, shares) if by_document else in_order
+            number += 1
+        yield split, source
+        yield split, target
+
+
+def _by_hash(text: str, shares: dict[str, float]) -> str:
+    uniform = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
+    for split in ("test", "validation"):
+        if uniform < shares.get(split, 0.0):
+            return split
+        uniform -= shares.get(split, 0.0)
+    return "train"
