@@ -1,5 +1,6 @@
 """Tasks: splits, batches, and answers, which separate solvers compute from the questions."""
 
+import calendar
 import itertools
 from collections import Counter
 
@@ -7,9 +8,9 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import task_batches, tasks, tokenizers
-from mini_gpt.data.tasks import grammar, published, reasoning
+from mini_gpt.data.tasks import published, reasoning
 from mini_gpt.runtime.errors import UserError
-from tests.data.language_solvers import GERMAN_NOUNS
+from tests.data.language_solvers import GERMAN_NOUNS, GERMAN_VERBS
 from tests.data.solvers import SOLVERS, UNITS, solve_addition
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
@@ -85,22 +86,49 @@ def test_scan_has_all_of_its_commands():
     assert len(tasks.TASKS["scan"].draw(rng, 23)[1]) == 22, "no command has 23 actions"
 
 
+def parts(name, index, length):
+    """Return the aligned parts of a problem, as texts, and the problem."""
+    question, answer = tasks.problem(f"task:{name}", "train", 0, index, shortest=length, longest=length)
+    links = tasks.TASKS[name].align(question, answer)
+    return [(question[slice(*a)], answer[slice(*b)]) for a, b in links], question, answer
+
+
 def test_sentences_agree_and_words_are_aligned():
-    rng, found = np.random.default_rng(0), set()
-    for _ in range(500):
-        pair = grammar.sentence(rng)
-        english, german = pair.texts()
-        found.add(english)
-        words, translated = english.split(), german.split()
-        aligned = pair.alignment()
-        assert [len({pair[side] for pair in aligned}) for side in (0, 1)] == [len(words), len(translated)]
-        nouns = {noun: part.split() for part in GERMAN_NOUNS for noun in part.split()}
-        for i, j in aligned:
-            if words[i] in nouns:
-                assert translated[j] in GERMAN_NOUNS[" ".join(nouns[words[i]])][:2]
-    assert len(found) > 450, "sentences vary"
-    crossing = [(i, j) for i, j in aligned if i != j]
-    assert crossing or len(words) == len(translated)
+    found, nouns = set(), {noun: part.split() for part in GERMAN_NOUNS for noun in part.split()}
+    crossing = 0
+    for index in range(500):
+        aligned, question, answer = parts("english_german", index, 2)
+        found.add(question)
+        for side, text in enumerate((question, answer)):  # each word is aligned once
+            assert sorted(pair[side] for pair in aligned) == sorted(text.replace(";", "").split())
+        assert [word for word, _ in aligned] == question.replace(";", "").split()
+        for english, german in aligned:
+            if english in nouns:
+                assert german in GERMAN_NOUNS[" ".join(nouns[english])][:2]
+            for words, translated in GERMAN_VERBS.items():
+                assert (english in words.split()) == (german in translated.split())
+        crossing += [german for _, german in aligned] != answer.replace(";", "").split()
+    assert len(found) > 450 and crossing > 250, "sentences vary, and words move"
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_words_and_parts_of_dates_are_aligned(length):
+    for index in range(50):
+        for name in ("reverse_words", "sort_words"):
+            aligned, question, answer = parts(name, index, length)
+            assert all(word == same for word, same in aligned) and len(aligned) == length
+            assert {word for word, _ in aligned} == set(question.split()) == set(answer.split())
+        aligned, *_ = parts("dates", index, length)
+        assert len(aligned) == 3 * length
+        for (year, year_of_iso), (month, month_of_iso), (day, day_of_iso) in zip(*[iter(aligned)] * 3, strict=True):
+            assert year == year_of_iso and int(day) == int(day_of_iso)
+            names = calendar.month_name[int(month_of_iso)]
+            assert int(month) == int(month_of_iso) if month.isdigit() else month in (names, names[:3])
+
+
+def test_sorted_words_that_are_equal_keep_their_order():
+    links = tasks.TASKS["sort_words"].align("b a b", "a b b")
+    assert links == [((2, 3), (0, 1)), ((0, 1), (2, 3)), ((4, 5), (4, 5))]
 
 
 def test_different_returns_each_question_once():

@@ -1,5 +1,6 @@
 """A task: how to draw its problems, and the characters of which they consist."""
 
+import re
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ FORMULAS = "".join(sorted(ALPHABET + "()*-,:>"))
 SYMBOLS = "".join(map(chr, range(0x100, 0x200)))  # 256 letters, for tasks with many different tokens
 
 Problem = tuple[str, str]  # question, answer
+Span = tuple[int, int]  # the first character, and the one after the last
+Link = tuple[Span, Span]  # a part of a question, and the part of the answer with the same meaning
 Rng = np.random.Generator
 
 
@@ -21,7 +24,8 @@ class Task:
 
     unit: of the length. shortest, longest: range of allowed lengths. alphabet: the characters of all problems.
     scored: question -> indices of its characters that count like those of the answer. sizes: length -> maximum number
-    of characters of the question, and of the answer with its end; by default that of the whole problem.
+    of characters of the question, and of the answer with its end; by default that of the whole problem. align:
+    (question, answer) -> the parts with the same meaning; None if they are not known.
     """
 
     draw: Callable[[Rng, int], Problem]
@@ -32,6 +36,7 @@ class Task:
     alphabet: str = ALPHABET
     scored: Callable[[str], list[int]] = lambda question: []
     sizes: Callable[[int], tuple[int, int]] | None = None
+    align: Callable[[str, str], list[Link]] | None = None
 
     def sizes_of(self, length: int) -> tuple[int, int]:
         """Return the maximum number of characters of a question, and of an answer with its end."""
@@ -41,3 +46,8 @@ class Task:
 def pick(rng: Rng, symbols: str, count: int) -> str:
     """Return `count` random symbols."""
     return "".join(symbols[i] for i in rng.integers(len(symbols), size=count))
+
+
+def word_spans(text: str) -> list[Span]:
+    """Return the words of a text, which spaces separate."""
+    return [match.span() for match in re.finditer(r"[^ ]+", text)]

@@ -6,7 +6,7 @@ after `dass` and as a participle.
 
 from typing import NamedTuple
 
-from mini_gpt.data.tasks.base import Problem, Rng
+from mini_gpt.data.tasks.base import Link, Problem, Rng, Span, word_spans
 
 
 class Noun(NamedTuple):
@@ -63,28 +63,9 @@ ARTICLES = {"nominative": {"m": "der", "f": "die", "n": "das"}, "accusative": {"
 ENDINGS_OF_EIN = {"nominative": {"m": "", "f": "e", "n": ""}, "accusative": {"m": "en", "f": "e", "n": ""}}
 ENDINGS_AFTER_EIN = {"nominative": {"m": "er", "f": "e", "n": "es"}, "accusative": {"m": "en", "f": "e", "n": "es"}}
 
-Words = list[tuple[str, int]]  # words with keys; words of both languages with the same key are aligned
 
-
-class Pair(NamedTuple):
-    """A sentence in both languages."""
-
-    english: Words
-    german: Words
-
-    def texts(self) -> Problem:
-        """Return both sentences."""
-        english, german = (" ".join(word for word, _ in words) for words in self)
-        return english, german
-
-    def alignment(self) -> set[tuple[int, int]]:
-        """Return the aligned pairs (index of the English word, index of the German word)."""
-        english, german = (list(enumerate(key for _, key in words)) for words in self)
-        return {(i, j) for i, key in english for j, other in german if key == other}
-
-
-def _noun_phrase(rng: Rng, case: str, first_key: int) -> tuple[Pair, bool]:
-    """Return an article, perhaps an adjective, and a noun; and whether it is plural. Uses the next three keys."""
+def _noun_phrase(rng: Rng, case: str) -> tuple[str, str, bool]:
+    """Return an article, perhaps an adjective, and a noun in both languages; and whether it is plural."""
     noun, is_plural = NOUNS[rng.integers(len(NOUNS))], bool(rng.integers(2))
     is_definite = is_plural or bool(rng.integers(2))
     gender = noun.gender
@@ -95,36 +76,62 @@ def _noun_phrase(rng: Rng, case: str, first_key: int) -> tuple[Pair, bool]:
         ending = "en" if (case, gender) == ("accusative", "m") else "e"
     else:
         article, ending = f"ein{ENDINGS_OF_EIN[case][gender]}", ENDINGS_AFTER_EIN[case][gender]
-    english = [("the" if is_definite else "a", first_key)]
-    german = [(article, first_key)]
+    english = ["the" if is_definite else "a"]
+    german = [article]
     if rng.integers(2):
         adjective, stem = ADJECTIVES[rng.integers(len(ADJECTIVES))]
-        english.append((adjective, first_key + 1))
-        german.append((stem + ending, first_key + 1))
-        if english[0][0] == "a" and adjective[0] in "aeiou":
-            english[0] = ("an", first_key)
-    english.append((noun.plural if is_plural else noun.english, first_key + 2))
-    german.append((noun.german_plural if is_plural else noun.german, first_key + 2))
-    return Pair(english, german), is_plural
+        english.append(adjective)
+        german.append(stem + ending)
+        if english[0] == "a" and adjective[0] in "aeiou":
+            english[0] = "an"
+    english.append(noun.plural if is_plural else noun.english)
+    german.append(noun.german_plural if is_plural else noun.german)
+    return " ".join(english), " ".join(german), is_plural
 
 
-def sentence(rng: Rng) -> Pair:
-    """Return a sentence: plain, with an adverb first, in the perfect, or a clause with `that`."""
-    subject, is_plural = _noun_phrase(rng, "nominative", 0)
-    object_, _ = _noun_phrase(rng, "accusative", 3)
+def sentence(rng: Rng) -> Problem:
+    """Return a sentence in both languages: plain, with an adverb first, in the perfect, or a clause with `that`."""
+    subject, subjekt, is_plural = _noun_phrase(rng, "nominative")
+    object_, objekt, _ = _noun_phrase(rng, "accusative")
     verb, form = VERBS[rng.integers(len(VERBS))], rng.integers(4)
-    english_verb = [(verb.plural if is_plural else verb.english, 6)]
-    german_verb = [(verb.german_plural if is_plural else verb.german, 6)]
+    finite = verb.plural if is_plural else verb.english
+    german_finite = verb.german_plural if is_plural else verb.german
     if form == 1:
         adverb, german_adverb = ADVERBS[rng.integers(len(ADVERBS))]
-        english = [(adverb, 7), *subject.english, *english_verb, *object_.english]
-        return Pair(english, [(german_adverb, 7), *german_verb, *subject.german, *object_.german])
+        return f"{adverb} {subject} {finite} {object_}", f"{german_adverb} {german_finite} {subjekt} {objekt}"
     if form == 2:
-        auxiliary = [("have" if is_plural else "has", 7)], [("haben" if is_plural else "hat", 7)]
-        english = [*subject.english, *auxiliary[0], (verb.participle, 6), *object_.english]
-        return Pair(english, [*subject.german, *auxiliary[1], *object_.german, (verb.german_participle, 6)])
+        have, haben = ("have", "haben") if is_plural else ("has", "hat")
+        return f"{subject} {have} {verb.participle} {object_}", f"{subjekt} {haben} {objekt} {verb.german_participle}"
     if form == 3:
-        clause = [("I", 7), ("know", 8), ("that", 9)], [("ich", 7), ("weiß,", 8), ("dass", 9)]
-        english = [*clause[0], *subject.english, *english_verb, *object_.english]
-        return Pair(english, [*clause[1], *subject.german, *object_.german, *german_verb])
-    return Pair([*subject.english, *english_verb, *object_.english], [*subject.german, *german_verb, *object_.german])
+        return f"I know that {subject} {finite} {object_}", f"ich weiß, dass {subjekt} {objekt} {german_finite}"
+    return f"{subject} {finite} {object_}", f"{subjekt} {german_finite} {objekt}"
+
+
+def align(english: str, german: str) -> list[Link]:
+    """Return the aligned words of a sentence. The subject is before the object in both languages."""
+    sides = [_keys(text) for text in (english, german)]
+    return [(span, other) for key, span in sides[0].items() for name, other in sides[1].items() if key == name]
+
+
+def _keys(text: str) -> dict[tuple[str, int], Span]:
+    """Return {role of a word, number of earlier nouns: word}; the number is 0 for words outside of noun phrases."""
+    found, nouns = {}, 0
+    for first, last in word_spans(text):
+        role = ROLES.get(text[first:last], "adjective")
+        in_noun_phrase = role in ("article", "adjective", "noun")
+        found[role, nouns if in_noun_phrase else 0] = (first, last)
+        nouns += role == "noun"
+    return found
+
+
+def _roles() -> dict[str, str]:
+    """Return {word of either language: its role}, of all words but adjectives."""
+    german_articles = ("der", "die", "das", "den", "ein", "eine", "einen")
+    roles = dict.fromkeys(("a", "an", "the", *german_articles), "article")
+    roles |= {word: "noun" for noun in NOUNS for word in noun[:4]} | {word: "verb" for verb in VERBS for word in verb}
+    roles |= {word: "adverb" for pair in ADVERBS for word in pair}
+    roles |= dict.fromkeys(("has", "have", "hat", "haben"), "auxiliary")
+    return roles | {"I": "I", "ich": "I", "know": "know", "weiß,": "know", "that": "that", "dass": "that"}
+
+
+ROLES = _roles()

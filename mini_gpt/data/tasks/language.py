@@ -1,11 +1,13 @@
 """Tasks of two texts with the same meaning: dates, number words, English and German, words in another order."""
 
+import re
 import string
 from collections.abc import Callable
 
 from mini_gpt.data.tasks import grammar
-from mini_gpt.data.tasks.base import ANSWER, END, Problem, Rng, Task, pick
+from mini_gpt.data.tasks.base import ANSWER, END, Link, Problem, Rng, Task, pick, word_spans
 
+Align = Callable[[str, str], list[Link]]
 ALPHABET = "".join(sorted(set(string.ascii_letters + string.digits + " ,.-/;äöüßÄÖÜ" + ANSWER + END)))
 
 MONTHS = (
@@ -50,6 +52,21 @@ def _date(rng: Rng) -> Problem:
         f"{year} {short} {day}",
     )
     return formats[rng.integers(len(formats))], f"{year}-{number:02}-{day:02}"
+
+
+def _align_date(question: str, answer: str) -> list[Link]:
+    """Return the links of year, month and day."""
+    numbers = [match.span() for match in re.finditer(r"\d+", question)]
+    year = next(span for span in numbers if span[1] - span[0] == 4)
+    others = [span for span in numbers if span != year]
+    if len(others) == 2:  # month/day/year or day.month.year
+        month, day = others if "/" in question else others[::-1]
+    else:
+        (day,) = others
+        name = re.search("[A-Z][a-z]+", question)
+        assert name is not None
+        month = name.span()
+    return list(zip((year, month, day), word_spans(answer.replace("-", " ")), strict=True))
 
 
 # fmt: off
@@ -115,8 +132,11 @@ LONGEST_DATE = len("30th September 2099"), len("2099-09-30")
 LONGEST_NUMBER = len(f"en {10**DIGITS - 1}"), max(len(words(777_777)) for words in (english, german))
 
 
-def _list_of(draw: Callable[[Rng], Problem], longest: tuple[int, int], unit: str) -> Task:
-    """Return a task with lists of items. longest: the maximum number of characters of an item and its answer."""
+def _list_of(draw: Callable[[Rng], Problem], longest: tuple[int, int], unit: str, align: Align | None = None) -> Task:
+    """Return a task with lists of items. longest: the maximum number of characters of an item and its answer.
+
+    align: of an item.
+    """
 
     def draw_list(rng: Rng, length: int) -> Problem:
         questions, answers = zip(*(draw(rng) for _ in range(length)), strict=True)
@@ -126,12 +146,27 @@ def _list_of(draw: Callable[[Rng], Problem], longest: tuple[int, int], unit: str
         question, answer = (length * (size + len(BETWEEN)) - len(BETWEEN) for size in longest)
         return question, answer + len(END)
 
-    return _pairs(draw_list, sizes, unit)
+    def align_list(question: str, answer: str) -> list[Link]:
+        assert align is not None
+        links: list[Link] = []
+        first, other = 0, 0  # the places of the item and of its answer
+        for item, its_answer in zip(question.split(BETWEEN), answer.split(BETWEEN), strict=True):
+            for (a, b), (c, d) in align(item, its_answer):
+                links.append(((first + a, first + b), (other + c, other + d)))
+            first, other = first + len(item + BETWEEN), other + len(its_answer + BETWEEN)
+        return links
+
+    return _pairs(draw_list, sizes, unit, align and align_list)
 
 
-def _pairs(draw: Callable[[Rng, int], Problem], sizes: Callable[[int], tuple[int, int]], unit: str) -> Task:
+def _pairs(
+    draw: Callable[[Rng, int], Problem],
+    sizes: Callable[[int], tuple[int, int]],
+    unit: str,
+    align: Align | None = None,
+) -> Task:
     size = lambda length: sum(sizes(length)) + len(ANSWER)
-    return Task(draw, size, unit, shortest=1, alphabet=ALPHABET, sizes=sizes)
+    return Task(draw, size, unit, shortest=1, alphabet=ALPHABET, sizes=sizes, align=align)
 
 
 MOST_LETTERS = 6
@@ -153,6 +188,15 @@ def _reversed_words(rng: Rng, length: int) -> Problem:
     return " ".join(words), " ".join(words[::-1])
 
 
+def _align_reversed(question: str, answer: str) -> list[Link]:
+    return list(zip(word_spans(question), word_spans(answer)[::-1], strict=True))
+
+
+def _align_sorted(question: str, answer: str) -> list[Link]:
+    in_order = sorted(word_spans(question), key=lambda span: question[slice(*span)])
+    return list(zip(in_order, word_spans(answer), strict=True))
+
+
 def _word_sizes(length: int) -> tuple[int, int]:
     size = length * (MOST_LETTERS + 1) - 1
     return size, size + len(END)
@@ -164,10 +208,10 @@ LONGEST_SENTENCE = (
 )
 LONGEST_ITEM = max(LONGEST_DATE[0], LONGEST_NUMBER[0]), max(LONGEST_DATE[1], LONGEST_NUMBER[1])
 TASKS = {
-    "dates": _list_of(_date, LONGEST_DATE, "dates"),
+    "dates": _list_of(_date, LONGEST_DATE, "dates", _align_date),
     "number_words": _list_of(_number, LONGEST_NUMBER, "numbers"),
     "dates_and_numbers": _list_of(_date_or_number, LONGEST_ITEM, "dates and numbers"),
-    "english_german": _list_of(lambda rng: grammar.sentence(rng).texts(), LONGEST_SENTENCE, "sentences"),
-    "sort_words": _pairs(_sorted_words, _word_sizes, "words"),
-    "reverse_words": _pairs(_reversed_words, _word_sizes, "words"),
+    "english_german": _list_of(grammar.sentence, LONGEST_SENTENCE, "sentences", grammar.align),
+    "sort_words": _pairs(_sorted_words, _word_sizes, "words", _align_sorted),
+    "reverse_words": _pairs(_reversed_words, _word_sizes, "words", _align_reversed),
 }
