@@ -19,6 +19,7 @@ from mini_gpt.commands.suites.needles import Needles
 from mini_gpt.commands.suites.perplexity import Perplexity
 from mini_gpt.commands.suites.pruning import Pruning
 from mini_gpt.commands.suites.tasks import Tasks
+from mini_gpt.commands.suites.translation import Translation
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training.run import Run
@@ -27,6 +28,7 @@ ALL = (
     Perplexity(),
     Extrapolation(),
     Tasks(),
+    Translation(),
     Needles(),
     Heads(),
     Pruning(),

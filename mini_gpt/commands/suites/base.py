@@ -50,7 +50,7 @@ class Suite:
     def check(self, trained: Config, options: SuiteOptions) -> None:
         """Raise UserError if the suite cannot measure runs of this config."""
         if trained.model.encoder_layers and self.name != "tasks":
-            raise UserError(f"--suite={self.name} does not support model.encoder_layers; use --suite=tasks")
+            raise UserError(f"--suite={self.name} does not support model.encoder_layers; use --suite=translation")
         if self.needs_text and trained.data.is_task:
             corpus = trained.data.corpus
             raise UserError(f"--suite={self.name} needs text, and data.corpus is {corpus}; use --suite=tasks")

@@ -1,0 +1,118 @@
+"""Measure the targets that a model writes for its sources, its predictions, and the alignment of its heads."""
+
+import math
+
+from matplotlib.figure import Figure
+
+from mini_gpt.commands import results
+from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
+from mini_gpt.config.schema import Config
+from mini_gpt.data import task_batches, tasks, tokenizers
+from mini_gpt.data.pairs import Pair, StoredPairs
+from mini_gpt.data.tasks import Problem
+from mini_gpt.evaluation import extrapolation, perplexity, progress, task_accuracy, translation
+from mini_gpt.evaluation.progress import Advance
+from mini_gpt.generation import targets
+from mini_gpt.insight import alignment, curves
+from mini_gpt.insight.curves import Curve
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+
+PAIRS = 256  # at most, of each length
+ALIGNED_PAIRS = 128  # at most, of each length, for the alignment
+CURVES = {"exact_match": "targets without an error", "token_accuracy": "tokens predicted"}
+
+
+class Translation(Suite):
+    name = "translation"
+    flags = ("lengths",)
+    values = ("exact_match", "chrf", "bleu", "nll", "token_accuracy", "calibration_error", "alignment_error")
+    x_label = "length of the source"
+    y_label = "share of targets without an error"
+
+    def check(self, trained: Config, options: SuiteOptions) -> None:
+        if not trained.model.encoder_layers or trained.train.objective != "next_token":
+            raise UserError("--suite=translation needs a model that was trained on pairs: set model.encoder_layers")
+        if not trained.data.is_task and options.lengths is not None:
+            raise UserError("--lengths is for tasks; the pairs of a text are measured together")
+        _lengths(trained, options)
+
+    def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:
+        return [("", length) for length in _lengths(trained, options)]
+
+    def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
+        if not trained.data.is_task:
+            return PAIRS * trained.context_length
+        return PAIRS * sum(sum(task_batches.row_lengths(trained, n)) for n in _lengths(trained, options))
+
+    def measure(self, run: Run, options: SuiteOptions) -> Result:
+        lengths = _lengths(run.trained, options)
+        total = self.cost(run.trained, options, 0)
+        with progress.shown(f"up to {PAIRS} pairs of {len(lengths)} lengths", total) as advance:
+            rows = [_row(run, options, length, advance) for length in lengths]
+        heads = [head for row in rows for head in row.pop("heads")]
+        trained = run.trained.data.task_length if run.trained.data.is_task else run.trained.context_length
+        return {"corpus": run.corpus.name, "train_length": trained, "rows": rows, "heads": heads}
+
+    def printed(self, result: Result) -> str:
+        parts = [super().printed(result)]
+        if result["heads"]:
+            title = "Alignment error of the heads of cross-attention (0: best), by their queries:"
+            parts += [title, results.table(result["heads"])]
+        return "\n\n".join(parts)
+
+    def figure(self, result: Result) -> Figure | None:
+        measured = [row for row in result["rows"] if row["status"] == "ok"]
+        if len(measured) < 2:
+            return None
+        lengths = [row["length"] for row in measured]
+        lines = [Curve(name, lengths, [row[value] for row in measured]) for value, name in CURVES.items()]
+        x = f"length ({tasks.find(result['corpus']).unit})"
+        panels = {result["corpus"]: lines}
+        return curves.show_shares(curves.panels_figure(panels, x=x, y="share", trained=result["train_length"]))
+
+
+def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:
+    """Return the lengths of the problems of a task, or the trained length for pairs of texts."""
+    data = trained.data
+    if not data.is_task:
+        return (trained.context_length,)
+    if options.lengths is None:
+        return task_accuracy.default_lengths(data.corpus, data.task_length)
+    lengths = extrapolation.parse_lengths("--lengths", options.lengths, data.task_length, 1)
+    for length in lengths:
+        tasks.check_length(data.corpus, "--lengths", length)
+    return lengths
+
+
+def _row(run: Run, options: SuiteOptions, length: int, advance: Advance) -> Row:
+    """Return the row of a length, and in `heads` a row for each head of cross-attention, if the alignment is known."""
+    separator, decode = tokenizers.separator(run.tokenizer), run.tokenizer.decode
+    problems, pairs, longest = _pairs(run, options.split, length)
+    row: Row = {"length": length, "pairs": len(pairs)} | dict.fromkeys(Translation.values) | {"items": {}, "heads": []}
+    reason = perplexity.why_undefined(run.config.model, longest)
+    if reason is None:
+        row |= translation.prediction_scores(run.model, pairs, separator)
+        reason = None if math.isfinite(row["nll"]) else perplexity.NOT_FINITE
+    if reason is None:
+        written = targets.greedy(run.model, [pair.source for pair in pairs], separator, longest, advance=advance)
+        row |= translation.written_scores(list(map(decode, written)), [decode(pair.target) for pair in pairs])
+    if reason is None and problems and tasks.find(run.config.data.corpus).align:
+        heads = alignment.error_rates(run.model, run.tokenizer, problems[:ALIGNED_PAIRS])
+        row["alignment_error"] = alignment.chosen_rate(heads)
+        row["heads"] = [{"length": length} | head.row() for head in heads]
+    return row | {"status": "undefined" if reason else "ok", "reason": reason}
+
+
+def _pairs(run: Run, split: str, length: int) -> tuple[list[Problem], list[Pair], int]:
+    """Return the problems of a task, the pairs to measure, and the length of rows that fit them."""
+    config = run.config
+    if config.data.is_task:
+        problems = tasks.different(config.data.corpus, split, PAIRS, shortest=length, longest=length)
+        pairs = [task_batches.pair_of(run.tokenizer, problem) for problem in problems]
+        return problems, pairs, max(task_batches.row_lengths(config, length))
+    fitting = StoredPairs(run.store.tokens(split), tokenizers.separator(run.tokenizer)).fitting(config)
+    if not fitting:
+        found = (config.source_length, config.context_length)
+        raise UserError(f"source_length, context_length: found {found}; no pair of the {split} split fits")
+    return [], fitting[:: -(-len(fitting) // PAIRS)], config.context_length

@@ -1,0 +1,49 @@
+"""The quality of the targets that a model writes, and of its predictions, for pairs of a source and a target."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import sacrebleu
+
+from mini_gpt.data.pairs import Pair
+from mini_gpt.evaluation import calibration, items, pair_accuracy
+from mini_gpt.evaluation.items import Items
+from mini_gpt.evaluation.progress import Advance, silent
+from mini_gpt.model.loaded import LoadedModel
+
+BLEU_ORDER = 4  # BLEU counts runs of up to four words
+
+
+def written_scores(written: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """Return exact_match in 0..1, and chrf and bleu in 0..100, of written targets, by sacrebleu (Post 2018).
+
+    bleu: None if no reference has four words, as BLEU sees them.
+    """
+    exact_P = np.array([text == reference for text, reference in zip(written, references, strict=True)])
+    bleu = sacrebleu.metrics.BLEU()
+    score = bleu.corpus_score(written, [references])
+    longest = max(len(bleu.tokenizer(reference).split()) for reference in references)
+    return {
+        "exact_match": float(exact_P.mean()),
+        "chrf": sacrebleu.corpus_chrf(written, [references]).score,
+        "bleu": score.score if longest >= BLEU_ORDER else None,
+        "items": items.packed({"exact_match": Items(exact_P, np.ones(len(exact_P)))}),
+    }
+
+
+def prediction_scores(
+    model: LoadedModel, pairs: Sequence[Pair], separator: int, *, advance: Advance = silent
+) -> dict[str, float]:
+    """Return the scores of predictions after the true tokens of the target. Ends of targets count like other tokens.
+
+    nll: mean loss in nats per token. token_accuracy: share of tokens that are the most likely ones. calibration_error:
+    see `calibration.expected_error`. advance: called with the scored tokens of each batch.
+    """
+    predicted, confidence, nll = pair_accuracy.predict(model, pairs, separator, advance=advance)
+    right = np.concatenate([tokens == [*pair.target, separator] for pair, tokens in zip(pairs, predicted, strict=True)])
+    return {
+        "nll": float(np.concatenate(nll).mean(dtype=np.float64)),
+        "token_accuracy": float(right.mean()),
+        "calibration_error": calibration.expected_error(np.concatenate(confidence), right),
+    }
