@@ -3,7 +3,7 @@
     python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small
 
 With --workdir, the vocabulary size is that of the run's tokenizer. With --config, it follows from the config: for bpe,
-it is data.vocab_size. The masked objective adds a token.
+it is data.vocab_size. The masked objective adds a token, and span corruption adds 100.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
         unread = {"data.path": "unread"}  # a Python config may need a path, but this command does not read it
         config = configs.read(Path(flags.config)) if is_json else configs.load(flags.config, unread)
         tokens = tokens or _vocab_size(config.data)
-    return str(flags.workdir or flags.config), config, tokens + (config.train.objective == "masked")
+    return str(flags.workdir or flags.config), config, tokens + config.extra_tokens
 
 
 def _vocab_size(data: DataConfig) -> int:

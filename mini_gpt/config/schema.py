@@ -4,9 +4,11 @@ from typing import Annotated, Literal
 
 from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import (
+    LARGEST,
     Count,
     OptionalSize,
     Positive,
+    Range,
     Rate,
     Section,
     Share,
@@ -19,6 +21,7 @@ from mini_gpt.config.fields import (
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.runtime.errors import UserError
 
+SENTINELS = 100  # tokens that mark the spans of span corruption, as in T5
 MOST_BATCH_TOKENS = 2**28  # in one pass through the model
 
 
@@ -33,8 +36,13 @@ def batch_problem(train: "TrainConfig", data: int, fsdp: int) -> str | None:
 class TrainConfig(Section, prefix="train."):
     """The objective, the batches, and the length of training."""
 
-    objective: Literal["next_token", "masked"] = field("next_token", "targets; masked needs model.causal=false")
-    mask_rate: ShareInside = field(0.15, "masked: share of tokens to predict")
+    objective: Literal["next_token", "masked", "span_corruption"] = field(
+        "next_token", "masked needs model.causal=false, span_corruption model.encoder_layers (Raffel et al. 2020)"
+    )
+    mask_rate: ShareInside = field(0.15, "masked, span_corruption: share of tokens to predict")
+    mean_span: Annotated[float, Range(f"in 1..{LARGEST}", lambda value: 1 <= value <= LARGEST)] = field(
+        3.0, "span_corruption: mean length of a span, in tokens", before=3.0
+    )
     steps: Count = field(1000, "optimizer steps")
     batch_size: Count = field(16, "sequences over all devices, for one optimizer step")
     accumulation_steps: Count = field(1, "microbatches of a step, computed one after the other")
@@ -130,6 +138,8 @@ class Config(Section):
 
     def check(self) -> None:
         model, length, masked = self.model, self.context_length, self.train.objective == "masked"
+        if not model.encoder_layers and self.train.objective == "span_corruption":
+            self.refuse("train.objective", "span_corruption needs an encoder: set model.encoder_layers")
         if model.position == "learned" and length > model.max_positions:
             self.refuse("context_length", f"learned positions end at model.max_positions ({model.max_positions})")
         if model.random_positions is not None and length > model.random_positions:
@@ -163,7 +173,9 @@ class Config(Section):
             if data.has_pairs:
                 self.refuse("model.encoder_layers", "must be above 0 for pairs of a source and a target")
             return
-        if not data.is_task and not data.has_pairs:
+        if self.train.objective == "span_corruption" and (data.is_task or data.has_pairs):
+            self.refuse("data.corpus", "must be a text without pairs for train.objective=span_corruption")
+        if self.train.objective == "next_token" and not data.is_task and not data.has_pairs:
             remedy = "must be pairs, task:NAME, or tfds:NAME with data.pair, because model.encoder_layers needs pairs"
             self.refuse("data.corpus", remedy)
         if data.isolate_documents:
@@ -190,6 +202,11 @@ class Config(Section):
             problems.append(batch)
         if problems:
             raise UserError("; ".join(problems))
+
+    @property
+    def extra_tokens(self) -> int:
+        """Return the number of tokens that the objective adds to those of the tokenizer."""
+        return {"masked": 1, "span_corruption": SENTINELS}.get(self.train.objective, 0)
 
     @property
     def batch_tokens(self) -> int:

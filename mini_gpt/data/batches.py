@@ -1,6 +1,5 @@
 """Batches are a function of seed and step: step n has the same rows after a resume and on any number of hosts."""
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -8,55 +7,15 @@ import grain
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.runtime.errors import UserError
 
-Batch = dict[str, np.ndarray]
+Batch = dict[str, np.ndarray]  # inputs, targets: int32; weights: float32, of targets; source: int32, for an encoder
+PADDING = -1  # in sources
 
 
 class Batches(Protocol):
     """Training batches; `self[step]` is the batch of a step, counted from 0."""
 
     def __getitem__(self, step: int) -> Batch: ...
-
-
-class TrainBatches:
-    """The training batches of a text; `self[step]` is the batch of a step, counted from 0.
-
-    Each epoch cuts the text from a random offset on into windows of the context length, and uses each once, shuffled.
-    weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token. rows: the rows
-    of the global batch on this host; None: all. Raises UserError if the split is too short.
-    """
-
-    def __init__(self, tokens: np.ndarray, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
-        self.config = config
-        self.vocab_size = vocab_size
-        self.rows = range(config.train.batch_size) if rows is None else rows
-        length, targets = config.context_length, len(tokens) - 1
-        if targets < length:
-            remedy = f"context_length={length} needs at least {length + 1}"
-            raise UserError(f"data.corpus: the train split has {len(tokens)} tokens; {remedy}")
-        # Keep at least one window. Keep further windows only if the slack, the largest offset, is at least length - 1.
-        self.windows = max(1, (targets - (length - 1)) // length)
-        self.slack = targets - self.windows * length
-        self.order = grain.MapDataset.range(self.windows).shuffle(config.data.seed).repeat()
-        self.tokens = np.asarray(tokens)  # still memory-mapped, but indexing is faster than with np.memmap
-        self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # a draw is slower than cutting a window
-
-    def __getitem__(self, step: int) -> Batch:
-        config = self.config
-        indices = [step * config.train.batch_size + row for row in self.rows]
-        starts_B = np.array([self._start(index) for index in indices])
-        windows_BM = windows(self.tokens, starts_B, config.context_length + 1)
-        if config.train.objective == "next_token":
-            return next_token_batch(windows_BM)
-        seeds = [(config.data.seed, index) for index in indices]
-        return _masked_batch(windows_BM[:, :-1], config.train.mask_rate, self.vocab_size, seeds)
-
-    def _start(self, index: int) -> int:
-        return self._offset(index // self.windows) + int(self.order[index]) * self.config.context_length
-
-    def _draw_offset(self, epoch: int) -> int:
-        return int(np.random.default_rng((self.config.data.seed, epoch)).integers(self.slack + 1))
 
 
 def iterate(batches: Batches, start: int, count: int) -> Iterator[Batch]:
@@ -85,33 +44,10 @@ def evenly_spaced(num_tokens: int, length: int, count: int) -> np.ndarray:
     return np.linspace(0, num_tokens - length, count).astype(int)
 
 
-def masked_blocks(
-    tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int, seed: int
-) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) of a stream's full blocks, as `in_full_batches` does. Masks depend on a block's start."""
-    length = config.context_length
-    for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
-        blocks_BL = windows(tokens, starts, length)
-        seeds = [(seed, start) for start in starts]
-        yield count, _masked_batch(blocks_BL, config.train.mask_rate, vocab_size, seeds)
-
-
 def next_token_batch(windows_BM: np.ndarray) -> Batch:
     """Return the batch of windows_BM, with M = L + 1. All weights are 1."""
     targets_BL = windows_BM[:, 1:]
     return {"inputs": windows_BM[:, :-1], "targets": targets_BL, "weights": np.ones(targets_BL.shape, np.float32)}
-
-
-def _masked_batch(tokens_BL: np.ndarray, rate: float, mask_token: int, seeds: list[tuple[int, int]]) -> Batch:
-    """Choose targets, then mask 80%, replace 10% and keep 10% (Devlin et al. 2019, 3.1). seeds: one per row."""
-    length = tokens_BL.shape[1]
-    rngs = [np.random.default_rng(seed) for seed in seeds]
-    chosen_BL = np.stack([rng.random(length) for rng in rngs]) < rate
-    uniform_BL = np.stack([rng.random(length) for rng in rngs])
-    random_BL = np.stack([rng.integers(mask_token, size=length, dtype=np.int32) for rng in rngs])
-    inputs_BL = np.where(chosen_BL & (uniform_BL < 0.8), mask_token, tokens_BL)
-    inputs_BL = np.where(chosen_BL & (uniform_BL >= 0.9), random_BL, inputs_BL)
-    return {"inputs": inputs_BL, "targets": tokens_BL, "weights": chosen_BL.astype(np.float32)}
 
 
 def shapes(config: Config) -> dict[str, tuple[tuple[int, int], type]]:

@@ -12,10 +12,9 @@ import grain
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data.batches import Batch, next_token_batch
+from mini_gpt.data.batches import PADDING, Batch, next_token_batch
 from mini_gpt.runtime.errors import UserError
 
-PADDING = -1  # in "source", int32 [B, S], an array that batches have besides those of texts
 SOURCE_STEP = 16  # tokens, by which rows grow for sources longer than in training, so that few shapes are compiled
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,9 @@ import numpy as np
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches
+from mini_gpt.data import batches, text_batches
+from mini_gpt.data.batches import Batch
+from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.evaluation.scoring import NllFn, Score
@@ -18,6 +20,7 @@ from mini_gpt.runtime.threads import in_order
 
 MAX_STRETCHES = 16  # in a sample of a split
 MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each token
+PROTOCOLS = {"next_token": "blocks", "masked": "masked blocks", "span_corruption": "corrupted blocks"}
 NOT_FINITE = "the model's loss is not finite"
 
 
@@ -47,13 +50,14 @@ def score_split(
     None: all. advance: called with the number of tokens of each batch, without padding rows. Raises the errors of
     `check_scorable`.
 
-    With the masked objective, only the masked tokens of whole blocks are scored, the same ones in every call. The score
-    then has 0 bytes, because bits per byte need the loss of every token.
+    Only the masked tokens of whole blocks are scored with the masked objective, and the targets of whole blocks with
+    span corruption; they are the same in every call. The score then has 0 bytes, because bits per byte need the loss of
+    every token.
     """
     check_scorable(model.config, len(tokens))
-    parts = stretches(tokens, most_tokens, model.config.context_length)
-    if model.masked:
-        scores = [_score_masked(model, part, number, advance) for number, part in enumerate(parts)]
+    parts = stretches(tokens, most_tokens, text_batches.text_length(model.config))
+    if model.config.train.objective != "next_token":
+        scores = [_score_corrupted(model, part, number, advance) for number, part in enumerate(parts)]
     else:
         scores = [_score_next(model, part, token_bytes, advance) for part in parts]
     count = sum(s.tokens for s in scores)
@@ -66,8 +70,8 @@ def score_split(
 
 def cost(config: Config, num_tokens: int) -> int:
     """Return the number of tokens that the model processes to score a whole split of `num_tokens`."""
-    length = config.context_length
-    if config.train.objective == "masked":
+    length = text_batches.text_length(config)
+    if config.train.objective != "next_token":
         return num_tokens // length * length
     return length * scoring.num_windows(num_tokens - 1, length, length)
 
@@ -75,7 +79,7 @@ def cost(config: Config, num_tokens: int) -> int:
 def result(score: Score, model: LoadedModel) -> dict[str, Any]:
     """Return the score of a split as fields of eval/perplexity.json."""
     return {
-        "protocol": "masked blocks" if model.masked else "blocks",
+        "protocol": PROTOCOLS[model.config.train.objective],
         "context_length": model.config.context_length,
         "nll": score.nll,
         "perplexity": score.perplexity,
@@ -89,7 +93,7 @@ def result(score: Score, model: LoadedModel) -> dict[str, Any]:
 def check_scorable(config: Config, num_tokens: int) -> None:
     """Raise UserError if the split is too short to score a token, or the context exceeds the model's positions."""
     check_length(config.model, config.context_length)
-    least = 2 if config.train.objective == "next_token" else config.context_length
+    least = 2 if config.train.objective == "next_token" else text_batches.text_length(config)
     if num_tokens < least:
         raise UserError(f"data.corpus: the split has {num_tokens} tokens; must have at least {least}")
 
@@ -129,17 +133,19 @@ def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray,
     return scoring.score(nll, tokens[1:], token_bytes)
 
 
-def _score_masked(model: LoadedModel, tokens: np.ndarray, seed: int, advance: Advance) -> Score:
-    nll_fn, nll_sum, count = make_nll_fn(model), 0.0, 0
+def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int, advance: Advance) -> Score:
+    nll_sum, count, length = 0.0, 0, text_batches.text_length(model.config)
 
-    def score_batch(block: tuple[int, batches.Batch]) -> tuple[float, int, int]:
+    def score_batch(block: tuple[int, Batch]) -> tuple[float, int, int]:
         filled, batch = block
-        nll_BL = nll_fn(batch["inputs"], batch["targets"]) * batch["weights"]
-        return float(nll_BL[:filled].sum(dtype=np.float64)), int(batch["weights"][:filled].sum()), filled
+        names = [name for name in ("inputs", "targets", "source") if name in batch]
+        nll_BL = np.asarray(model.nll(*sharding.put_whole([batch[name] for name in names], model.mesh)))
+        weights_BL = batch["weights"][:filled]
+        return float((nll_BL[:filled] * weights_BL).sum(dtype=np.float64)), int(weights_BL.sum()), filled
 
-    rows = model.rows_at_a_time(model.config.context_length)
-    blocks = batches.masked_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
-    for batch_nll, masked, filled in in_order(score_batch, blocks, model.batches_at_a_time):
-        nll_sum, count = nll_sum + batch_nll, count + masked
-        advance(filled * model.config.context_length)
+    rows = model.rows_at_a_time(length)
+    blocks = corrupted_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
+    for batch_nll, scored, filled in in_order(score_batch, blocks, model.batches_at_a_time):
+        nll_sum, count = nll_sum + batch_nll, count + scored
+        advance(filled * length)
     return Score(nll_sum, count, 0)

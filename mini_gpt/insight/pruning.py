@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.data import batches, task_batches
 from mini_gpt.data.batches import Batch, in_full_batches
+from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
@@ -108,7 +109,7 @@ def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, 
     rows = model.rows_at_a_time(length)
     for number, piece in enumerate(perplexity.stretches(tokens, IMPORTANCE_TOKENS, length)):
         if model.masked:
-            yield from batches.masked_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number)
+            yield from corrupted_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number)
             continue
         for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
             yield count, batches.next_token_batch(batches.windows(piece, starts, length + 1))

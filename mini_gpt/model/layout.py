@@ -71,9 +71,10 @@ PLAIN = Layout()  # one segment in each row, positions 0, 1, 2, …
 def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
     """Return the layout of the tokens of a corpus. Operators are all characters but letters and digits.
 
-    With an encoder, each row of sources and of targets has several pairs, and each text starts with a separator.
+    With an encoder, each row of sources and of targets has several pairs, and each text starts with a separator. Span
+    corruption has one pair per row, and its text may have separators of documents.
     """
-    data, has_pairs = config.data, config.model.encoder_layers > 0
+    data, has_pairs = config.data, config.model.encoder_layers > 0 and config.train.objective == "next_token"
     separator_id = tokenizers.separator(tokenizer) if data.isolate_documents or has_pairs else None
     if data.position_ids == "sequence":
         return Layout(separator_id)

@@ -50,7 +50,7 @@ class LoadedModel:
     @property
     def vocab_size(self) -> int:
         """The size of the tokenizer's vocabulary; with the masked objective, also the id of the mask token."""
-        return len(self.parameters["embedding"]) - self.masked
+        return len(self.parameters["embedding"]) - self.config.extra_tokens
 
     def rows_at_a_time(self, length: int) -> int:
         """Return the number of rows of a batch of about `batch_tokens` tokens, a positive multiple of the shards."""

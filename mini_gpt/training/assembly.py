@@ -7,7 +7,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config, batch_problem
-from mini_gpt.data import batches, task_batches, token_store, tokenizers
+from mini_gpt.data import batches, task_batches, text_batches, token_store, tokenizers
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.pairs import PairBatches, StoredPairs
 from mini_gpt.data.tokenizers import Tokenizer
@@ -18,7 +18,7 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
-from mini_gpt.training.evaluators import Evaluator, PairEvaluator, TaskEvaluator, TextEvaluator
+from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import make_train_step
 
@@ -87,7 +87,8 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
             evaluator = PairEvaluator(config, tokenizer, validation_tokens)
         else:
             size = tokenizers.vocab_size(tokenizer)
-            train_batches = batches.TrainBatches(train_tokens, config, vocab_size=size, rows=rows)
-            evaluator = TextEvaluator(config, tokenizer, validation_tokens)
+            train_batches = text_batches.TextBatches(train_tokens, config, vocab_size=size, rows=rows)
+            make = SpanEvaluator if config.train.objective == "span_corruption" else TextEvaluator
+            evaluator = make(config, tokenizer, validation_tokens)
     layout = layout_of(config, tokenizer)
     return Assembly(config, vocab_size, mesh, definition, abstract_state, train_batches, evaluator, layout)

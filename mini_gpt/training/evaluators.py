@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import task_batches, tasks, tokenizers
+from mini_gpt.data import spans, task_batches, tasks, text_batches, tokenizers
 from mini_gpt.data.pairs import Pair, StoredPairs, batch_of
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.scoring import Score
 from mini_gpt.generation import decoding as generation
+from mini_gpt.generation import targets
 from mini_gpt.generation.sampling import Sampling
-from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.insight import images
 from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.model.loaded import LoadedModel
@@ -104,13 +104,35 @@ class TextEvaluator(Evaluator):
 
     def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:
         score = self.score(model)
-        kind = "masked tokens" if model.masked else "tokens"
+        kinds = {"next_token": "tokens", "masked": "masked tokens", "span_corruption": "tokens of spans"}
+        kind = kinds[self.config.train.objective]
         bits = f", {score.bits_per_byte:.3f} bits per byte" if score.bytes else ""
         line = (
             f"Validation loss {score.nll:.4f} nats per token{bits} "
-            f"({score.tokens:,} {kind}, the whole split, in blocks of {self.config.context_length})."
+            f"({score.tokens:,} {kind}, the whole split, in blocks of {text_batches.text_length(self.config)})."
         )
         return line, perplexity.result(score, model)
+
+
+class SpanEvaluator(TextEvaluator):
+    """Scores the corrupted spans of validation text."""
+
+    sample_title = "The start of the validation text without some spans, and the spans that the model writes:"
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
+        super().__init__(config, tokenizer, tokens)
+        size = tokenizers.vocab_size(tokenizer)
+        blocks = text_batches.corrupted_blocks(tokens, config, vocab_size=size, batch_size=1, seed=0)
+        _, batch = next(blocks)
+        self.probe_BL, self.source_BS, self.is_query_BL = batch["inputs"], batch["source"], batch["weights"] > 0
+        source = spans.decode(batch["source"][0], tokenizer)
+        self.prompt = source[: source.index("<0>") + len("<0>")].splitlines()[-1]
+
+    def sample(self, model: LoadedModel, length: int) -> str:
+        assert self.source_BS is not None
+        (source_S,), separator = self.source_BS, tokenizers.separator(self.tokenizer)
+        (written,) = targets.greedy(model, [source_S], separator, min(length, self.config.context_length))
+        return f"{spans.decode(source_S, self.tokenizer)}\n\n{spans.decode(written, self.tokenizer)}"
 
 
 class PairEvaluator(Evaluator):
@@ -143,15 +165,9 @@ class PairEvaluator(Evaluator):
 
     def sample(self, model: LoadedModel, length: int) -> str:
         pairs = self.pairs[:SAMPLE_PROBLEMS]
-        prompts, sources = [[self.separator]] * len(pairs), [pair.source for pair in pairs]
-        written = generation.generate(model, prompts, length=length, sampling=Sampling(temperature=0), sources=sources)
-        lines = []
-        for pair, tokens in zip(pairs, written, strict=True):
-            writer = Writer(self.tokenizer)
-            writer.add(tokens)
-            writer.finish()
-            lines.append(f"{self.tokenizer.decode(pair.source)} → {writer.text}")
-        return "\n".join(lines)
+        written = targets.greedy(model, [pair.source for pair in pairs], self.separator, length)
+        decode = self.tokenizer.decode
+        return "\n".join(f"{decode(pair.source)} → {decode(text)}" for pair, text in zip(pairs, written, strict=True))
 
     def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:
         score = self.score(model, self.pairs)

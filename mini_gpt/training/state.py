@@ -30,8 +30,8 @@ class TrainState(NamedTuple):
 
 
 def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
-    """Return the tokenizer's size, plus one for the mask token under the masked objective."""
-    return tokenizers.vocab_size(tokenizer) + (config.train.objective == "masked")
+    """Return the number of tokens of the model: those of the tokenizer, and those of the objective."""
+    return tokenizers.vocab_size(tokenizer) + config.extra_tokens
 
 
 def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, TrainState]:

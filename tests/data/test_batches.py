@@ -8,6 +8,7 @@ import pytest
 
 from mini_gpt.data import batches
 from mini_gpt.data.batches import in_full_batches
+from mini_gpt.data.text_batches import TextBatches, corrupted_blocks
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
 
@@ -26,11 +27,11 @@ def rows_of(train_batches, steps):
 
 def test_resuming_at_any_step_gives_the_same_batches(small):
     config = small(train__steps=12, train__batch_size=4, train__objective="masked", model__causal=False)
-    train_batches = batches.TrainBatches(numbered(1000), config, vocab_size=VOCAB)
+    train_batches = TextBatches(numbered(1000), config, vocab_size=VOCAB)
     complete = list(batches.iterate(train_batches, 0, 12))
     assert len(complete) == 12
     for start in range(13):
-        again = batches.TrainBatches(numbered(1000), config, vocab_size=VOCAB)
+        again = TextBatches(numbered(1000), config, vocab_size=VOCAB)
         tail = list(batches.iterate(again, start, 12 - start)) if start < 12 else []
         assert len(tail) == 12 - start
         for left, right in zip(complete[start:], tail, strict=True):
@@ -41,9 +42,9 @@ def test_resuming_at_any_step_gives_the_same_batches(small):
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_rows_of_all_hosts_make_up_the_global_batch(small, hosts):
     config = small(train__batch_size=8)
-    complete = batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB)
+    complete = TextBatches(numbered(2000), config, vocab_size=VOCAB)
     shares = [
-        batches.TrainBatches(numbered(2000), config, vocab_size=VOCAB, rows=range(h * 8 // hosts, (h + 1) * 8 // hosts))
+        TextBatches(numbered(2000), config, vocab_size=VOCAB, rows=range(h * 8 // hosts, (h + 1) * 8 // hosts))
         for h in range(hosts)
     ]
     for step in range(5):
@@ -53,7 +54,7 @@ def test_rows_of_all_hosts_make_up_the_global_batch(small, hosts):
 
 def test_epochs_differ_in_order_and_offset(small):
     config = small(context_length=10, train__batch_size=3)
-    train_batches = batches.TrainBatches(numbered(10 * 30 + 10), config, vocab_size=VOCAB)
+    train_batches = TextBatches(numbered(10 * 30 + 10), config, vocab_size=VOCAB)
     assert train_batches.windows == 30
     offsets, orders = set(), []
     for epoch in range(6):
@@ -64,14 +65,14 @@ def test_epochs_differ_in_order_and_offset(small):
         orders.append(tuple((starts - offset) // 10))
     assert len(offsets) > 1 and max(offsets) <= 19
     assert len(set(orders)) == 6
-    other = batches.TrainBatches(numbered(310), small(context_length=10, train__batch_size=3, seed=1), vocab_size=VOCAB)
+    other = TextBatches(numbered(310), small(context_length=10, train__batch_size=3, seed=1), vocab_size=VOCAB)
     assert tuple(rows_of(other, range(10))[:, 0]) != tuple(rows_of(train_batches, range(10))[:, 0])
 
 
 def test_the_order_of_the_data_has_its_own_seed(small):
     def starts(**seeds):
         config = small(context_length=10, train__batch_size=3, **seeds)
-        return tuple(rows_of(batches.TrainBatches(numbered(310), config, vocab_size=VOCAB), range(10))[:, 0])
+        return tuple(rows_of(TextBatches(numbered(310), config, vocab_size=VOCAB), range(10))[:, 0])
 
     assert starts(seed=1, data__seed=5) == starts(seed=2, data__seed=5) == starts(seed=5) != starts(seed=1)
 
@@ -79,7 +80,7 @@ def test_the_order_of_the_data_has_its_own_seed(small):
 def test_windows_equal_those_of_older_versions(small):
     """Compare with the first implementation, because a resumed run must read the same windows."""
     config = small(context_length=10, train__batch_size=3, seed=7)
-    train_batches = batches.TrainBatches(numbered(205), config, vocab_size=VOCAB)
+    train_batches = TextBatches(numbered(205), config, vocab_size=VOCAB)
     order = grain.MapDataset.range(19).shuffle(7).repeat()
     expected = [np.random.default_rng((7, place // 19)).integers(15) + order[place] * 10 for place in range(60)]
     np.testing.assert_array_equal(rows_of(train_batches, range(20)), np.array(expected)[:, None] + np.arange(10))
@@ -89,7 +90,7 @@ def test_windows_equal_those_of_older_versions(small):
 @pytest.mark.parametrize("count", [11, 12, 20, 21, *slow(19, 29, 30, 31, 57)])
 def test_windows_stay_in_the_split_and_cover_it(small, count):
     config = small(context_length=10, train__batch_size=2, train__steps=120)
-    train_batches = batches.TrainBatches(numbered(count), config, vocab_size=VOCAB)
+    train_batches = TextBatches(numbered(count), config, vocab_size=VOCAB)
     seen = set()
     for step in range(120):
         batch = train_batches[step]
@@ -101,8 +102,8 @@ def test_windows_stay_in_the_split_and_cover_it(small, count):
 
 def test_a_split_that_is_too_short_is_refused(small):
     with pytest.raises(UserError, match=r"32 tokens; context_length=32 needs at least 33"):
-        batches.TrainBatches(numbered(32), small(), vocab_size=VOCAB)
-    batches.TrainBatches(numbered(33), small(), vocab_size=VOCAB)
+        TextBatches(numbered(32), small(), vocab_size=VOCAB)
+    TextBatches(numbered(33), small(), vocab_size=VOCAB)
 
 
 def test_the_last_batch_is_filled_with_copies():
@@ -113,7 +114,7 @@ def test_the_last_batch_is_filled_with_copies():
 
 def test_chosen_inputs_are_masked_replaced_or_kept(small):
     config = small(train__objective="masked", model__causal=False, train__batch_size=64, context_length=100)
-    batch = batches.TrainBatches(numbered(4000), config, vocab_size=VOCAB)[0]
+    batch = TextBatches(numbered(4000), config, vocab_size=VOCAB)[0]
     chosen = batch["weights"] == 1
     assert set(np.unique(batch["weights"])) == {0.0, 1.0}
     assert chosen.mean() == pytest.approx(0.15, abs=0.015)
@@ -129,7 +130,7 @@ def test_masks_of_evaluation_do_not_depend_on_batch_size(small):
     tokens, by_size = np.arange(95), []
     for batch_size in (2, 4, 9):
         config = small(train__objective="masked", model__causal=False, context_length=10, train__batch_size=batch_size)
-        found = list(batches.masked_blocks(tokens, config, vocab_size=VOCAB, batch_size=batch_size, seed=0))
+        found = list(corrupted_blocks(tokens, config, vocab_size=VOCAB, batch_size=batch_size, seed=0))
         assert {batch["inputs"].shape for _, batch in found} == {(batch_size, 10)}
         by_size.append({name: np.concatenate([b[name][:rows] for rows, b in found]) for name in found[0][1]})
     for a, b in itertools.pairwise(by_size):

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.data import batches, corpora, token_store
+from mini_gpt.data import corpora, token_store
+from mini_gpt.data.text_batches import TextBatches
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
@@ -28,7 +29,7 @@ FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__d
 @pytest.fixture
 def poison(monkeypatch):
     """Return a function that takes indices of batches and makes the weights of these batches infinite."""
-    original = batches.TrainBatches.__getitem__
+    original = TextBatches.__getitem__
 
     def make(*places):
         def poisoned(self, place):
@@ -37,7 +38,7 @@ def poison(monkeypatch):
                 batch["weights"] = batch["weights"] * np.float32(math.inf)
             return batch
 
-        monkeypatch.setattr(batches.TrainBatches, "__getitem__", poisoned)
+        monkeypatch.setattr(TextBatches, "__getitem__", poisoned)
 
     return make
 

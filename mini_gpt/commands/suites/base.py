@@ -49,7 +49,8 @@ class Suite:
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         """Raise UserError if the suite cannot measure runs of this config."""
-        if trained.model.encoder_layers and self.name != "tasks":
+        corrupts = self.name == "perplexity" and trained.train.objective == "span_corruption"
+        if trained.model.encoder_layers and self.name != "tasks" and not corrupts:
             raise UserError(f"--suite={self.name} does not support model.encoder_layers; use --suite=translation")
         if self.needs_text and trained.data.is_task:
             corpus = trained.data.corpus
