@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.data.batches import in_full_batches
+from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation.cache import Cache
 from mini_gpt.generation.prompts import Prompt, Prompts, prepare
@@ -15,7 +17,8 @@ from mini_gpt.generation.sampling import Sampling, draw, noise
 from mini_gpt.model.loaded import LoadedModel
 
 CHUNK = 16  # tokens that one call of the compiled loop samples for each row
-DEFAULT_SAMPLING = Sampling()
+DEFAULT_SAMPLING, GREEDY = Sampling(), Sampling(temperature=0)
+ROWS = 64  # sources whose targets are decoded at the same time
 
 
 class _State(NamedTuple):
@@ -58,6 +61,31 @@ def generate(model: LoadedModel, prompts: Sequence[Prompt], **options) -> np.nda
     """Return all tokens_BN that `stream` yields, in one array. Takes the same arguments."""
     parts = list(stream(model, prompts, **options))
     return np.concatenate([np.zeros((len(prompts), 0), np.int32), *parts], axis=1)
+
+
+def greedy_targets(
+    model: LoadedModel, sources: Sequence[np.ndarray], separator: int, length: int, *, advance: Advance = silent
+) -> list[np.ndarray]:
+    """Return the greedy target of each source, int32, without its end; at most `length` tokens.
+
+    advance: called with the number of tokens of each batch. Raises the errors of `prompts.prepare`.
+    """
+    found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sources)
+    by_length = sorted(range(len(sources)), key=lambda index: len(sources[index]))  # similar lengths share a batch
+    for count, indices in in_full_batches(by_length, min(ROWS, len(sources))):
+        prompts, of_batch = [[separator]] * len(indices), [sources[index] for index in indices]
+        parts = []
+        ended_B = np.zeros(len(indices), bool)
+        for tokens_BN in stream(model, prompts, length=length, sampling=GREEDY, sources=of_batch):
+            parts.append(tokens_BN)
+            ended_B |= (tokens_BN == separator).any(axis=1)
+            if ended_B.all():
+                break
+        for index, tokens_L in zip(indices[:count], np.concatenate(parts, axis=1), strict=False):
+            is_end_L = tokens_L == separator
+            found[index] = tokens_L[: is_end_L.argmax()] if is_end_L.any() else tokens_L
+        advance(count * sum(tokens_BN.shape[1] for tokens_BN in parts))
+    return found
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

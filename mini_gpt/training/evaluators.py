@@ -12,7 +12,6 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.scoring import Score
 from mini_gpt.generation import decoding as generation
-from mini_gpt.generation import targets
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import images
 from mini_gpt.insight.attention import attention_statistics
@@ -131,7 +130,7 @@ class SpanEvaluator(TextEvaluator):
     def sample(self, model: LoadedModel, length: int) -> str:
         assert self.source_BS is not None
         (source_S,), separator = self.source_BS, tokenizers.separator(self.tokenizer)
-        (written,) = targets.greedy(model, [source_S], separator, min(length, self.config.context_length))
+        (written,) = generation.greedy_targets(model, [source_S], separator, min(length, self.config.context_length))
         return f"{spans.decode(source_S, self.tokenizer)}\n\n{spans.decode(written, self.tokenizer)}"
 
 
@@ -165,7 +164,7 @@ class PairEvaluator(Evaluator):
 
     def sample(self, model: LoadedModel, length: int) -> str:
         pairs = self.pairs[:SAMPLE_PROBLEMS]
-        written = targets.greedy(model, [pair.source for pair in pairs], self.separator, length)
+        written = generation.greedy_targets(model, [pair.source for pair in pairs], self.separator, length)
         decode = self.tokenizer.decode
         return "\n".join(f"{decode(pair.source)} → {decode(text)}" for pair, text in zip(pairs, written, strict=True))
 

@@ -12,7 +12,7 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.pairs import Pair
 from mini_gpt.evaluation import calibration, pair_accuracy, task_accuracy, translation
-from mini_gpt.generation import targets
+from mini_gpt.generation import decoding
 from mini_gpt.insight import alignment
 from mini_gpt.model.gpt import Inputs
 from mini_gpt.model.layout import Layout
@@ -118,7 +118,7 @@ def test_written_targets_are_compared_with_the_references():
 def test_greedy_targets_are_those_of_full_forward_passes(model):
     made = model()
     sources = [pair.source for pair in pairs_of([*drawn(5), *drawn(2, 1)])]
-    written = targets.greedy(made, sources, SEPARATOR, 7)
+    written = decoding.greedy_targets(made, sources, SEPARATOR, 7)
     ended = 0
     for source, tokens in zip(sources, written, strict=True):
         expected: list[int] = []

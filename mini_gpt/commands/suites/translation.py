@@ -12,7 +12,7 @@ from mini_gpt.data.pairs import Pair, StoredPairs
 from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, perplexity, progress, task_accuracy, translation
 from mini_gpt.evaluation.progress import Advance
-from mini_gpt.generation import targets
+from mini_gpt.generation import decoding
 from mini_gpt.insight import alignment, curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime.errors import UserError
@@ -95,7 +95,9 @@ def _row(run: Run, options: SuiteOptions, length: int, advance: Advance) -> Row:
         row |= translation.prediction_scores(run.model, pairs, separator)
         reason = None if math.isfinite(row["nll"]) else perplexity.NOT_FINITE
     if reason is None:
-        written = targets.greedy(run.model, [pair.source for pair in pairs], separator, longest, advance=advance)
+        written = decoding.greedy_targets(
+            run.model, [pair.source for pair in pairs], separator, longest, advance=advance
+        )
         row |= translation.written_scores(list(map(decode, written)), [decode(pair.target) for pair in pairs])
     if reason is None and problems and tasks.find(run.config.data.corpus).align:
         heads = alignment.error_rates(run.model, run.tokenizer, problems[:ALIGNED_PAIRS])
