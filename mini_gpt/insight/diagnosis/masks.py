@@ -39,7 +39,7 @@ def cross_attention(model: LoadedModel, inputs_BL: np.ndarray, source_BS: np.nda
     gradient_BS = np.asarray(_first_gradient(model, *_put(model, inputs_BL, source_BS)))
     unseen_BS = (source_BS >= 0) & (gradient_BS == 0)
     share = float(unseen_BS.sum() / (source_BS >= 0).sum())
-    says = f"The first target position does not depend on {share:.1%} of the encoder's hidden states of source tokens."
+    says = f"The first target position depends on {1 - share:.1%} of the encoder's hidden states of source tokens."
     return CheckResult("cross-attention", share, "0", share > 0, says)
 
 

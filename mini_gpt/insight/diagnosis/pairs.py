@@ -53,7 +53,6 @@ def diagnose(model: LoadedModel, texts: Texts, history: History, step: int) -> l
         losses.variation(log_SV, unigram_V),
         *losses.check(measured),
         *losses.temperature(log_SV, tokens_S, measured.unigram, model.config.train.label_smoothing),
-        *(losses.vocabulary(log_SV, counts_V) if measured.suspicious else []),
         *(alternatives.check(model, loss_of, measured.excess) if measured.suspicious else []),
         *blocks.attention(model, layers),
         blocks.dead_units(layers),
