@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from mini_gpt.commands import bench, command_line
+from mini_gpt.commands import command_line, measuring
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
@@ -123,10 +123,10 @@ def compare(path: str, overrides: dict[str, str], count: int, rounds: int) -> di
         "overrides": overrides,
         "seeds": seeds,
         "rounds": rounds,
-        "seconds_per_step_and_seed": {name: bench.spread(values) for name, values in per_seed.items()},
-        "seconds_per_step_of_each_process": [bench.spread(each) for each in zip(*steps["processes"], strict=True)],
-        "ratio": bench.spread(ratios),
-        **bench.machine(1),
+        "seconds_per_step_and_seed": {name: measuring.spread(values) for name, values in per_seed.items()},
+        "seconds_per_step_of_each_process": [measuring.spread(each) for each in zip(*steps["processes"], strict=True)],
+        "ratio": measuring.spread(ratios),
+        **measuring.machine(1),
     }
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 
-from mini_gpt.commands import bench, command_line
+from mini_gpt.commands import command_line, decoding_speed, measuring
 from mini_gpt.config import loading as configs
 from mini_gpt.generation import prompts
 from mini_gpt.generation.sampling import Sampling
@@ -83,7 +83,7 @@ def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tok
     """Generate texts in alternating runs, and return the JSON object."""
     config = configs.load(config_path, overrides)
     check_length(config.model, prompt_tokens + tokens)
-    model, dtype = bench.random_model(config), prompts.dtype(config.model).name
+    model, dtype = decoding_speed.random_model(config), prompts.dtype(config.model).name
     prompt, sampling = (
         np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens),
         Sampling(top_k=40),
@@ -91,11 +91,11 @@ def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tok
     other = exported(model, dtype)
     set_fastest_threads(other)
     turns = [
-        functools.partial(bench.time_decoding, model, prompt, tokens, sampling),
+        functools.partial(decoding_speed.time_decoding, model, prompt, tokens, sampling),
         functools.partial(time_decoding, other, prompt, tokens, sampling),
     ]
     compile_seconds, _ = turns[0]()
-    rounds = [[write() for write in turns[::order]][::order] for order in [1, -1] * (bench.ROUNDS // 2)]
+    rounds = [[write() for write in turns[::order]][::order] for order in [1, -1] * (decoding_speed.ROUNDS // 2)]
     ours, theirs = zip(*rounds, strict=True)
     return {
         "config": config_path,
@@ -104,17 +104,17 @@ def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tok
         "tokens": tokens,
         "dtype": dtype,
         "parameters": model_parameters.count(model.parameters),
-        "mini_gpt": {"compile_seconds": compile_seconds} | bench.decoding_speed(ours),
+        "mini_gpt": {"compile_seconds": compile_seconds} | decoding_speed.decoding_speed(ours),
         "transformers": {
-            **bench.decoding_speed(theirs),
+            **decoding_speed.decoding_speed(theirs),
             "model": type(other).__name__,
             "dtype": str(other.dtype).removeprefix("torch."),
             "device": str(other.device),
             "threads": torch.get_num_threads(),
             "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
         },
-        "ratio": bench.spread([our_speed / their_speed for (_, our_speed), (_, their_speed) in rounds]),
-        **bench.machine(1),
+        "ratio": measuring.spread([our_speed / their_speed for (_, our_speed), (_, their_speed) in rounds]),
+        **measuring.machine(1),
     }
 
 

@@ -22,16 +22,23 @@ import statistics, sys, time
 import numpy as np
 from mini_gpt.commands import bench, command_line
 from mini_gpt.config import loading
+from mini_gpt.generation import decoding
+from mini_gpt.generation.sampling import Sampling
+
+try:
+    from mini_gpt.commands.decoding_speed import random_model
+except ImportError:  # an older checkout
+    from mini_gpt.commands.bench import random_model
 
 command_line.set_up()
 config = loading.load(sys.argv[2], command_line.config_overrides(sys.argv[3:]))
 if sys.argv[1] == "decode":
-    model = bench.random_model(config)
+    model = random_model(config)
     prompt = np.random.default_rng(0).integers(model.merge().vocab_size, size={PROMPT})
 
     def measure():
         begin = time.perf_counter()
-        for _ in bench.generation.stream(model, [prompt], length={TOKENS}, sampling=bench.Sampling(top_k=40)):
+        for _ in decoding.stream(model, [prompt], length={TOKENS}, sampling=Sampling(top_k=40)):
             pass
         return time.perf_counter() - begin
 else:

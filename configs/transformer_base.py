@@ -6,7 +6,7 @@
 The parameters: python -m mini_gpt.commands.count_parameters --config=configs/transformer_base.py --vocab_size=37000
 TFDS downloads 1.6 GB. Only the preparation needs TensorFlow: install it, or prepare the data elsewhere as array_record
 and set data.path. Rows hold several sentences, about 25,000 tokens of each language in a step, as in the paper (5.1).
-Unlike the paper, there is no average of the last checkpoints. This config was never trained, for lack of network access.
+Unlike in the paper, the last checkpoints are not averaged. This config was never trained, for lack of network access.
 """
 
 from ml_collections import ConfigDict

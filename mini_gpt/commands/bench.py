@@ -5,69 +5,42 @@ python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.positio
 python -m mini_gpt.bench --decode configs/tiny.py[,model.position=alibi] [--prompt_tokens=16] [--tokens=240]
 
 --config measures the training step on the config's own batches. --compare measures two configs in turns in one process;
-its ratios are the second's times over the first's. --decode decodes one text with random weights. Run nothing else.
+its ratios are the second's times over the first's. --decode decodes one text with random weights; with an encoder, it
+also measures the time to encode a source. Run nothing else.
 """
 
-import functools
 import itertools
 import json
 import logging
-import platform
 import re
-import resource
 import statistics
-import sys
 import tempfile
 import time
-import timeit
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, decoding_speed, measuring
 from mini_gpt.commands.flops import flops_per_token
+from mini_gpt.commands.measuring import spread
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
-from mini_gpt.generation import decoding, prompts
-from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import check_length, compute_dtype
-from mini_gpt.model.layout import layout_of
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.model.gpt import compute_dtype
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import require
 from mini_gpt.training import assembly
-from mini_gpt.training import state as states
 from mini_gpt.training.monitor import EventFile
 
 WARMUP_STEPS = 20
 ATTENTION_METRICS_RUNS = 11  # the first run compiles
-ROUNDS = 10  # rounds of --compare, and texts of --decode
+ROUNDS = 10  # of --compare
 LOADED_TOKENS = 1_000_000  # approximate number of tokens in the test of the data loader
-PEAK_PRODUCT = 4096  # n of the n × n matrix product that is timed on devices outside PEAKS
-
-# Peak FLOP/s of dense bfloat16 products on one device, from data sheets. Keys are parts of JAX's device_kind.
-PEAKS = {
-    "A100": 312e12,
-    "H100": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H200": 989e12,
-    "B200": 2250e12,
-    "GB200": 2500e12,
-    "L40S": 362e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-}
 
 log = logging.getLogger("mini_gpt.bench")
 
@@ -158,9 +131,9 @@ class Bench:
     def report(self, seconds: list[float], waiting_share: float) -> dict:
         """Return the JSON object for the results of `steps`."""
         config, parameters = self.config, self.run.abstract_state.parameters
-        memory = peak_memory()  # before peak_flops, which allocates memory
+        memory = measuring.peak_memory()  # before peak_flops, which allocates memory
         median, tokens = statistics.median(seconds), self.tokens_per_step
-        peak, peak_source = peak_flops(compute_dtype(config.model.dtype))
+        peak, peak_source = measuring.peak_flops(compute_dtype(config.model.dtype))
         flops = flops_per_token(config, parameters)
         metric_seconds = self.attention_metrics()
         return {
@@ -180,14 +153,8 @@ class Bench:
             "attention_metrics_share": statistics.median(metric_seconds) / (config.eval.every * median),
             "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(parameters),
-            **machine(self.mesh.size),
+            **measuring.machine(self.mesh.size),
         }
-
-
-def spread(values: Sequence[float], scale: float = 1) -> dict[str, Any]:
-    """Return the median and the quartiles of the values times `scale`."""
-    low, median, high = np.quantile(scale * np.asarray(values), [0.25, 0.5, 0.75])
-    return {"median": float(median), "quartiles": [float(low), float(high)]}
 
 
 def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
@@ -221,84 +188,6 @@ def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
     return result
 
 
-def random_model(config: Config) -> LoadedModel:
-    """Return the model of a config with its initial weights."""
-    tokenizer = token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)
-    vocab_size = states.vocab_size(config, tokenizer)
-    mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
-    definition, abstract_state = states.abstract(config, vocab_size, mesh)
-    parameters, layout = states.create(config, vocab_size, abstract_state).parameters, layout_of(config, tokenizer)
-    return LoadedModel(parameters, definition, config, mesh, config.batch_tokens, layout)
-
-
-def time_decoding(model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling) -> tuple[float, float]:
-    """Decode one text. Return the seconds to its first token, and the tokens per second after it."""
-    begin = time.perf_counter()
-    parts = decoding.stream(model, [prompt], length=tokens, sampling=sampling)
-    next(parts)
-    first = time.perf_counter()
-    count = sum(part.shape[1] for part in parts)
-    return first - begin, count / (time.perf_counter() - first)
-
-
-def decoding_speed(times: Sequence[tuple[float, float]]) -> dict:
-    """Return the medians and quartiles of several results of `time_decoding`."""
-    first, speeds = zip(*times, strict=True)
-    return {"seconds_to_first_token": spread(first), "tokens_per_second": spread(speeds)}
-
-
-def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
-    """Measure decoding with random weights, a random prompt and top-k sampling."""
-    config = configs.load(path, overrides)
-    check_length(config.model, prompt_tokens + tokens)
-    require(not config.model.encoder_layers, "--decode: model.encoder_layers", config.model.encoder_layers, "must be 0")
-    model = random_model(config)
-    prompt = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens)
-    decode_text = functools.partial(time_decoding, model, prompt, tokens, Sampling(top_k=40))
-    compile_seconds, _ = decode_text()
-    return {
-        "decoded": path,
-        "overrides": overrides,
-        "prompt_tokens": prompt_tokens,
-        "tokens": tokens,
-        "dtype": prompts.dtype(config.model).name,
-        "compile_seconds": compile_seconds,
-        **decoding_speed([decode_text() for _ in range(ROUNDS)]),
-        "parameters": model_parameters.count(model.parameters),
-        **machine(1),
-    }
-
-
-def machine(count: int) -> dict:
-    """Return the device, the number of devices, and the versions of Python, JAX and Flax."""
-    device = jax.devices()[0]
-    return {
-        "device": {"kind": device.device_kind, "platform": device.platform, "count": count},
-        "versions": {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__},
-    }
-
-
-def peak_flops(dtype: jnp.dtype) -> tuple[float, str]:
-    """Return the peak FLOP/s of a device and their source: a data sheet, or a measured matrix product in `dtype`."""
-    kind = jax.devices()[0].device_kind
-    for name in sorted(PEAKS, key=len, reverse=True):
-        if re.search(rf"\b{name}\b", kind):
-            return PEAKS[name], f"data sheet of {name}, dense bfloat16"
-    n = PEAK_PRODUCT
-    product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=jnp.float32))
-    x = jnp.ones((n, n), dtype)
-    seconds = min(timeit.repeat(lambda: product(x, x).block_until_ready(), number=1, repeat=5))
-    return 2 * n**3 / seconds, f"measured: {dtype.name} product of {n} × {n} matrices, the best of 5"
-
-
-def peak_memory() -> int:
-    """Return the peak memory of the first device in bytes, or of this process if the device has no statistics."""
-    if of_device := jax.local_devices()[0].memory_stats():
-        return of_device["peak_bytes_in_use"]
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def parse_variant(name: str) -> tuple[str, dict[str, str]]:
     """Return the path and the overrides of FILE,FIELD=VALUE,FIELD=VALUE."""
     path, *fields = re.split(r",(?=[a-z_.0-9]+=)", name)
@@ -313,7 +202,7 @@ def main() -> None:
     mode.add_argument("--compare", nargs=2, metavar="FILE[,FIELD=VALUE ...]", help="compare two training steps")
     mode.add_argument("--decode", metavar="FILE[,FIELD=VALUE ...]", help="measure the speed of decoding")
     parser.add_argument("--steps", type=int, default=100, help="training steps to measure after the warm-up")
-    parser.add_argument("--prompt_tokens", type=int, default=16, help="for --decode: length of the prompt")
+    parser.add_argument("--prompt_tokens", type=int, default=16, help="for --decode: length of the prompt or source")
     parser.add_argument("--tokens", type=int, default=240, help="for --decode: new tokens")
     flags, rest = parser.parse_known_args()
     for name, least in (("steps", 1), ("prompt_tokens", 1), ("tokens", 2)):
@@ -327,7 +216,7 @@ def main() -> None:
             result = measure(flags.config, overrides, flags.steps)
         elif flags.decode:
             path, own = parse_variant(flags.decode)
-            result = decode(path, overrides | own, flags.prompt_tokens, flags.tokens)
+            result = decoding_speed.decode(path, overrides | own, flags.prompt_tokens, flags.tokens)
         else:
             result = compare(flags.compare, overrides, flags.steps)
     print(json.dumps(result, ensure_ascii=False))

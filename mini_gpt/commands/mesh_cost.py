@@ -27,7 +27,7 @@ from mini_gpt.commands.results import markdown_table
 from mini_gpt.config.schema import Config, MeshConfig
 from mini_gpt.model.parameters import by_name, count
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training.state import TrainState
 
@@ -58,10 +58,10 @@ def meshes(config: Config, devices: int) -> list[MeshConfig]:
 def cost(config: Config, state: TrainState, mesh: MeshConfig) -> dict[str, float]:
     """Return the bytes per device in memory, and the bytes that a device sends per step ("sent: ...").
 
-    state: `abstract_state` of the config. The batch has data × fsdp sequences, without gradient accumulation.
-    "together": parameters, gradients and optimizer state. "maps": attention logits and weights.
+    state: `abstract_state` of the config. The batch has data × fsdp sequences, without gradient accumulation; with an
+    encoder, each has a source and a target. "together": parameters, gradients and optimizer state. "maps": attention
+    logits and weights.
     """
-    require(not config.model.encoder_layers, "model.encoder_layers", config.model.encoder_layers, "must be 0 here")
     abstract_mesh = _mesh(mesh)
 
     def shards(tree: object) -> Iterator[tuple[PartitionSpec, int]]:
@@ -82,26 +82,41 @@ def cost(config: Config, state: TrainState, mesh: MeshConfig) -> dict[str, float
         else:
             sent_gradients += _all_reduce(part, mesh.data * mesh.fsdp)
     m, tokens = config.model, config.context_length
+    pairs = m.num_layers * tokens**2  # of queries and keys, in all layers
+    reduced_tokens = 4 * m.num_layers * tokens  # in all-reduces of activations
+    if m.encoder_layers:
+        source = config.source_length
+        pairs += m.encoder_layers * source**2 + m.num_layers * tokens * source
+        # Cross-attention reduces its outputs, and the gradients of queries (target) and of keys and values (source).
+        reduced_tokens += 4 * m.encoder_layers * source + m.num_layers * (2 * tokens + source)
     return {
         "parameters": parameters,
         "gradients": parameters,
         "optimizer": optimizer_state,
         "together": 2 * parameters + optimizer_state,
-        "activations": tokens * _activations(config, mesh.tensor),
-        "maps": m.num_layers * m.num_heads // mesh.tensor * tokens**2 * (8 + ACTIVATION_BYTES),
+        "activations": _activations(config, mesh.tensor),
+        "maps": m.num_heads // mesh.tensor * pairs * (8 + ACTIVATION_BYTES),
         "sent: gradients": sent_gradients,
         "sent: parameters": sent_parameters,
-        "sent: activations": 4 * m.num_layers * _all_reduce(tokens * m.d_model * ACTIVATION_BYTES, mesh.tensor),
+        "sent: activations": _all_reduce(reduced_tokens * m.d_model * ACTIVATION_BYTES, mesh.tensor),
     }
 
 
 def _activations(config: Config, tensor: int) -> float:
-    """Return the bytes per token that the backward pass needs, without attention maps and logits."""
+    """Return the bytes per sequence that the backward pass needs, without attention maps and logits."""
     m = config.model
-    sharded = 2 * m.d_model + 2 * m.num_kv_heads * m.head_width + HIDDEN[m.activation] * m.d_ff
     norm = m.d_model * (STREAM_BYTES + ACTIVATION_BYTES)  # input and output, replicated over tensor
     last = norm if m.norm_placement == "pre" else 0
-    return m.num_layers * (2 * norm + sharded / tensor * ACTIVATION_BYTES) + last
+    queries_and_outputs = 2 * m.d_model / tensor * ACTIVATION_BYTES
+    keys_and_values = 2 * m.num_kv_heads * m.head_width / tensor * ACTIVATION_BYTES
+    hidden = HIDDEN[m.activation] * m.d_ff / tensor * ACTIVATION_BYTES
+    block = 2 * norm + queries_and_outputs + keys_and_values + hidden
+    target = m.num_layers * block + last
+    if not m.encoder_layers:
+        return config.context_length * target
+    target += m.num_layers * (norm + queries_and_outputs)  # cross-attention
+    source = m.encoder_layers * block + last + m.num_layers * keys_and_values
+    return config.context_length * target + config.source_length * source
 
 
 def parameter_table(state: TrainState) -> str:
@@ -131,6 +146,8 @@ def cost_table(config: Config, state: TrainState, chosen: list[MeshConfig]) -> s
 def report(source: str, config: Config, vocab_size: int, arguments: str) -> str:
     """Return the Markdown page of a config, as in docs/sharding. arguments: those of this command."""
     state = abstract_state(config, vocab_size)
+    lengths = f"context {config.context_length:,}"
+    lengths += f" and source {config.source_length:,}" if config.model.encoder_layers else ""
     some_of_64 = [mesh for mesh in meshes(config, 64) if {mesh.data, mesh.fsdp, mesh.tensor} <= {1, 4, 8, 16, 64}]
     return f"""# How the parameters of `{source}` are sharded
 
@@ -140,7 +157,7 @@ Written by `python -m mini_gpt.commands.mesh_cost {arguments}`.
 
 {parameter_table(state)}
 
-GB per device, context {config.context_length:,}; `docs/scaling.md` explains the columns. Eight devices:
+GB per device, {lengths}; `docs/scaling.md` explains the columns. Eight devices:
 
 {cost_table(config, state, meshes(config, 8))}
 

@@ -2,32 +2,32 @@
 
 python sample.py --workdir=runs/tiny --prompt='def '
 python sample.py --workdir=runs/seq2seq --source='3 March 1994'
+python sample.py --workdir=runs/masked --fill='def [MASK](self):'
 """
 
 import argparse
 import contextlib
 import importlib
-import json
 import logging
 import sys
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from mini_gpt.commands import command_line
-from mini_gpt.data import tasks, tokenizers
+from mini_gpt.commands.generate import filled, request, sampled, searched
+from mini_gpt.config.schema import Config
 from mini_gpt.generation import beam
-from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
-from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
-MOST_TOKENS, MOST_PROMPT, MOST_BEAMS = 10**6, 2**17, 2**10  # of --length, of a prompt in tokens, and of --beams
+MOST_TOKENS, MOST_BEAMS = 10**6, 2**10  # of --length, and of --beams
+NOT_WITH_FILL = (
+    *("length", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("stop", "samples", "seed", "beams", "length_penalty"),
+)
+TEXTS = ("prompt", "source", "prompt_file", "interactive", "fill")  # flags, of which one must be given
 log = logging.getLogger("mini_gpt.sample")
 
 
@@ -40,7 +40,12 @@ def _parse() -> argparse.Namespace:
     prompt.add_argument("--source", type=command_line.utf8, help="the encoder's text, if the model has an encoder")
     prompt.add_argument("--prompt_file", type=files.expanded, help="a file with the text to continue, in UTF-8")
     prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
+    masks = "a text with [MASK]s, each for one token to predict; for a run with train.objective=masked"
+    prompt.add_argument("--fill", type=command_line.utf8, metavar="TEXT", help=masks)
     add = parser.add_argument
+    add("--top", type=int, default=5, help="number of tokens that --fill prints for each mask")
+    add("--json", action="store_true", help="print only JSON: one line for each text")
+    add = parser.add_argument_group("sampling and beam search, not for --fill").add_argument
     add("--length", type=int, help="maximum number of new tokens; default: fill the trained context")
     add("--temperature", type=float, default=0.8, help="0: always take the most likely token")
     add("--top_k", type=int, default=40, help="sample from the k most likely tokens; 0: from all")
@@ -53,7 +58,6 @@ def _parse() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="seed of the sampling; interactive: 1 higher for each later prompt")
     add("--beams", type=int, help="beam search with this number of texts; the flags of sampling are not used")
     add("--length_penalty", type=float, default=0.6, help="of beam search; higher: longer texts (Wu et al. 2016)")
-    add("--json", action="store_true", help="print only JSON: one line for each text")
     flags = parser.parse_args()
     for name, least, most in (("samples", 1, 2**16), ("length", 0, MOST_TOKENS), ("seed", 0, 2**31 - 1)):
         found = getattr(flags, name)
@@ -65,6 +69,9 @@ def _parse() -> argparse.Namespace:
         require(1 <= flags.beams <= MOST_BEAMS, "--beams", flags.beams, f"must be in 1..{MOST_BEAMS}")
         require(flags.samples == 1, "--samples", flags.samples, "must be 1 with --beams, which prints the best text")
         require(not flags.stop, "--stop", flags.stop, "is not supported with --beams")
+    for name in ("top",) if flags.fill is None else NOT_WITH_FILL:
+        remedy = "is only for --fill" if flags.fill is None else "is not supported with --fill"
+        require(getattr(flags, name) == parser.get_default(name), f"--{name}", getattr(flags, name), remedy)
     return flags
 
 
@@ -74,19 +81,40 @@ def main() -> None:
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.min_p, flags.repetition_penalty)
     command_line.set_up()
     run = Run(flags.workdir, checkpoint=flags.checkpoint)
-    if not run.config.model.encoder_layers:
-        require(flags.source is None, "--source", flags.source, "the model has no encoder; use --prompt")
-    require(flags.prompt is None or not run.config.model.encoder_layers, "--prompt", flags.prompt, "use --source")
+    _check_text(flags, run.config)
+    if flags.fill is not None:
+        filled.write(run, flags.fill, flags.top, flags.json)
+        return
     for number, text in enumerate(_prompts(flags)):
         try:
             text = command_line.utf8(text) if flags.interactive else text
             if run.config.model.encoder_layers and flags.prompt_file:
                 text = text.removesuffix("\n")  # the end of the file's line is not part of the source
-            _write(run, text, flags, sampling, seed=(flags.seed + number) % 2**31)
+            asked = request.make(run, text, flags, seed=(flags.seed + number) % 2**31)
+            if flags.beams is None:
+                sampled.write(run, asked, flags, sampling)
+            else:
+                searched.write(run, asked, flags)
         except (UserError, KeyboardInterrupt) as stopped:
             if not flags.interactive:
                 raise
             print(f"error: {stopped}" if str(stopped) else "", file=sys.stderr)  # Ctrl-C has no message
+
+
+def _check_text(flags: argparse.Namespace, config: Config) -> None:
+    """Raise UserError if the text is in a flag that is not for this run."""
+    (given,) = (name for name in TEXTS if getattr(flags, name) not in (None, False))
+    allowed: tuple[str, ...]
+    if config.train.objective == "masked":
+        allowed, remedy = ("fill",), "the run has train.objective=masked; use --fill"
+    elif config.model.encoder_layers:
+        allowed, remedy = ("source", "prompt_file", "interactive"), "the model has an encoder; use --source"
+    else:
+        allowed, remedy = ("prompt", "prompt_file", "interactive"), "the model has no encoder; use --prompt"
+        if given == "fill":
+            remedy = "the run does not have train.objective=masked; use --prompt"
+    found = getattr(flags, given)
+    require(given in allowed, f"--{given}", str(found) if isinstance(found, Path) else found, remedy)
 
 
 def _prompts(flags: argparse.Namespace) -> Iterator[str]:
@@ -116,106 +144,3 @@ def _read(path: Path) -> str:
         raise UserError(f"--prompt_file: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise UserError(f"--prompt_file: {path}: {error.strerror}") from error
-
-
-class _Request(NamedTuple):
-    """What to generate. text: what the user typed. shown: printed before the new text. source: of the encoder."""
-
-    text: str
-    shown: str
-    prompt: np.ndarray
-    source: np.ndarray | None
-    length: int
-    seed: int
-
-    def json(self, text: str, tokens: list[int], about: dict) -> str:
-        """Return a line of JSON. tokens: ids of the new tokens."""
-        name = "prompt" if self.source is None else "source"
-        return json.dumps({name: self.text, "text": text, "tokens": tokens} | about, ensure_ascii=False)
-
-
-def _write(run: Run, text: str, flags: argparse.Namespace, sampling: Sampling, seed: int) -> None:
-    """Print the continuations of a prompt, or the answers to a source."""
-    config = run.config
-    has_encoder = config.model.encoder_layers > 0
-    tokens, start = run.tokenizer.encode(text), np.array([tokenizers.separator(run.tokenizer)])
-    if len(tokens) > MOST_PROMPT:
-        flag = "--source" if has_encoder else "--prompt"
-        raise UserError(f"{flag}: found {len(tokens)} tokens; must be at most {MOST_PROMPT}")
-    if has_encoder:
-        shown, prompt, source, used = "", start, tokens, 0  # the start of a target is not counted in its length
-        if len(tokens) > config.source_length:
-            log.warning(f"{len(tokens)} tokens are more than the {config.source_length} of the sources in training")
-    else:
-        shown, prompt, source = text, tokens if text or config.data.is_task else start, None
-        used = len(prompt)
-    requested = max(1, config.context_length - used) if flags.length is None else flags.length
-    length = _possible_length(run, used, requested)
-    request = _Request(text, shown, prompt, source, length, seed)
-    if flags.beams is None:
-        _sample(run, request, flags, sampling)
-    else:
-        _search(run, request, flags)
-
-
-def _sample(run: Run, request: _Request, flags: argparse.Namespace, sampling: Sampling) -> None:
-    """Stream a single text; print several texts or JSON at the end."""
-    count, shown = flags.samples, request.shown
-    stops = [*flags.stop, tasks.END] if run.config.data.is_task and request.source is None else flags.stop
-    writers = [Writer(run.tokenizer, stops) for _ in range(count)]
-    streams, unprinted = count == 1 and not flags.json, shown
-    options: dict[str, Any] = {"length": request.length, "sampling": sampling, "seed": request.seed}
-    sources = None if request.source is None else [request.source] * count
-    for tokens_BN in generation.stream(run.model, [request.prompt] * count, sources=sources, **options):
-        for writer, tokens in zip(writers, tokens_BN, strict=True):
-            new = writer.add(tokens)
-            if streams:
-                print(_escaped(unprinted + new), end="", flush=True)
-                unprinted = ""
-        if all(writer.ended_by for writer in writers):
-            break
-    for number, writer in enumerate(writers):
-        rest = writer.finish()
-        if streams:
-            print(_escaped(unprinted + rest))
-        elif flags.json:
-            about = {"sample": number, "seed": request.seed, "ended_by": writer.ended_by or "length"}
-            print(request.json(writer.text, writer.tokens, about))
-        else:
-            print(f"--- {number + 1} of {len(writers)}\n{_escaped(shown + writer.text)}")
-
-
-def _search(run: Run, request: _Request, flags: argparse.Namespace) -> None:
-    """Print the best text of a beam search, or all texts as JSON. A text ends at the end of an answer or document."""
-    ends_in_newline = run.config.data.is_task and request.source is None
-    end = int(run.tokenizer.encode(tasks.END)[0]) if ends_in_newline else tokenizers.separator(run.tokenizer)
-    options = beam.Options(end, request.length, flags.beams, flags.length_penalty)
-    (found,) = beam.search(run.model, [request.prompt], options, None if request.source is None else [request.source])
-    for number, one in enumerate(found if flags.json else found[:1]):
-        text = run.tokenizer.decode([token for token in one.tokens if token != end])
-        about = {"rank": number, "log_probability": one.log_probability, "score": one.score}
-        print(request.json(text, one.tokens.tolist(), about) if flags.json else _escaped(request.shown + text))
-
-
-def _escaped(text: str) -> str:
-    """Escape control characters if stdout is a terminal, which would interpret them."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
-
-
-def _possible_length(run: Run, prompt_tokens: int, requested: int) -> int:
-    """Return `requested`, or fewer if the model has too few positions. Warn if the text exceeds the trained length.
-
-    Raise UserError if the prompt leaves no position.
-    """
-    model, total = run.config.model, prompt_tokens + requested
-    most = model.random_positions or (model.max_positions if model.position == "learned" else None)
-    if most is not None and total > most:
-        if prompt_tokens >= most:
-            raise UserError(f"--prompt: found {prompt_tokens} tokens; must be fewer than the model's {most} positions")
-        log.warning(f"the model has {most} positions; the text ends after {most - prompt_tokens} new tokens")
-        return most - prompt_tokens
-    if total > run.config.context_length:
-        log.warning(f"{total} tokens are more than the {run.config.context_length} that the model was trained on")
-    return requested

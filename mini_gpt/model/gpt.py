@@ -250,23 +250,24 @@ class MiniGPT(Stack):
         head_mask_NBH: jax.Array | None = None,
         caches: Sequence[Past | None] | None = None,
         trace: Callable[[Trace], Any] | None = None,
+        memory: Memory | None = None,
     ) -> tuple[jax.Array, list[KeyValues] | None, list[Any] | None]:
         """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with one item per layer.
 
         dropout_key: no dropout if None. head_mask_NBH: factors for the heads' outputs; its batch axis may be 1. caches:
         each layer's KV cache, or None if it is empty. The returned caches hold all keys and values, including the new
         ones; they are None if `caches` is None. trace: a function applied to each layer's Trace, with attention maps.
-        The returned traces are the function's results. Raises UserError if there is an encoder and no source, or the
-        opposite. Without positions, raises the errors of `check_length`.
+        The returned traces are the function's results. memory: the result of `encode`, in the place of a source. Raises
+        UserError if there is an encoder and no source, or the opposite. Without positions, raises the errors of
+        `check_length`.
         """
         config, (tokens_BL, positions_BL, segments_BL, source_BS, *of_source) = self.config, inputs
         if positions_BL is None:
             check_length(config, tokens_BL.shape[1])
             positions_BL = jnp.arange(tokens_BL.shape[1])[None]
-        needs_source = config.encoder_layers > 0 and (caches is None or caches[0] is None)
+        needs_source = config.encoder_layers > 0 and memory is None and (caches is None or caches[0] is None)
         if needs_source != (source_BS is not None):
             raise UserError(f"source_BS: must {'' if needs_source else 'not '}be given for this model")
-        memory = None
         if source_BS is not None:
             memory = self.encode(source_BS, *of_source, dropout_key=dropout_key)
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.commands import bench
+from mini_gpt.commands import bench, decoding_speed, measuring
 from mini_gpt.config import loading as configs
 from mini_gpt.model import gpt
 from mini_gpt.model.attention.inputs import Mask
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from tests.conftest import REPOSITORY, SMALL
 from tests.training.interruption import assert_same_bits
@@ -36,7 +37,7 @@ def test_two_checkouts_are_compared_in_turns(corpus_files, decode):
 @pytest.mark.slow
 def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "LOADED_TOKENS", 10_000)
-    monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
+    monkeypatch.setattr(measuring, "PEAK_PRODUCT", 256)
     config = small(train__steps=9)
     measured = bench.Bench(config)
     seconds, waiting_share = measured.steps(6)
@@ -46,8 +47,10 @@ def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypat
     assert_same_bits(measured.state, trained)
     measured.steps(3)  # beyond the last step of the run
     allocated = []
-    monkeypatch.setattr(bench, "peak_flops", lambda *args, real=bench.peak_flops: allocated.append(1) or real(*args))
-    monkeypatch.setattr(bench, "peak_memory", lambda real=bench.peak_memory: 0 if allocated else real())
+    monkeypatch.setattr(
+        measuring, "peak_flops", lambda *args, real=measuring.peak_flops: allocated.append(1) or real(*args)
+    )
+    monkeypatch.setattr(measuring, "peak_memory", lambda real=measuring.peak_memory: 0 if allocated else real())
     report = json.loads(json.dumps(measured.report([0.3, 0.1, 0.2, 0.2, 0.2], 0.01)))
     tokens = config.train.batch_size * config.context_length
     assert report["milliseconds_per_step"] == {"median": 200.0, "quartiles": [200.0, 200.0]}
@@ -90,14 +93,14 @@ def test_flops_of_attention_count_the_keys_of_the_mask(small, causal, window):
 )
 def test_the_peak_is_that_of_the_longest_matching_name(kind, name, peak, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
-    assert bench.peak_flops(jnp.dtype("bfloat16")) == (peak, f"data sheet of {name}, dense bfloat16")
+    assert measuring.peak_flops(jnp.dtype("bfloat16")) == (peak, f"data sheet of {name}, dense bfloat16")
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA RTX A1000", "cpu"])
 def test_the_peak_of_an_unknown_device_is_measured(kind, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
-    monkeypatch.setattr(bench, "PEAK_PRODUCT", 256)
-    peak, source = bench.peak_flops(jnp.dtype("float32"))
+    monkeypatch.setattr(measuring, "PEAK_PRODUCT", 256)
+    peak, source = measuring.peak_flops(jnp.dtype("float32"))
     assert 0 < peak < 1e15 and source == "measured: float32 product of 256 × 256 matrices, the best of 5"
 
 
@@ -137,22 +140,70 @@ def test_spread_is_median_and_quartiles():
     assert np.isclose(bench.spread([1, 2])["median"], 1.5)
 
 
+@pytest.fixture
+def decoded(small, monkeypatch):
+    """Return a function that measures the decoding of 20 tokens in two rounds; it returns the report and the calls."""
+
+    def measure(**fields):
+        config, calls = small(**fields), []
+
+        def stream(model, prompt, *, length, real=decoding_speed.decoding.stream, **options):
+            for part in real(model, prompt, length=length, **options):
+                calls.append((part.shape[1], prompt, options["sources"]))
+                yield part
+
+        monkeypatch.setattr(decoding_speed, "ROUNDS", 2)
+        monkeypatch.setattr(decoding_speed.decoding, "stream", stream)
+        monkeypatch.setattr(decoding_speed.configs, "load", lambda *_: config)
+        return json.loads(json.dumps(decoding_speed.decode("some.py", {}, 5, 20))), calls
+
+    return measure
+
+
 @pytest.mark.slow
-def test_generation_is_measured_after_compilation(small, monkeypatch):
-    config, written = small(model__position="rope"), []
-
-    def stream(*model, length, real=bench.generation.stream, **options):
-        for part in real(*model, length=length, **options):
-            written.append(part.shape[1])
-            yield part
-
-    monkeypatch.setattr(bench, "ROUNDS", 2)
-    monkeypatch.setattr(bench.generation, "stream", stream)
-    monkeypatch.setattr(bench.configs, "load", lambda *_: config)
-    report = json.loads(json.dumps(bench.decode("some.py", {}, 5, 20)))
-    assert sum(written) == 3 * 20 and written[0] == 1
+def test_generation_is_measured_after_compilation(decoded):
+    report, calls = decoded(model__position="rope")
+    assert sum(count for count, _, _ in calls) == 3 * 20 and calls[0][0] == 1
     assert report["compile_seconds"] > 3 * report["seconds_to_first_token"]["median"] > 0
     assert report["tokens_per_second"]["median"] > 0 and report["tokens"] == 20
+    assert report["prompt_tokens"] == 5 and "seconds_to_encode" not in report
+
+
+@pytest.mark.slow
+def test_encoding_is_measured_apart_from_decoding(decoded, monkeypatch):
+    encoded = []
+
+    def encode(model, source_BS, real=decoding_speed._encode):
+        encoded.append(source_BS)
+        return real(model, source_BS)
+
+    monkeypatch.setattr(decoding_speed, "_encode", encode)
+    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
+    report, calls = decoded(**fields, model__encoder_layers=2, model__position="learned", source_length=12)
+    assert sum(count for count, _, _ in calls) == 3 * 20
+    for _, (prompt,), (source,) in calls:
+        assert len(prompt) == 1 and len(source) == 5 and (source == encoded[0][0, :5]).all()
+    assert len(encoded) == 3 and encoded[0].shape == (1, 16) and (encoded[0][0, 5:] == -1).all()
+    assert (report["prompt_tokens"], report["source_tokens"], report["tokens"]) == (1, 5, 20)
+    seconds = report["seconds_to_encode"]
+    assert 0 < seconds["quartiles"][0] <= seconds["median"] < report["compile_seconds"]
+    assert report["tokens_per_second"]["median"] > 0
+
+
+@pytest.mark.parametrize(
+    "prompt_tokens, tokens, encoder_layers, longest",
+    [(40, 2, 1, 40), (3, 32, 1, None), (3, 33, 1, 33), (16, 17, 0, 33), (33, 2, 0, 35)],
+)
+def test_too_many_positions_are_refused(small, monkeypatch, prompt_tokens, tokens, encoder_layers, longest):
+    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
+    config = small(**fields, model__encoder_layers=encoder_layers, model__position="learned")  # 32 positions
+    monkeypatch.setattr(decoding_speed, "ROUNDS", 1)
+    monkeypatch.setattr(decoding_speed.configs, "load", lambda *_: config)
+    if longest is None:  # the last token of a target is not an input
+        assert decoding_speed.decode("some.py", {}, prompt_tokens, tokens)["tokens"] == tokens
+        return
+    with pytest.raises(UserError, match=f"has 32 positions; found a length of {longest}"):
+        decoding_speed.decode("some.py", {}, prompt_tokens, tokens)
 
 
 def test_loader_speed_leaves_out_the_first_batches(monkeypatch):

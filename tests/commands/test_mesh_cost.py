@@ -12,6 +12,7 @@ from configs import presets
 from mini_gpt.commands import mesh_cost
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import MeshConfig
+from mini_gpt.data import batches
 from mini_gpt.runtime import sharding
 from mini_gpt.training import state as states
 from mini_gpt.training.step import make_train_step
@@ -31,9 +32,26 @@ def on(small, mesh):
     return small(data__tokenizer="bpe", data__vocab_size=320, **fields, **SMALL_MODEL)
 
 
+ENCODER = {
+    "data__corpus": "task:copy",
+    "data__tokenizer": "characters",
+    "data__task_length": 4,
+    "model__encoder_layers": 3,
+    "model__num_layers": 2,
+    "context_length": 64,
+    "source_length": 96,
+}
+
+
+def with_encoder(small, mesh, **fields):
+    fields |= {"mesh__data": mesh.data, "mesh__fsdp": mesh.fsdp, "mesh__tensor": mesh.tensor}
+    return small(**SMALL_MODEL | ENCODER | fields)
+
+
 @pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), MeshConfig(1, 8, 1)], ids=str)
-def test_memory_is_that_of_the_shards_of_a_device(small, mesh):
-    config = on(small, mesh)
+@pytest.mark.parametrize("make", [on, with_encoder])
+def test_memory_is_that_of_the_shards_of_a_device(small, make, mesh):
+    config = make(small, mesh)
     _, abstract = states.abstract(config, 320, sharding.make_mesh(*config.mesh.sizes))
     state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), abstract)
     device = jax.devices()[5]
@@ -85,6 +103,36 @@ def test_costs_equal_sums_by_hand():
     assert mixed["sent: gradients"] == pytest.approx(2 * 2 / 3 * (kernels / 4 + embedding / 2) + 2 * 5 / 6 * scales)
 
 
+def test_costs_of_an_encoder_equal_sums_by_hand():
+    fields = {"data.corpus": "task:copy", "data.tokenizer": "characters", "data.task_length": 2}
+    fields |= {"model.d_model": 4, "model.num_heads": 2, "model.d_ff": 8, "model.use_bias": False}
+    fields |= {"context_length": 8, "source_length": 5, "model.num_layers": 3, "model.encoder_layers": 2}
+    config = configs.load("configs/default.py", fields | {"model.norm": "rmsnorm", "model.share_embeddings": False})
+    abstract = mesh_cost.abstract_state(config, 70)
+    alone = mesh_cost.cost(config, abstract, MeshConfig(1, 1, 1))
+    # Five layers of four kernels of 4 × 4 and two of 4 × 8; cross-attention in three; two embeddings; scales.
+    kernels, tables, scales = 4 * (5 * (4 * 16 + 2 * 32) + 3 * 4 * 16), 2 * 4 * 70 * 4, 4 * 4 * (2 * 2 + 3 * 3 + 2)
+    assert alone["parameters"] == kernels + tables + scales
+    # In units of 2 bytes. Target: 3 widths at each of three norms; q, k, v, output; q, output of cross-attention; 4
+    # hidden widths; 3 widths at the last norm.
+    target = 8 * (3 * (3 * 3 * 4 + 4 * 4 + 2 * 4 + 4 * 8) + 3 * 4)
+    source = 5 * (2 * (2 * 3 * 4 + 4 * 4 + 4 * 8) + 3 * 4 + 3 * 2 * 4)  # and keys and values for three layers
+    assert alone["activations"] == 2 * (target + source)
+    assert alone["maps"] == 2 * (3 * 8 * 8 + 2 * 5 * 5 + 3 * 8 * 5) * (4 + 4 + 2)
+    assert alone["sent: gradients"] == alone["sent: parameters"] == alone["sent: activations"] == 0
+    two = mesh_cost.cost(config, abstract, MeshConfig(1, 1, 2))
+    assert two["parameters"] == kernels // 2 + tables + scales and two["maps"] == alone["maps"] / 2
+    # An all-reduce of two devices sends the array once. Six of the target in each layer of the decoder; of the source,
+    # four in each layer of the encoder, and one for the keys and values of each layer of the decoder.
+    assert two["sent: activations"] == (6 * 3 * 8 + (4 * 2 + 3) * 5) * 4 * 2
+    norms = 8 * (3 * 3 * 3 * 4 + 3 * 4) + 5 * (2 * 2 * 3 * 4 + 3 * 4)
+    assert two["activations"] == 2 * (norms + (target + source - norms) / 2)
+    four = mesh_cost.cost(config, abstract, MeshConfig(1, 4, 1))
+    assert four["sent: parameters"] == 3 * 3 / 4 * (kernels + tables)
+    page = mesh_cost.report("a.py", config, 70, "")
+    assert "GB per device, context 8 and source 5;" in page and "`encoder/blocks/*/attention/key/kernel`" in page
+
+
 def test_only_meshes_that_divide_the_model_are_listed(small):
     assert [(m.data, m.fsdp, m.tensor) for m in mesh_cost.meshes(on(small, MeshConfig(8, 1, 1)), 8)] == [
         (8 // t // f, f, t) for t in (1, 2, 4, 8) for f in (1, 2, 4, 8) if t * f <= 8
@@ -93,27 +141,96 @@ def test_only_meshes_that_divide_the_model_are_listed(small):
     assert {mesh.tensor for mesh in mesh_cost.meshes(gpt2, 8)} == {1, 2, 4}
 
 
+def compiled_step(config, vocab_size):
+    """Return the compiled training step of a config, on its mesh."""
+    place = sharding.make_mesh(*config.mesh.sizes)
+    definition, abstract = states.abstract(config, vocab_size, place)
+    rows = sharding.batch_sharding(place)
+    shapes = batches.shapes(config).items()
+    batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=rows) for name, (shape, kind) in shapes}
+    return make_train_step(definition, config, abstract).lower(abstract, batch).compile()
+
+
+def collectives(program):
+    """Return a list of (kind, dtype, shape) of all arrays that the program sends."""
+    found = []
+    for arrays, kind in re.findall(
+        r"= (\S+|\(.*?\)) (?:collective-)?(all-\w+|reduce-scatter|permute)(?:-start)?\(", program.as_text()
+    ):
+        for name, shape in re.findall(r"(\w+)\[([\d,]*)\]", arrays):
+            found.append((kind, name, tuple(map(int, filter(None, shape.split(","))))))
+    return found
+
+
+def sent_by_eight(program):
+    """Return the bytes that one of eight devices sends over a ring of all eight."""
+    ring = {"all-gather": 7 / 8, "all-reduce": 2 * 7 / 8, "reduce-scatter": 7, "all-to-all": 7 / 8, "permute": 1}
+    return sum(ring[kind] * ITEM[name] * math.prod(shape) for kind, name, shape in collectives(program))
+
+
 @pytest.mark.slow
-def test_the_compiled_step_sends_about_the_calculated_bytes(small):
+@pytest.mark.parametrize("make, vocab_size", [(on, 320), (with_encoder, 70)])
+def test_the_compiled_step_sends_about_the_calculated_bytes(small, make, vocab_size):
     """Without `sharding.gather`, XLA also shards activations by their width and sends several times as many bytes."""
     mesh = MeshConfig(1, 8, 1)
-    config = dataclasses.replace(on(small, mesh), context_length=128)
-    place = sharding.make_mesh(*config.mesh.sizes)
-    definition, abstract = states.abstract(config, 320, place)
-    shape, rows = (config.train.batch_size, config.context_length), sharding.batch_sharding(place)
-    kinds = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
-    batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=rows) for name, kind in kinds.items()}
-    program = make_train_step(definition, config, abstract).lower(abstract, batch).compile().as_text()
-    sent = {"all-gather": 7 / 8, "all-reduce": 2 * 7 / 8, "reduce-scatter": 7, "all-to-all": 7 / 8, "permute": 1}
-    total = 0.0
-    for found, kind in re.findall(
-        r"= (\S+|\(.*?\)) (?:collective-)?(all-\w+|reduce-scatter|permute)(?:-start)?\(", program
-    ):
-        sizes = re.findall(r"(\w+)\[([\d,]*)\]", found)
-        total += sent[kind] * sum(ITEM[name] * math.prod(map(int, filter(None, s.split(",")))) for name, s in sizes)
-    cost = mesh_cost.cost(config, mesh_cost.abstract_state(config, 320), mesh)
+    config = dataclasses.replace(make(small, mesh), context_length=128)
+    total = sent_by_eight(compiled_step(config, vocab_size))
+    cost = mesh_cost.cost(config, mesh_cost.abstract_state(config, vocab_size), mesh)
     # XLA gathers parameters once, not twice. On CPUs, an all-reduce with twice the bytes replaces a reduce-scatter.
     assert 0.9 < total / (cost["sent: parameters"] + cost["sent: gradients"]) < 1.4
+
+
+@pytest.mark.slow
+def test_the_compiled_step_of_an_encoder_sends_the_calculated_gradients(small):
+    mesh = MeshConfig(8, 1, 1)
+    config = with_encoder(small, mesh)
+    total = sent_by_eight(compiled_step(config, 70))
+    cost = mesh_cost.cost(config, mesh_cost.abstract_state(config, 70), mesh)
+    second_gradient = 2 * 7 / 8 * 4 * 70 * config.model.d_model  # the look-ups of source and target are reduced apart
+    assert total == pytest.approx(cost["sent: gradients"] + second_gradient, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_compiled_step_of_an_encoder_reduces_the_calculated_activations(small):
+    mesh = MeshConfig(1, 1, 8)
+    config = with_encoder(small, mesh, model__position="none", train__batch_size=1)
+    model, T, S = config.model, config.context_length, config.source_length
+    reduced = [shape for kind, _, shape in collectives(compiled_step(config, 70)) if kind == "all-reduce"]
+    tokens = sum(math.prod(shape) // model.d_model for shape in reduced if math.prod(shape) in (T * 32, S * 32))
+    # XLA reduces the gradients of an input of several products (q, k and v; k and v; gate and up) one by one.
+    apart = (2 + 1) * model.num_layers * T + ((2 + 1) * model.encoder_layers + model.num_layers) * S
+    cost = mesh_cost.cost(config, mesh_cost.abstract_state(config, 70), mesh)
+    assert (tokens - apart) * model.d_model * 2 * (2 * 7 / 8) == cost["sent: activations"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stack", ["num_layers", "encoder_layers"])
+def test_the_activations_of_a_layer_are_a_close_lower_estimate(small, stack):
+    """Compare with the memory of compiled steps of a float32 model, by the differences of layers and batch sizes."""
+    width, heads, T, S = 64, 2, 32, 64
+    sizes = {"model__d_model": width, "model__d_ff": 2 * width, "model__num_heads": heads, "model__activation": "gelu"}
+
+    def layer(cost_of):
+        """Return the cost of one more layer, for one sequence."""
+        costs = {(layers, rows): cost_of({f"model__{stack}": layers}, rows) for layers in (2, 4) for rows in (16, 32)}
+        return (costs[4, 32] - costs[2, 32] - costs[4, 16] + costs[2, 16]) / 2 / 16
+
+    def config_of(fields, rows):
+        lengths = {"context_length": T, "source_length": S, "train__batch_size": rows, "model__position": "none"}
+        return with_encoder(small, MeshConfig(1, 1, 1), **sizes | lengths | fields)
+
+    def held(fields, rows):
+        return compiled_step(config_of(fields, rows), 70).memory_analysis().temp_size_in_bytes
+
+    def calculated(fields, rows):
+        config = config_of(fields, rows)
+        return rows * mesh_cost.cost(config, mesh_cost.abstract_state(config, 70), MeshConfig(1, 1, 1))["activations"]
+
+    norms = {"num_layers": 3 * T, "encoder_layers": 2 * S}[stack] * width
+    pairs = {"num_layers": T * T + T * S, "encoder_layers": S * S}[stack] * heads
+    values = layer(calculated) / 2 - norms  # the input of a norm has 4 bytes in the formula, the size of one value here
+    measured = layer(held) / 4 - 3 * pairs
+    assert 1 < measured / values < 1.4
 
 
 def test_the_tables_of_the_presets_are_up_to_date():

@@ -99,7 +99,7 @@ def streamed(monkeypatch):
     calls = []
 
     def replace(tokens):
-        def stream(model, prompts, *, length, sampling, seed):
+        def stream(model, prompts, *, length, sampling, seed, sources):
             calls.append((list(prompts[0]), seed))
             for token in tokens[:length]:
                 yield np.full((len(prompts), 1), token)
@@ -192,7 +192,7 @@ def test_a_model_with_an_encoder_writes_the_target_of_a_source(trained, monkeypa
         and "12 tokens are more than the 9" in caplog.text
     )
     for arguments, message in {
-        ("--prompt=abc",): "--prompt: found 'abc'; use --source",
+        ("--prompt=abc",): "--prompt: found 'abc'; the model has an encoder; use --source",
         ("--source=abc", "--beams=0"): "--beams: found 0; must be in 1..1024",
         ("--source=abc", "--beams=2", "--stop=a"): "--stop: found ['a']; is not supported with --beams",
         ("--source=abc", "--beams=2", "--length_penalty=-1"): "--length_penalty: found -1.0; must be in 0..10",
@@ -258,3 +258,61 @@ def test_invalid_and_unknown_characters_are_refused(sample, monkeypatch, small, 
     loop.train(small(train__steps=1, data__tokenizer="characters"), tmp_path / "run", conclude=False)
     line = type_in(monkeypatch, "sample.py", f"--workdir={tmp_path}/run", "--prompt=the☃")
     assert line.startswith("error: tokenizer: found character '☃', which its corpus lacks")
+
+
+MASKED = {"model__causal": False, "train__objective": "masked"}
+
+
+def test_masks_are_filled_with_the_most_likely_tokens(trained, monkeypatch, capsys):
+    workdir = trained(**MASKED)
+    command, text = ["sample.py", f"--workdir={workdir}", "--top=3"], "the [MASK]at s[MASK]t"
+    assert type_in(monkeypatch, *command, f"--fill={text}", "--json") is None
+    line = json.loads(capsys.readouterr().out)
+    tokens = np.array([*b"the ", 256 + 1, *b"at s", 256 + 1, *b"t"])
+    logits_BLV = np.asarray(Run(workdir).model.logits(np.repeat(tokens[None], 8, axis=0)), np.float64)
+    assert line["fill"] == text and len(line["masks"]) == 2
+    for place, best in zip((4, 9), line["masks"], strict=True):
+        exponentials = np.exp(logits_BLV[0, place, :257])
+        likeliest = np.argsort(-exponentials)[:3]
+        assert [one["token"] for one in best] == likeliest.tolist()
+        expected = exponentials[likeliest] / exponentials.sum()
+        assert [one["probability"] for one in best] == pytest.approx(expected, rel=1e-5)
+    first, second = (best[0]["text"] for best in line["masks"])
+    assert line["text"] == f"the {first}at s{second}t"
+
+    assert type_in(monkeypatch, *command, f"--fill={text}") is None
+    shown = capsys.readouterr().out.splitlines()
+    assert [shown[0], shown[4], shown[8:]] == ["--- mask 1 of 2", "--- mask 2 of 2", ["--- text", line["text"]]]
+    expected = [f"{one['probability']:.4f}" for best in line["masks"] for one in best]
+    assert [row.split()[0] for row in shown[1:4] + shown[5:8]] == expected
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--fill=abc"], r"text: found 'abc'; must contain \[MASK\] at least once"),
+        (["--fill=[MASK]", "--top=0"], r"top: found 0; must be in 1\.\.257"),
+        (["--fill=[MASK]", "--top=258"], r"top: found 258; must be in 1\.\.257"),
+        (["--fill=[MASK]", "--temperature=0"], r"--temperature: found 0\.0; is not supported with --fill"),
+        (["--fill=[MASK]", "--beams=2"], "--beams: found 2; is not supported with --fill"),
+        (["--fill=[MASK]", "--stop=a"], r"--stop: found \['a'\]; is not supported with --fill"),
+        (
+            ["--fill=[MASK]" + 32 * "a"],
+            "model.max_positions: the learned table has 32 positions; found a length of 33.*",
+        ),
+        (["--prompt=a"], "--prompt: found 'a'; the run has train.objective=masked; use --fill"),
+        (["--source=a"], "--source: found 'a'; the run has train.objective=masked; use --fill"),
+        (["--prompt_file=/a"], "--prompt_file: found '/a'; the run has train.objective=masked; use --fill"),
+        (["--interactive"], "--interactive: found True; the run has train.objective=masked; use --fill"),
+        (["--prompt=a", "--top=4"], "--top: found 4; is only for --fill"),
+    ],
+    ids=str,
+)
+def test_flags_that_do_not_fit_a_masked_run_are_refused(trained, monkeypatch, arguments, message):
+    workdir = trained(model__position="learned", **MASKED)
+    assert re.fullmatch(f"error: {message}", type_in(monkeypatch, "sample.py", f"--workdir={workdir}", *arguments))
+
+
+def test_a_causal_run_fills_no_masks(sample):
+    line = sample("--fill=[MASK]")
+    assert line == "error: --fill: found '[MASK]'; the run does not have train.objective=masked; use --prompt"

@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging
 pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
 
 from benchmarks import transformers_baseline
-from mini_gpt.commands import bench
+from mini_gpt.commands import decoding_speed
 
 
 def test_the_two_models_alternate(small, monkeypatch):
@@ -18,9 +18,9 @@ def test_the_two_models_alternate(small, monkeypatch):
     def recorded(name, write):
         return lambda *arguments: turns.append(name) or write(*arguments)
 
-    monkeypatch.setattr(bench, "ROUNDS", 4)
+    monkeypatch.setattr(decoding_speed, "ROUNDS", 4)
     monkeypatch.setattr(transformers_baseline.configs, "load", lambda *_: config)
-    monkeypatch.setattr(bench, "time_decoding", recorded("ours", bench.time_decoding))
+    monkeypatch.setattr(decoding_speed, "time_decoding", recorded("ours", decoding_speed.time_decoding))
     monkeypatch.setattr(transformers_baseline, "set_fastest_threads", lambda model: None)
     monkeypatch.setattr(transformers_baseline, "time_decoding", recorded("theirs", transformers_baseline.time_decoding))
     report = json.loads(json.dumps(transformers_baseline.compare("some.py", {}, 5, 20)))

@@ -4,10 +4,12 @@ import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import gpt
+from mini_gpt.model.attention.inputs import Context, Mask
 
 RNG = np.random.default_rng(3)
 
@@ -138,6 +140,47 @@ def negate_biases(parameters):
 def spoil(parameters):
     parameters["embedding"][3, 4] = math.nan
 
+
+def causal_cross_attention(patch):
+    """Let target position i see the source positions 0..i only."""
+    of_memory = Context.of_memory
+    change = lambda context: context._replace(mask=context.mask._replace(causal=True))
+    patch.setattr(Context, "of_memory", lambda context: change(of_memory(context)))
+
+
+def visible_padding(patch):
+    """Let cross-attention see the padding of the source."""
+    of_memory = Context.of_memory
+    last = lambda segments_BS: jnp.where(segments_BS < 0, segments_BS.max(axis=1, keepdims=True), segments_BS)
+    seen = lambda memory: memory._replace(segments_BS=last(memory.segments_BS))
+    patch.setattr(Context, "of_memory", lambda context: of_memory(context._replace(memory=seen(context.memory))))
+
+
+def visible_padding_in_encoder(patch):
+    """Let the tokens of the source see its padding."""
+    patch.setattr(gpt, "Mask", lambda causal, window, segments: Mask(causal, window, segments if causal else None))
+
+
+def causal_encoder(patch):
+    patch.setattr(gpt, "Mask", lambda causal, window, segments: Mask(True, window, segments))
+
+
+def decoder_without_mask(patch):
+    patch.setattr(gpt, "Mask", lambda causal, window, segments: Mask(False, window, segments))
+
+
+# {name: (change of the code of a model with an encoder, check that is found, start of the most likely cause)}
+MASKS = {
+    "causal cross-attention": (
+        causal_cross_attention,
+        "cross-attention",
+        "a causal mask or a window in cross-attention",
+    ),
+    "visible padding": (visible_padding, "source padding", "padding of the source that is visible"),
+    "visible in encoder": (visible_padding_in_encoder, "source padding", "padding of the source that is visible"),
+    "causal encoder": (causal_encoder, "encoder direction", "a causal mask in the encoder"),
+    "no causal mask": (decoder_without_mask, "causality", "no causal mask"),
+}
 
 # {run: {name: (change, check that is found, start of the most likely cause)}}
 CHANGED = "weights or fields that changed after training"

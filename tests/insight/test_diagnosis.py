@@ -12,7 +12,7 @@ import pytest
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.insight.diagnosis import alternatives, checks, losses, probe, weights
+from mini_gpt.insight.diagnosis import alternatives, blocks, checks, losses, probe, weights
 from mini_gpt.insight.diagnosis.result import most_likely
 from mini_gpt.model.attention.inputs import Mask
 from mini_gpt.runtime import sharding
@@ -104,7 +104,7 @@ def test_a_missing_causal_mask_is_found(initial):
 def test_unscaled_logits_grow_with_the_root_of_the_width(initial, heads):
     fields = {"model__position": "none", "model__num_heads": heads, "model__scale_attention": False}
     model, windows_BM, _ = initial(**fields)
-    *_, scale = checks.attention(model, probe.layers(model, windows_BM))
+    *_, scale = blocks.attention(model, probe.layers(model, windows_BM))
     assert scale.check == "scale of logits" and scale.found
     assert scale.value == pytest.approx(math.sqrt(32 / heads), rel=1e-4)
 
@@ -136,8 +136,8 @@ def test_documents_are_split_at_masked_separators(initial):
 def test_attention_to_one_token_has_no_entropy_checks(initial):
     model, windows_BM, _ = initial(model__attention_window=1)
     layers = probe.layers(model, windows_BM)
-    assert [finding.check for finding in checks.attention(model, layers)] == ["scale of logits"]
-    assert not any(finding.found for finding in checks.stream(model, layers))
+    assert [finding.check for finding in blocks.attention(model, layers)] == ["scale of logits"]
+    assert not any(finding.found for finding in blocks.stream(model, layers))
 
 
 @pytest.mark.slow
@@ -150,14 +150,14 @@ def test_broken_losses_heads_units_and_values_are_found(initial):
     simpler = {"unigram": unigram, "bigram": None}
     loss, *_ = losses.check(losses.Losses(loss=nll, train=nll, windows=nll, **simpler, **losses.recorded([], 0)))
     assert loss.found and f"that of a unigram model {unigram:.2f}" in loss.says, "nothing is learned yet"
-    assert not any(finding.found for finding in checks.stream(model, sound))
+    assert not any(finding.found for finding in blocks.stream(model, sound))
 
     broken = jax.tree.map(np.array, model.parameters)
     broken["blocks"][1]["mlp"]["up"]["bias"][:16] = -1e3  # 16 of 128 units are always 0
     broken["blocks"][0]["attention"]["out"]["kernel"][8:16] = 0  # the second of four heads
-    assert [f.found for f in checks.dead(model, sound, train_tokens)] == [False, False]
+    assert not checks.dead_heads(model, train_tokens).found and not blocks.dead_units(sound).found
     model = dataclasses.replace(model, parameters=broken)
-    heads, units = checks.dead(model, probe.layers(model, windows_BM), train_tokens)
+    heads, units = checks.dead_heads(model, train_tokens), blocks.dead_units(probe.layers(model, windows_BM))
     assert 1 / 8 <= units.value < 0.2 and units.found
     assert heads.value == 0 and "without effect: 0.1." in heads.says
     for factor, found in ((5, False), (1e-4, True)):
@@ -166,12 +166,12 @@ def test_broken_losses_heads_units_and_values_are_found(initial):
         predictions = checks.predictions(scaled, windows_BM, np.log(counts / counts.sum()))[0]
         assert predictions.check == "predictions" and predictions.found is found, predictions
     broken["embedding"][3, 5] = np.nan
-    finite, *others = checks.stream(model, probe.layers(model, windows_BM))
+    finite, *others = blocks.stream(model, probe.layers(model, windows_BM))
     assert finite.check == "finite" and finite.value == 1 and finite.found
     assert finite.says == "Non-finite parameters: 1."
     assert most_likely([heads, *others, finite]) == "a training step with non-finite gradients"
     broken["embedding"][3, 5], broken["blocks"][1]["mlp"]["up"]["bias"][:] = 0, 3e38
-    finite, *_ = checks.stream(model, probe.layers(model, windows_BM))
+    finite, *_ = blocks.stream(model, probe.layers(model, windows_BM))
     assert finite.found and finite.says == "Non-finite parameters: 0; an activation is non-finite."
 
 

@@ -4,8 +4,10 @@ import math
 
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
-from mini_gpt.insight.diagnosis import checks
+from mini_gpt.config.schema import Config
+from mini_gpt.insight.diagnosis import checks, pairs
 from mini_gpt.insight.diagnosis.result import most_likely
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import monitor
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
@@ -16,17 +18,26 @@ OTHER_LOSS = ("data.", "context_length", "train.mask_rate")  # overrides after w
 
 class Diagnose(Suite):
     name = "diagnose"
-    needs_text = True
+
+    def check(self, trained: Config, options: SuiteOptions) -> None:
+        if trained.data.is_task and not trained.model.encoder_layers:
+            corpus = trained.data.corpus
+            raise UserError(f"--suite=diagnose needs text, and data.corpus is {corpus}; use --suite=tasks")
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
         path = run.workdir / workdirs.METRICS
         history = monitor.read(path) if path.exists() else []
         if any(name.startswith(OTHER_LOSS) for name in run.overrides):
             history = []
         elif options.split != "validation" or "eval.tokens" in run.overrides:
             history = [{key: row[key] for key in row if key != "validation/loss"} for row in history]
-        results = checks.diagnose(run.model, tokens, train_tokens, history, run.step)
+        if run.config.model.encoder_layers:
+            count = max(1, run.config.eval.tokens // run.config.context_length)  # as in the evaluations of training
+            texts = pairs.Texts(run.problems(options.split, count), run.problems("train", count), run.tokenizer)
+            results = pairs.diagnose(run.model, texts, history, run.step)
+        else:
+            tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
+            results = checks.diagnose(run.model, tokens, train_tokens, history, run.step)
         value = lambda result: result.value if math.isfinite(result.value) else None
         return {
             "context_length": run.config.context_length,

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,13 +20,30 @@ from mini_gpt.config.attention import ROPE_FREQUENCIES
 from mini_gpt.config.fields import specs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
+from mini_gpt.insight.diagnosis.result import CheckResult
 from mini_gpt.model import gpt
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters, by_name, with_layers
 from mini_gpt.runtime.errors import UserError
 
+REGAINED = 0.6  # share of the difference from the recorded loss that another definition must regain
+CLEAR = 0.3  # nats that it must gain if no loss was recorded
+LEAST = 0.05  # nats that it must gain in any case
 BASES = (1e4, 5e5, 1e6)  # of RoPE
 UNSCALED = {f"model.rope.{name}": specs(Config)[f"model.rope.{name}"].default for name in ROPE_FREQUENCIES}
+
+
+def check(model: LoadedModel, loss_of: Callable[[LoadedModel], float], excess: float | None) -> list[CheckResult]:
+    """Name the alternative with the lowest loss. loss_of: returns a model's loss on some windows, in nats.
+
+    excess: the loss minus the recorded loss, in nats; None if no loss was recorded.
+    """
+    loss = loss_of(model)
+    scored = ((loss_of(other), name) for name, other in others(model))
+    best, name = min((pair for pair in scored if math.isfinite(pair[0])), default=(math.inf, ""))
+    needed = CLEAR if excess is None else max(LEAST, REGAINED * excess)
+    says = f"The loss of some windows is {loss:.2f} nats per token, and {best:.2f} with this change: {name}."
+    return [CheckResult("definition", loss - best, f"below {needed:.2f} nats", loss - best > needed, says, name)]
 
 
 def others(model: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:

@@ -10,27 +10,17 @@ import numpy as np
 
 from mini_gpt.evaluation import perplexity
 from mini_gpt.insight import pruning
-from mini_gpt.insight.diagnosis import alternatives, losses, probe, weights
+from mini_gpt.insight.diagnosis import alternatives, blocks, losses, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
-from mini_gpt.insight.diagnosis.probe import Layer
 from mini_gpt.insight.diagnosis.result import CheckResult
 from mini_gpt.model.loaded import LoadedModel
 
 # Limits. A check finds a problem if its value is past the limit. For NaN, the check "finite" names the cause.
-LARGE = 1e3  # root mean square of the residual stream
-KEPT = 0.1  # cosine between a block's input and output
-SATURATED, EVEN = 0.02, 0.98  # a layer's mean attention entropy / entropy of uniform attention
 DEAD_HEAD = 0.01  # importance / mean importance
-DEAD_UNITS = 0.1  # share of a layer's units
 ORDER = 0.05  # effect of reordering tokens on a prediction / effect of replacing them
 LEAK = 1e-3  # total variation distance
-FLAT = 0.05  # variation of predictions / unigram entropy
 FIRST_RATIO = 4.0  # mean loss of the first positions / mean loss of all
-REGAINED = 0.6  # share of the difference from the recorded loss that another definition must regain
-CLEAR = 0.3  # nats that it must gain if no loss was recorded
-LEAST = 0.05  # nats that it must gain in any case
 
-DEAD_DEVIATION = 1e-3  # largest standard deviation of a dead unit / median of its layer
 TOKENS = 4_096  # in the windows on which other definitions are scored
 FIRST = 1 / 16  # share of a window that counts as its first positions
 FEWEST_WINDOWS = 4  # different ones, to compare predictions with their average
@@ -61,10 +51,12 @@ def diagnose(
         **losses.recorded(history, step),
     )
     predicted = predictions(model, windows_BM, unigram_V)
+    every = 1 if model.masked else math.ceil(windows_BM.size / TOKENS)
+    loss_of = lambda other: float(probe.nll(other, windows_BM[::every]).mean())
     # A hardly trained model does not use its positions yet.
     skips_order = any(result.found for result in predicted) and {*model.config.model.position_pattern} != {"none"}
     return [
-        *stream(model, layers),
+        *blocks.stream(model, layers),
         *weights.check(model, measured.suspicious),
         *([] if skips_order else order(model, windows_BM)),
         *([] if model.masked else causality(model, windows_BM)),
@@ -73,78 +65,16 @@ def diagnose(
         *losses.check(measured),
         *losses.temperature(log_SV, targets_S, measured.unigram, model.config.train.label_smoothing),
         *(losses.vocabulary(log_SV, counts_V) if measured.suspicious else []),
-        *(definition(model, windows_BM, nll_BX, measured.excess) if measured.suspicious else []),
-        *attention(model, layers),
-        *dead(model, layers, train_tokens),
+        *(alternatives.check(model, loss_of, measured.excess) if measured.suspicious else []),
+        *blocks.attention(model, layers),
+        dead_heads(model, train_tokens),
+        blocks.dead_units(layers),
         *losses.training(before),
     ]
 
 
-def definition(
-    model: LoadedModel, windows_BM: np.ndarray, nll_BX: np.ndarray, excess: float | None
-) -> list[CheckResult]:
-    """Name the alternative with the lowest loss. nll_BX: the model's own losses on the windows.
-
-    excess: the loss minus the recorded loss, in nats; None if no loss was recorded.
-    """
-    every = 1 if model.masked else math.ceil(windows_BM.size / TOKENS)
-    few_BM, loss = windows_BM[::every], float(nll_BX[::every].mean())
-    scored = ((float(probe.nll(other, few_BM).mean()), name) for name, other in alternatives.others(model))
-    best, name = min((pair for pair in scored if math.isfinite(pair[0])), default=(math.inf, ""))
-    needed = CLEAR if excess is None else max(LEAST, REGAINED * excess)
-    says = f"The loss of some windows is {loss:.2f} nats per token, and {best:.2f} with this change: {name}."
-    return [CheckResult("definition", loss - best, f"below {needed:.2f} nats", loss - best > needed, says, name)]
-
-
-def stream(model: LoadedModel, layers: list[Layer]) -> list[CheckResult]:
-    """Check for non-finite values, and how the blocks change the residual stream."""
-    bad = int(probe.count_non_finite(model.parameters))
-    # layer[1:] omits the entropy, which is NaN if no query sees two keys.
-    finite = bad == 0 and all(np.isfinite(value).all() for layer in layers for value in layer[1:])
-    non_finite = f"Non-finite parameters: {bad}" + ("." if finite or bad else "; an activation is non-finite.")
-    largest = max(float(layer.after_B.max()) for layer in layers)
-    grown = [float(layer.after_B.mean() / layer.before_B.mean()) for layer in layers]
-    scale = (
-        f"The residual stream's root mean square is at most {largest:.3g}; a block changes it by factors from "
-        f"{min(grown):.2f} to {max(grown):.2f}."
-    )
-    kept = float(np.mean([layer.kept_B.mean() for layer in layers]))
-    cosine = f"The mean cosine between a block's input and output is {kept:.2f}."
-    replaced = not kept >= KEPT and not model.config.model.residual  # a sound model of few layers may have a low cosine
-    return [
-        CheckResult("finite", float(bad), "0 non-finite parameters, and finite activations", not finite, non_finite),
-        CheckResult("activations", largest, f"below {LARGE:g}", not largest < LARGE, scale),
-        CheckResult("residual", kept, f"at least {KEPT}", replaced, cosine),
-    ]
-
-
-def attention(model: LoadedModel, layers: list[Layer]) -> list[CheckResult]:
-    """Check the scale of the attention logits and the entropy of the weights."""
-    config, listed = model.config.model, lambda values: ", ".join(f"{value:.2f}" for value in values)
-    root = math.sqrt(config.head_width)
-    factor = 1.0 if config.scale_attention else root
-    says = (
-        f"The attention logits are {factor:.2f} times QKᵀ/√d_k, with d_k = {config.head_width}. Without the scale "
-        f"1/√d_k, this factor is √d_k = {root:.2f}. Standard deviation of the logits by layer: "
-        f"{listed(float(layer.logits_B.mean()) for layer in layers)}."
-    )
-    scale = CheckResult("scale of logits", factor, "1", not config.scale_attention, says)
-    defined = [layer.entropy_B[np.isfinite(layer.entropy_B)] for layer in layers]
-    if not all(map(len, defined)):
-        return [scale]  # no query sees two keys, or weights are non-finite
-    entropies = [float(entropy_B.mean()) for entropy_B in defined]
-    lowest, even = min(entropies), sum(entropy > EVEN for entropy in entropies)
-    by_layer = f"Attention entropy by layer, divided by that of uniform attention: {listed(entropies)}."
-    evenly = f"{even} of {len(entropies)} layers have nearly uniform attention over the visible tokens."
-    return [
-        CheckResult("saturated attention", lowest, f"at least {SATURATED}", not lowest >= SATURATED, by_layer),
-        CheckResult("even attention", lowest, f"at most {EVEN} in at least one layer", even == len(entropies), evenly),
-        scale,
-    ]
-
-
-def dead(model: LoadedModel, layers: list[Layer], train_tokens: np.ndarray) -> list[CheckResult]:
-    """Check for heads without effect on the loss, and for feed-forward units that do not vary with the input."""
+def dead_heads(model: LoadedModel, train_tokens: np.ndarray) -> CheckResult:
+    """Check for heads without effect on the loss."""
     few_tokens = train_tokens[: probe.WINDOWS * model.config.context_length + 1]
     importance_NH = pruning.importance(model, pruning.text_batches(model, few_tokens))
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
@@ -152,19 +82,7 @@ def dead(model: LoadedModel, layers: list[Layer], train_tokens: np.ndarray) -> l
     least = float(relative_NH.min())
     effect = f"The least important head has {least:.2f} times the mean importance"
     effect += f"; heads (layer.head) without effect: {heads}." if heads else "."
-    units = max(map(_dead_units, layers))
-    still = f"Feed-forward units that do not vary with the input: at most {units:.1%} of a layer's units."
-    return [
-        CheckResult("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), effect),
-        CheckResult("dead units", units, f"at most {DEAD_UNITS}", not units <= DEAD_UNITS, still),
-    ]
-
-
-def _dead_units(layer: Layer) -> float:
-    """Return the share of a layer's units that do not vary."""
-    mean_F, square_F = (values_BF.mean(axis=0, dtype=np.float64) for values_BF in (layer.units_BF, layer.squares_BF))
-    deviation_F = np.sqrt(np.maximum(square_F - mean_F**2, 0))
-    return float(np.mean(deviation_F <= DEAD_DEVIATION * np.median(deviation_F)))
+    return CheckResult("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), effect)
 
 
 def order(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
@@ -237,16 +155,7 @@ def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarra
     """
     if len(np.unique(windows_BM, axis=0)) < FEWEST_WINDOWS:
         return []
-    log_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
-    mean_V = np.log(np.maximum(np.exp(log_BV.astype(np.float64)).mean(axis=0), 1e-300))
-    varies = float(np.mean(np.sum(np.exp(log_BV) * (log_BV - mean_V), axis=-1)))
-    entropy = -float(np.sum(np.exp(unigram_V) * unigram_V))
-    share = varies / entropy
-    says = (
-        f"The mean KL divergence of predictions from their average is {varies:.2f} nats, {share:.2f} of the unigram "
-        f"entropy ({entropy:.2f}). For a unigram model it is 0."
-    )
-    return [CheckResult("predictions", share, f"at least {FLAT}", not share >= FLAT, says)]
+    return [losses.variation(probe.predictions(model, windows_BM[:, :-1], probe.place(model)), unigram_V)]
 
 
 def first_positions(nll_BL: np.ndarray) -> list[CheckResult]:

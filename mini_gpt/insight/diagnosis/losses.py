@@ -16,6 +16,7 @@ History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
 SAME = 0.02  # largest difference from the loss recorded at this step: share of it, or nats if that is more
 NEAR = 0.3  # most nats above the loss recorded at the nearest step, or above the recorded training losses
 UNIGRAM = 0.99  # loss / the unigram model's loss
+FLAT = 0.05  # variation of predictions / unigram entropy
 LEARNED = 0.95  # loss at the fitted temperature / the unigram model's loss
 RISE = 0.3  # nats: last training loss - lowest training loss
 NOISE = 4.0  # standard errors of the mean loss; a rise must also exceed these
@@ -150,6 +151,19 @@ def temperature(log_SV: np.ndarray, targets_S: np.ndarray, unigram: float, label
     says = f"The temperature that fits best is {fitted:.2f}; with it the loss is {gain:.2f} nats lower."
     found = gain > GAIN and best < LEARNED * unigram and (fitted > high or (fitted < low and label_smoothing == 0))
     return [CheckResult("temperature", fitted, f"from {low:.2f} to {high}", found, says)]
+
+
+def variation(log_BV: np.ndarray, unigram_V: np.ndarray) -> CheckResult:
+    """Check how much log-probabilities depend on the text. unigram_V: those of a unigram model."""
+    mean_V = np.log(np.maximum(np.exp(log_BV.astype(np.float64)).mean(axis=0), 1e-300))
+    varies = float(np.mean(np.sum(np.exp(log_BV) * (log_BV - mean_V), axis=-1)))
+    entropy = -float(np.sum(np.exp(unigram_V) * unigram_V))
+    share = varies / entropy
+    says = (
+        f"The mean KL divergence of predictions from their average is {varies:.2f} nats, {share:.2f} of the unigram "
+        f"entropy ({entropy:.2f}). For a unigram model it is 0."
+    )
+    return CheckResult("predictions", share, f"at least {FLAT}", not share >= FLAT, says)
 
 
 def vocabulary(log_SV: np.ndarray, counts_V: np.ndarray) -> list[CheckResult]:

@@ -1,7 +1,7 @@
 """Measurements for the checks: predictions, losses, and statistics of each layer."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +10,13 @@ import numpy as np
 from mini_gpt.data import batches
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.insight import attention
+from mini_gpt.insight.diagnosis.blocks import Layer
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 
 WINDOWS = 64
 PLACES = 8  # positions of a window, in `sampled_predictions`
-
-
-class Layer(NamedTuple):
-    """Statistics of one block, one entry per row of the batch; float32."""
-
-    entropy_B: np.ndarray  # of attention / log(number of visible keys); mean over heads and queries
-    logits_B: np.ndarray  # standard deviation of the attention logits over visible pairs
-    before_B: np.ndarray  # root mean square of the residual stream before the block
-    after_B: np.ndarray  # the same after the block
-    kept_B: np.ndarray  # cosine between the stream before and after the block; mean over tokens
-    units_BF: np.ndarray  # mean of each feed-forward unit
-    squares_BF: np.ndarray  # mean square of each feed-forward unit
 
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
@@ -75,7 +63,7 @@ def nll(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
 def layers(model: LoadedModel, windows_BM: np.ndarray) -> list[Layer]:
     """Return the statistics of each block for the windows without their last token."""
     inputs = lambda text_BL: _inputs(model, text_BL, place(model))
-    compute = lambda text_BL: attention.each_layer(model, inputs(text_BL), _statistics, text_BL=text_BL)
+    compute = lambda text_BL: attention.each_layer(model, inputs(text_BL), statistics, text_BL=text_BL)
     return in_parts(model, windows_BM[:, :-1], compute)
 
 
@@ -103,7 +91,8 @@ def _predictions(model: LoadedModel, inputs_BL: jax.Array, text_BL: jax.Array, a
     return sharding.replicate(jax.nn.log_softmax(logits_BV), model.mesh)
 
 
-def _statistics(trace: Trace) -> Layer:
+def statistics(trace: Trace) -> Layer:
+    """Return the statistics of one block; self-attention only."""
     maps = trace.attention
     seen_BHL = maps.seen_BHLS.sum(-1)
     entropy_BHL = attention.relative_entropy(maps.weights_BHLS, seen_BHL)
@@ -122,9 +111,3 @@ def _statistics(trace: Trace) -> Layer:
         jnp.square(units_BLF).mean(axis=1),
     )
     return Layer(*statistics)
-
-
-@jax.jit
-def count_non_finite(parameters: Parameters) -> jax.Array:
-    """Return the number of parameters that are NaN or infinite."""
-    return jnp.stack([jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(parameters)]).sum()

@@ -9,6 +9,9 @@ HIGH_RATE = "optimizer.learning_rate far too high"
 CAUSES = {
     "finite": ("a training step with non-finite gradients", HIGH_RATE, "imported weights that were non-finite"),
     "causality": ("no causal mask, so that the model reads the token it must predict",),
+    "cross-attention": ("a causal mask or a window in cross-attention, which must see the whole source",),
+    "source padding": ("padding of the source that is visible, in the encoder or in cross-attention",),
+    "encoder direction": ("a causal mask in the encoder, which must read in both directions",),
     "definition": ("an override, an edited config.json, or an import that arranged the weights wrongly",),
     "zero weights": ("pruned units or heads, or an import that left out weights",),
     "untrained weights": ("weights that were not loaded, or a layer without gradients",),

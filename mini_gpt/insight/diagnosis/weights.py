@@ -9,6 +9,8 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import by_name, with_layers
 from mini_gpt.runtime import sharding
 
+BLOCKS = ("blocks/", "encoder/blocks/")  # the starts of the names of the blocks' parameters
+
 # Limits of `structure`.
 UNTRAINED, UNTRAINED_ALONE = 1.08, 1.03  # an untrained block, or a single untrained matrix, is below
 LEARNED = 1.4  # if the median of all matrices above UNTRAINED is larger, the blocks are trained
@@ -23,12 +25,12 @@ def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
     """
     leaves = by_name(with_layers(model.parameters, stacked=False)).items()
     # With scaled embeddings, learned positions start with a standard deviation of 1 and change little.
-    parts = ("blocks/",) if model.config.model.scale_embeddings else ("blocks/", "positions/")
+    parts = BLOCKS if model.config.model.scale_embeddings else (*BLOCKS, "positions/", "encoder/positions/")
     in_part = {name: leaf for name, leaf in leaves if leaf.ndim == 2 and name.startswith(parts)}
     matrices = {name: sharding.to_host(leaf, model.mesh).astype(np.float64) for name, leaf in in_part.items()}
     if not all(np.isfinite(matrix).all() for matrix in matrices.values()):
         return []
-    zeros = {name: zero_lines(matrix) for name, matrix in matrices.items() if name.startswith("blocks/")}
+    zeros = {name: zero_lines(matrix) for name, matrix in matrices.items() if name.startswith(BLOCKS)}
     listed = _listed([f"{name} ({count})" for name, count in zeros.items() if count])
     says = f"Zero rows or columns of the blocks' matrices: {listed or 'none'}."
     cause = f"weights set to zero in {listed}"
@@ -36,7 +38,7 @@ def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
 
     large = {name: matrix for name, matrix in matrices.items() if min(matrix.shape) >= SMALLEST and matrix.any()}
     ratios = {name: structure(matrix) for name, matrix in large.items()}
-    of_blocks = [ratio for name, ratio in ratios.items() if name.startswith("blocks/")]
+    of_blocks = [ratio for name, ratio in ratios.items() if name.startswith(BLOCKS)]
     learned = [ratio for ratio in of_blocks if ratio >= UNTRAINED]
     if not learned:
         return results  # untrained, or trained by Muon, which keeps the singular values even
@@ -55,8 +57,16 @@ def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
 
 def _is_in_untrained_block(name: str, ratios: Mapping[str, float]) -> bool:
     """Return whether all matrices of the block with this matrix look untrained."""
-    block = name.split("/")[:2]
-    return block[0] == "blocks" and all(ratios[other] < UNTRAINED for other in ratios if other.split("/")[:2] == block)
+    if not name.startswith(BLOCKS):
+        return False
+    block = _block(name)
+    return all(ratio < UNTRAINED for other, ratio in ratios.items() if _block(other) == block)
+
+
+def _block(name: str) -> str:
+    """Return the name of the block of a parameter, such as encoder/blocks/3."""
+    stack, _, rest = name.rpartition("blocks/")
+    return f"{stack}blocks/{rest.split('/')[0]}"
 
 
 def structure(matrix: np.ndarray) -> float:

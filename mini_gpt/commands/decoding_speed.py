@@ -1,0 +1,100 @@
+"""The speed of decoding one text with random weights, for `python -m mini_gpt.bench --decode`."""
+
+import functools
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from mini_gpt.commands.measuring import machine, spread
+from mini_gpt.config import loading as configs
+from mini_gpt.config.schema import Config
+from mini_gpt.data import corpora, token_store
+from mini_gpt.generation import decoding, prompts
+from mini_gpt.generation.sampling import Sampling
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.attention.inputs import Memory
+from mini_gpt.model.gpt import check_length
+from mini_gpt.model.layout import layout_of
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import sharding
+from mini_gpt.training import state as states
+
+ROUNDS = 10  # texts that are decoded
+
+
+def random_model(config: Config) -> LoadedModel:
+    """Return the model of a config with its initial weights."""
+    tokenizer = token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)
+    vocab_size = states.vocab_size(config, tokenizer)
+    mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
+    definition, abstract_state = states.abstract(config, vocab_size, mesh)
+    parameters, layout = states.create(config, vocab_size, abstract_state).parameters, layout_of(config, tokenizer)
+    return LoadedModel(parameters, definition, config, mesh, config.batch_tokens, layout)
+
+
+def time_decoding(
+    model: LoadedModel, prompt: np.ndarray, tokens: int, sampling: Sampling, source: np.ndarray | None = None
+) -> tuple[float, float]:
+    """Decode one text. Return the seconds to its first token, and the tokens per second after it."""
+    begin = time.perf_counter()
+    sources = None if source is None else [source]
+    parts = decoding.stream(model, [prompt], length=tokens, sampling=sampling, sources=sources)
+    next(parts)
+    first = time.perf_counter()
+    count = sum(part.shape[1] for part in parts)
+    return first - begin, count / (time.perf_counter() - first)
+
+
+def decoding_speed(times: Sequence[tuple[float, float]]) -> dict:
+    """Return the medians and quartiles of several results of `time_decoding`."""
+    first, speeds = zip(*times, strict=True)
+    return {"seconds_to_first_token": spread(first), "tokens_per_second": spread(speeds)}
+
+
+def time_encoding(model: LoadedModel, source_BS: np.ndarray) -> float:
+    """Return the seconds of the encoder alone, without the keys and values of cross-attention."""
+    begin = time.perf_counter()
+    jax.block_until_ready(_encode(model, source_BS))
+    return time.perf_counter() - begin
+
+
+@jax.jit
+def _encode(model: LoadedModel, source_BS: jax.Array) -> Memory:
+    return model.merge().encode(source_BS)
+
+
+def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
+    """Measure decoding with random weights and top-k sampling, of a random prompt.
+
+    With an encoder, the source is random, and the target starts with a separator. Raises the errors of `check_length`.
+    """
+    config = configs.load(path, overrides)
+    check_length(config.model, prompt_tokens + (0 if config.model.encoder_layers else tokens))
+    model = random_model(config)
+    prompt, source = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens), None
+    if config.model.encoder_layers:
+        prompt, source = np.array([model.vocab_size - 1]), prompt
+    decode_text = functools.partial(time_decoding, model, prompt, tokens, Sampling(top_k=40), source)
+    compile_seconds, _ = decode_text()
+    times = decoding_speed([decode_text() for _ in range(ROUNDS)])
+    return {
+        "decoded": path,
+        "overrides": overrides,
+        "prompt_tokens": len(prompt),
+        **({} if source is None else {"source_tokens": len(source)} | _encoding_speed(model, prompt, source)),
+        "tokens": tokens,
+        "dtype": prompts.dtype(config.model).name,
+        "compile_seconds": compile_seconds,
+        **times,
+        "parameters": model_parameters.count(model.parameters),
+        **machine(1),
+    }
+
+
+def _encoding_speed(model: LoadedModel, prompt: np.ndarray, source: np.ndarray) -> dict:
+    """Return the median and quartiles of `time_encoding`, for the source that `decoding.stream` encodes."""
+    model, padded, _ = prompts.prepare(model, [prompt], [source], 1)
+    time_encoding(model, padded.source_BS)  # compiles
+    return {"seconds_to_encode": spread([time_encoding(model, padded.source_BS) for _ in range(ROUNDS)])}

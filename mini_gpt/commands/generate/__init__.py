@@ -1,0 +1,1 @@
+"""The ways in which sample.py generates text, a file each."""

@@ -1,0 +1,89 @@
+"""What sample.py is to generate, and how text is printed."""
+
+import argparse
+import json
+import logging
+import sys
+import unicodedata
+from typing import NamedTuple
+
+import numpy as np
+
+from mini_gpt.data import spans, tokenizers
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+
+MOST_TOKENS = 2**17  # of a text on the command line
+log = logging.getLogger("mini_gpt.sample")
+
+
+class Request(NamedTuple):
+    """What to generate. text: what the user typed. shown: printed before the new text. source: of the encoder."""
+
+    text: str
+    shown: str
+    prompt: np.ndarray
+    source: np.ndarray | None
+    length: int
+    seed: int
+
+    def json(self, text: str, tokens: list[int], about: dict) -> str:
+        """Return a line of JSON. tokens: ids of the new tokens."""
+        name = "prompt" if self.source is None else "source"
+        return json.dumps({name: self.text, "text": text, "tokens": tokens} | about, ensure_ascii=False)
+
+
+def make(run: Run, text: str, flags: argparse.Namespace, seed: int) -> Request:
+    """Return the request for a prompt, or for a source if the model has an encoder. Raise UserError if it is too long.
+
+    Warn if it is longer than the texts in training.
+    """
+    config = run.config
+    has_encoder = config.model.encoder_layers > 0
+    has_spans = config.train.objective == "span_corruption"
+    tokens = spans.encode(text, run.tokenizer) if has_spans else run.tokenizer.encode(text)
+    start = np.array([tokenizers.separator(run.tokenizer)])
+    check_tokens("--source" if has_encoder else "--prompt", tokens)
+    if has_encoder:
+        shown, prompt, source, used = "", start, tokens, 0  # the start of a target is not counted in its length
+        if len(tokens) > config.source_length:
+            log.warning(f"{len(tokens)} tokens are more than the {config.source_length} of the sources in training")
+    else:
+        shown, prompt, source = text, tokens if text or config.data.is_task else start, None
+        used = len(prompt)
+    requested = max(1, config.context_length - used) if flags.length is None else flags.length
+    return Request(text, shown, prompt, source, _possible_length(run, used, requested), seed)
+
+
+def check_tokens(flag: str, tokens: np.ndarray) -> None:
+    """Raise UserError if a flag's text has more than MOST_TOKENS tokens."""
+    if len(tokens) > MOST_TOKENS:
+        raise UserError(f"{flag}: found {len(tokens)} tokens; must be at most {MOST_TOKENS}")
+
+
+def warn_if_longer_than_trained(run: Run, tokens: int) -> None:
+    if tokens > run.config.context_length:
+        log.warning(f"{tokens} tokens are more than the {run.config.context_length} that the model was trained on")
+
+
+def _possible_length(run: Run, prompt_tokens: int, requested: int) -> int:
+    """Return `requested`, or fewer if the model has too few positions. Warn if the text exceeds the trained length.
+
+    Raise UserError if the prompt leaves no position.
+    """
+    model, total = run.config.model, prompt_tokens + requested
+    most = model.random_positions or (model.max_positions if model.position == "learned" else None)
+    if most is not None and total > most:
+        if prompt_tokens >= most:
+            raise UserError(f"--prompt: found {prompt_tokens} tokens; must be fewer than the model's {most} positions")
+        log.warning(f"the model has {most} positions; the text ends after {most - prompt_tokens} new tokens")
+        return most - prompt_tokens
+    warn_if_longer_than_trained(run, total)
+    return requested
+
+
+def escaped(text: str) -> str:
+    """Escape control characters if stdout is a terminal, which would interpret them."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)

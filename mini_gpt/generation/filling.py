@@ -1,0 +1,67 @@
+"""Prediction of the masked tokens of a text, by a model that was trained with the masked objective."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from mini_gpt.data.tokenizers import Tokenizer, vocab_size
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError, require
+
+MASK = "[MASK]"
+
+
+class Filling(NamedTuple):
+    """A text with its masks filled in. tokens_L: the text, with the most likely token for each mask.
+
+    places_N: the index of each of the N masks in tokens_L. best_NK: the K most likely tokens of each mask, the most
+    likely first; of equally likely ones, the lower id first. probabilities_NK: their probabilities, float32.
+    """
+
+    tokens_L: np.ndarray
+    places_N: np.ndarray
+    best_NK: np.ndarray
+    probabilities_NK: np.ndarray
+
+
+def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Return tokens_L of a text, int32. Each `[MASK]` in it is one mask token. Raises UserError if it has none."""
+    first, *others = text.split(MASK)
+    require(bool(others), "text", text, f"must contain {MASK} at least once")
+    mask = np.array([vocab_size(tokenizer)])
+    parts = [tokenizer.encode(first), *(part for other in others for part in (mask, tokenizer.encode(other)))]
+    return np.concatenate(parts).astype(np.int32)
+
+
+def fill(model: LoadedModel, tokens_L: np.ndarray, top: int = 5) -> Filling:
+    """Predict all masks of a text at once: no prediction knows the token of another mask.
+
+    tokens_L: token ids; `model.vocab_size` is the mask. The text is one document. top: the number of tokens for each
+    mask, K. Probabilities are over the tokenizer's tokens, without the mask token. Raises UserError if the model was
+    not trained with the masked objective, `top` is out of range, or logits are not finite. Raises the errors of
+    `check_length`.
+    """
+    objective, position_ids = model.config.train.objective, model.config.data.position_ids
+    require(model.masked, "train.objective", objective, "must be masked, to fill in masks")
+    remedy = "must be sequence: the other positions depend on the tokens that are masked"
+    require(position_ids == "sequence", "data.position_ids", position_ids, remedy)
+    require(1 <= top <= model.vocab_size, "top", top, f"must be in 1..{model.vocab_size}")
+    (places_N,) = np.nonzero(tokens_L == model.vocab_size)
+    rows_BL = np.repeat(tokens_L[None], sharding.shards(model.mesh), axis=0)
+    probabilities_NV = np.asarray(_probabilities(model, rows_BL, places_N))
+    if not np.isfinite(probabilities_NV).all():
+        raise UserError("logits: found non-finite numbers; use another checkpoint")
+    best_NK = np.argsort(-probabilities_NV, axis=1, kind="stable")[:, :top].astype(np.int32)
+    filled_L = tokens_L.copy()
+    filled_L[places_N] = best_NK[:, 0]
+    return Filling(filled_L, places_N, best_NK, np.take_along_axis(probabilities_NV, best_NK, axis=1))
+
+
+@jax.jit
+def _probabilities(model: LoadedModel, tokens_BL: jax.Array, places_N: jax.Array) -> jax.Array:
+    """Return probabilities_NV at some places of the first row. All rows are equal."""
+    x_ND = model.hidden(tokens_BL)[0, places_N]
+    logits_NV = model.merge().logits(x_ND[None])[0, :, : model.vocab_size]
+    return sharding.replicate(jax.nn.softmax(logits_NV, axis=-1), model.mesh)
