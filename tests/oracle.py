@@ -21,10 +21,9 @@ def activate(name, x):
 
 
 def norm(config, p, x):
-    if config.norm == "rmsnorm":
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_epsilon) * p["scale"]
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config.norm_epsilon) * p["scale"] + p.get("bias", 0.0)
+    centred = x if config.norm == "rmsnorm" else x - x.mean(-1, keepdims=True)
+    size = np.sqrt((centred**2).mean(-1, keepdims=True) + config.norm_epsilon)
+    return centred / size * p["scale"] + p.get("bias", 0.0)
 
 
 def linear(p, x):
@@ -167,7 +166,9 @@ def bias(config, position, own, tables, i, j):
     if position == "hard_alibi":
         return [-np.inf if h < config.hard_alibi.heads and abs(i - j) > h else 0.0 for h in heads]
     if position == "t5":
-        return tables["t5"]["bias_table"][t5_bucket(j - i, config.causal)]
+        return tables["t5"]["bias_table"][
+            t5_bucket(j - i, config.causal, config.t5.num_buckets, config.t5.max_distance)
+        ]
     if position == "kerple":
         return [-softplus(own["p"][h]) * math.log(1 + softplus(own["a"][h]) * abs(i - j)) for h in heads]
     if position == "fire":

@@ -43,7 +43,7 @@ class Linear(nnx.Linear):
 
 
 class Mlp(nnx.Module):
-    """The feed-forward sublayer: two linear layers with an activation between, or three if it has a gate (Shazeer 2020)."""
+    """The feed-forward sublayer: two linear layers with an activation between, or three with a gate (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
         self.config = config
