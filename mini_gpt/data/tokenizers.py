@@ -124,7 +124,10 @@ class BpeTokenizer(Tokenizer):
         self.inverse = np.argsort(self.order).astype(np.uint32)
         self.texts = [texts.get(token, b"") for token in self.order[:size].tolist()]
         self.token_bytes = np.array([len(text) for text in self.texts])
-        if self.token_bytes[self.encode("a")].sum() > 1:
+        example = self.encode("a")
+        if mask is not None and size in example:
+            raise ValueError("the mask token is added to each text")
+        if self.token_bytes[example].sum() > 1:
             self.token_bytes[-1] = -1  # subtract the space that the model adds before each document
 
     @classmethod
