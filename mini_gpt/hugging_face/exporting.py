@@ -28,9 +28,10 @@ def export(run: Run, output: Path, model_type: str | None = None) -> str:
     model_type: see `architectures.choose`. Raises UserError if the directory exists, or if the architecture can't
     express the model.
     """
-    order = run.tokenizer.inverse if isinstance(run.tokenizer, BpeTokenizer) else None
+    tokenizer = run.tokenizer
+    order = tokenizer.inverse if isinstance(tokenizer, BpeTokenizer) and tokenizer.separator is not None else None
     with files.directory_written_whole(output) as draft:
-        ids = tokenizer_files.write(run.tokenizer, draft, run.config.context_length, masked=run.model.masked)
+        ids = tokenizer_files.write(tokenizer, draft, run.config.context_length, masked=run.model.masked)
         architecture = write_model(run.model, draft, order=order, ids=ids, model_type=model_type)
         (draft / "README.md").write_text(model_card.text(run, architecture), encoding="utf-8")
     return architecture.title

@@ -53,20 +53,20 @@ from transformers import {architecture.auto_class}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
 model = {architecture.auto_class}.from_pretrained(DIRECTORY)
-{_use(architecture, prompt)}
+{_use(architecture, prompt, config.context_length)}
 ```
 
 Written by mini_gpt.{alphabet}
 """
 
 
-def _use(architecture: Architecture, prompt: str) -> str:
-    """Return the lines of code that use the model."""
+def _use(architecture: Architecture, prompt: str, context_length: int) -> str:
+    """Return the lines of code that use the model. The text that they generate fits into the context."""
     if architecture.objective == "masked":
         return f"""text = tokenizer({prompt!r} + tokenizer.mask_token, return_tensors="pt")
 print(tokenizer.decode(model(**text).logits[0, -1].argmax()))"""
     return f"""prompt = tokenizer({prompt!r}, return_tensors="pt")
-print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64, do_sample=True, top_k=40)[0]))"""
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens={min(64, context_length // 2)}, do_sample=True, top_k=40)[0]))"""
 
 
 def _table_cell(value: str) -> str:

@@ -1,5 +1,7 @@
 """Exported and imported models compute the same as Transformers (`make test-hugging-face`)."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,12 @@ from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import architectures, exporting, importing, settings
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.model import gpt, parameters
+from mini_gpt.model.positions.biases import t5_bucket
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
+from tests.hugging_face.models import BERT as BERT_FIELDS
 from tests.hugging_face.models import EXPORTABLE, FURTHER, VOCAB, written
+from tests.hugging_face.models import T5 as T5_MODEL
 
 torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
 transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
@@ -41,6 +46,10 @@ def theirs(model):
         inputs = {"input_ids": source_BS.clamp(min=0), "attention_mask": source_BS >= 0, "decoder_input_ids": tokens_BL}
     with torch.inference_mode():
         return model.eval()(**inputs).logits.float().numpy()
+
+
+T5_FIELDS = T5_MODEL | {"activation": "geglu"}
+TASK_FIELDS = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
 
 
 def auto_class(model_type):
@@ -166,14 +175,73 @@ def test_tokenizers_give_the_same_ids_and_text(run):
     assert tokenizer.eos_token_id == len(run.tokenizer.token_bytes) - 1
 
 
+def run_the_card(directory):
+    """Run the code of the model card."""
+    code = re.search(r"```python\n(.*?)```", (directory / "README.md").read_text(), re.DOTALL)[1]
+    exec(code, {"DIRECTORY": str(directory)})
+
+
 def test_greedy_texts_are_equal(run):
     run, out = run
+    run_the_card(out)
     prompt = run.tokenizer.encode("the cat")
     (mine,) = generation.generate(run.model, [prompt], length=12, sampling=Sampling(temperature=0.0))
     tokens_BL = torch.from_numpy(prompt.astype(np.int64))[None]
     options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     other = loaded(out).generate(tokens_BL, attention_mask=torch.ones_like(tokens_BL), **options)
     assert other[0, len(prompt) :].tolist() == mine.tolist()
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "characters"])
+def test_masked_tokens_are_predicted_alike(tokenizer, small, tmp_path):
+    fields = {f"model__{name}": value for name, value in BERT_FIELDS.items()} | {"train__objective": "masked"}
+    loop.train(
+        small(data__tokenizer=tokenizer, data__vocab_size=300, train__steps=20, **fields), tmp_path, conclude=False
+    )
+    run, out = Run(tmp_path), tmp_path / "out"
+    exporting.export(run, out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.mask_token_id == run.model.vocab_size
+    inputs = tokenizer("the c<mask>t sat", return_tensors="pt")
+    ids = [*run.tokenizer.encode("the c").tolist(), run.model.vocab_size, *run.tokenizer.encode("t sat").tolist()]
+    assert inputs["input_ids"].tolist() == [ids]
+    with torch.inference_mode():
+        found_BLV = loaded(out).eval()(**inputs).logits.numpy()
+    np.testing.assert_allclose(found_BLV, run.model.logits(jnp.array([ids])), rtol=1e-4, atol=1e-4)
+    run_the_card(out)
+
+
+def test_greedy_targets_of_an_encoder_decoder_are_equal(small, tmp_path):
+    fields = TASK_FIELDS | {f"model__{name}": value for name, value in T5_FIELDS.items()}
+    loop.train(small(train__steps=200, **fields), tmp_path, conclude=False)
+    run, out = Run(tmp_path), tmp_path / "out"
+    exporting.export(run, out)
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(out), loaded(out)
+    end = tokenizer.eos_token_id
+    texts = ["abca", "b", "cccccc"]
+    sources = [run.tokenizer.encode(text) for text in texts]
+    start = [np.array([end])] * len(texts)
+    mine = generation.generate(run.model, start, length=10, sources=sources, sampling=Sampling(temperature=0.0))
+    tokenizer.padding_side = "right"
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    options = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False}
+    other = model.generate(**inputs, **options)
+    run_the_card(out)
+    assert other[:, 0].tolist() == [end] * 3, "a target starts with the separator"
+    for row, tokens in zip(other, mine, strict=True):
+        until = next((at for at, token in enumerate(tokens.tolist()) if token == end), 10)  # theirs has no end here
+        assert until > 0 and row[1 : 1 + until].tolist() == tokens.tolist()[:until]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("num_buckets, max_distance", [(32, 128), (8, 9), (16, 300), (64, 100), (4, 1000)])
+def test_the_buckets_of_t5_are_equal(bidirectional, num_buckets, max_distance):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    offsets, sizes = np.arange(-1500, 1501), {"num_buckets": num_buckets, "max_distance": max_distance}
+    found = t5_bucket(jnp.asarray(offsets), causal=not bidirectional, **sizes)
+    wanted = T5Attention._relative_position_bucket(torch.from_numpy(offsets), bidirectional=bidirectional, **sizes)
+    np.testing.assert_array_equal(found, wanted.numpy())
 
 
 def test_transformers_computes_the_same_loss_of_a_split(run):
