@@ -62,11 +62,12 @@ Written by mini_gpt.{alphabet}
 
 def _use(architecture: Architecture, prompt: str, context_length: int) -> str:
     """Return the lines of code that use the model. The text that they generate fits into the context."""
+    options = f"max_new_tokens={min(64, context_length // 2)}, do_sample=True, top_k=40"
     if architecture.objective == "masked":
         return f"""text = tokenizer({prompt!r} + tokenizer.mask_token, return_tensors="pt")
 print(tokenizer.decode(model(**text).logits[0, -1].argmax()))"""
     return f"""prompt = tokenizer({prompt!r}, return_tensors="pt")
-print(tokenizer.decode(model.generate(**prompt, max_new_tokens={min(64, context_length // 2)}, do_sample=True, top_k=40)[0]))"""
+print(tokenizer.decode(model.generate(**prompt, {options})[0]))"""
 
 
 def _table_cell(value: str) -> str:
