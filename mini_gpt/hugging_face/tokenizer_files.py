@@ -35,6 +35,7 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int, *, masked:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
+        "model_input_names": ["input_ids", "attention_mask"],  # no token_type_ids, which `generate` would refuse
         "padding_side": "left",  # for batched generation
         "model_max_length": context_length,
         "clean_up_tokenization_spaces": False,
