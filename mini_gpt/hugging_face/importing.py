@@ -108,7 +108,8 @@ def read_weights(
         copies |= dict.fromkeys(_copies(architecture) & found.keys() - wanted.keys(), originals["embedding",])
         for name, original in copies.items():
             if not np.array_equal(found[name][:], found[original][:]):
-                raise UserError(f"{source}: {name}: it differs from {original}, but {CONFIG} ties them")
+                reason = "and Transformers uses one of them" if name in wanted else f"but {CONFIG} ties them"
+                raise UserError(f"{source}: {name}: it differs from {original}, {reason}")
         for name, tensor in wanted.items():
             values = np.asarray(found[name][:]).astype(np.float32)
             if not np.isfinite(values).all():

@@ -117,8 +117,8 @@ def test_an_exported_masked_run_is_imported_again(tokenizer, small, imports, mon
 @pytest.mark.slow
 def test_an_imported_roberta_keeps_its_ids(imports, monkeypatch, tmp_path):
     tokenizer, source = like_robertas(300), tmp_path / "roberta"
-    rows = tokenizer.get_vocab_size() + 2
-    written("roberta", source, vocab_size=rows, end=2)  # the padding is token 3
+    rows = tokenizer.get_vocab_size()
+    written("roberta", source, vocab_size=rows, end=rows - 1)  # the padding is token 3
     tokenizer.save(str(source / "tokenizer.json"))
     names = {"bos_token": "<s>", "pad_token": "<unk>", "mask_token": "<mask>"}
     (source / "tokenizer_config.json").write_text(json.dumps(names))

@@ -133,6 +133,46 @@ def test_only_the_output_layer_of_the_architecture_is_expected(name, other, tmp_
             read(tmp_path / "out")
 
 
+def test_the_embedding_of_type_0_is_added_to_the_positions(tmp_path):
+    written("bert", tmp_path / "out")
+    _, before = read(tmp_path / "out")
+    types = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32)
+    rewrite(tmp_path / "out", lambda tensors: tensors | {"bert.embeddings.token_type_embeddings.weight": types})
+    _, after = read(tmp_path / "out")
+    table = "positions/learned/embedding"
+    np.testing.assert_array_equal(after[table], before[table] + types[0])
+    assert all(np.array_equal(after[path], leaf) for path, leaf in before.items() if path != table)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert, untied, odd", "roberta"])
+def test_the_second_bias_of_the_logits_may_be_missing_but_not_differ(name, tmp_path):
+    written(name, tmp_path / "out")
+    second = "lm_head.decoder.bias" if name == "roberta" else "cls.predictions.decoder.bias"
+    _, before = read(tmp_path / "out")
+    bias = load_file(tmp_path / "out" / "model.safetensors")[second]
+    rewrite(tmp_path / "out", without(second))
+    _, after = read(tmp_path / "out")
+    assert all(np.array_equal(after[path], leaf) for path, leaf in before.items())
+    rewrite(tmp_path / "out", lambda tensors: tensors | {second: bias + 1})
+    first = second.replace("decoder.", "")
+    with pytest.raises(UserError, match=rf"{second}: it differs from {first}, and Transformers uses one of them$"):
+        read(tmp_path / "out")
+
+
+def test_t5_may_repeat_its_table_and_store_an_unused_bias(tmp_path):
+    written("t5", tmp_path / "out")
+    _, before = read(tmp_path / "out")
+    table = load_file(tmp_path / "out" / "model.safetensors")["shared.weight"]
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    more = {"encoder.embed_tokens.weight": table, unused: np.zeros((32, 4), np.float32)}
+    rewrite(tmp_path / "out", lambda tensors: tensors | more)
+    _, after = read(tmp_path / "out")
+    assert all(np.array_equal(after[path], leaf) for path, leaf in before.items())
+    rewrite(tmp_path / "out", lambda tensors: tensors | {"encoder.embed_tokens.weight": table + 1})
+    with pytest.raises(UserError, match=r"encoder.embed_tokens.weight: it differs from shared.weight, but config.json"):
+        read(tmp_path / "out")
+
+
 def without(name):
     return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
 
