@@ -21,10 +21,9 @@ def activate(name, x):
 
 
 def norm(config, p, x):
-    if config.norm == "rmsnorm":
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p["scale"]
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p.get("bias", 0.0)
+    centred = x if config.norm == "rmsnorm" else x - x.mean(-1, keepdims=True)
+    size = np.sqrt((centred**2).mean(-1, keepdims=True) + config.norm_epsilon)
+    return centred / size * p["scale"] + p.get("bias", 0.0)
 
 
 def linear(p, x):
@@ -167,7 +166,9 @@ def bias(config, position, own, tables, i, j):
     if position == "hard_alibi":
         return [-np.inf if h < config.hard_alibi.heads and abs(i - j) > h else 0.0 for h in heads]
     if position == "t5":
-        return tables["t5"]["bias_table"][t5_bucket(j - i, config.causal)]
+        return tables["t5"]["bias_table"][
+            t5_bucket(j - i, config.causal, config.t5.num_buckets, config.t5.max_distance)
+        ]
     if position == "kerple":
         return [-softplus(own["p"][h]) * math.log(1 + softplus(own["a"][h]) * abs(i - j)) for h in heads]
     if position == "fire":
@@ -258,7 +259,12 @@ def forward(config, parameters, tokens, positions=None, segments=None, source=No
     positions = list(range(len(tokens))) if positions is None else list(positions)
     segments = [0] * len(tokens) if segments is None else list(segments)
     x = hidden(config, parameters, tokens, positions, segments, memory, is_padding)
-    return x @ parameters["embedding" if config.tie_embeddings else "unembedding"].T
+    table = parameters["embedding" if config.tie_embeddings else "unembedding"]
+    if config.prediction_head:
+        head = parameters["prediction_head"]
+        x = norm(config, head["norm"], activate(config.activation, linear(head["dense"], x)))
+        return x @ table.T + head["bias"]
+    return x @ table.T
 
 
 def hidden(config, parameters, tokens, positions, segments, memory=None, is_padding=None):
@@ -286,6 +292,8 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
     if config.position == "sinusoidal":
         waves = np.stack([sinusoid(p, config.d_model, config.sinusoidal.base) for p in positions])
         x = x + config.sinusoidal.amplitude * std * waves
+    if config.embedding_norm:
+        x = norm(config, parameters["embedding_norm"], x)
     for layer in range(config.num_layers):
         p = parameters["blocks"][layer]
 
@@ -294,8 +302,8 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
             return attention(config, p["attention"], x, layer, tables, positions, seen, segments)
 
         def mlp(x, p=p["mlp"]):
-            if config.activation == "swiglu":
-                return linear(p["down"], activate("swiglu", linear(p["gate"], x)) * linear(p["up"], x))
+            if config.activation in ("swiglu", "geglu"):
+                return linear(p["down"], activate(config.activation, linear(p["gate"], x)) * linear(p["up"], x))
             return linear(p["down"], activate(config.activation, linear(p["up"], x)))
 
         def cross(x, p=p, layer=layer):

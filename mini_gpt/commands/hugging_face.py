@@ -1,6 +1,6 @@
 """Export a run to Hugging Face Transformers, or import a model of Transformers as a run.
 
-python -m mini_gpt.hugging_face export --workdir=runs/tiny --output=DIR [--checkpoint=best]
+python -m mini_gpt.hugging_face export --workdir=runs/tiny --output=DIR [--checkpoint=best] [--architecture=NAME]
 python -m mini_gpt.hugging_face import --input=DIR --workdir=runs/imported [--config=FILE] [--config.FIELD=VALUE ...]
 
 An imported run has the model, the context length and the tokenizer of the input. All other fields, such as corpus and
@@ -11,6 +11,7 @@ import logging
 
 from mini_gpt.commands import command_line
 from mini_gpt.hugging_face import exporting, importing
+from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
@@ -24,6 +25,10 @@ def main() -> None:
     out = commands.add_parser("export", help="write a run's model for Transformers", allow_abbrev=False)
     command_line.add_run_flags(out)
     out.add_argument("--output", type=command_line.new_directory, required=True, help="a new directory for the model")
+    known = ", ".join(ARCHITECTURES)
+    out.add_argument(
+        "--architecture", choices=ARCHITECTURES, metavar="NAME", help=f"one of {known}; else the first that fits"
+    )
     into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
     into.add_argument("--input", type=command_line.directory, required=True, help="directory from save_pretrained")
     into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")
@@ -33,7 +38,8 @@ def main() -> None:
     if flags.command == "export":
         if rest:
             raise UserError(f"{rest[0]}: no such flag; see --help")
-        title = exporting.export(Run(flags.workdir, checkpoint=flags.checkpoint), flags.output)
+        run = Run(flags.workdir, checkpoint=flags.checkpoint)
+        title = exporting.export(run, flags.output, flags.architecture)
         log.info(f"{flags.output}: written as {title}; load it with from_pretrained({str(flags.output)!r})")
         return
     overrides = command_line.config_overrides(rest)

@@ -34,7 +34,7 @@ from mini_gpt.training.state import TrainState
 ACTIVATION_BYTES = 2  # bfloat16
 STREAM_BYTES = 4  # the residual stream is float32
 # Number of arrays of width d_ff that the backward pass needs.
-HIDDEN = {"gelu": 4, "gelu_exact": 4, "relu": 2, "swiglu": 6}
+HIDDEN = {"gelu": 4, "gelu_exact": 4, "relu": 2, "swiglu": 6, "geglu": 6}
 GIGA = 1e9
 # The beginning of the sentence in `report` about the optimizer state.
 OPTIMIZER_STATE = {

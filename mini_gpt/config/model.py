@@ -25,14 +25,15 @@ from mini_gpt.config.fields import OptionalSize, Range, Rate, Section, Size, fie
 
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
 PATTERNS = ("position", "attention_window", "rope.base")  # their tuples repeat over the layers
+GATED = ("swiglu", "geglu")  # activations of two arrays, gate and up
 MOST_LAYERS = 4096  # above any real model, as LARGEST; they bound the memory that a config can ask for
 
 
 def _feed_forward_width(values: Mapping[str, Any]) -> int:
-    """4 × model.d_model; for swiglu 8/3 × model.d_model"""
-    # SwiGLU has three matrices, not two. 8/3 × d_model keeps the parameter count (Shazeer 2020).
+    """4 × model.d_model; for swiglu and geglu 8/3 × model.d_model"""
+    # They have three matrices, not two. 8/3 × d_model keeps the parameter count (Shazeer 2020).
     width = values["model.d_model"]
-    return 8 * round(width / 3) if values["model.activation"] == "swiglu" else 4 * width
+    return 8 * round(width / 3) if values["model.activation"] in GATED else 4 * width
 
 
 def _most_positions(values: Mapping[str, Any]) -> int:
@@ -40,6 +41,9 @@ def _most_positions(values: Mapping[str, Any]) -> int:
     source = values["source_length"] if values["model.encoder_layers"] else 0
     length = max(values["context_length"], source) + (values["data.position_ids"] != "sequence")
     return values["model.random_positions"] or values["train.random_offsets"] or length
+
+
+Epsilon = Annotated[float, Range("in 1e-15..0.01", lambda value: 1e-15 <= value <= 0.01)]
 
 
 class ModelConfig(Section, prefix="model."):
@@ -68,10 +72,17 @@ class ModelConfig(Section, prefix="model."):
     attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
     norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
     norm_placement: Literal["pre", "post"] = field("pre", "pre: x + f(norm(x)); post: norm(x + f(x))")
+    norm_epsilon: Epsilon = field(1e-5, "of all norms but QK-norm, added to the mean square", before=1e-5)
+    embedding_norm: bool = field(False, "a norm of the embeddings, after positions are added", before=False)
     use_bias: bool = field(True, "bias in every projection and in layernorm")
-    activation: Literal["gelu", "gelu_exact", "relu", "swiglu"] = field("gelu", "gelu: tanh, as in GPT-2; exact: erf")
+    activation: Literal["gelu", "gelu_exact", "relu", "swiglu", "geglu"] = field(
+        "gelu", "gelu: tanh, as in GPT-2; exact: erf; swiglu, geglu: silu or gelu of a gate (Shazeer 2020)"
+    )
     causal: bool = field(True, "false: bidirectional, for the masked objective")
     tie_embeddings: bool = field(True, "the output projection is the transposed embedding")
+    prediction_head: bool = field(
+        False, "before the logits a layer, an activation and a norm, and a bias of the logits, as in BERT", before=False
+    )
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(head width); false for ablation only")
     residual: bool = field(True, "residual connections; false for ablation only")
@@ -109,6 +120,8 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("position", f"with model.scan_layers, {reason}")
         self._check_causal()
         self._check_encoder()
+        if self.prediction_head and self.gated:
+            self.refuse("prediction_head", f"must be False with model.activation={self.activation}, which needs a gate")
         if self.variants.normaliser == "stick_breaking" and self.variants.sink != "none":
             self.refuse("variants.sink", "must be none: stick-breaking gives the remaining weight to the token itself")
         if "pope" in encodings and "rope" not in encodings and self.rope.fraction != 1:
@@ -216,6 +229,11 @@ class ModelConfig(Section, prefix="model."):
         if self.rope.scaling == "dynamic":
             return "model.rope.scaling: found 'dynamic', which turns all keys again when the text grows; use ntk"
         return None
+
+    @property
+    def gated(self) -> bool:
+        """Whether the activation has a gate, which has a matrix of its own in the feed-forward layer."""
+        return self.activation in GATED
 
     @property
     def own_encodings(self) -> list[str]:

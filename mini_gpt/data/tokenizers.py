@@ -19,6 +19,7 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 FILE = "tokenizer.json"
+IMPORTED = ("separator", "vocab_size", "special", "mask")  # arguments of BpeTokenizer for imported models
 PIECE = 2**16  # characters after which a text is cut at the next space
 LONGEST_PIECE = 2**17
 BEFORE_SPACE = re.compile(r"\S(?=[ \n])")
@@ -91,27 +92,42 @@ class BpeTokenizer(Tokenizer):
     """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), of the tokenizers library.
 
     Arguments other than `model` are for imported models. separator: the separator's id in `model`; this class swaps it
-    with the last id. vocab_size: rows of the embedding table, at least the number of tokens. special: {role: token} of
-    the other special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them.
+    with the last id. vocab_size: ids of this class, at least the number of tokens. special: {role: token} of the other
+    special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them. mask: the id in `model` of the mask
+    token, which is `vocab_size` here, above the tokens of this class.
     """
 
     kind = "bpe"
 
-    def __init__(self, model: Library, separator: int | None = None, vocab_size: int = 0, special: dict | None = None):
+    def __init__(
+        self,
+        model: Library,
+        separator: int | None = None,
+        vocab_size: int = 0,
+        special: dict | None = None,
+        mask: int | None = None,
+    ):
         self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special or {})
+        self.mask = mask
         model.encode_special_tokens = True  # encode the name of a special token as ordinary text
         texts = _token_texts(model)
         size = len(texts) + 1 if separator is None else vocab_size
         if not all(isinstance(text, str) for text in (*self.special, *self.special.values())):
             raise ValueError(f"special: found {shown(self.special)}; must be names of tokens")
-        if type(size) is not int or not max(texts, default=0) < size <= LARGEST:
+        if type(size) is not int or not max(texts, default=0) < size + (mask is not None) <= LARGEST:
             raise ValueError(f"found {size} ids; must be above the last token's id, and at most {LARGEST}")
-        self.order = np.arange(size, dtype=np.uint32)  # maps ids of this class to ids of `model`, and back
-        if separator is not None:
-            self.order[[separator, -1]] = self.order[[-1, separator]]
-        self.texts = [texts.get(token, b"") for token in self.order.tolist()]
+        self.order = np.arange(size + (mask is not None), dtype=np.uint32)  # the id in `model` of each id of this class
+        last = [] if mask is None else [(mask, size)]
+        for token, place in [*last, *([] if separator is None else [(separator, size - 1)])]:
+            at = np.flatnonzero(self.order == token)[0]
+            self.order[[at, place]] = self.order[[place, at]]
+        self.inverse = np.argsort(self.order).astype(np.uint32)
+        self.texts = [texts.get(token, b"") for token in self.order[:size].tolist()]
         self.token_bytes = np.array([len(text) for text in self.texts])
-        if self.token_bytes[self.encode("a")].sum() > 1:
+        example = self.encode("a")
+        if mask is not None and size in example:
+            raise ValueError("the mask token is added to each text")
+        if self.token_bytes[example].sum() > 1:
             self.token_bytes[-1] = -1  # subtract the space that the model adds before each document
 
     @classmethod
@@ -129,7 +145,7 @@ class BpeTokenizer(Tokenizer):
         encoded = (self.model.encode(piece).ids for piece in self.pieces(text))
         with no_panic():
             ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32)
-        return ids if self.separator is None else self.order[ids]
+        return ids if self.separator is None else self.inverse[ids]
 
     def pieces(self, text: str) -> Iterator[str]:
         return _pieces(text) if self.separator is None else iter([text])  # an imported tokenizer may merge spaces
@@ -138,6 +154,8 @@ class BpeTokenizer(Tokenizer):
         described = {"kind": self.kind, "bpe": json.loads(self.model.to_str())}
         if self.separator is not None:
             described |= {"separator": self.separator, "vocab_size": self.vocab_size, "special": self.special}
+        if self.mask is not None:
+            described["mask"] = self.mask
         return described
 
 
@@ -185,7 +203,7 @@ def load(directory: Path) -> Tokenizer:
             case "characters":
                 return CharacterTokenizer(values["characters"])
             case "bpe":
-                options = {name: values[name] for name in ("separator", "vocab_size", "special") if name in values}
+                options = {name: values[name] for name in IMPORTED if name in values}
                 return BpeTokenizer(parse(values["bpe"]), **options)
             case kind:
                 raise ValueError(f"found the kind {shown(kind)}")

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import types
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -14,6 +12,7 @@ from safetensors.numpy import save_file
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
+from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.model import gpt
 from mini_gpt.model import parameters as model_parameters
@@ -23,17 +22,19 @@ from mini_gpt.runtime.errors import require
 from mini_gpt.training.run import Run
 
 
-def export(run: Run, output: Path) -> str:
+def export(run: Run, output: Path, model_type: str | None = None) -> str:
     """Write the run's model and return the title of its Transformers architecture. A failed export leaves no files.
 
-    Raises UserError if the directory exists, or if no architecture can express the model.
+    model_type: see `architectures.choose`. Raises UserError if the directory exists, or if the architecture can't
+    express the model.
     """
-    order = run.tokenizer.order if isinstance(run.tokenizer, BpeTokenizer) else None
+    tokenizer = run.tokenizer
+    order = tokenizer.inverse if isinstance(tokenizer, BpeTokenizer) and tokenizer.separator is not None else None
     with files.directory_written_whole(output) as draft:
-        ids = tokenizer_files.write(run.tokenizer, draft, run.config.context_length)
-        title = write_model(run.model, draft, order=order, ids=ids)
-        (draft / "README.md").write_text(model_card.text(run, title), encoding="utf-8")
-    return title
+        ids = tokenizer_files.write(tokenizer, draft, run.config.context_length, masked=run.model.masked)
+        architecture = write_model(run.model, draft, order=order, ids=ids, model_type=model_type)
+        (draft / "README.md").write_text(model_card.text(run, architecture), encoding="utf-8")
+    return architecture.title
 
 
 def write_model(
@@ -41,37 +42,38 @@ def write_model(
     directory: Path,
     *,
     order: np.ndarray | None = None,
-    ids: Mapping[str, int | None] = types.MappingProxyType({}),
-) -> str:
-    """Write config.json and model.safetensors; return the title of the Transformers architecture.
+    ids: Ids = architectures.NO_IDS,
+    model_type: str | None = None,
+) -> Architecture:
+    """Write config.json and model.safetensors; return the Transformers architecture.
 
     order: mini_gpt's id of each exported token id; None if they are equal. ids: the token ids in config.json.
-    Raises UserError if no architecture can express the model.
+    model_type: see `architectures.choose`. Raises UserError if the architecture can't express the model.
     """
-    architecture = architectures.choose(model.config.model)
+    architecture = architectures.choose(model.config.model, ids, model_type)
     position_ids = model.config.data.position_ids
     require(position_ids == "sequence", "data.position_ids", position_ids, "must be sequence to be exported")
     config, arrays = _equivalent(model, biased=architecture.always_biased)
     if order is not None:
-        arrays |= {name: arrays[name][order] for name in ("embedding", "unembedding") if name in arrays}
+        arrays |= {name: arrays[name][order] for name in OF_TOKENS if name in arrays}
     described = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
-        "vocab_size": model.vocab_size,
+        "vocab_size": len(arrays["embedding"]),
         "bos_token_id": None,
         "eos_token_id": None,
         **ids,
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": "float32",
         "use_cache": True,
-        **architecture.describe(dataclasses.replace(model.config, model=config)),
+        **architecture.describe(dataclasses.replace(model.config, model=config), ids),
     }
     (directory / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    tensors = architecture.tensors(config)
+    tensors, arrays = architecture.tensors(config), architecture.unfold(arrays, config)
     packed = {tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in tensors}
     save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it readable only by its owner
-    return architecture.title
+    return architecture
 
 
 def _equivalent(model: LoadedModel, *, biased: bool) -> tuple[ModelConfig, dict[str, np.ndarray]]:
@@ -84,6 +86,6 @@ def _equivalent(model: LoadedModel, *, biased: bool) -> tuple[ModelConfig, dict[
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(config.d_model))
         config = dataclasses.replace(config, scale_embeddings=False, tie_embeddings=False)
     config = dataclasses.replace(config, scan_layers=False, use_bias=config.use_bias or biased)
-    for name, leaf in model_parameters.by_name(gpt.abstract(config, model.vocab_size)[1]).items():
+    for name, leaf in model_parameters.by_name(gpt.abstract(config, len(arrays["embedding"]))[1]).items():
         arrays.setdefault(name, np.zeros(leaf.shape, leaf.dtype))  # biases that the model lacks
     return config, arrays

@@ -19,8 +19,8 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
 from mini_gpt.hugging_face import architectures, settings, tokenizer_files
-from mini_gpt.hugging_face.architectures import Architecture
-from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
+from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture
+from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS, Settings
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 from mini_gpt.model import gpt
 from mini_gpt.model import parameters as model_parameters
@@ -44,15 +44,16 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     described = settings.read(source / CONFIG)
     architecture = architectures.find(described)
     vocab_size = described.whole("vocab_size")
-    tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"))
-    config = _config(architecture.fields(described), tokenizer, config_path, overrides)
+    masked = architecture.objective == "masked"
+    tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"), masked=masked)
+    config = _config(read_fields(source, architecture, described), tokenizer, config_path, overrides)
     with contextlib.ExitStack() as opened:  # check the tensor names before the slow steps
-        _open(source, architecture, config.model, opened)
+        _match(source, architecture, config.model, _open(source, opened))
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     _, abstract_state = states.abstract(config, vocab_size, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, BpeTokenizer):
-        arrays |= {name: arrays[name][tokenizer.order] for name in ("embedding", "unembedding") if name in arrays}
+        arrays |= {name: arrays[name][tokenizer.order] for name in OF_TOKENS if name in arrays}
     places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
     parameters = _tree(arrays, abstract_state.parameters, stacked=config.model.scan_layers)
@@ -63,6 +64,15 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
             checkpoints.save(0, state, Record())
         workdirs.record_import(draft, source, architecture.title)
     return config
+
+
+def read_fields(source: Path, architecture: Architecture, described: Settings) -> dict[str, Any]:
+    """Return the fields of mini_gpt's config. If config.json does not tell whether the model is tied, the files do."""
+    fields = architecture.fields(described)
+    if fields["model.tie_embeddings"] is None:
+        with contextlib.ExitStack() as opened:
+            fields["model.tie_embeddings"] = architecture.head_tensor not in _open(source, opened)
+    return fields
 
 
 def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, overrides: Mapping[str, str]) -> Config:
@@ -87,32 +97,35 @@ def read_weights(
     one_by_one = dataclasses.replace(model, scan_layers=False)
     leaves = gpt.abstract(one_by_one, vocab_size)[1]
     shapes = {name: leaf.shape for name, leaf in model_parameters.by_name(leaves).items()}
+    shapes |= architecture.shapes(model)
     arrays: dict[str, np.ndarray] = {}
     with contextlib.ExitStack() as opened:
-        wanted, found = _open(source, architecture, model, opened)
+        wanted, found = _match(source, architecture, model, _open(source, opened))
         for name, tensor in wanted.items():
             _check(f"{source}: {name}", found[name], tensor.shape([shapes[path] for path in tensor.paths]))
-        if (head := architecture.head_tensor) in found.keys() - wanted.keys():
-            table = next(tensor.name for tensor in wanted.values() if tensor.paths == ("embedding",))
-            if not np.array_equal(found[head][:], found[table][:]):
-                raise UserError(f"{source}: {head}: it differs from {table}, but {CONFIG} ties them")
+        originals = {tensor.paths: tensor.name for tensor in wanted.values() if not tensor.optional}
+        copies = {tensor.name: originals[tensor.paths] for tensor in wanted.values() if tensor.optional}
+        copies |= dict.fromkeys(_copies(architecture) & found.keys() - wanted.keys(), originals["embedding",])
+        for name, original in copies.items():
+            if not np.array_equal(found[name][:], found[original][:]):
+                reason = "and Transformers uses one of them" if name in wanted else f"but {CONFIG} ties them"
+                raise UserError(f"{source}: {name}: it differs from {original}, {reason}")
         for name, tensor in wanted.items():
             values = np.asarray(found[name][:]).astype(np.float32)
             if not np.isfinite(values).all():
                 raise UserError(f"{source}: {name}: found non-finite values (NaN or infinity); download it again")
             parts = tensor.unpack(values, [shapes[path] for path in tensor.paths])
             arrays |= dict(zip(tensor.paths, parts, strict=True))
-    return arrays
+    return architecture.fold(arrays, model)
 
 
-def _open(
-    source: Path, architecture: Architecture, model: ModelConfig, opened: contextlib.ExitStack
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors that the model needs, and unread slices of those in the files.
+def _copies(architecture: Architecture) -> set[str]:
+    """Return the names of tensors that a file may have, if they repeat the table of embeddings."""
+    return {architecture.head_tensor, *architecture.table_copies}
 
-    Raises UserError for a missing or an unexpected tensor.
-    """
-    wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
+
+def _open(source: Path, opened: contextlib.ExitStack) -> dict[str, Any]:
+    """Return unread slices of all tensors in the files. Raises UserError if a file can't be read."""
     found: dict[str, Any] = {}
     for file in _files(source):
         path = settings.find_file(source, file)
@@ -124,16 +137,29 @@ def _open(
         except (SafetensorError, OSError) as error:
             problem = f"not a complete safetensors file ({shown(str(error))}); download it again"
             raise UserError(f"{source / file}: {problem}") from None
-        for name in tensors.keys():  # noqa: SIM118  not a mapping
-            prefixed = architecture.prefix + name  # if the model was saved without its output layer
-            found[name if name in wanted or prefixed not in wanted else prefixed] = tensors.get_slice(name)
+        found |= {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  not a mapping
+    return found
+
+
+def _match(
+    source: Path, architecture: Architecture, model: ModelConfig, stored: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors that the model needs, and the stored ones with their full names.
+
+    Raises UserError for a missing or an unexpected tensor.
+    """
+    wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
+    found: dict[str, Any] = {}
+    for name, values in stored.items():
+        prefixed = architecture.prefix + name  # if the model was saved without its output layer
+        found[name if name in wanted or prefixed not in wanted else prefixed] = values
+    wanted = {name: tensor for name, tensor in wanted.items() if name in found or not tensor.optional}
     for name in wanted:
         if name not in found:
             raise UserError(f"{source}: {name}: tensor not found; this {architecture.title} config needs it")
     for name in found:
         plain = name.removeprefix(architecture.prefix)
-        # A file may store a tied embedding also as the output layer.
-        known = name in wanted or name == architecture.head_tensor
+        known = name in wanted or name in _copies(architecture)
         if not known and not re.fullmatch(architecture.buffers, plain):
             raise UserError(f"{source}: {printable(name)}: unexpected tensor for this {architecture.title} config")
     return wanted, found

@@ -4,6 +4,7 @@ import re
 
 from mini_gpt.data import splits
 from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.hugging_face.architecture import Architecture
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import printable
@@ -11,12 +12,13 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
 
-def text(run: Run, architecture: str) -> str:
+def text(run: Run, architecture: Architecture) -> str:
     """Return the model card of a run that is exported as `architecture`."""
     config, model = run.config, run.config.model
+    layers = f"{model.encoder_layers} + {model.num_layers}" if model.encoder_layers else str(model.num_layers)
     trained = config.train.batch_size * config.context_length * run.step
     facts = {
-        "architecture": f"{architecture}, {model.num_layers} layers, width {model.d_model}, {model.num_heads} heads",
+        "architecture": f"{architecture.title}, {layers} layers, width {model.d_model}, {model.num_heads} heads",
         "positions": model.position,
         "parameters": f"{model_parameters.count(run.model.parameters):,}",
         "context": f"{config.context_length:,} tokens",
@@ -36,7 +38,7 @@ def text(run: Run, architecture: str) -> str:
     rows = "\n".join(f"| {name} | {_table_cell(str(value))} |" for name, value in facts.items())
     return f"""---
 library_name: transformers
-pipeline_tag: text-generation
+pipeline_tag: {architecture.pipeline}
 tags: [mini_gpt]
 ---
 
@@ -47,16 +49,25 @@ tags: [mini_gpt]
 {rows}
 {_measured(run)}
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {architecture.auto_class}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
-model = AutoModelForCausalLM.from_pretrained(DIRECTORY)
-prompt = tokenizer({prompt!r}, return_tensors="pt")
-print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64, do_sample=True, top_k=40)[0]))
+model = {architecture.auto_class}.from_pretrained(DIRECTORY)
+{_use(architecture, prompt, config.context_length)}
 ```
 
 Written by mini_gpt.{alphabet}
 """
+
+
+def _use(architecture: Architecture, prompt: str, context_length: int) -> str:
+    """Return the lines of code that use the model. The text that they generate fits into the context."""
+    options = f"max_new_tokens={min(64, context_length // 2)}, do_sample=True, top_k=40"
+    if architecture.objective == "masked":
+        return f"""text = tokenizer({prompt!r} + tokenizer.mask_token, return_tensors="pt")
+print(tokenizer.decode(model(**text).logits[0, -1].argmax()))"""
+    return f"""prompt = tokenizer({prompt!r}, return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, {options})[0]))"""
 
 
 def _table_cell(value: str) -> str:

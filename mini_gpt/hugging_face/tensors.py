@@ -14,12 +14,14 @@ class Tensor:
 
     transposed: the matrix is stored [out, in], as in torch.nn.Linear; parameters are [in, out]. heads: number of heads
     by which the parts are interleaved, as queries, keys and values in GPT-NeoX; None: the parts are concatenated.
+    optional: files may lack it; it repeats an earlier tensor of the same path.
     """
 
     name: str
     paths: tuple[str, ...]
     transposed: bool = False
     heads: int | None = None
+    optional: bool = False
 
     def pack(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Return the tensor that joins the parameters, bit for bit."""

@@ -16,18 +16,26 @@ from mini_gpt.runtime.errors import UserError, require, shown
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first name that is not yet a token is used
 NOT_FOUND = "not found; AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes it"
+MASKS = ("<mask>", "<|mask|>")  # as SEPARATORS
 SPECIAL = ("bos_token", "unk_token", "pad_token")  # kept at import, for a later export
+OF_MASKED = ("cls_token", "sep_token", "mask_token")  # as SPECIAL, if there is a mask token
 
 
-def write(tokenizer: Tokenizer, directory: Path, context_length: int) -> dict[str, int | None]:
-    """Write the tokenizer's files. Return the token ids of config.json by field."""
+def write(tokenizer: Tokenizer, directory: Path, context_length: int, *, masked: bool = False) -> dict[str, int | None]:
+    """Write the tokenizer's files. Return the token ids of config.json by field.
+
+    masked: the model has a mask token, whose id is above those of the tokenizer.
+    """
     model, end = _library_tokenizer(tokenizer)
-    model.save(str(directory / FILE))
     name = model.id_to_token(end)
     special = {"bos_token": name, "eos_token": name, "pad_token": name} | getattr(tokenizer, "special", {})
+    if masked:
+        special = {"cls_token": name, "sep_token": name, "mask_token": _mask(tokenizer, model)} | special
+    model.save(str(directory / FILE))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
+        "model_input_names": ["input_ids", "attention_mask"],  # no token_type_ids, which `generate` would refuse
         "padding_side": "left",  # for batched generation
         "model_max_length": context_length,
         "clean_up_tokenization_spaces": False,
@@ -58,11 +66,23 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
     return model, ours.separator(tokenizer)
 
 
-def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
+def _mask(tokenizer: Tokenizer, model: library.Tokenizer) -> str:
+    """Return the name of the mask token; it is added if the tokenizer was not imported with it."""
+    if isinstance(tokenizer, BpeTokenizer) and tokenizer.mask is not None:
+        return model.id_to_token(tokenizer.mask) or ""
+    name, wanted = next(name for name in MASKS if model.token_to_id(name) is None), ours.vocab_size(tokenizer)
+    model.add_special_tokens([library.AddedToken(name, special=True, normalized=False)])
+    require(model.token_to_id(name) == wanted, "tokenizer", wanted, "ids without a token: no mask token can follow")
+    return name
+
+
+def read(directory: Path, vocab_size: int, end: Any, *, masked: bool = False) -> Tokenizer:
     """Read the tokenizer of a model with `vocab_size` ids.
 
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
-    tokenizer_config.json. Raises UserError if a file is invalid, or the tokens are neither bytes nor characters.
+    tokenizer_config.json: that of eos_token, else that of sep_token. masked: one of the ids is that of a mask token,
+    which is not one of the returned tokenizer. Raises UserError if a file is invalid, or the tokens are neither bytes
+    nor characters.
     """
     path = find_file(directory, FILE)
     try:
@@ -83,14 +103,23 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
     names = _names(directory)
     end = end[0] if isinstance(end, list) and end else end
     if end is None:
-        end = model.token_to_id(names.get("eos_token", ""))
+        end = model.token_to_id(names.get("eos_token", names.get("sep_token", "")))
     is_token = type(end) is int and 0 <= end < vocab_size and model.id_to_token(end) is not None
     field = f"{directory / 'config.json'}: eos_token_id"
     require(is_token, field, end, f"must be the id of the token in {FILE} that ends a document")
+    mask = None
+    if masked:
+        mask = model.token_to_id(names.get("mask_token", ""))
+        is_special = any(token["id"] == mask and token["special"] for token in described["added_tokens"])
+        right_mask = f"must be the name of another special token in {FILE} than the one that ends a document"
+        field = f"{directory / CONFIG}: mask_token"
+        require(is_special and mask != end, field, names.get("mask_token"), right_mask)
+    tokens = vocab_size - masked  # of the tokenizer
     if kind == "WordLevel":
         if model.get_vocab_size() != vocab_size:
             raise UserError(f"{path}: found {model.get_vocab_size()} tokens; {right}")
-        *characters, last = [model.id_to_token(token) or "" for token in range(vocab_size)]
+        require(mask in (None, tokens), f"{path}: the mask token's id", mask, f"must be the last one, {tokens}")
+        *characters, last = [model.id_to_token(token) or "" for token in range(tokens)]
         if any(len(c) != 1 for c in characters) or characters != sorted(characters) or model.token_to_id(last) != end:
             right = "must be single characters in the order of their code points, then the token that ends a document"
             raise UserError(f"{path}: model.vocab: found {shown([*characters, last])}; {right}")
@@ -100,10 +129,11 @@ def read(directory: Path, vocab_size: int, end: Any) -> Tokenizer:
     require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
     plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
     same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
-    if same and end == vocab_size - 1 == len(vocabulary):
+    if same and end == tokens - 1 == len(vocabulary) and mask in (None, tokens):
         return ByteTokenizer()
+    special = {name: names[name] for name in (*SPECIAL, *(OF_MASKED if masked else ())) if name in names}
     try:
-        return BpeTokenizer(model, end, vocab_size, {name: names[name] for name in SPECIAL if name in names})
+        return BpeTokenizer(model, end, tokens, special, mask)
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: not a tokenizer of bytes ({type(error).__name__}: {error})") from None
 
@@ -116,6 +146,6 @@ def _names(directory: Path) -> dict[str, str]:
         return {}
     except (ValueError, RecursionError) as error:
         raise UserError(f"{directory / CONFIG}: not valid JSON ({error})") from None
-    named = {name: config.get(name) for name in (*SPECIAL, "eos_token")} if isinstance(config, dict) else {}
+    named = {name: config.get(name) for name in (*SPECIAL, *OF_MASKED, "eos_token")} if isinstance(config, dict) else {}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -19,7 +19,7 @@ from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.inputs import Context, KeyValues, Mask, Memory
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options
 from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.layers import INIT_STD, PRODUCT, Mlp, dropout, make_norm
+from mini_gpt.model.layers import INIT_STD, PRODUCT, Mlp, PredictionHead, dropout, make_norm
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.model.stacked import at, stack_blocks, unstack
 from mini_gpt.runtime import devices, sharding
@@ -120,6 +120,8 @@ class Stack(nnx.Module):
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
         self.config = config
         self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
+        if config.embedding_norm:
+            self.embedding_norm = make_norm(config, rngs=rngs)
         pattern = [positions.ENCODINGS[kind.position] for kind in config.layer_kinds[: config.period]]
         own = [encoding if encoding.per_layer else None for encoding in pattern]
         self.blocks: Any
@@ -148,6 +150,7 @@ class Stack(nnx.Module):
         kinds = config.layer_kinds[: config.period]
         pattern = [self.positions.get(positions.key(kind)) for kind in kinds]
         x_BLD = pattern[0].embed(x_BLD, positions_BL) if pattern[0] else x_BLD
+        x_BLD = self.embedding_norm(x_BLD) if config.embedding_norm else x_BLD
         keys = options.dropout_key
         x_BLD = dropout(x_BLD, config.embedding_dropout, None if keys is None else keys[-1])
         options = options._replace(dropout_key=None if keys is None else keys[:-1])
@@ -214,6 +217,8 @@ class MiniGPT(Stack):
         super().__init__(config, self.dtype, rngs=rngs)
         if not config.tie_embeddings:
             self.unembedding = make_table()
+        if config.prediction_head:
+            self.prediction_head = PredictionHead(config, vocab_size, self.dtype, rngs=rngs)
         if config.encoder_layers:
             self.encoder = Stack(config.encoder, self.dtype, rngs=rngs)
             if not config.share_embeddings:
@@ -239,8 +244,12 @@ class MiniGPT(Stack):
 
     @property
     def output_table(self) -> jax.Array:
-        """The unembedding table_VD, float32; the logits are its product with the last hidden states."""
-        return (self.embedding if self.config.tie_embeddings else self.unembedding)[...]
+        """The unembedding table_VD, float32; the logits are its product with the last hidden states.
+
+        With a prediction head, both have one more column, for the bias of the logits.
+        """
+        table_VD = (self.embedding if self.config.tie_embeddings else self.unembedding)[...]
+        return self.prediction_head.table(table_VD) if self.config.prediction_head else table_VD
 
     def forward(
         self,
@@ -274,6 +283,7 @@ class MiniGPT(Stack):
         of_target = StackInputs(positions_BL, segments_BL, memory)
         x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, head_mask_NBH)
         x_BLD, new_caches, traces = self.run(x_BLD, of_target, options, caches, trace)
+        x_BLD = self.prediction_head(x_BLD) if config.prediction_head else x_BLD
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
 
     def encode(

@@ -19,6 +19,7 @@ ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
     "relu": jax.nn.relu,
     "swiglu": lambda gate, up: jax.nn.silu(gate) * up,
+    "geglu": lambda gate, up: jax.nn.gelu(gate) * up,
 }
 
 
@@ -42,12 +43,12 @@ class Linear(nnx.Linear):
 
 
 class Mlp(nnx.Module):
-    """The feed-forward sublayer: two linear layers with an activation between, or SwiGLU with three (Shazeer 2020)."""
+    """The feed-forward sublayer: two linear layers with an activation between, or three with a gate (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
         self.config = config
         self.up = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
-        if config.activation == "swiglu":
+        if config.gated:
             self.gate = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
         self.down = Linear(config, config.d_ff, config.d_model, dtype, std=residual_std(config), rngs=rngs)
 
@@ -56,17 +57,45 @@ class Mlp(nnx.Module):
         activate = ACTIVATIONS[self.config.activation]
         if self.config.scan_layers:  # for gelu, the scan then saves one array, not five
             activate = recompute_in_backward(activate)
-        gate = [self.gate(x_BLD)] if self.config.activation == "swiglu" else []
+        gate = [self.gate(x_BLD)] if self.config.gated else []
         return activate(*gate, self.up(x_BLD))
 
 
 def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
     """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), computed in float32."""
     if config.norm == "rmsnorm":
-        return nnx.RMSNorm(config.d_model, epsilon=1e-5, dtype=jnp.float32, rngs=rngs)
+        return nnx.RMSNorm(config.d_model, epsilon=config.norm_epsilon, dtype=jnp.float32, rngs=rngs)
     return nnx.LayerNorm(
-        config.d_model, epsilon=1e-5, use_bias=config.use_bias, use_fast_variance=False, dtype=jnp.float32, rngs=rngs
+        config.d_model,
+        epsilon=config.norm_epsilon,
+        use_bias=config.use_bias,
+        use_fast_variance=False,
+        dtype=jnp.float32,
+        rngs=rngs,
     )
+
+
+class PredictionHead(nnx.Module):
+    """A linear layer, an activation and a norm before the output table, and a bias of the logits (Devlin et al. 2019).
+
+    The bias is one more column of the table, for which the hidden states have a column of ones. So the logits stay the
+    product of hidden states and table; in bfloat16, the bias is rounded like the table.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.activate = ACTIVATIONS[config.activation]
+        self.dense = Linear(config, config.d_model, config.d_model, dtype, rngs=rngs)
+        self.norm = make_norm(config, rngs=rngs)
+        self.bias = nnx.Param(jnp.zeros((vocab_size,), jnp.float32))
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        """Return x_BLE with E = D + 1, float32."""
+        x_BLD = self.norm(self.activate(self.dense(x_BLD)))
+        return jnp.concatenate([x_BLD, jnp.ones_like(x_BLD[..., :1])], axis=-1)
+
+    def table(self, table_VD: jax.Array) -> jax.Array:
+        """Return table_VE, the output table with the bias."""
+        return jnp.concatenate([table_VD, self.bias[...][:, None]], axis=-1)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

@@ -26,6 +26,8 @@ RULES = (
     (r"(out|down)/kernel$", PartitionSpec("tensor", "fsdp")),
     (r"(out|down)/bias$", PartitionSpec()),
     (r"norm/(scale|bias)$", PartitionSpec()),
+    (r"prediction_head/dense/kernel$", PartitionSpec(None, "fsdp")),
+    (r"prediction_head/(dense/)?bias$", PartitionSpec()),
     (r"variants/(sink|query_factor|canon)$", PartitionSpec()),
     (r"(^|/)(un|source_)?embedding$", PartitionSpec(None, "fsdp")),
     (r"(^|/)positions?/", PartitionSpec()),  # parameters of a position encoding other than its embedding table

@@ -215,6 +215,13 @@ def test_loader_speed_leaves_out_the_first_batches(monkeypatch):
     assert len(made) == 13
 
 
+def test_flops_count_the_prediction_head(small):
+    without, head = small(model__position="alibi"), small(model__position="alibi", model__prediction_head=True)
+    d, vocab = head.model.d_model, 70
+    found = [bench.flops_per_token(each, gpt.abstract(each.model, vocab)[1]) for each in (without, head)]
+    assert found[1] - found[0] == 6 * (d * d + 3 * d + vocab)  # the layer and its bias, a norm, the bias of the logits
+
+
 def test_flops_of_an_encoder_are_counted_per_token_of_the_target(small):
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
     size = {"model__num_layers": 3, "model__encoder_layers": 2, "context_length": 20, "source_length": 50}

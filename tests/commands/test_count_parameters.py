@@ -46,6 +46,8 @@ MASKED = {"train__objective": "masked", "model__causal": False}
     [
         ({}, True),
         (MASKED, True),
+        (MASKED | {"model__prediction_head": True, "model__embedding_norm": True}, True),
+        ({"model__activation": "geglu"}, True),
         (TASK, True),
         (TASK | MASKED | {"data__isolate_documents": True, "model__tie_embeddings": False}, True),
         ({"data__tokenizer": "bpe", "data__vocab_size": 270}, True),

@@ -59,6 +59,13 @@ BAD = [
         r"num_layers: found 4; .* must be divisible by 6",
     ),
     ({"model.dtype": "float16"}, r"model\.dtype: found 'float16'; must be one of auto, float32, bfloat16"),
+    ({"model.norm_epsilon": 0.0}, r"model\.norm_epsilon: found 0\.0; must be in 1e-15\.\.0\.01"),
+    ({"model.norm_epsilon": 0.1}, r"model\.norm_epsilon: found 0\.1; must be in 1e-15\.\.0\.01"),
+    ({"model.embedding_norm": 2}, r"model\.embedding_norm: found 2; must be true or false"),
+    (
+        {"model.prediction_head": True, "model.activation": "geglu"},
+        r"model\.prediction_head: found True; must be False with model\.activation=geglu",
+    ),
     ({"model.causal": False}, r"must be masked: with model\.causal=False a token attends to its target"),
     ({"train.objective": "masked"}, r"set model\.causal=False"),
     ({"model.dropout": 1.0}, r"model\.dropout: found 1\.0; must be in \[0, 1\)"),

@@ -69,6 +69,13 @@ MODELS = {
         "model.rope.turning": 0.5,
     },
     "partial rope": {"model.position": "rope", "model.rope.fraction": 0.5, "model.activation": "swiglu"},
+    "head and norm of embeddings": {
+        "model.position": "learned",
+        "model.embedding_norm": True,
+        "model.prediction_head": True,
+        "model.norm_epsilon": 1e-3,
+    },
+    "geglu": {"model.position": "t5", "model.activation": "geglu", "model.norm_placement": "post"},
     "bfloat16": {"model.position": "rope", "model.dtype": "bfloat16"},
     "coupled": {"model.position": "learned"},
 }

@@ -10,6 +10,9 @@ from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
+T5 = {"position": "t5", "norm": "rmsnorm", "use_bias": False, "scale_attention": False, "encoder_layers": 2}
+BERT = {"position": "learned", "causal": False, "norm_placement": "post", "embedding_norm": True}
+BERT |= {"prediction_head": True, "activation": "gelu_exact"}
 # Name: (model_type of the exported config.json, model fields).
 EXPORTABLE = {
     "learned": ("gpt2", {"position": "learned"}),
@@ -43,16 +46,39 @@ EXPORTABLE = {
             "tie_embeddings": False,
         },
     ),
+    "t5": ("t5", T5 | {"activation": "relu", "d_model": 64}),
+    "t5, gated, odd": (
+        "t5",
+        T5
+        | {"activation": "geglu", "d_model": 21, "num_heads": 3, "d_ff": 13, "tie_embeddings": False}
+        | {"encoder_layers": 1, "num_layers": 3, "t5.num_buckets": 8, "t5.max_distance": 9, "norm_epsilon": 1e-6},
+    ),
+    "t5, tied, odd": ("t5", T5 | {"activation": "swiglu", "d_model": 24, "num_heads": 2, "d_ff": 7}),
+    "t5, stacked": ("t5", T5 | {"activation": "gelu_exact", "scan_layers": True, "num_layers": 1}),
+    "bert": ("bert", BERT),
+    "bert, untied, odd": (
+        "bert",
+        BERT
+        | {"d_model": 21, "num_heads": 3, "d_ff": 13, "tie_embeddings": False, "activation": "relu"}
+        | {"norm_epsilon": 1e-12, "max_positions": 19, "num_layers": 1},
+    ),
+    "bert, no bias, stacked": ("bert", BERT | {"use_bias": False, "scan_layers": True, "activation": "gelu"}),
+    "roberta": ("roberta", BERT),
+    "roberta, untied, odd": ("roberta", BERT | {"d_model": 10, "num_heads": 2, "d_ff": 5, "tie_embeddings": False}),
 }
 
 
 VOCAB = 29
+# Further fields that a config with an encoder, or of a bidirectional model, needs.
+TASK = {"data.corpus": "task:copy", "data.tokenizer": "characters"}
+FURTHER = {"t5": TASK, "bert": {"train.objective": "masked"}, "roberta": {"train.objective": "masked"}}
 
 
 def make(name, vocab_size=VOCAB, **overrides):
     """Return a config and random parameters. Norms and biases are random too: zeros would hide errors."""
     small = {"context_length": 16, "model.num_layers": 2, "model.d_model": 32, "model.dtype": "float32"}
-    fields = {f"model.{field}": value for field, value in EXPORTABLE[name][1].items()}
+    kind, own = EXPORTABLE[name]
+    fields = FURTHER.get(kind, {}) | {f"model.{field}": value for field, value in own.items()}
     config = configs.load("configs/default.py", small | fields | overrides)
     rng = np.random.default_rng(3)
 
@@ -70,5 +96,7 @@ def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
     directory.mkdir(parents=True)
     definition, mesh = gpt.abstract(config.model, vocab_size)[0], sharding.make_reading_mesh(1, 1)
     model = LoadedModel(drawn, definition, config, mesh, config.batch_tokens, PLAIN)
-    exporting.write_model(model, directory, ids={"bos_token_id": end, "eos_token_id": end})
+    kind = EXPORTABLE[name][0]
+    ids = {"bos_token_id": end, "eos_token_id": end} | ({"pad_token_id": 3} if kind == "roberta" else {})
+    exporting.write_model(model, directory, ids=ids, model_type="roberta" if kind == "roberta" else None)
     return config, drawn

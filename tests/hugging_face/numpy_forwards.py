@@ -1,7 +1,8 @@
-"""Float64 NumPy forward passes of four Hugging Face causal LM architectures, to be used as test oracles.
+"""Float64 NumPy forward passes of seven Hugging Face architectures, to be used as test oracles.
 
 `logits` takes a parsed config.json and the tensors of model.safetensors. It supports the model types gpt2, llama,
-gpt_neox and mpt. It is written from the architectures' definitions and shares no code with the code under test. All
+gpt_neox, mpt, bert, roberta and t5. It is written from the architectures' definitions and shares no code
+with the code under test. All
 arithmetic is in float64. (Transformers computes some angles, norms and softmaxes in float32 for every dtype.)
 Unsupported settings raise ValueError, so that the oracle is never silently wrong.
 
@@ -23,9 +24,14 @@ _ACTIVATIONS = {
 _ACTIVATIONS["gelu_pytorch_tanh"] = _ACTIVATIONS["gelu_new"]
 
 
-def logits(config: dict, tensors: dict[str, np.ndarray], tokens_BL: np.ndarray) -> np.ndarray:
-    """Return logits_BLV, in float64. Raise ValueError if a setting is not supported."""
-    forwards = {"gpt2": _gpt2, "llama": _llama, "gpt_neox": _gpt_neox, "mpt": _mpt}
+def logits(config: dict, tensors: dict[str, np.ndarray], tokens_BL: np.ndarray, source_BS=None) -> np.ndarray:
+    """Return logits_BLV, in float64. Raise ValueError if a setting is not supported.
+
+    source_BS: the encoder's tokens for t5; -1 is padding.
+    """
+    forwards = {"gpt2": _gpt2, "llama": _llama, "gpt_neox": _gpt_neox, "mpt": _mpt, "bert": _bert, "roberta": _bert}
+    if source_BS is not None:
+        forwards = {"t5": lambda *inputs: _t5(*inputs, np.asarray(source_BS))}
     _require(config.get("model_type") in forwards, f"model_type {config.get('model_type')!r}")
     _require(config.get("quantization_config") is None, "quantization_config")
     # NumPy would read a negative id as an index from the end.
@@ -69,12 +75,13 @@ def _heads(x_BLX, H):
     return x_BLX.reshape(*x_BLX.shape[:2], H, -1).swapaxes(1, 2)  # BHLK
 
 
-def _attention(q_BHLK, k_BGMK, v_BGMK, scale, bias_HLM=0.0):
+def _attention(q_BHLK, k_BGMK, v_BGMK, scale, bias_HLM=0.0, visible=None):
     B, H, L, _ = q_BHLK.shape
     # Query head h reads key/value head h // (H / G).
     k_BHMK, v_BHMK = (np.repeat(x_BGMK, H // x_BGMK.shape[1], axis=1) for x_BGMK in (k_BGMK, v_BGMK))
     scores_BHLM = scale * q_BHLK @ k_BHMK.swapaxes(-1, -2) + bias_HLM
-    scores_BHLM = np.where(np.tril(np.ones((L, L), bool)), scores_BHLM, -np.inf)
+    visible = np.tril(np.ones((L, L), bool)) if visible is None else visible
+    scores_BHLM = np.where(visible, scores_BHLM, -np.inf)
     weights_BHLM = np.exp(scores_BHLM - scores_BHLM.max(-1, keepdims=True))
     y_BHLK = weights_BHLM / weights_BHLM.sum(-1, keepdims=True) @ v_BHMK
     return y_BHLK.swapaxes(1, 2).reshape(B, L, -1)
@@ -199,3 +206,100 @@ def _mpt(config, t, tokens_BL):
         x_BLD = x_BLD + _linear(t, f"blocks.{i}.ffn.down_proj", f_BLF, bias=False)
     x_BLD = _layer_norm(t, "norm_f", x_BLD, eps, bias=False)
     return _head(t, x_BLD, config.get("tie_word_embeddings", True), "wte.weight", "lm_head.weight")
+
+
+def _bert(config, t, tokens_BL):
+    prefix = config["model_type"]
+    known = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+    for key, value in known.items():
+        _require(config.get(key, value) == value, f"{key} other than {value}")
+    H, eps, act = config["num_attention_heads"], config["layer_norm_eps"], _activation(config["hidden_act"])
+    first = 0
+    if prefix == "roberta":  # position p of RoBERTa is in row p + 1 + padding_idx
+        first = config["pad_token_id"] + 1
+        _require(not np.any(tokens_BL == config["pad_token_id"]), "padding")
+    L = tokens_BL.shape[1]
+    _require(first + L <= config["max_position_embeddings"], "more tokens than max_position_embeddings")
+    embeddings = f"{prefix}.embeddings."
+    x_BLD = t[embeddings + "word_embeddings.weight"][tokens_BL] + t[embeddings + "token_type_embeddings.weight"][0]
+    x_BLD = x_BLD + t[embeddings + "position_embeddings.weight"][first : first + L]
+    x_BLD = _layer_norm(t, embeddings + "LayerNorm", x_BLD, eps)
+    for i in range(config["num_hidden_layers"]):
+        layer = f"{prefix}.encoder.layer.{i}."
+        q_BHLK, k_BHLK, v_BHLK = (
+            _heads(_linear(t, f"{layer}attention.self.{name}", x_BLD), H) for name in ("query", "key", "value")
+        )
+        a_BLD = _attention(q_BHLK, k_BHLK, v_BHLK, q_BHLK.shape[-1] ** -0.5, visible=True)
+        a_BLD = x_BLD + _linear(t, layer + "attention.output.dense", a_BLD)
+        x_BLD = _layer_norm(t, layer + "attention.output.LayerNorm", a_BLD, eps)
+        f_BLD = _linear(t, layer + "output.dense", act(_linear(t, layer + "intermediate.dense", x_BLD)))
+        x_BLD = _layer_norm(t, layer + "output.LayerNorm", x_BLD + f_BLD, eps)
+    if prefix == "roberta":
+        dense, norm, head, act = "lm_head.dense", "lm_head.layer_norm", "lm_head.", _ACTIVATIONS["gelu"]
+    else:
+        dense, norm = "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"
+        head = "cls.predictions."
+    x_BLD = _layer_norm(t, norm, act(_linear(t, dense, x_BLD)), eps)
+    bias_V = t.get(head + "decoder.bias", t[head + "bias"])
+    _require(np.array_equal(bias_V, t[head + "bias"]), "two biases of the logits")
+    tied = config.get("tie_word_embeddings", True)
+    return _head(t, x_BLD, tied, embeddings + "word_embeddings.weight", head + "decoder.weight") + bias_V
+
+
+def _t5_bucket(distance, bidirectional, buckets, longest):
+    """Return the bucket of query position - key position; written for one number, as in the paper's appendix."""
+    start = 0
+    if bidirectional:
+        buckets //= 2
+        start = buckets if distance < 0 else 0
+        distance = abs(distance)
+    distance, exact = max(distance, 0), buckets // 2
+    if distance < exact:
+        return start + distance
+    wide = math.log(distance / exact) / math.log(longest / exact) * (buckets - exact)
+    return start + min(exact + int(wide + 1e-9), buckets - 1)
+
+
+def _t5(config, t, tokens_BL, source_BS):
+    H, eps = config["num_heads"], config["layer_norm_epsilon"]
+    _require(H * config["d_kv"] == config["d_model"], "heads of another width")
+    gated, _, name = config["feed_forward_proj"].rpartition("-")
+    _require(gated in ("", "gated"), f"feed_forward_proj {config['feed_forward_proj']!r}")
+    act = _activation("gelu_new" if gated and name == "gelu" else name)
+
+    def attend(name, x_BLD, from_BMD, bias_HLM, visible):
+        q_BHLK, k_BHMK, v_BHMK = (
+            _heads(_linear(t, f"{name}.{part}", each, False), H)
+            for part, each in (("q", x_BLD), ("k", from_BMD), ("v", from_BMD))
+        )
+        return _linear(t, f"{name}.o", _attention(q_BHLK, k_BHMK, v_BHMK, 1.0, bias_HLM, visible), False)
+
+    def stack(name, tokens_BL, layers, visible, memory_BSD=None, memory_visible=None):
+        L, bidirectional = tokens_BL.shape[1], memory_BSD is None
+        sizes = config["relative_attention_num_buckets"], config["relative_attention_max_distance"]
+        table = t[f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+        bias_LMH = [[table[_t5_bucket(i - j, bidirectional, *sizes)] for j in range(L)] for i in range(L)]
+        bias_HLM = np.moveaxis(np.array(bias_LMH), -1, 0)
+        x_BLD = t["shared.weight"][np.maximum(tokens_BL, 0)]
+        for i in range(layers):
+            layer = f"{name}.block.{i}.layer."
+            y_BLD = _rms_norm(t, layer + "0.layer_norm", x_BLD, eps)
+            x_BLD = x_BLD + attend(layer + "0.SelfAttention", y_BLD, y_BLD, bias_HLM, visible)
+            if memory_BSD is not None:
+                y_BLD = _rms_norm(t, layer + "1.layer_norm", x_BLD, eps)
+                x_BLD = x_BLD + attend(layer + "1.EncDecAttention", y_BLD, memory_BSD, 0.0, memory_visible)
+            last = layer + ("1" if memory_BSD is None else "2")
+            y_BLD = _rms_norm(t, last + ".layer_norm", x_BLD, eps)
+            up = last + ".DenseReluDense.wi"
+            f_BLF = act(_linear(t, up + "_0" if gated else up, y_BLD, False))
+            f_BLF = f_BLF * _linear(t, up + "_1", y_BLD, False) if gated else f_BLF
+            x_BLD = x_BLD + _linear(t, last + ".DenseReluDense.wo", f_BLF, False)
+        return _rms_norm(t, name + ".final_layer_norm", x_BLD, eps)
+
+    seen_B11S = (source_BS >= 0)[:, None, None, :]
+    memory_BSD = stack("encoder", source_BS, config["num_layers"], seen_B11S)
+    x_BLD = stack("decoder", tokens_BL, config["num_decoder_layers"], None, memory_BSD, seen_B11S)
+    tied = config.get("tie_word_embeddings", True)
+    if config.get("scale_decoder_outputs", tied):  # the field is of Transformers 5
+        x_BLD = x_BLD / math.sqrt(config["d_model"])
+    return _head(t, x_BLD, tied, "shared.weight", "lm_head.weight")

@@ -69,15 +69,62 @@ NEW = {
         "tie_word_embeddings": True,
     },
 }
+T5_FIELDS = {
+    "d_ff": 40,
+    "d_kv": 6,
+    "d_model": 24,
+    "decoder_start_token_id": None,
+    "eos_token_id": 1,
+    "feed_forward_proj": "gated-gelu",
+    "is_encoder_decoder": True,
+    "layer_norm_epsilon": 1e-06,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "num_layers": 2,
+    "pad_token_id": 0,
+    "relative_attention_max_distance": 20,
+    "relative_attention_num_buckets": 8,
+    "tie_word_embeddings": False,
+}
+BERT_FIELDS = {
+    "hidden_act": "gelu",
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 16,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+    "type_vocab_size": 2,
+}
+OF_ENCODERS = {"t5": T5_FIELDS, "bert": BERT_FIELDS, "roberta": BERT_FIELDS | {"pad_token_id": 1}}
 
 
 def read(directory, model_type, **changes):
-    values = {"model_type": model_type} | NEW.get(model_type, {}) | changes
+    values = {"model_type": model_type} | (NEW | OF_ENCODERS).get(model_type, {}) | changes
     values = {name: value for name, value in values.items() if value is not ...}
     (directory / "config.json").write_text(json.dumps(values))
     described = settings.read(directory / "config.json")
     fields = architectures.find(described).fields(described)
-    return configs.load("configs/default.py", fields)
+    return configs.load("configs/default.py", models.FURTHER.get(model_type, {}) | fields)
+
+
+def test_encoders_give_their_configs(tmp_path):
+    t5, bert, roberta = (read(tmp_path, name) for name in OF_ENCODERS)
+    assert (t5.model.encoder_layers, t5.model.num_layers, t5.model.activation) == (2, 3, "geglu")
+    assert (t5.model.t5.num_buckets, t5.model.t5.max_distance) == (8, 20)
+    assert not (t5.model.tie_embeddings or t5.model.scale_attention or t5.model.use_bias)
+    assert (t5.model.norm, t5.model.norm_epsilon, t5.context_length) == ("rmsnorm", 1e-6, 512)
+    alike = read(tmp_path, "t5", num_decoder_layers=..., feed_forward_proj=..., tie_word_embeddings=..., n_positions=9)
+    assert (alike.model.num_layers, alike.model.activation, alike.model.tie_embeddings) == (2, "relu", True)
+    assert alike.context_length == 9
+    assert (bert.context_length, bert.model.max_positions, bert.train.objective) == (16, 16, "masked")
+    assert (roberta.context_length, roberta.model.max_positions) == (14, 14)
+    assert bert.model.norm_placement == "post" and bert.model.embedding_norm and bert.model.prediction_head
+    assert bert.model.norm_epsilon == 1e-12 and bert.model.activation == "gelu_exact" and not bert.model.causal
+    assert read(tmp_path, "llama").model.norm_epsilon == 1e-5
+    assert read(tmp_path, "llama", rms_norm_eps=...).model.norm_epsilon == 1e-6, "Llama's own default"
 
 
 def test_each_architecture_gives_its_config(tmp_path):
@@ -122,16 +169,16 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
 @pytest.mark.parametrize(
     "model_type, changes, message",
     [
-        ("bert", {}, r'model_type: found "bert"; must be gpt2 or llama or gpt_neox or mpt to be imported'),
+        ("opt", {}, r'model_type: found "opt"; must be gpt2 or llama or gpt_neox or mpt or t5 or bert or roberta to'),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx: found true; must be"),
         ("gpt2", {"scale_attn_weights": False}, r"scale_attn_weights: found false; must be true to be imported"),
-        ("gpt2", {"layer_norm_epsilon": 1e-6}, r"layer_norm_epsilon: found 1e-06; must be 1e-05 to be imported"),
+        ("gpt2", {"layer_norm_epsilon": 0}, r"model.norm_epsilon: found 0.0; must be in 1e-15..0.01"),
+        ("gpt2", {"layer_norm_epsilon": "x"}, r'layer_norm_epsilon: found "x"; must be a finite number'),
         ("gpt2", {"activation_function": "quick_gelu"}, r'activation_function: found "quick_gelu"; must be'),
         ("gpt2", {"n_layer": "three"}, r'n_layer: found "three"; must be a whole number in 1'),
         ("gpt2", {"n_inner": 0}, r"n_inner: found 0; must be a whole number in 1..16777216"),
         ("gpt2", {"quantization_config": {"bits": 4}}, r"quantization_config: found .*; must be null to be imported"),
         ("gpt2", {"n_head": 5}, r"model.d_model: found 24; must be divisible by model.num_heads \(5\)"),
-        ("llama", {"rms_norm_eps": ...}, r"rms_norm_eps: found nothing; must be 1e-05 to be imported"),
         ("llama", {"head_dim": 8}, r"head_dim: found 8; must be 6 to be imported"),
         ("llama", {"mlp_bias": False}, r"mlp_bias: found false; must be true to be imported"),
         ("llama", {"hidden_act": "gelu"}, r'hidden_act: found "gelu"; must be silu or swish to be imported'),
@@ -158,6 +205,35 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
         ("mpt", {"attn_config": {"alibi_bias_max": 16}}, r"attn_config.alibi_bias_max: found 16; must be"),
         ("mpt", {"attn_config": {"clip_qkv": 6}}, r"attn_config.clip_qkv: found 6; must be null to be imported"),
         ("mpt", {"expansion_ratio": 2}, r"expansion_ratio: found 2; must be 4 to be imported"),
+        ("t5", {"d_kv": 7}, r"d_kv: found 7; must be 6 to be imported"),
+        ("t5", {"d_kv": ...}, r"d_kv: found nothing; must be 6 to be imported"),
+        (
+            "t5",
+            {"feed_forward_proj": "gated-relu"},
+            r'feed_forward_proj: found "gated-relu"; must be relu or gated-gelu',
+        ),
+        ("t5", {"is_encoder_decoder": False}, r"is_encoder_decoder: found false; must be true to be imported"),
+        ("t5", {"decoder_start_token_id": 0}, r"decoder_start_token_id: found 0; must be eos_token_id"),
+        (
+            "t5",
+            {"relative_attention_num_buckets": 6},
+            r"model.t5.num_buckets: found 6; must be a positive multiple of 4",
+        ),
+        ("t5", {"relative_attention_max_distance": 8}, r"model.t5.max_distance: found 8; must be above model.t5.num_b"),
+        ("t5", {"scale_decoder_outputs": "no"}, r'scale_decoder_outputs: found "no"; must be true or false'),
+        ("t5", {"num_decoder_layers": 0}, r"num_decoder_layers: found 0; must be a whole number in 1"),
+        (
+            "bert",
+            {"position_embedding_type": "relative_key"},
+            r'position_embedding_type: found "relative_key"; must be',
+        ),
+        ("bert", {"is_decoder": True}, r"is_decoder: found true; must be false to be imported"),
+        ("bert", {"add_cross_attention": True}, r"add_cross_attention: found true; must be false to be imported"),
+        ("bert", {"hidden_act": "silu"}, r'hidden_act: found "silu"; must be gelu_new or gelu or relu'),
+        ("bert", {"type_vocab_size": 0}, r"type_vocab_size: found 0; must be a whole number in 1"),
+        ("roberta", {"hidden_act": "relu"}, r'hidden_act: found "relu"; must be gelu to be imported'),
+        ("roberta", {"pad_token_id": -1}, r"pad_token_id: found -1; must be a whole number"),
+        ("roberta", {"pad_token_id": 15}, r"max_position_embeddings: found 16; must be above 16"),
     ],
 )
 def test_unsupported_settings_are_refused(model_type, changes, message, tmp_path):
@@ -173,6 +249,7 @@ def test_a_broken_config_json_is_refused(text, message, tmp_path):
         settings.read(tmp_path / "config.json")
 
 
+BERT, T5 = models.BERT, models.T5 | {"activation": "relu"}
 LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
 
 
@@ -196,7 +273,22 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ),
         ({"position": "learned", "num_kv_heads": 2}, "model.num_kv_heads: found 2; must be 4"),
         ({"position": "learned", "norm_placement": "post"}, "model.norm_placement: found 'post'; must be pre"),
-        ({"position": "learned", "causal": False}, "model.causal: found False; must be True"),
+        ({"position": "learned", "causal": False}, "model.norm_placement: found 'pre'; must be post; model.embedding_"),
+        (
+            BERT | {"position": "rope"},
+            "model.position: found 'rope'; must be learned; a bidirectional model is exported",
+        ),
+        (BERT | {"norm": "rmsnorm"}, "model.norm: found 'rmsnorm'; must be layernorm"),
+        (BERT | {"prediction_head": False}, "model.prediction_head: found False; must be True; a bidirectional"),
+        (T5 | {"position": "rope"}, "model.position: found 'rope'; must be t5; an encoder-decoder is exported as T5"),
+        (T5 | {"position": ("t5", "none")}, r"model.position: found \('t5', 'none'\); must be t5"),
+        (T5 | {"scale_attention": True}, "model.scale_attention: found True; must be False"),
+        (T5 | {"use_bias": True}, "model.use_bias: found True; must be False"),
+        (T5 | {"share_embeddings": False}, "model.share_embeddings: found False; must be True"),
+        (T5 | {"num_kv_heads": 2}, "model.num_kv_heads: found 2; must be 4"),
+        ({"position": "learned", "embedding_norm": True}, "model.embedding_norm: found True; must be False"),
+        ({"position": "rope", "prediction_head": True}, "model.prediction_head: found True; must be False"),
+        ({"position": "learned", "activation": "geglu"}, "model.activation: found 'geglu'; must be gelu or"),
         ({"position": "learned", "residual": False}, "model.residual: found False; must be True"),
         ({"position": "learned", "attention_window": 8}, "model.attention_window: found 8; must be None"),
         ({"position": "rope", "rope.base": (9.0, 99.0)}, r"model.rope.base: found \(9.0, 99.0\); must be one number"),
@@ -234,8 +326,9 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
 )
 def test_models_that_no_architecture_supports_are_refused(fields, message):
     fields = {f"model.{name}": value for name, value in fields.items()}
-    objective = {"train.objective": "masked"} if fields.get("model.causal") is False else {}
-    config = configs.load("configs/default.py", fields | objective)
+    further = models.FURTHER["bert"] if fields.get("model.causal") is False else {}
+    further |= models.TASK if "model.encoder_layers" in fields else {}
+    config = configs.load("configs/default.py", fields | further)
     with pytest.raises(UserError, match=message):
         architectures.choose(config.model)
 

@@ -18,8 +18,8 @@ from tests.commands.test_command_line import overtake, type_in
 from tests.conftest import SMALL
 from tests.faults.test_commands import DAMAGED
 from tests.hugging_face import numpy_forwards
-from tests.hugging_face.models import written
-from tests.hugging_face.test_tokenizer_files import foreign
+from tests.hugging_face.models import T5, written
+from tests.hugging_face.test_tokenizer_files import foreign, like_robertas
 
 COMMAND = "mini_gpt.commands.hugging_face"
 
@@ -81,6 +81,91 @@ def test_an_exported_run_is_imported_again(run, out, imports, monkeypatch, tmp_p
     assert first == second
     before, after = Run(run), Run(again)
     assert before.trained.model == after.trained.model
+
+
+MASKED = {"model__causal": False, "train__objective": "masked", "model__norm_placement": "post"}
+MASKED |= {"model__prediction_head": True, "model__embedding_norm": True, "model__position": "learned"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "characters"])
+def test_an_exported_masked_run_is_imported_again(tokenizer, small, imports, monkeypatch, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    loop.train(small(data__tokenizer=tokenizer, data__vocab_size=300, **MASKED), run)
+    assert type_in(monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={out}") is None
+    card = (out / "README.md").read_text()
+    assert "pipeline_tag: fill-mask" in card and "AutoModelForMaskedLM" in card and "| architecture | BERT, " in card
+    assert imports(source=out) is None
+    before, after = Run(run), Run(tmp_path / "again")
+    assert before.trained.model == after.trained.model and after.trained.train.objective == "masked"
+    for path, leaf in leaves(before).items():
+        np.testing.assert_array_equal(leaves(after)[path], leaf, path)
+    for workdir in (run, tmp_path / "again"):
+        assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}") is None
+    scores = [json.loads((at / "eval" / "perplexity.json").read_text())["nll"] for at in (run, tmp_path / "again")]
+    assert scores[0] == scores[1]
+    message = type_in(
+        monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={tmp_path}/new", "--architecture=roberta"
+    )
+    assert "pad_token_id: found" in message and "RoBERTa counts positions without padding" in message
+    message = type_in(
+        monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={tmp_path}/new", "--architecture=gpt2"
+    )
+    assert "model.causal: found False; must be True" in message and message.endswith("exported as GPT-2")
+
+
+@pytest.mark.slow
+def test_an_imported_roberta_keeps_its_ids(imports, monkeypatch, tmp_path):
+    tokenizer, source = like_robertas(300), tmp_path / "roberta"
+    rows = tokenizer.get_vocab_size()
+    written("roberta", source, vocab_size=rows, end=rows - 1)  # the padding is token 3
+    tokenizer.save(str(source / "tokenizer.json"))
+    names = {"bos_token": "<s>", "pad_token": "<unk>", "mask_token": "<mask>"}
+    (source / "tokenizer_config.json").write_text(json.dumps(names))
+    assert imports("--config.train.steps=1", source=source) is None
+    run, tensors = Run(tmp_path / "again"), load_file(source / "model.safetensors")
+    described = json.loads((source / "config.json").read_text())
+    theirs = np.array([[*tokenizer.encode("the größer<mask>").ids]])
+    assert 4 in theirs, "the mask token"
+    mine = run.tokenizer.inverse[theirs]
+    assert rows - 1 in mine and run.model.vocab_size == rows - 1 == len(run.tokenizer.token_bytes)
+    expected_BLV = numpy_forwards.logits(described, tensors, theirs)
+    found_BLV = run.model.merge()(jnp.asarray(mine))
+    np.testing.assert_allclose(found_BLV, expected_BLV[..., run.tokenizer.order], rtol=1e-4, atol=1e-4)
+    for name, title in (("roberta", "RoBERTa"), ("bert", "BERT")):
+        command = [
+            "export",
+            f"--workdir={tmp_path / 'again'}",
+            f"--output={tmp_path / name}2",
+            f"--architecture={name}",
+        ]
+        assert type_in(monkeypatch, COMMAND, *command) is None
+        assert f"| architecture | {title}, 2 layers" in (tmp_path / f"{name}2" / "README.md").read_text()
+    assert json.loads((tmp_path / "roberta2" / "config.json").read_text()) == described | {"bos_token_id": 0}
+    for name, tensor in load_file(tmp_path / "roberta2" / "model.safetensors").items():
+        np.testing.assert_array_equal(tensor, tensors[name], name)
+    as_bert = json.loads((tmp_path / "bert2" / "config.json").read_text())
+    again_BLV = numpy_forwards.logits(as_bert, load_file(tmp_path / "bert2" / "model.safetensors"), theirs)
+    np.testing.assert_allclose(again_BLV, expected_BLV, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_an_exported_encoder_decoder_is_imported_again(small, imports, monkeypatch, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
+    fields |= {f"model__{name}": value for name, value in (T5 | {"activation": "geglu", "d_model": 16}).items()}
+    loop.train(small(**fields), run)
+    assert type_in(monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={out}") is None
+    card = (out / "README.md").read_text()
+    assert "AutoModelForSeq2SeqLM" in card and "| architecture | T5, 2 + " in card
+    more = [f"--config.data.{name}={value}" for name, value in (("corpus", "task:copy"), ("task_length", 4))]
+    assert imports(*more, "--config.context_length=32", source=out) is None
+    before, after = Run(run), Run(tmp_path / "again")
+    assert before.trained.model == after.trained.model
+    for path, leaf in leaves(before).items():  # a width of 16 is a power of four, so that no factor is rounded
+        np.testing.assert_array_equal(leaves(after)[path], leaf, path)
+    for workdir in (run, tmp_path / "again"):
+        assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks") is None
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Exported and imported tokenizers give the same ids as the tokenizers library."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -72,6 +73,92 @@ def test_exported_tokenizers_are_those_of_the_library(tokenizer, text, tmp_path)
     assert again.decode(again.encode(text)) == text
     tokenizers.save(again, tmp_path / "saved")
     assert tokenizers.load(tmp_path / "saved").encode(text).tolist() == tokenizer.encode(text).tolist()
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [ByteTokenizer(), BPE, CharacterTokenizer("".join(sorted({*TEXT, *"<mask>"})))], ids=lambda t: t.kind
+)
+def test_the_mask_token_is_the_id_after_the_tokenizers(tokenizer, tmp_path):
+    ids = tokenizer_files.write(tokenizer, tmp_path, 32, masked=True)
+    size = tokenizers.vocab_size(tokenizer)
+    theirs = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    named = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert named["mask_token"] == "<mask>" and theirs.token_to_id("<mask>") == size
+    assert named["sep_token"] == named["cls_token"] == named["eos_token"]
+    assert theirs.encode("the<mask>").ids[-1] == size
+    again = tokenizer_files.read(tmp_path, size + 1, ids["eos_token_id"], masked=True)
+    assert type(again) is type(tokenizer) and tokenizers.vocab_size(again) == size
+    text = "the <mask> cat"
+    assert again.encode(text).tolist() == tokenizer.encode(text).tolist(), "the name of the mask token is plain text"
+    np.testing.assert_array_equal(again.token_bytes, tokenizer.token_bytes)
+    tokenizers.save(again, tmp_path / "saved")
+    loaded = tokenizers.load(tmp_path / "saved")
+    assert loaded.to_dict() == again.to_dict()
+    assert tokenizer_files.write(loaded, tmp_path, 32, masked=True) == ids
+
+
+ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def like_robertas(rows):
+    """Return a byte-level BPE with RoBERTa's five special tokens as the first ids, and one more as the last."""
+    model = library.Tokenizer(library.models.BPE())
+    model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = library.decoders.ByteLevel()
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=rows, special_tokens=list(ROBERTA), initial_alphabet=alphabet, show_progress=False
+    )
+    model.train_from_iterator([TEXT], trainer)
+    model.add_special_tokens(["<end>"])
+    model.post_processor = library.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return model
+
+
+@pytest.mark.parametrize("separator, mask", [("</s>", "<mask>"), ("<mask>", "<unk>"), ("<end>", "<mask>")])
+@pytest.mark.parametrize("padded", [0, 3])
+def test_imported_mask_tokens_are_moved_to_the_last_id(separator, mask, padded, tmp_path):
+    model = like_robertas(300)
+    model.save(str(tmp_path / "tokenizer.json"))
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "sep_token": separator, "mask_token": {"content": mask}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    rows = model.get_vocab_size() + padded
+    read = tokenizer_files.read(tmp_path, rows, None, masked=True)
+    assert tokenizers.vocab_size(read) == rows - 1 and len(read.texts) == rows - 1
+    assert sorted(read.order) == list(range(rows)) and read.order[read.inverse].tolist() == list(range(rows))
+    assert read.order[rows - 1] == model.token_to_id(mask), "the mask token's id is the size of the vocabulary"
+    assert read.order[rows - 2] == model.token_to_id(separator), "the last id of the tokenizer is the separator's"
+    model.encode_special_tokens = True
+    text = HARD + mask + TEXT
+    assert model.encode(text).ids.count(model.get_vocab_size() - 2) > 0, "the last token of text, which is moved too"
+    assert read.order[read.encode(text)].tolist() == model.encode(text).ids
+    assert read.decode(read.encode(HARD)) == HARD
+    tokenizers.save(read, tmp_path / "saved")
+    loaded = tokenizers.load(tmp_path / "saved")
+    assert loaded.to_dict() == read.to_dict() and loaded.encode(HARD).tolist() == read.encode(HARD).tolist()
+    ids = tokenizer_files.write(loaded, tmp_path / "saved", 32, masked=True)
+    assert ids == {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": model.token_to_id(separator)}
+    written = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert (written["mask_token"], written["sep_token"], written["pad_token"]) == (mask, separator, "<pad>")
+    assert library.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).token_to_id(mask) == read.mask
+
+
+def test_a_tokenizer_that_adds_the_mask_token_is_refused(tmp_path):
+    like_robertas(300).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<s>"}))
+    with pytest.raises(
+        UserError, match=r"tokenizer.json: not a tokenizer of bytes \(ValueError: the mask token is add"
+    ):
+        tokenizer_files.read(tmp_path, 301, 2, masked=True)
+
+
+@pytest.mark.parametrize("name", [None, "[MASK]", "</s>", "e"])
+def test_a_mask_token_that_is_missing_or_plain_text_is_refused(name, tmp_path):
+    like_robertas(300).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": name}))
+    message = f"tokenizer_config.json: mask_token: found {name!r}; must be the name of another special token in tokeniz"
+    with pytest.raises(UserError, match=re.escape(message)):
+        tokenizer_files.read(tmp_path, 301, 2, masked=True)
 
 
 def test_an_imported_separator_is_swapped_with_the_last_id(tmp_path):

@@ -1,5 +1,7 @@
 """Exported and imported models compute the same as Transformers (`make test-hugging-face`)."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,35 +13,64 @@ from mini_gpt.evaluation import perplexity
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import architectures, exporting, importing, settings
+from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.model import gpt, parameters
+from mini_gpt.model.positions.biases import t5_bucket
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.hugging_face.models import EXPORTABLE, VOCAB, written
+from tests.hugging_face.models import BERT as BERT_FIELDS
+from tests.hugging_face.models import EXPORTABLE, FURTHER, VOCAB, written
+from tests.hugging_face.models import T5 as T5_MODEL
 
 torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
 transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
 
-TOKENS_BL = np.random.default_rng(5).integers(0, VOCAB, (2, 16))
+TOKENS_BL = np.random.default_rng(5).integers(4, VOCAB, (2, 16))
+SOURCE_BS = np.random.default_rng(6).integers(0, VOCAB, (2, 40))
+SOURCE_BS[1, 9:] = -1
 
 
 def ours(config, arrays):
     definition, shapes = gpt.abstract(config.model, VOCAB)
     named = lambda path, _: jnp.asarray(arrays[parameters.path_name(path)])
     model = nnx.merge(definition, jax.tree_util.tree_map_with_path(named, shapes))
-    return np.asarray(jax.jit(lambda model, tokens_BL: model(tokens_BL))(model, jnp.asarray(TOKENS_BL)))
+    source_BS = jnp.asarray(SOURCE_BS) if config.model.encoder_layers else None
+    run = jax.jit(lambda model, tokens_BL, source_BS: model(tokens_BL, source_BS=source_BS))
+    return np.asarray(run(model, jnp.asarray(TOKENS_BL), source_BS))
 
 
 def theirs(model):
+    tokens_BL, source_BS = torch.from_numpy(TOKENS_BL), torch.from_numpy(SOURCE_BS)
+    inputs = {"input_ids": tokens_BL}
+    if model.config.is_encoder_decoder:
+        inputs = {"input_ids": source_BS.clamp(min=0), "attention_mask": source_BS >= 0, "decoder_input_ids": tokens_BL}
     with torch.inference_mode():
-        return model.eval()(torch.from_numpy(TOKENS_BL)).logits.float().numpy()
+        return model.eval()(**inputs).logits.float().numpy()
+
+
+T5_FIELDS = T5_MODEL | {"activation": "geglu"}
+TASK_FIELDS = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
+
+
+def auto_class(model_type):
+    return getattr(transformers, ARCHITECTURES[model_type].auto_class)
 
 
 def loaded(directory, **options):
     """Load a model. Raise AssertionError if a tensor is missing, unexpected or of another shape."""
-    load = transformers.AutoModelForCausalLM.from_pretrained
+    model_type = settings.read(directory / "config.json").values["model_type"]
+    load = auto_class(model_type).from_pretrained
     model, about = load(directory, output_loading_info=True, **options)
     assert not any(about.values()), about
     return model
+
+
+def assert_equal_logits(found_BLV, expected_BLV, config):
+    largest = np.abs(expected_BLV).max()
+    assert largest > 3
+    # T5 does not scale its scores, so that the rounding errors of random weights grow.
+    atol = 1e-4 * (largest if config.model.encoder_layers else 1)
+    np.testing.assert_allclose(found_BLV, expected_BLV, rtol=1e-4, atol=atol)
 
 
 @pytest.mark.parametrize("name", EXPORTABLE)
@@ -47,12 +78,14 @@ def test_transformers_computes_the_same_logits(name, tmp_path):
     config, drawn = written(name, tmp_path / "out")
     listed = jax.tree_util.tree_leaves_with_path(drawn)
     expected_BLV = ours(config, {parameters.path_name(path): leaf for path, leaf in listed})
-    assert np.abs(expected_BLV).max() > 3
-    np.testing.assert_allclose(theirs(loaded(tmp_path / "out")), expected_BLV, rtol=1e-4, atol=1e-4)
+    assert_equal_logits(theirs(loaded(tmp_path / "out")), expected_BLV, config)
 
 
 COMMON = {"vocab_size": VOCAB, "eos_token_id": 1, "bos_token_id": 0}
 NEOX = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 50}
+T5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 50}
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 50}
+BERT |= {"max_position_embeddings": 16, "type_vocab_size": 2, "pad_token_id": 0}
 LLAMA = NEOX | {"rms_norm_eps": 1e-5}
 TRANSFORMERS_MODELS = {
     "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}),
@@ -72,6 +105,23 @@ TRANSFORMERS_MODELS = {
         NEOX | {"use_parallel_residual": False, "hidden_act": "gelu_new", "tie_word_embeddings": True},
     ),
     "mpt": ("Mpt", {"d_model": 48, "n_layers": 2, "n_heads": 6}),
+    "t5": ("T5", T5),
+    "t5, odd": ("T5", T5 | {"d_model": 21, "num_heads": 3, "d_kv": 7, "num_decoder_layers": 3, "d_ff": 11}),
+    "t5 1.1": ("T5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "t5 1.1, small buckets": (
+        "T5",
+        T5
+        | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "d_ff": 13}
+        | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "layer_norm_epsilon": 1e-3},
+    ),
+    "bert": ("Bert", BERT),
+    "bert, odd": ("Bert", BERT | {"hidden_size": 21, "num_attention_heads": 3, "hidden_act": "gelu_new"}),
+    "bert, untied": ("Bert", BERT | {"tie_word_embeddings": False, "type_vocab_size": 3, "layer_norm_eps": 1e-3}),
+    "roberta": ("Roberta", BERT | {"max_position_embeddings": 18, "pad_token_id": 1, "type_vocab_size": 1}),
+    "roberta, far, untied": (
+        "Roberta",
+        BERT | {"max_position_embeddings": 21, "pad_token_id": 3, "tie_word_embeddings": False},
+    ),
 }
 
 
@@ -81,19 +131,23 @@ def test_imported_models_compute_the_same_logits(name, dtype, tmp_path):
     kind, fields = TRANSFORMERS_MODELS[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**COMMON, **fields)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = auto_class(config.model_type).from_config(config)
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.add_(0.3 * torch.randn_like(tensor))
+        head = getattr(model, "cls", None) or getattr(model, "lm_head", None)
+        head = getattr(head, "predictions", head)
+        if kind in ("Bert", "Roberta"):  # two parameters in some versions; the first is not used
+            head.bias.copy_(head.decoder.bias)
     model.to(getattr(torch, dtype)).save_pretrained(tmp_path / "there")
     described = settings.read(tmp_path / "there" / "config.json")
     architecture = architectures.find(described)
-    read = configs.load("configs/default.py", architecture.fields(described))
+    fields = importing.read_fields(tmp_path / "there", architecture, described)
+    read = configs.load("configs/default.py", FURTHER.get(architecture.model_type, {}) | fields)
     read = configs.override(read, {"model.dtype": "float32"})
     arrays = importing.read_weights(tmp_path / "there", architecture, read.model, VOCAB)
     expected_BLV = theirs(loaded(tmp_path / "there", dtype=torch.float32))
-    assert np.abs(expected_BLV).max() > 3
-    np.testing.assert_allclose(ours(read, arrays), expected_BLV, rtol=1e-4, atol=1e-4)
+    assert_equal_logits(ours(read, arrays), expected_BLV, read)
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +175,73 @@ def test_tokenizers_give_the_same_ids_and_text(run):
     assert tokenizer.eos_token_id == len(run.tokenizer.token_bytes) - 1
 
 
+def run_the_card(directory):
+    """Run the code of the model card."""
+    code = re.search(r"```python\n(.*?)```", (directory / "README.md").read_text(), re.DOTALL)[1]
+    exec(code, {"DIRECTORY": str(directory)})
+
+
 def test_greedy_texts_are_equal(run):
     run, out = run
+    run_the_card(out)
     prompt = run.tokenizer.encode("the cat")
     (mine,) = generation.generate(run.model, [prompt], length=12, sampling=Sampling(temperature=0.0))
     tokens_BL = torch.from_numpy(prompt.astype(np.int64))[None]
     options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     other = loaded(out).generate(tokens_BL, attention_mask=torch.ones_like(tokens_BL), **options)
     assert other[0, len(prompt) :].tolist() == mine.tolist()
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "characters"])
+def test_masked_tokens_are_predicted_alike(tokenizer, small, tmp_path):
+    fields = {f"model__{name}": value for name, value in BERT_FIELDS.items()} | {"train__objective": "masked"}
+    loop.train(
+        small(data__tokenizer=tokenizer, data__vocab_size=300, train__steps=20, **fields), tmp_path, conclude=False
+    )
+    run, out = Run(tmp_path), tmp_path / "out"
+    exporting.export(run, out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.mask_token_id == run.model.vocab_size
+    inputs = tokenizer("the c<mask>t sat", return_tensors="pt")
+    ids = [*run.tokenizer.encode("the c").tolist(), run.model.vocab_size, *run.tokenizer.encode("t sat").tolist()]
+    assert inputs["input_ids"].tolist() == [ids]
+    with torch.inference_mode():
+        found_BLV = loaded(out).eval()(**inputs).logits.numpy()
+    np.testing.assert_allclose(found_BLV, run.model.logits(jnp.array([ids])), rtol=1e-4, atol=1e-4)
+    run_the_card(out)
+
+
+def test_greedy_targets_of_an_encoder_decoder_are_equal(small, tmp_path):
+    fields = TASK_FIELDS | {f"model__{name}": value for name, value in T5_FIELDS.items()}
+    loop.train(small(train__steps=200, **fields), tmp_path, conclude=False)
+    run, out = Run(tmp_path), tmp_path / "out"
+    exporting.export(run, out)
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(out), loaded(out)
+    end = tokenizer.eos_token_id
+    texts = ["abca", "b", "cccccc"]
+    sources = [run.tokenizer.encode(text) for text in texts]
+    start = [np.array([end])] * len(texts)
+    mine = generation.generate(run.model, start, length=10, sources=sources, sampling=Sampling(temperature=0.0))
+    tokenizer.padding_side = "right"
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    options = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False}
+    other = model.generate(**inputs, **options)
+    run_the_card(out)
+    assert other[:, 0].tolist() == [end] * 3, "a target starts with the separator"
+    for row, tokens in zip(other, mine, strict=True):
+        until = next((at for at, token in enumerate(tokens.tolist()) if token == end), 10)  # theirs has no end here
+        assert until > 0 and row[1 : 1 + until].tolist() == tokens.tolist()[:until]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("num_buckets, max_distance", [(32, 128), (8, 9), (16, 300), (64, 100), (4, 1000)])
+def test_the_buckets_of_t5_are_equal(bidirectional, num_buckets, max_distance):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    offsets, sizes = np.arange(-1500, 1501), {"num_buckets": num_buckets, "max_distance": max_distance}
+    found = t5_bucket(jnp.asarray(offsets), causal=not bidirectional, **sizes)
+    wanted = T5Attention._relative_position_bucket(torch.from_numpy(offsets), bidirectional=bidirectional, **sizes)
+    np.testing.assert_array_equal(found, wanted.numpy())
 
 
 def test_transformers_computes_the_same_loss_of_a_split(run):

@@ -16,9 +16,11 @@ from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow
 from tests.hugging_face import numpy_forwards
-from tests.hugging_face.models import EXPORTABLE, VOCAB, written
+from tests.hugging_face.models import EXPORTABLE, FURTHER, VOCAB, written
 
-TOKENS_BL = np.random.default_rng(5).integers(0, VOCAB, (2, 13))
+TOKENS_BL = np.random.default_rng(5).integers(4, VOCAB, (2, 13))
+SOURCE_BS = np.random.default_rng(6).integers(0, VOCAB, (2, 17))
+SOURCE_BS[1, 5:] = -1
 
 
 def by_path(tree):
@@ -30,7 +32,8 @@ def read(directory):
     """Return the config of the model in a directory, and its parameters by path."""
     described = settings.read(directory / "config.json")
     architecture = architectures.find(described)
-    config = configs.load("configs/default.py", architecture.fields(described))
+    fields = importing.read_fields(directory, architecture, described)
+    config = configs.load("configs/default.py", FURTHER.get(architecture.model_type, {}) | fields)
     return config, importing.read_weights(directory, architecture, config.model, described.whole("vocab_size"))
 
 
@@ -42,17 +45,25 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
     assert described["model_type"] == EXPORTABLE[name][0]
     assert all(tensor.dtype == np.float32 for tensor in tensors.values())
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(drawn, stacked=False))
-    expected_BLV = np.stack([oracle.forward(config.model, exact, tokens) for tokens in TOKENS_BL])
-    found_BLV = numpy_forwards.logits(described, tensors, TOKENS_BL)
+    source_BS = SOURCE_BS if config.model.encoder_layers else None
+    sources = [None, None] if source_BS is None else source_BS
+    rows = zip(TOKENS_BL, sources, strict=True)
+    expected_BLV = np.stack([oracle.forward(config.model, exact, tokens, source=source) for tokens, source in rows])
+    found_BLV = numpy_forwards.logits(described, tensors, TOKENS_BL, source_BS)
     assert np.abs(expected_BLV).max() > 3
-    # Scaling the table by sqrt(d_model) adds a rounding to float32.
-    tolerance = 1e-4 if config.model.scale_embeddings else 1e-9
+    # A factor sqrt(d_model) adds a rounding to float32, except for a power of four, as in "t5".
+    rounded = config.model.scale_embeddings or name in ("t5, tied, odd", "t5, stacked")
+    tolerance = 1e-4 if rounded else 1e-9
     np.testing.assert_allclose(found_BLV, expected_BLV, rtol=tolerance, atol=tolerance)
 
     again, arrays = read(tmp_path / "out")
     original = by_path(drawn)
     if not config.model.scale_embeddings:
-        assert all(np.array_equal(arrays[path], leaf) for path, leaf in original.items())
+        for path, leaf in original.items():
+            if rounded and path == "final_norm/scale":
+                np.testing.assert_allclose(arrays[path], leaf, rtol=2e-7)
+            else:
+                np.testing.assert_array_equal(arrays[path], leaf, path)
         assert all(not arrays[path].any() for path in arrays.keys() - original.keys()), "added biases are 0"
     differing = {name for name, _ in configs.differences(config, again).items() if name.startswith("model.")}
     assert differing <= {"model.dtype", "model.scan_layers"} | CHANGED_FIELDS.get(name, set())
@@ -66,6 +77,8 @@ CHANGED_FIELDS = {
         "model.cope.positions",
         "model.variants.ssmax_start",
     },
+    "bert, no bias, stacked": {"model.use_bias"},
+    "bert, untied, odd": {"model.fire.threshold", "model.cope.positions", "model.variants.ssmax_start"},
     "learned, scaled": {"model.scale_embeddings", "model.tie_embeddings"},
     "rope, linear": {"model.rope.original_context"},
     "rope, ntk": {"model.rope.base", "model.rope.scaling", "model.rope.factor", "model.rope.original_context"}
@@ -118,6 +131,46 @@ def test_only_the_output_layer_of_the_architecture_is_expected(name, other, tmp_
         rewrite(tmp_path / "out", lambda tensors: tensors | {other: np.zeros((VOCAB, 32), np.float32)})
         with pytest.raises(UserError, match=f"{other}: unexpected tensor"):
             read(tmp_path / "out")
+
+
+def test_the_embedding_of_type_0_is_added_to_the_positions(tmp_path):
+    written("bert", tmp_path / "out")
+    _, before = read(tmp_path / "out")
+    types = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32)
+    rewrite(tmp_path / "out", lambda tensors: tensors | {"bert.embeddings.token_type_embeddings.weight": types})
+    _, after = read(tmp_path / "out")
+    table = "positions/learned/embedding"
+    np.testing.assert_array_equal(after[table], before[table] + types[0])
+    assert all(np.array_equal(after[path], leaf) for path, leaf in before.items() if path != table)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert, untied, odd", "roberta"])
+def test_the_second_bias_of_the_logits_may_be_missing_but_not_differ(name, tmp_path):
+    written(name, tmp_path / "out")
+    second = "lm_head.decoder.bias" if name == "roberta" else "cls.predictions.decoder.bias"
+    _, before = read(tmp_path / "out")
+    bias = load_file(tmp_path / "out" / "model.safetensors")[second]
+    rewrite(tmp_path / "out", without(second))
+    _, after = read(tmp_path / "out")
+    assert all(np.array_equal(after[path], leaf) for path, leaf in before.items())
+    rewrite(tmp_path / "out", lambda tensors: tensors | {second: bias + 1})
+    first = second.replace("decoder.", "")
+    with pytest.raises(UserError, match=rf"{second}: it differs from {first}, and Transformers uses one of them$"):
+        read(tmp_path / "out")
+
+
+def test_t5_may_repeat_its_table_and_store_an_unused_bias(tmp_path):
+    written("t5", tmp_path / "out")
+    _, before = read(tmp_path / "out")
+    table = load_file(tmp_path / "out" / "model.safetensors")["shared.weight"]
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    more = {"encoder.embed_tokens.weight": table, unused: np.zeros((32, 4), np.float32)}
+    rewrite(tmp_path / "out", lambda tensors: tensors | more)
+    _, after = read(tmp_path / "out")
+    assert all(np.array_equal(after[path], leaf) for path, leaf in before.items())
+    rewrite(tmp_path / "out", lambda tensors: tensors | {"encoder.embed_tokens.weight": table + 1})
+    with pytest.raises(UserError, match=r"encoder.embed_tokens.weight: it differs from shared.weight, but config.json"):
+        read(tmp_path / "out")
 
 
 def without(name):

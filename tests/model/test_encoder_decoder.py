@@ -25,6 +25,8 @@ QUICK = [
     {"position": "learned", "variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "variants.gate": "entry"},
 ]
 SLOW = [
+    {"position": "t5", "activation": "geglu", "embedding_norm": True, "prediction_head": False, "norm_epsilon": 1e-3},
+    {"position": "learned", "embedding_norm": True, "prediction_head": True, "scan_layers": True},
     {"position": "alibi", "attention_window": 3, "variants.sink": "trained", "variants.soft_cap": 2.0},
     {"position": ("fire", "rope", "kerple"), "num_layers": 3, "encoder_layers": 3, "d_model": 64},
     {"position": "none", "remat": "block", "variants.query_scale": "llama4"},

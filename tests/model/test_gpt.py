@@ -1,6 +1,7 @@
 """The model against an independent float64 forward pass, and its mathematical properties."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,10 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, gpt, parameters, positions
+from mini_gpt.model import loss as losses
 from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.layers import ACTIVATIONS
+from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow
@@ -37,9 +41,13 @@ def run(definition, params, *args, **kwargs):
     return nnx.merge(definition, params)(*args, **kwargs)
 
 
+BERT = {"position": "learned", "causal": False, "norm_placement": "post", "embedding_norm": True}
+BERT |= {"prediction_head": True, "norm_epsilon": 1e-3}
 QUICK = [{"position": name} for name in ENCODINGS] + [
     {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False},
     {"scale_attention": False, "activation": "gelu_exact"},
+    BERT,
+    {"position": "rope", "activation": "geglu", "embedding_norm": True, "norm": "rmsnorm", "norm_epsilon": 0.01},
     {
         "position": "rope",
         "d_model": 64,
@@ -59,6 +67,9 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
     {"position": ("rope", "none"), "num_layers": 4, "attention_window": (3, None), "rope.base": (10.0, 1e4, 500.0)},
 ]
 SLOW = [
+    BERT | {"norm": "rmsnorm", "use_bias": False, "scan_layers": True, "activation": "relu", "tie_embeddings": False},
+    {"prediction_head": True, "activation": "gelu_exact", "position": "sinusoidal", "embedding_norm": True},
+    {"activation": "geglu", "scan_layers": True, "norm_epsilon": 1e-12},
     {"position": ("rope", "t5"), "num_layers": 4, "scan_layers": True, "norm": "rmsnorm"},
     {"position": ("rope", "none")},
     {"position": "none", "variants.qk_norm": "plain", "variants.gate": "head", "variants.sink": "zero"},
@@ -277,6 +288,42 @@ def test_without_residuals_the_stream_is_float32_in_a_scan_too():
         inputs = Inputs(jnp.zeros((1, 4), jnp.int32))
         traces = nnx.merge(definition, params).forward(inputs, trace=lambda trace: trace.after_BLD)[2]
         assert [after_BLD.dtype for after_BLD in traces] == [jnp.float32, jnp.float32]
+
+
+@pytest.mark.parametrize(
+    "activation, exact",
+    [("swiglu", lambda x: x / (1 + math.exp(-x))), ("geglu", lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))))],
+)
+def test_the_activated_gate_multiplies_the_other_half(activation, exact):
+    config = configs.load("configs/default.py", {"model.activation": activation, "model.d_model": 8}).model
+    assert config.d_ff == 24 and config.gated
+    for gate in (-40.0, -0.5, 0.0, 0.5, 40.0):
+        found = float(ACTIVATIONS[activation](jnp.float32(gate), jnp.float32(3.0)))
+        assert found == pytest.approx(3 * exact(gate), abs=2e-3), (
+            "the tanh form of gelu is within 5e-4 of the form by erf"
+        )
+
+
+def test_the_prediction_heads_bias_is_added_to_the_logits():
+    """Logits, hidden states · output table, losses and gradients agree with a bias that is added by hand."""
+    _, definition, params = make_model(**BERT)
+    tokens, weights = jnp.arange(12)[None], jnp.arange(12.0)[None]
+    head = params["prediction_head"]
+
+    def nll_sum(bias_V):
+        model = nnx.merge(definition, params | {"prediction_head": head | {"bias": bias_V}})
+        x_BLD, mesh = model.forward(Inputs(tokens))[0], sharding.make_mesh(1, 1, 1)
+        return losses.loss_sums(x_BLD, model.output_table, tokens, weights, 0.0, mesh)[0]
+
+    without = run(definition, params | {"prediction_head": head | {"bias": jnp.zeros(VOCAB)}}, tokens)
+    logits = run(definition, params, tokens)
+    np.testing.assert_allclose(logits - without, jnp.broadcast_to(head["bias"], logits.shape), atol=1e-5)
+    expected, gradient = jax.value_and_grad(lambda bias_V: jnp.sum(losses.nll(without + bias_V, tokens) * weights))(
+        head["bias"]
+    )
+    found, found_gradient = jax.value_and_grad(nll_sum)(head["bias"])
+    assert float(found) == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(found_gradient, gradient, atol=1e-4)
 
 
 def test_bfloat16_models_keep_float32_parameters():

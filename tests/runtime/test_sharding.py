@@ -134,6 +134,19 @@ def test_variants_of_attention_equal_one_device(small, scan, position):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_prediction_head_equals_one_device(small, tied):
+    fields = {"model__prediction_head": True, "model__embedding_norm": True, "model__activation": "gelu"}
+    fields |= {"model__tie_embeddings": tied, "model__dtype": "float32", "model__norm_placement": "post"}
+    results = []
+    for mesh in ((1, 1, 1), (2, 2, 2)):
+        sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
+        config = small(**SMALL_MODEL | fields, **sizes)
+        results.append(train(config, first_state(config))[1])
+    assert_close(*results)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", ["abacus", "coupled"])
 def test_position_ids_with_random_offsets_equal_one_device(small, ids):
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__position_ids": ids}
@@ -188,6 +201,7 @@ def test_every_parameter_has_a_sharding_rule(small):
         for extra in (
             {},
             {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},
+            {"model__prediction_head": True, "model__embedding_norm": True, "model__activation": "relu"},
             {f"model__variants__{name}": VARIANTS[name] for name in VARIANTS if position != "hard_alibi"},
         ):
             _, shapes = gpt.abstract(small(model__position=position, **extra).model, VOCAB)

@@ -65,7 +65,7 @@ def others(model: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:
 def fields(config: ModelConfig) -> Iterator[tuple[str, Any]]:
     """Yield (field, other value). `others` skips values that need other parameters."""
     yield from (("model.position", name) for name in ("none", "sinusoidal", "rope", "alibi", "hard_alibi"))
-    yield from (("model.activation", name) for name in ("gelu", "relu") if config.activation != "swiglu")
+    yield from (("model.activation", name) for name in ("gelu", "relu") if not config.gated)
     yield from ((f"model.{name}", not getattr(config, name)) for name in ("scale_attention", "scale_embeddings"))
     yield "model.attention_window", None
     if "rope" in config.position_pattern:
@@ -87,7 +87,7 @@ def arrangements(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[
         yield f"the weights of {a} and {b} are exchanged", exchanged
     turned = lambda part: {"out": part["out"] | {"kernel": part["out"]["kernel"].T}}
     yield "the kernels of out are transposed", _each(parameters, "attention", turned)
-    if config.activation == "swiglu":
+    if config.gated:
         exchanged = _each(parameters, "mlp", functools.partial(_exchanged, a="gate", b="up"))
         yield "the weights of gate and up are exchanged", exchanged
     embeddings = {name: table for name, table in parameters.items() if name in ("embedding", "unembedding")}

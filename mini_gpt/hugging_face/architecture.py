@@ -1,0 +1,187 @@
+"""The base class of the supported Transformers architectures."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.config.schema import Config
+from mini_gpt.hugging_face.settings import Settings
+from mini_gpt.hugging_face.tensors import Shape, Tensor
+
+Arrays = dict[str, np.ndarray]
+Ids = Mapping[str, int | None]
+OF_TOKENS = ("embedding", "unembedding", "prediction_head/bias")  # parameters with a row for each token
+# Values that architectures need, unless their `needs` has others. Fields for training only are not checked.
+NEEDED = {
+    "causal": True,
+    "encoder_layers": 0,
+    "norm_placement": "pre",
+    "residual": True,
+    "embedding_norm": False,
+    "prediction_head": False,
+    "share_embeddings": True,
+    "scale_attention": True,  # GPT-2's config can express False, but some versions of Transformers ignore it
+    "attention_window": None,
+    "random_positions": None,
+    "variants.qk_norm": "none",
+    "variants.query_scale": "none",
+    "variants.soft_cap": None,
+    "variants.normaliser": "softmax",
+    "variants.selective": False,
+    "variants.canon": False,
+    "variants.sink": "none",
+    "variants.gate": "none",
+}
+GELUS = {"gelu_new": "gelu", "gelu": "gelu_exact", "relu": "relu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
+SIZES = ("d_model", "num_layers", "num_heads", "d_ff")
+QKV = "attention/query attention/key attention/value"
+LAYER = ("attention_norm", QKV, "attention/out", "mlp_norm", "mlp/up", "mlp/down")
+
+
+class Architecture:
+    """The fields of config.json and the tensors of one architecture. Most dicts map Transformers' names to mini_gpt's.
+
+    needs: values of fields of `ModelConfig` that differ from NEEDED. pipeline, auto_class: for the model card.
+    context: the field of the context length, and its default. sizes: the fields for SIZES; the last may be missing.
+    epsilon: the field of the norms' epsilon, and its default.
+    fixed: {field: its only supported value}. if_missing: Transformers' defaults that differ from `fixed`.
+    exported: other fields that an export writes. activations: an export writes the first name that matches.
+    prefix: start of all tensor names except the output layer's; missing in files without that layer. buffers: pattern
+    of tensors to skip. layer: the module for each entry of `parameters`; it may join several modules of mini_gpt.
+    final_norm: None without one. table_copies: tensors that may repeat the first of `tables`.
+    """
+
+    model_type: str  # in config.json
+    title: str
+    class_name: str
+    auto_class = "AutoModelForCausalLM"
+    pipeline = "text-generation"
+    objective = "next_token"  # of training
+    position: str
+    needs: ClassVar[dict[str, Any]] = {}
+    norm = "layernorm"
+    activation_field: str | None = None  # None: config.json has no field for the activation
+    activation_by_default = "gelu"
+    activations: ClassVar[dict[str, str]] = GELUS
+    always_biased = False
+    tied_by_default = False
+    context: tuple[str, int]
+    sizes: tuple[str, ...]
+    sizes_by_default: tuple[int, ...]
+    epsilon: tuple[str, float]
+    fixed: ClassVar[dict[str, Any]] = {}
+    if_missing: ClassVar[dict[str, Any]] = {}
+    exported: ClassVar[dict[str, str]] = {}
+
+    prefix: str
+    buffers = "(?!)"  # none
+    tables: ClassVar[dict[str, str]]
+    layers: str
+    layer: tuple[str, ...]
+    parameters: tuple[str, ...] = LAYER  # of a layer
+    final_norm: str | None
+    head = "lm_head"
+    transposed = True  # matrices are stored [out, in], as in torch.nn.Linear
+    table_copies: tuple[str, ...] = ()
+    interleaved = False  # queries, keys and values are interleaved by head
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the architecture of a config.json, for an import."""
+        del settings
+        return cls()
+
+    @classmethod
+    def with_ids(cls, ids: Ids) -> Self:
+        """Return the architecture for an export with these token ids. Raises UserError if they do not fit."""
+        del ids
+        return cls()
+
+    @property
+    def needed(self) -> dict[str, Any]:
+        """The only supported values of fields of `ModelConfig`."""
+        return NEEDED | self.needs
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        """Return the supported values of fields of `ModelConfig`."""
+        activations = tuple(dict.fromkeys(self.activations.values()))
+        own = {"norm": (self.norm,), "activation": activations, "num_kv_heads": (model.num_heads,)}
+        own |= {"position": (self.position,)}
+        return {name: (value,) for name, value in self.needed.items()} | own
+
+    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
+        """Return the fields of config.json that depend on the architecture. ids: the token ids in config.json."""
+        del ids
+        model = config.model
+        names = dict(zip(self.sizes, SIZES, strict=False)) | self.exported
+        values = {theirs: operator.attrgetter(ours)(model) for theirs, ours in names.items()}
+        if self.activation_field:
+            matching = (theirs for theirs, ours in self.activations.items() if ours == model.activation)
+            values[self.activation_field] = next(matching)
+        values[self.epsilon[0]] = model.norm_epsilon
+        return {self.context[0]: config.context_length} | values | self.fixed
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        """Return the equivalent fields of mini_gpt's config. Raises UserError for an unsupported setting."""
+        settings.require(self.fixed, self.if_missing)
+        sizes = map(settings.whole, self.sizes, self.sizes_by_default)
+        given = {f"model.{ours}": size for ours, size in zip(SIZES, sizes, strict=False)}
+        activation = self.activations[self.activation_by_default]
+        if self.activation_field:
+            activation = settings.one_of(self.activation_field, self.activations, self.activation_by_default)
+        fields = {
+            "context_length": settings.whole(*self.context),
+            "model.position": self.position,
+            "model.num_kv_heads": given["model.num_heads"],
+            "model.norm": self.norm,
+            "model.norm_epsilon": settings.number(*self.epsilon),
+            "model.use_bias": self.always_biased,
+            "model.activation": activation,
+            "model.tie_embeddings": settings.boolean("tie_word_embeddings", self.tied_by_default),
+            "model.scale_embeddings": False,
+        }
+        return {f"model.{name}": value for name, value in self.needed.items()} | given | fields
+
+    def tensors(self, model: ModelConfig) -> list[Tensor]:
+        """Return all tensors of a model, and the parameters that they hold."""
+        listed = [Tensor(f"{self.prefix}{theirs}.weight", (ours,)) for theirs, ours in self.tables.items()]
+        for layer in range(model.num_layers):
+            for theirs, ours in zip(self.layer, self.parameters, strict=True):
+                paths = [f"blocks/{layer}/{path}" for path in ours.split()]
+                listed += self._module(f"{self.prefix}{self.layers}.{layer}.{theirs}", paths, model)
+        if self.final_norm is not None:
+            listed += self._module(f"{self.prefix}{self.final_norm}", ["final_norm"], model)
+        return listed + ([] if model.tie_embeddings else [Tensor(self.head_tensor, ("unembedding",))])
+
+    def shapes(self, model: ModelConfig) -> dict[str, Shape]:
+        """Return the shapes of parameters that only the files have; `fold` replaces them."""
+        del model
+        return {}
+
+    def fold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
+        """Return the parameters of mini_gpt, from those of the files."""
+        del model
+        return arrays
+
+    def unfold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
+        """Return the parameters of the files, from those of mini_gpt."""
+        del model
+        return arrays
+
+    @property
+    def head_tensor(self) -> str:
+        """The name of the output layer's matrix."""
+        return f"{self.head}.weight"
+
+    def _module(self, name: str, paths: list[str], model: ModelConfig) -> list[Tensor]:
+        """Return the weight, and the bias if any, of a norm or of a linear layer that joins `paths`."""
+        is_norm = paths[0].endswith("norm")
+        heads = model.num_heads if self.interleaved and len(paths) > 1 else None
+        weights = tuple(f"{path}/{'scale' if is_norm else 'kernel'}" for path in paths)
+        weight = Tensor(f"{name}.weight", weights, self.transposed, heads)
+        if not model.use_bias or (is_norm and self.norm == "rmsnorm"):
+            return [weight]
+        return [weight, Tensor(f"{name}.bias", tuple(f"{path}/bias" for path in paths), heads=heads)]

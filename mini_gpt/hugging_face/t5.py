@@ -1,0 +1,117 @@
+"""T5: an encoder-decoder."""
+
+import itertools
+import math
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.config.schema import Config
+from mini_gpt.hugging_face.architecture import Architecture, Arrays, Ids
+from mini_gpt.hugging_face.settings import Settings
+from mini_gpt.hugging_face.tensors import Tensor
+
+PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "out"}
+
+
+class T5(Architecture):
+    """T5 (Raffel et al. 2020) and T5 1.1: pre-LN with RMSNorm, a table of biases in each stack, no other biases.
+
+    scaled: the hidden states are divided by sqrt(d_model) before the output layer, as in all tied models. An import
+    multiplies the factor into the decoder's last norm.
+    """
+
+    model_type, title, class_name, position = "t5", "T5", "T5ForConditionalGeneration", "t5"
+    auto_class, pipeline = "AutoModelForSeq2SeqLM", "text2text-generation"
+    needs: ClassVar = {"scale_attention": False, "use_bias": False}
+    norm = "rmsnorm"
+    tied_by_default = True
+    activation_field, activation_by_default = "feed_forward_proj", "relu"
+    activations: ClassVar = {
+        "relu": "relu",
+        "gated-gelu": "geglu",
+        "gated-gelu_new": "geglu",
+        "gated-silu": "swiglu",
+        "gelu_new": "gelu",
+        "gelu": "gelu_exact",
+    }
+    context = ("n_positions", 512)
+    sizes, sizes_by_default = ("d_model", "num_decoder_layers", "num_heads", "d_ff"), (512, 6, 8, 2048)
+    epsilon = ("layer_norm_epsilon", 1e-6)
+    fixed: ClassVar = {"is_encoder_decoder": True}
+    exported: ClassVar = {
+        "num_layers": "encoder_layers",
+        "d_kv": "head_width",
+        "relative_attention_num_buckets": "t5.num_buckets",
+        "relative_attention_max_distance": "t5.max_distance",
+        "dropout_rate": "sublayer_dropout",
+    }
+    prefix = ""
+    buffers = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"  # not used by T5
+    tables: ClassVar = {"shared": "embedding"}
+    table_copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+    def __init__(self, scaled: bool = False):
+        self.scaled = scaled
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        tied = settings.boolean("tie_word_embeddings", cls.tied_by_default)
+        return cls(settings.boolean("scale_decoder_outputs", tied))
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        return super().supported(model) | {"encoder_layers": (model.encoder_layers,)}
+
+    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
+        start = {"decoder_start_token_id": ids.get("eos_token_id")}
+        return super().describe(config, ids) | start | {"scale_decoder_outputs": config.model.tie_embeddings}
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        """Return also the fields of the encoder. Only the weights tell whether a model of Transformers 5 is tied."""
+        fields, layers = super().fields(settings), settings.whole("num_layers", self.sizes_by_default[1])
+        settings.require({"d_kv": fields["model.d_model"] // fields["model.num_heads"]}, if_missing={"d_kv": 64})
+        start, end = settings.get("decoder_start_token_id"), settings.get("eos_token_id", 1)
+        if start is not None and start != (end[0] if isinstance(end, list) and end else end):
+            raise settings.error("decoder_start_token_id", "must be eos_token_id: a target starts with the separator")
+        return fields | {
+            "model.num_layers": settings.whole("num_decoder_layers", layers),
+            "model.encoder_layers": layers,
+            "model.t5.num_buckets": settings.whole("relative_attention_num_buckets", 32),
+            "model.t5.max_distance": settings.whole("relative_attention_max_distance", 128),
+            "model.tie_embeddings": None if "scale_decoder_outputs" in settings.values else self.scaled,
+        }
+
+    def tensors(self, model: ModelConfig) -> list[Tensor]:
+        listed = [Tensor("shared.weight", ("embedding",))]
+        modules = {f"SelfAttention.{theirs}": f"attention/{ours}" for theirs, ours in PROJECTIONS.items()}
+        of_self = modules | {"layer_norm": "attention_norm"}
+        modules = {f"EncDecAttention.{theirs}": f"cross_attention/{ours}" for theirs, ours in PROJECTIONS.items()}
+        of_cross = modules | {"layer_norm": "cross_norm"}
+        up = {"wi_0": "gate", "wi_1": "up"} if model.gated else {"wi": "up"}
+        modules = {f"DenseReluDense.{theirs}": f"mlp/{ours}" for theirs, ours in (up | {"wo": "down"}).items()}
+        feed_forward = modules | {"layer_norm": "mlp_norm"}
+        for stack, ours, layers, sublayers in (
+            ("encoder", "encoder/", model.encoder_layers, (of_self, feed_forward)),
+            ("decoder", "", model.num_layers, (of_self, of_cross, feed_forward)),
+        ):
+            for layer, (number, sublayer) in itertools.product(range(layers), enumerate(sublayers)):
+                for theirs, path in sublayer.items():
+                    name = f"{stack}.block.{layer}.layer.{number}.{theirs}"
+                    listed += self._module(name, [f"{ours}blocks/{layer}/{path}"], model)
+            table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+            listed.append(Tensor(table, (f"{ours}positions/t5/bias_table",)))
+            listed += self._module(f"{stack}.final_layer_norm", [f"{ours}final_norm"], model)
+        return listed + ([] if model.tie_embeddings else [Tensor(self.head_tensor, ("unembedding",))])
+
+    def fold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
+        return _scaled(arrays, 1 / math.sqrt(model.d_model)) if self.scaled else arrays
+
+    def unfold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
+        return _scaled(arrays, math.sqrt(model.d_model)) if model.tie_embeddings else arrays
+
+
+def _scaled(arrays: Arrays, factor: float) -> Arrays:
+    """Return the parameters with another last norm. It is exact if d_model is a power of four, else rounded once."""
+    scale_D = arrays["final_norm/scale"].astype(np.float64) * factor
+    return arrays | {"final_norm/scale": scale_D.astype(np.float32)}
