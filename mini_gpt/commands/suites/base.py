@@ -13,6 +13,8 @@ from mini_gpt.commands import results
 from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, tasks, tokenizers
+from mini_gpt.insight import pairs
+from mini_gpt.insight.pairs import Pair
 from mini_gpt.model.gpt import check_length
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -27,7 +29,7 @@ class SuiteOptions:
     """Options of a suite; None means the default of the suite.
 
     split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of heads,
-    figures and explorer.
+    figures and explorer; for a model with an encoder, SOURCE=TARGET.
     """
 
     split: str = "validation"
@@ -42,6 +44,7 @@ class Suite:
     name: str
     flags: tuple[str, ...] = ()  # supported options besides split: lengths, strides, text
     needs_text = False  # True: a run of a task can't be measured
+    supports_encoder = False
     # Columns of `compared_rows` that depend on the length. A sweep compares them, and plots the first.
     values: tuple[str, ...] = ()
     x_label = "length (tokens)"
@@ -49,7 +52,7 @@ class Suite:
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         """Raise UserError if the suite cannot measure runs of this config."""
-        if trained.model.encoder_layers and self.name != "tasks":
+        if trained.model.encoder_layers and not self.supports_encoder:
             raise UserError(f"--suite={self.name} does not support model.encoder_layers; use --suite=tasks")
         if self.needs_text and trained.data.is_task:
             corpus = trained.data.corpus
@@ -148,6 +151,19 @@ def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
     check_length(run.config.model, run.config.context_length)
     batches.check_fits(run.config)
     return run.problems(split, max(1, num_tokens // run.config.context_length))
+
+
+def pair(run: Run, options: SuiteOptions) -> Pair:
+    """Return the pair of --text=SOURCE=TARGET, or of a problem of the longest length, for a model with an encoder."""
+    data = run.config.data
+    batches.check_fits(run.config)
+    problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
+    if options.text is not None:
+        source, equals, target = options.text.rpartition(tasks.ANSWER)
+        require(equals != "", "--text", options.text, "must be SOURCE=TARGET for a model with an encoder")
+        problem = (source, target)
+    check_length(run.config.model, max(len(problem[0]), len(problem[1]) + 1))
+    return pairs.of_problem(problem, run.config, run.tokenizer)
 
 
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
