@@ -166,6 +166,12 @@ def pair(run: Run, options: SuiteOptions) -> Pair:
     return pairs.of_problem(problem, run.config, run.tokenizer)
 
 
+def pairs_of(run: Run, split: str, num_tokens: int) -> list[Pair]:
+    """Return the problems of `problems` as pairs, for a model with an encoder."""
+    found = problems(run, split, num_tokens)
+    return [pairs.of_problem(problem, run.config, run.tokenizer) for problem in found]
+
+
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     """Return up to `most` int32 tokens: of --text, of the start of the split, or of a problem of a task."""
     data = run.config.data
