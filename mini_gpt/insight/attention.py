@@ -88,10 +88,12 @@ def each_layer_by_kind(
 
     As `each_layer`. The traces of "decoder" and "cross" are the same: those of the decoder's blocks.
     """
-    ordered = tuple(arguments.get(kind, ()) for kind in KINDS)
-    inputs, ordered = sharding.put_whole(((tokens_BL, source_BS), ordered), model.mesh)
-    found = _each_layer_by_kind(model, inputs, ordered, reduce=tuple(reduce[kind] for kind in KINDS))
-    return dict(zip(KINDS, jax.device_get(found), strict=True))
+    inputs = sharding.put_whole((tokens_BL, source_BS), model.mesh)
+    found = {}
+    for kind in KINDS:  # a program each: one with all kinds can deadlock on several CPU devices (jax 0.10)
+        own = sharding.put_whole(arguments.get(kind, ()), model.mesh)
+        found[kind] = jax.device_get(_each_layer_of_kind(model, inputs, own, kind=kind, reduce=reduce[kind]))
+    return found
 
 
 def attention_statistics(
@@ -153,21 +155,19 @@ def _each_layer(model: LoadedModel, inputs: tuple, arguments: tuple, *, reduce) 
     return sharding.replicate(layers, model.mesh)
 
 
-@functools.partial(jax.jit, static_argnames="reduce")
-def _each_layer_by_kind(model: LoadedModel, inputs: tuple, arguments: tuple, *, reduce: tuple) -> list[list[Any]]:
-    """inputs: tokens_BL and source_BS. arguments, reduce: in the order of KINDS."""
+@functools.partial(jax.jit, static_argnames=("kind", "reduce"))
+def _each_layer_of_kind(model: LoadedModel, inputs: tuple, arguments: tuple, *, kind: str, reduce) -> list[Any]:
+    """inputs: tokens_BL and source_BS."""
     module, (tokens_BL, source_BS) = model.merge(), inputs
-    of_encoder, *of_decoder = (
-        lambda trace, function=function, own=own: function(trace, *own)
-        for function, own in zip(reduce, arguments, strict=True)
-    )
-    head_mask_NBH = head_masks.by_kind(model.config.model, model.head_mask_NBH)[0]
+    reduce_trace = lambda trace: reduce(trace, *arguments)
     with sharding.use_mesh(model.mesh):
-        _, encoder = module.encode(source_BS, head_mask_NBH=head_mask_NBH, trace=of_encoder)
-        inputs = model.with_layout(tokens_BL, source_BS=source_BS)
-        trace = lambda trace: [reduce_trace(trace) for reduce_trace in of_decoder]
-        layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=trace)[2] or []
-    return sharding.replicate([encoder, *map(list, zip(*layers, strict=True))], model.mesh)
+        if kind == "encoder":
+            head_mask_NBH = head_masks.by_kind(model.config.model, model.head_mask_NBH)[0]
+            _, layers = module.encode(source_BS, head_mask_NBH=head_mask_NBH, trace=reduce_trace)
+        else:
+            inputs = model.with_layout(tokens_BL, source_BS=source_BS)
+            layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)[2] or []
+    return sharding.replicate(layers, model.mesh)
 
 
 def _maps(trace: Trace) -> AttentionMaps:
