@@ -47,7 +47,8 @@ def _plot_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> No
 
 
 def _plot_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
-    strengths = np.array([[row["kinds"][kind]["strength"] or 0.0 for kind in kinds] for row in rows])
+    strengths = np.array([[row["kinds"][kind]["strength"] for kind in kinds] for row in rows], float)  # null: NaN
+    axes.set_facecolor("#dddddd")
     image = axes.imshow(strengths, vmin=-1, vmax=1, cmap="PuOr_r", aspect="auto")
     axes.set_xticks(range(len(kinds)), kinds, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
     names = [f"{row.get('attention', '')} {row['layer']}.{row['head']}".strip() for row in rows]
@@ -56,6 +57,6 @@ def _plot_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) ->
         if abs(strength) >= 0.1 and len(rows) <= 64:
             ink = "white" if abs(strength) > 0.6 else "black"
             axes.text(x, y, f"{strength:.1f}".replace("0.", "."), ha="center", va="center", fontsize=6.5, color=ink)
-    axes.set(ylabel="layer.head", title="Strength for each kind: 0 is chance, 1 is all attention")
+    axes.set(ylabel="layer.head", title="Strength for each kind: 0 is chance, 1 is all attention, grey is not measured")
     axes.spines[:].set_visible(False)
     axes.figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02)
