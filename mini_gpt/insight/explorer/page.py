@@ -42,12 +42,13 @@ def explorer(
     tokenizer: Tokenizer,
     text: np.ndarray | Pair,
     *,
+    title: str,
+    subtitle: str,
     labels: Mapping[str, list[list[str]]] | None = None,
-    **titles: str,
 ) -> str:
     """Return the HTML page for up to `most_tokens` tokens, or for a pair that `check_fits` allows.
 
-    labels[kind][layer][head]: the label of a head. titles: title and subtitle.
+    labels[kind][layer][head]: the label of a head.
     """
     texts = lambda tokens: [tokenizer.decode([token]) for token in tokens]
     labels = labels or {}
@@ -64,6 +65,7 @@ def explorer(
     else:
         layers, own = attention.attention_maps(model, text[None]), (texts(text), texts(text))
         shown = {"attention": _held(layers, own, labels.get("decoder"), causal=model.config.model.causal)}
+    titles = {"title": title, "subtitle": subtitle}
     return build_page({**titles, **shown, "positions": _positions(model), "toy": toy.data()})
 
 
