@@ -62,7 +62,7 @@ def time_encoding(model: LoadedModel, source_BS: np.ndarray) -> float:
 
 @jax.jit
 def _encode(model: LoadedModel, source_BS: jax.Array) -> Memory:
-    return model.merge().encode(source_BS)
+    return model.merge().encode(source_BS)[0]
 
 
 def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:

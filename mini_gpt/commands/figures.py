@@ -7,6 +7,7 @@ The encodings are those of configs/tiny.py before training. `python eval.py --su
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,7 +16,11 @@ from mini_gpt.commands import command_line, results
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
+from mini_gpt.data import tasks
 from mini_gpt.insight import figures
+from mini_gpt.insight import maps as attention_maps
+from mini_gpt.insight.examples import Example
+from mini_gpt.insight.maps import Panel
 from mini_gpt.runtime.errors import require
 from mini_gpt.training.run import Run
 
@@ -24,19 +29,35 @@ ENCODINGS = {plot.__name__: plot for plot in PLOTS}
 
 
 def maps(workdirs: list[Path]) -> Figure:
-    """Plot the attention of several runs on the start of the first run's validation split."""
+    """Plot the attention of several runs on the start of the first run's validation split, or on a problem of it."""
     runs = [Run(workdir) for workdir in workdirs]
+    has_encoder = runs[0].config.model.encoder_layers > 0
     for run in runs:
         layers = run.config.model.encoder_layers
-        require(layers == 0, f"--maps: {run.workdir}: model.encoder_layers", layers, "must be 0")
-    tokens, first = base.opening(runs[0], SuiteOptions(), figures.MOST_TOKENS), runs[0].tokenizer
-    panels = []
+        remedy = f"must{'' if has_encoder else ' not'} be above 0, as for the first run"
+        require((layers > 0) == has_encoder, f"--maps: {run.workdir}: model.encoder_layers", layers, remedy)
+    texts: list[Any] = _pairs(runs) if has_encoder else _openings(runs)
+    of_runs = zip(runs, texts, strict=True)
+    return attention_maps.figure([Panel(run.workdir.name, run.model, run.tokenizer, text) for run, text in of_runs])
+
+
+def _openings(runs: list[Run]) -> list[np.ndarray]:
+    """Return the start of the first run's validation split, in the tokens of each run."""
+    most, first = attention_maps.MOST_TOKENS, runs[0].tokenizer
+    tokens, texts = base.opening(runs[0], SuiteOptions(), most), []
     for run in runs:
-        own = tokens
-        if run.tokenizer.to_dict() != first.to_dict():
-            own = run.tokenizer.encode(first.decode(tokens))[: figures.MOST_TOKENS].astype(np.int32)
-        panels.append((run.workdir.name, run.model, run.tokenizer, own))
-    return figures.maps_figure(panels)
+        if run.tokenizer.to_dict() == first.to_dict():
+            texts.append(tokens)
+        else:
+            texts.append(run.tokenizer.encode(first.decode(tokens))[:most].astype(np.int32))
+    return texts
+
+
+def _pairs(runs: list[Run]) -> list[Example]:
+    """Return a problem of the first run, in the tokens of each run."""
+    pair, tokenizer = base.pair(runs[0], SuiteOptions()), runs[0].tokenizer
+    text = f"{tokenizer.decode(pair.source)}{tasks.ANSWER}{tokenizer.decode(pair.written[:-1])}"
+    return [base.pair(run, SuiteOptions(text=text)) for run in runs]
 
 
 @command_line.command

@@ -1,13 +1,15 @@
 """Attention maps of every layer, reductions of these maps, and the statistics that training logs."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.model import head_masks
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.layout import keys_of
@@ -15,6 +17,7 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
 MOST_ENTRIES = 2**27  # most entries of one layer's maps in a batch: half a gigabyte
+KINDS = ("encoder", "decoder", "cross")  # of attention in a model with an encoder
 LOGGED_TOKENS = 64  # first tokens of the maps that training logs
 
 
@@ -60,8 +63,41 @@ def each_layer(
     return jax.device_get(_each_layer(model, inputs, arguments, reduce=reduce))
 
 
+def maps_by_kind(model: LoadedModel, tokens_BL: np.ndarray, source_BS: np.ndarray) -> dict[str, list[AttentionMaps]]:
+    """Return {kind: the attention maps of each layer} of a model with an encoder, in NumPy. Kinds: KINDS.
+
+    encoder: [B, H, S, S], source by source. decoder: [B, H, L, L], target by target. cross: [B, H, L, S], target by
+    source. tokens_BL: the decoder's input. source_BS: -1 is padding, which no other token sees; its own rows mean
+    nothing.
+    """
+    reduce = dict.fromkeys(KINDS, _maps) | {"cross": _cross_maps}
+    padded_BL, padded_BS = (sharding.pad_rows(array, model.mesh) for array in (tokens_BL, source_BS))
+    found = each_layer_by_kind(model, padded_BL, padded_BS, reduce)
+    cut = lambda maps: AttentionMaps(*(array[: len(tokens_BL)] for array in maps))
+    return {kind: [cut(maps) for maps in layers] for kind, layers in found.items()}
+
+
+def each_layer_by_kind(
+    model: LoadedModel,
+    tokens_BL: np.ndarray,
+    source_BS: np.ndarray,
+    reduce: Mapping[str, Callable[..., Any]],
+    arguments: Mapping[str, tuple] = MappingProxyType({}),
+) -> dict[str, list[Any]]:
+    """Return {kind: `reduce[kind](trace, *arguments[kind])` of each layer} of a model with an encoder, in NumPy.
+
+    As `each_layer`. The traces of "decoder" and "cross" are the same: those of the decoder's blocks.
+    """
+    inputs = sharding.put_whole((tokens_BL, source_BS), model.mesh)
+    found = {}
+    for kind in KINDS:  # a program each: one with all kinds can deadlock on several CPU devices (jax 0.10)
+        own = sharding.put_whole(arguments.get(kind, ()), model.mesh)
+        found[kind] = jax.device_get(_each_layer_of_kind(model, inputs, own, kind=kind, reduce=reduce[kind]))
+    return found
+
+
 def attention_statistics(
-    model: LoadedModel, tokens_BL: np.ndarray, is_query_BL: np.ndarray, source_BS: np.ndarray | None = None
+    model: LoadedModel, tokens_BL: np.ndarray, is_query_BL: np.ndarray
 ) -> tuple[dict[str, float], np.ndarray]:
     """Return {curve: value} over the queries with True in is_query_BL, and weights_NHLS of the first row.
 
@@ -72,30 +108,84 @@ def attention_statistics(
     if the softmax is saturated.
     """
     layers = jax.device_get(
-        _each_layer(model, (tokens_BL, tokens_BL, tokens_BL[:, 0], source_BS), (is_query_BL,), reduce=_statistics)
+        _each_layer(model, (tokens_BL, tokens_BL, tokens_BL[:, 0]), (is_query_BL,), reduce=_statistics)
     )
+    shown = min(LOGGED_TOKENS, int(is_query_BL[0].sum()))
+    return _curves(layers), np.stack([maps_HLS[:, :shown, :shown] for *_, maps_HLS in layers])
+
+
+def statistics_by_kind(
+    model: LoadedModel, tokens_BL: np.ndarray, is_query_BL: np.ndarray, source_BS: np.ndarray
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Return the curves of `attention_statistics` and {kind: weights_NHLS of the first row} of all three kinds.
+
+    The names of the curves of encoder and cross-attention begin with attention/encoder and attention/cross.
+    """
+    is_source_BS = source_BS >= 0
+    arguments = {"encoder": (is_source_BS,), "decoder": (is_query_BL,), "cross": (is_query_BL,)}
+    reduce = dict.fromkeys(KINDS, _statistics) | {"cross": _cross_statistics}
+    found = each_layer_by_kind(model, tokens_BL, source_BS, reduce, arguments)
+    source, target = (min(LOGGED_TOKENS, int(is_token_BL[0].sum())) for is_token_BL in (is_source_BS, is_query_BL))
+    shown = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+    curves: dict[str, float] = {}
+    maps = {}
+    for kind, (rows, columns) in shown.items():
+        curves |= _curves(found[kind], "attention" if kind == "decoder" else f"attention/{kind}")
+        maps[kind] = np.stack([maps_HLS[:, :rows, :columns] for *_, maps_HLS in found[kind]])
+    return curves, maps
+
+
+def _curves(layers: list[Any], prefix: str = "attention") -> dict[str, float]:
     curves = {}
     for number, (variance, entropy, entropy_H, _) in enumerate(layers):
-        curves[f"attention/logit_variance/layer_{number}"] = float(variance)
-        curves[f"attention/entropy/layer_{number}"] = float(entropy)
-        curves |= {f"attention/entropy/layer_{number}/head_{head}": float(mean) for head, mean in enumerate(entropy_H)}
-    shown = min(LOGGED_TOKENS, int(is_query_BL[0].sum()))
-    return curves, np.stack([maps_HLS[:, :shown, :shown] for *_, maps_HLS in layers])
+        curves[f"{prefix}/logit_variance/layer_{number}"] = float(variance)
+        curves[f"{prefix}/entropy/layer_{number}"] = float(entropy)
+        curves |= {f"{prefix}/entropy/layer_{number}/head_{head}": float(mean) for head, mean in enumerate(entropy_H)}
+    return curves
 
 
 @functools.partial(jax.jit, static_argnames="reduce")
 def _each_layer(model: LoadedModel, inputs: tuple, arguments: tuple, *, reduce) -> list[Any]:
-    """inputs: tokens_BL, text_BL, rows_B and, with an encoder, source_BS."""
-    module, (tokens_BL, text_BL, rows_B, *source) = model.merge(), inputs
-    inputs = model.with_layout(tokens_BL, text_BL, keys_of(rows_B), *source)
+    """inputs: tokens_BL, text_BL and rows_B."""
+    module, (tokens_BL, text_BL, rows_B) = model.merge(), inputs
+    inputs = model.with_layout(tokens_BL, text_BL, keys_of(rows_B))
     with sharding.use_mesh(model.mesh):
         reduce_trace = lambda trace: reduce(trace, *arguments)
         _, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)
     return sharding.replicate(layers, model.mesh)
 
 
+@functools.partial(jax.jit, static_argnames=("kind", "reduce"))
+def _each_layer_of_kind(model: LoadedModel, inputs: tuple, arguments: tuple, *, kind: str, reduce) -> list[Any]:
+    """inputs: tokens_BL and source_BS."""
+    module, (tokens_BL, source_BS) = model.merge(), inputs
+    reduce_trace = lambda trace: reduce(trace, *arguments)
+    with sharding.use_mesh(model.mesh):
+        if kind == "encoder":
+            head_mask_NBH = head_masks.by_kind(model.config.model, model.head_mask_NBH)[0]
+            _, layers = module.encode(source_BS, head_mask_NBH=head_mask_NBH, trace=reduce_trace)
+        else:
+            inputs = model.with_layout(tokens_BL, source_BS=source_BS)
+            layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)[2] or []
+    return sharding.replicate(layers, model.mesh)
+
+
 def _maps(trace: Trace) -> AttentionMaps:
     return trace.attention
+
+
+def of_cross(trace: Trace) -> Trace:
+    """Return a decoder's trace with the maps of cross-attention in the place of those of self-attention."""
+    assert trace.cross_attention is not None
+    return trace._replace(attention=trace.cross_attention)
+
+
+def _cross_maps(trace: Trace) -> AttentionMaps:
+    return _maps(of_cross(trace))
+
+
+def _cross_statistics(trace: Trace, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    return _statistics(of_cross(trace), is_query_BL)
 
 
 def _statistics(trace: Trace, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

@@ -1,8 +1,7 @@
-"""Figures of models: attention maps, and positional encodings before and after training."""
+"""Figures of positional encodings before and after training."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.insight import attention, images
+from mini_gpt.insight import images
 from mini_gpt.insight.curves import finish, new_figure
 from mini_gpt.model import positions
 from mini_gpt.model.loaded import LoadedModel
@@ -22,40 +20,16 @@ from mini_gpt.model.positions.biases import alibi_slopes, t5_bucket
 from mini_gpt.model.positions.waves import geometric_frequencies, rope_frequencies
 from mini_gpt.runtime import sharding
 
-MOST_TOKENS = 32  # of the text in a figure of attention maps
 SIGNED = {"cmap": "RdBu_r", "interpolation": "nearest"}
 
 
-Panel = tuple[str, LoadedModel, Tokenizer, np.ndarray]  # a model's name, the model, its tokenizer, tokens of a text
+def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str, Figure]:
+    """Return {name: figure} of a model's positional encodings; of the decoder's if there are two stacks.
 
-
-def maps_figure(panels: Sequence[Panel]) -> Figure:
-    """Return a figure of attention averaged over the heads: one row per model, one map per layer."""
-    layers = max(model.config.model.num_layers for _, model, _, _ in panels)
-    title = "Attention averaged over the heads: square root of each weight, from 0 (black) to 1"
-    size = (2.6 * layers + 1, 3.0 * len(panels))
-    figure, grid = new_figure(size, len(panels), layers, title=title, squeeze=False)
-    for row, (name, model, tokenizer, tokens) in zip(grid, panels, strict=True):
-        maps = attention.attention_maps(model, tokens[None])
-        texts = [tokenizer.decode([token]).replace("\n", "⏎") for token in tokens]
-        for axes in row[len(maps) :]:
-            axes.set_visible(False)
-        for layer, (axes, (_, weights_BHLS, _)) in enumerate(zip(row, maps, strict=False)):
-            labels = texts if layer == 0 else []
-            axes.set_xticks(range(len(texts)), texts, fontsize=5.5)
-            axes.set_yticks(range(len(labels)), labels, fontsize=5.5)
-            axes.tick_params(length=0, pad=1)
-            axes.imshow(np.sqrt(weights_BHLS[0].mean(axis=0)), cmap="magma", vmin=0, vmax=1)
-            axes.set_title(f"layer {layer}", fontsize=9)
-        row[0].set_ylabel(f"{name}\nposition={model.config.model.position}", fontsize=9)
-    return figure
-
-
-def model_figures(name: str, model: LoadedModel, tokenizer: Tokenizer, tokens: np.ndarray) -> dict[str, Figure]:
-    """Return {name: figure} of the attention maps for the tokens, and of the model's positional encodings."""
+    tokens: of a text whose embeddings and positions are shown.
+    """
     config = model.config.model
-    encodings = set(config.position_pattern)
-    by_name = {"maps": maps_figure([(name, model, tokenizer, tokens)])}
+    encodings, by_name = set(config.position_pattern), {}
     if "sinusoidal" in encodings:
         by_name["sinusoids"] = sinusoids(config)
     if "rope" in encodings:

@@ -21,6 +21,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
+from mini_gpt.model import head_masks
 from mini_gpt.model import loss as losses
 from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
@@ -36,7 +37,7 @@ LABELS = {  # of the orders of removal, in the figure
     "importance": "by gradient, normalised in each layer",
 }
 
-Order = list[tuple[int, int]]  # all (layer, head), in the order of removal
+Order = list[tuple[int, int]]  # all (layer, head), in the order of removal; layer: an index of axis N
 
 
 def importance(
@@ -45,11 +46,12 @@ def importance(
     """Return importance_NH in nats per token, float64: the mean over texts of |∂loss/∂mask| at a mask of ones.
 
     Michel et al. (2019), eq. 2. texts: at least one (count, batch). The first `count` rows are used; each is one text.
+    Axis N: `head_masks.layers`, here and in the other functions.
     """
-    config = model.config.model
-    total_NH, rows = np.zeros((config.num_layers, config.num_heads)), 0
+    layers, heads = _shape(model)
+    total_NH, rows = np.zeros((layers, heads)), 0
     for count, batch in texts:
-        ones_NBH = jnp.ones((config.num_layers, len(batch["inputs"]), config.num_heads), jnp.float32)
+        ones_NBH = jnp.ones((layers, len(batch["inputs"]), heads), jnp.float32)
         gradient_NBH = np.asarray(_mask_gradient(model, _put(model, rows, count, batch), ones_NBH))
         total_NH = total_NH + np.abs(gradient_NBH.astype(np.float64)).sum(axis=1)
         rows += count
@@ -64,7 +66,7 @@ def ablation(
 
     texts: as in `importance`. The loss is the mean over texts.
     """
-    layers, heads = model.config.model.num_layers, model.config.model.num_heads
+    layers, heads = _shape(model)
     without_XNH = 1 - np.eye(layers * heads, dtype=np.float32).reshape(-1, layers, heads)
     masks_XNH = np.concatenate([np.ones_like(without_XNH[:1]), without_XNH])
     total_X, rows = np.zeros(len(masks_XNH)), 0
@@ -75,6 +77,11 @@ def ablation(
             advance(batch["inputs"].size)
         rows += count
     return ((total_X[1:] - total_X[0]) / rows).reshape(layers, heads)
+
+
+def _shape(model: LoadedModel) -> tuple[int, int]:
+    """Return the numbers of layers with heads, and of heads in each."""
+    return len(head_masks.layers(model.config.model)), model.config.model.num_heads
 
 
 def _put(model: LoadedModel, first: int, count: int, batch: Batch) -> dict[str, jax.Array]:
@@ -91,7 +98,7 @@ def _loss_sum(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: jax.Arr
     row_weights_BL = weights_BL / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1)
     text_BL = targets_BL if model.masked else None
     with_mask = dataclasses.replace(model, head_mask_NBH=mask_NBH)
-    x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]))
+    x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]), batch.get("source"))
     with sharding.use_mesh(model.mesh):
         table_VD = model.merge().output_table
         loss = losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
@@ -119,9 +126,10 @@ def problem_batches(
     model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]]
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of a task's problems, which are pairs (question, answer)."""
-    length = model.config.context_length
-    for count, part in in_full_batches(problems, model.rows_at_a_time(length)):
-        yield count, task_batches.problem_batch(part, model.config, tokenizer, length)
+    config, length = model.config, model.config.context_length
+    longest = max(length, config.source_length) if config.model.encoder_layers else length
+    for count, part in in_full_batches(problems, model.rows_at_a_time(longest)):
+        yield count, task_batches.problem_batch(part, config, tokenizer, length)
 
 
 def removal_orders(importance_NH: np.ndarray, ablation_NH: np.ndarray) -> dict[str, Order]:
@@ -176,9 +184,12 @@ def cost(num_heads: int) -> int:
 
 
 def pruning_figure(
-    importance_NH: np.ndarray, ablation_NH: np.ndarray, rows: list[dict[str, Any]], *, title: str
+    importance_NH: np.ndarray, ablation_NH: np.ndarray, rows: list[dict[str, Any]], *, names: list[str], title: str
 ) -> Figure:
-    """Return a figure: grids of ablation and gradient, layer 0 at the bottom, beside the curves of `rows`."""
+    """Return a figure: grids of ablation and gradient, layer 0 at the bottom, beside the curves of `rows`.
+
+    names: of the layers.
+    """
     layers, heads = importance_NH.shape
     width = 1.9 + 0.55 * heads
     size = (6.5 + 2 * width, max(4.3, 1.6 + 0.4 * layers))
@@ -188,6 +199,7 @@ def pruning_figure(
     for axes, score_NH, name, unit in grids:
         image = axes.imshow(score_NH, origin="lower", cmap="YlGnBu", vmin=min(0, score_NH.min()), aspect="auto")
         label_heads(axes, layers, heads, name)
+        axes.set_yticks(range(layers), names)
         figure.colorbar(image, ax=axes, label=unit, shrink=0.8)
 
     shares = [100 * share for share in dict.fromkeys(row["share"] for row in rows)]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model import loss, positions
+from mini_gpt.model import head_masks, loss, positions
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.inputs import Context, KeyValues, Mask, Memory
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options
@@ -96,7 +96,7 @@ class Block(nnx.Module):
         x_BLD = self._add_branch(x_BLD, added_BLD, self.attention_norm, keys[1])
         if self.config.encoder_layers:
             past = None if options.past is None else options.past.of_source()
-            options = Options(dropout_key=keys[3], past=past)
+            options = Options(keys[3], options.cross_head_mask_BH, past=past)
             queries_BLD = self._branch_input(x_BLD, self.cross_norm)
             added_BLD, source, cross_maps = self.cross_attention(queries_BLD, context.of_memory(), options)
             x_BLD = self._add_branch(x_BLD, added_BLD, self.cross_norm, keys[4])
@@ -263,12 +263,12 @@ class MiniGPT(Stack):
     ) -> tuple[jax.Array, list[KeyValues] | None, list[Any] | None]:
         """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with one item per layer.
 
-        dropout_key: no dropout if None. head_mask_NBH: factors for the heads' outputs; its batch axis may be 1. caches:
-        each layer's KV cache, or None if it is empty. The returned caches hold all keys and values, including the new
-        ones; they are None if `caches` is None. trace: a function applied to each layer's Trace, with attention maps.
-        The returned traces are the function's results. memory: the result of `encode`, in the place of a source. Raises
-        UserError if there is an encoder and no source, or the opposite. Without positions, raises the errors of
-        `check_length`.
+        dropout_key: no dropout if None. head_mask_NBH: factors for the heads' outputs; axis N is that of
+        `head_masks.layers`, and the batch axis may be 1. caches: each layer's KV cache, or None if it is empty. The
+        returned caches hold all keys and values, including the new ones; they are None if `caches` is None. trace: a
+        function applied to the Trace of each layer of the decoder, with attention maps. The returned traces are the
+        function's results. memory: the result of `encode`, in the place of a source. Raises UserError if there is an
+        encoder and no source, or the opposite. Without positions, raises the errors of `check_length`.
         """
         config, (tokens_BL, positions_BL, segments_BL, source_BS, *of_source) = self.config, inputs
         if positions_BL is None:
@@ -277,11 +277,12 @@ class MiniGPT(Stack):
         needs_source = config.encoder_layers > 0 and memory is None and (caches is None or caches[0] is None)
         if needs_source != (source_BS is not None):
             raise UserError(f"source_BS: must {'' if needs_source else 'not '}be given for this model")
+        of_encoder_NBH, own_NBH, cross_NBH = head_masks.by_kind(config, head_mask_NBH)
         if source_BS is not None:
-            memory = self.encode(source_BS, *of_source, dropout_key=dropout_key)
+            memory, _ = self.encode(source_BS, *of_source, dropout_key=dropout_key, head_mask_NBH=of_encoder_NBH)
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
         of_target = StackInputs(positions_BL, segments_BL, memory)
-        x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, head_mask_NBH)
+        x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, own_NBH, cross_NBH)
         x_BLD, new_caches, traces = self.run(x_BLD, of_target, options, caches, trace)
         x_BLD = self.prediction_head(x_BLD) if config.prediction_head else x_BLD
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
@@ -293,8 +294,13 @@ class MiniGPT(Stack):
         segments_BS: jax.Array | None = None,
         *,
         dropout_key: jax.Array | None = None,
-    ) -> Memory:
-        """Return the encoder's last hidden states. See `Inputs` for the arguments; raises `check_length`'s errors."""
+        head_mask_NBH: jax.Array | None = None,
+        trace: Callable[[Trace], Any] | None = None,
+    ) -> tuple[Memory, list[Any]]:
+        """Return the encoder's last hidden states, and the traces of its layers as `forward` does.
+
+        See `Inputs` for the arguments. head_mask_NBH: of the encoder's layers only. Raises `check_length`'s errors.
+        """
         if positions_BS is None:
             check_length(self.config, source_BS.shape[1])
             positions_BS = jnp.arange(source_BS.shape[1])[None]
@@ -305,8 +311,9 @@ class MiniGPT(Stack):
             keys = jax.random.split(jax.random.fold_in(dropout_key, ENCODER_KEY), layers + 1)
         table = self.embedding if self.config.share_embeddings else self.source_embedding
         x_BSD = self._embedded(table, jnp.maximum(source_BS, 0))
-        x_BSD, _, _ = self.encoder.run(x_BSD, StackInputs(positions_BS, segments_BS, None), Options(keys))
-        return Memory(x_BSD, segments_BS)
+        of_source = StackInputs(positions_BS, segments_BS, None)
+        x_BSD, _, traces = self.encoder.run(x_BSD, of_source, Options(keys, head_mask_NBH), trace=trace)
+        return Memory(x_BSD, segments_BS), traces
 
     def _embedded(self, table: nnx.Param, tokens_BL: jax.Array) -> jax.Array:
         x_BLD = sharding.gather(table[...])[tokens_BL]  # the residual stream is float32

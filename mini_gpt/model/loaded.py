@@ -31,7 +31,7 @@ class LoadedModel:
 
     parameters: nested dicts of float32 arrays, sharded over `mesh`. definition: the model without parameters.
     batch_tokens: tokens in a batch. layout: where segments start and positions restart. head_mask_NBH: float32 factors
-    for the heads' outputs, or None; its batch axis may be 1.
+    for the heads' outputs, or None; axis N is that of `head_masks.layers`, and the batch axis may be 1.
     """
 
     parameters: dict[str, Any]

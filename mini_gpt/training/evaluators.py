@@ -14,7 +14,7 @@ from mini_gpt.evaluation.scoring import Score
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import images
-from mini_gpt.insight.attention import attention_statistics
+from mini_gpt.insight.attention import attention_statistics, statistics_by_kind
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
@@ -59,10 +59,15 @@ class Evaluator(ABC):
     def attention_metrics(self, model: LoadedModel) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """Return statistics of the attention on the probe, and images by name, as RGB pixels in uint8.
 
-        The images show the attention maps at the start of the probe, and the similarity of learned positions.
+        The images show the attention maps at the start of the probe, and the similarity of learned positions. With an
+        encoder, there is an image for each of the three kinds of attention.
         """
-        curves, maps_NHLS = attention_statistics(model, self.probe_BL, self.is_query_BL, self.source_BS)
-        pictures = {"attention/maps": images.map_grid(maps_NHLS)}
+        if self.source_BS is None:
+            curves, maps_NHLS = attention_statistics(model, self.probe_BL, self.is_query_BL)
+            pictures = {"attention/maps": images.map_grid(maps_NHLS)}
+        else:
+            curves, by_kind = statistics_by_kind(model, self.probe_BL, self.is_query_BL, self.source_BS)
+            pictures = {f"attention/{kind}_maps": images.map_grid(maps) for kind, maps in by_kind.items()}
         if "learned" in self.config.model.position_pattern:
             table_PD = sharding.to_host(model.parameters["positions"]["learned"]["embedding"], model.mesh)
             pictures["positions/similarity"] = images.similarity(table_PD)

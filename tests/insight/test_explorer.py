@@ -42,15 +42,16 @@ def evaluated(run: Run, **options) -> dict:
     return data_of((run.workdir / "eval" / f"{stem}.html").read_text(encoding="utf-8"))
 
 
-def unpacked(packed: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def unpacked(packed: dict, heads: int, length: int, keys: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Compute the logits and weights [heads, L, S] as the page does, but one pair at a time."""
     levels = iter(zlib.decompress(base64.b64decode(packed["logits"])))
     tops = iter(np.frombuffer(base64.b64decode(packed["row_max"]), "<f4").tolist())
-    logits = np.full((heads, length, length), -np.inf)
+    keys = length if keys is None else keys
+    logits = np.full((heads, length, keys), -np.inf)
     for head in range(heads):
         for i in range(length):
             top = next(tops)
-            for j in range(i + 1 if packed["causal"] else length):
+            for j in range(i + 1 if packed["causal"] else keys):
                 level = next(levels)
                 if level != packed["hidden"]:
                     logits[head, i, j] = top - packed["floor"] * (level / packed["steps"]) ** 2

@@ -173,7 +173,7 @@ def test_a_small_model_learns_to_reverse(small, tmp_path):
     assert rows[0]["exact_match"] > 0.9
 
 
-@pytest.mark.parametrize("suite", ["heads", "pruning", "figures", "explorer"])
+@pytest.mark.parametrize("suite", ["perplexity", "needles"])
 def test_other_suites_refuse_the_model(small, suite):
     with pytest.raises(UserError, match=rf"^--suite={suite} does not support model\.encoder_layers; use --suite=trans"):
         suites.SUITES[suite].check(small(**PAIRS), SuiteOptions())

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from matplotlib.figure import Figure
+
 from mini_gpt.commands import results
 from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions, file_stem
 from mini_gpt.commands.suites.diagnose import Diagnose
@@ -65,8 +67,8 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
 def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     """Measure a run, print the table, write the files, and return the result.
 
-    All suites write eval/NAME.json. Some also write eval/NAME.csv, .png and other files, and tensorboard/NAME. The JSON
-    is written last: if it exists, all files exist.
+    All suites write eval/NAME.json. Some also write eval/NAME.csv, .png and other files, and figures and curves to
+    tensorboard/NAME. The JSON is written last: if it exists, all files exist.
     """
     suite = SUITES[name]
     if "text" not in suite.flags:
@@ -84,10 +86,13 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     contents: results.Contents = {".csv": results.csv_text(rows)} if rows else {}
     contents |= {} if figure is None else {".png": figure}
     contents |= other_files | {".json": results.json_text(result)}
+    figures = {} if figure is None else {name: figure}
+    others = ((ending.removesuffix(".png"), content) for ending, content in other_files.items())
+    figures |= {f"{name}{ending}": content for ending, content in others if isinstance(content, Figure)}
     curves = run.workdir / "tensorboard" / stem
     try:
-        if figure is not None:
-            results.write_tensorboard(curves, suite.scalars(result), {name: figure}, run.step)
+        if figures:
+            results.write_tensorboard(curves, suite.scalars(result), figures, run.step)
         written = results.write(run.workdir / "eval", stem, contents)
     finally:
         print(suite.printed(result))  # also if a file can't be written

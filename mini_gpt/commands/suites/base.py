@@ -13,6 +13,8 @@ from mini_gpt.commands import results
 from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
+from mini_gpt.insight import examples
+from mini_gpt.insight.examples import Example
 from mini_gpt.model.gpt import check_length
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -27,7 +29,7 @@ class SuiteOptions:
     """Options of a suite; None means the default of the suite.
 
     split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of heads,
-    figures and explorer.
+    figures and explorer; for a model with an encoder, SOURCE=TARGET.
     """
 
     split: str = "validation"
@@ -42,6 +44,8 @@ class Suite:
     name: str
     flags: tuple[str, ...] = ()  # supported options besides split: lengths, strides, text
     needs_text = False  # True: a run of a task can't be measured
+    supports_encoder = False  # True: with an encoder, problems of a task are measured
+    supports_spans = False  # True: a run of span corruption can be measured
     # Columns of `compared_rows` that depend on the length. A sweep compares them, and plots the first.
     values: tuple[str, ...] = ()
     x_label = "length (tokens)"
@@ -49,9 +53,14 @@ class Suite:
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         """Raise UserError if the suite cannot measure runs of this config."""
-        corrupts = self.name == "perplexity" and trained.train.objective == "span_corruption"
-        if trained.model.encoder_layers and self.name != "tasks" and not corrupts:
-            raise UserError(f"--suite={self.name} does not support model.encoder_layers; use --suite=translation")
+        if trained.model.encoder_layers:
+            has_spans = trained.train.objective == "span_corruption"
+            supported = self.supports_spans if has_spans else self.supports_encoder and trained.data.is_task
+            if not supported:
+                found = "span corruption" if has_spans else f"data.corpus={trained.data.corpus}"
+                other = "perplexity" if has_spans else "translation"
+                reason = f"does not support model.encoder_layers with {found}"
+                raise UserError(f"--suite={self.name} {reason}; use --suite={other}")
         if self.needs_text and trained.data.is_task:
             corpus = trained.data.corpus
             raise UserError(f"--suite={self.name} needs text, and data.corpus is {corpus}; use --suite=tasks")
@@ -149,6 +158,25 @@ def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
     check_length(run.config.model, run.config.context_length)
     task_batches.check_fits(run.config)
     return run.problems(split, max(1, num_tokens // run.config.context_length))
+
+
+def pair(run: Run, options: SuiteOptions) -> Example:
+    """Return the pair of --text=SOURCE=TARGET, or of a problem of the longest length, for a model with an encoder."""
+    data = run.config.data
+    task_batches.check_fits(run.config)
+    problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
+    if options.text is not None:
+        source, equals, target = options.text.rpartition(tasks.ANSWER)
+        require(equals != "", "--text", options.text, "must be SOURCE=TARGET for a model with an encoder")
+        problem = (source, target)
+    check_length(run.config.model, max(len(problem[0]), len(problem[1]) + 1))
+    return examples.of_problem(problem, run.config, run.tokenizer)
+
+
+def pairs_of(run: Run, split: str, num_tokens: int) -> list[Example]:
+    """Return the problems of `problems` as pairs, for a model with an encoder."""
+    found = problems(run, split, num_tokens)
+    return [examples.of_problem(problem, run.config, run.tokenizer) for problem in found]
 
 
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:

@@ -18,8 +18,10 @@ OTHER_LOSS = ("data.", "context_length", "train.mask_rate")  # overrides after w
 
 class Diagnose(Suite):
     name = "diagnose"
+    supports_encoder = True
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
+        super().check(trained, options)
         if trained.data.is_task and not trained.model.encoder_layers:
             corpus = trained.data.corpus
             raise UserError(f"--suite=diagnose needs text, and data.corpus is {corpus}; use --suite=tasks")

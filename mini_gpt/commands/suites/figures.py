@@ -3,16 +3,24 @@
 from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Suite, SuiteOptions
-from mini_gpt.insight import figures
+from mini_gpt.insight import figures, maps
+from mini_gpt.insight.maps import Panel
 from mini_gpt.training.run import Run
 
 
 class Figures(Suite):
     name = "figures"
     flags = ("text",)
+    supports_encoder = True
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
-        tokens = base.opening(run, options, figures.MOST_TOKENS)
         title = f"{run.workdir.name}, step {run.step:,}"
-        plots = figures.model_figures(title, run.model, run.tokenizer, tokens)
+        if run.config.model.encoder_layers:
+            pair = base.pair(run, options)
+            panel, tokens = Panel(title, run.model, run.tokenizer, pair), pair.inputs
+            plots = {"maps": maps.figure([panel]), "cross": maps.cross_figure(panel)}
+        else:
+            tokens = base.opening(run, options, maps.MOST_TOKENS)
+            plots = {"maps": maps.figure([Panel(title, run.model, run.tokenizer, tokens)])}
+        plots |= figures.model_figures(title, run.model, tokens)
         return {f"/{name}.png": figure for name, figure in plots.items()}

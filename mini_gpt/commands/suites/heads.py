@@ -11,16 +11,17 @@ from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tokenizers
 from mini_gpt.evaluation import progress
-from mini_gpt.insight.heads import inputs, report
+from mini_gpt.insight.heads import figure, inputs, report
 from mini_gpt.model.gpt import check_length
 from mini_gpt.training.run import Run
 
-PRINTED = ("layer", "head", "label", "strength", "also", "entropy", "distance", "offset", "pair")
+PRINTED = ("attention", "layer", "head", "label", "strength", "also", "entropy", "distance", "slope", "offset", "pair")
 
 
 class Heads(Suite):
     name = "heads"
     flags = ("text",)
+    supports_encoder = True
     values = ("first_token", "entropy")  # means over all heads
     y_label = "mean attention weight on the first token"
 
@@ -28,22 +29,17 @@ class Heads(Suite):
         return [("", trained.context_length)]
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        texts = _inputs(run, options.split) if options.text is None else _own_text(run, options)
-        if run.config.data.is_task:
-            train_BL = _inputs(run, "train").tokens_BL
-            train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
-        else:
-            train_tokens = run.store.tokens("train")
-        with progress.shown("head report", report.cost(texts, run.config.context_length)) as advance:
-            heads = report.head_report(run.model, run.tokenizer, texts, train_tokens, advance=advance)
-        base.check_finite(run, (head[name] for head in heads for name in ("entropy", "distance")))
+        heads = _of_pairs(run, options) if run.config.model.encoder_layers else _of_texts(run, options)
+        numbers = [head[name] for head in heads for name in ("entropy", "distance")]
+        base.check_finite(run, (number for number in numbers if number is not None))
         return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}
 
     def compared_rows(self, result: Result) -> list[Row]:
         heads = result["heads"]
         row: Row = {"length": result["context_length"], "status": "ok", "reason": None}
         row["entropy"] = statistics.mean(head["entropy"] for head in heads)
-        scores = [head["kinds"]["first token"]["score"] for head in heads]
+        of_self = [head for head in heads if head.get("attention") != "cross"]
+        scores = [head["kinds"]["first token"]["score"] for head in of_self]
         if None in scores:  # the same queries are measured for all heads of a layer
             reason = "in some layer, no query sees the first token and another one"
             return [row | {"first_token": None, "status": "undefined", "reason": reason}]
@@ -51,14 +47,34 @@ class Heads(Suite):
 
     def figure(self, result: Result) -> Figure:
         texts = f"{result['split']} texts of {result['context_length']} tokens"
+        texts = f"{result['split']} problems" if "attention" in result["heads"][0] else texts
         title = f"Step {result['checkpoint_step']:,}, {texts if result['request']['text'] is None else '--text'}"
-        return report.head_figure(result["heads"], title=title)
+        return figure.head_figure(result["heads"], title=title)
 
     def rows(self, result: Result) -> list[Row]:
         return [_flat(head) for head in result["heads"]]
 
     def printed(self, result: Result) -> str:
-        return results.table([{name: row[name] for name in PRINTED} for row in self.rows(result)])
+        rows = self.rows(result)
+        return results.table([{name: row[name] for name in PRINTED if name in row} for row in rows])
+
+
+def _of_texts(run: Run, options: SuiteOptions) -> list[Row]:
+    texts = _inputs(run, options.split) if options.text is None else _own_text(run, options)
+    if run.config.data.is_task:
+        train_BL = _inputs(run, "train").tokens_BL
+        train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
+    else:
+        train_tokens = run.store.tokens("train")
+    with progress.shown("head report", report.cost(texts, run.config.context_length)) as advance:
+        return report.head_report(run.model, run.tokenizer, texts, train_tokens, advance=advance)
+
+
+def _of_pairs(run: Run, options: SuiteOptions) -> list[Row]:
+    train_pairs = base.pairs_of(run, "train", inputs.TOKENS)
+    pairs = [base.pair(run, options)] if options.text is not None else base.pairs_of(run, options.split, inputs.TOKENS)
+    with progress.shown("head report", report.pair_cost(pairs)) as advance:
+        return report.pair_report(run.model, run.tokenizer, pairs, train_pairs, advance=advance)
 
 
 def _inputs(run: Run, split: str) -> inputs.Inputs:
@@ -81,7 +97,8 @@ def _own_text(run: Run, options: SuiteOptions) -> inputs.Inputs:
 
 def _flat(head: Row) -> Row:
     kinds, pair = head["kinds"], head["pair"]
-    row = {name: head[name] for name in ("layer", "head", "label", "entropy", "distance", "offset")}
+    names = ("attention", "layer", "head", "label", "entropy", "distance", "slope", "offset")
+    row = {name: head[name] for name in names if name in head}
     row["strength"] = kinds[head["label"]]["strength"] if head["label"] in kinds else None
     row["also"] = ", ".join(head["also"])
     key, query = (repr(pair[end]["before"][-6:] + pair[end]["token"]) for end in ("key", "query"))

@@ -9,6 +9,7 @@ from mini_gpt.training.run import Run
 
 class Perplexity(Suite):
     name = "perplexity"
+    supports_spans = True
     needs_text = True
     values = ("nll", "bits_per_byte")
 

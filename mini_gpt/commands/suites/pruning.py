@@ -11,11 +11,13 @@ from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.evaluation import perplexity, progress, task_accuracy
 from mini_gpt.insight import pruning
+from mini_gpt.model import head_masks
 from mini_gpt.training.run import Run
 
 
 class Pruning(Suite):
     name = "pruning"
+    supports_encoder = True
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         config, model, tokenizer = run.config, run.model, run.tokenizer
@@ -34,7 +36,8 @@ class Pruning(Suite):
             bytes_V, most = tokenizer.token_bytes, pruning.SCORED_TOKENS
             return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=most, advance=advance).nll
 
-        num_heads = config.model.num_layers * config.model.num_heads
+        layers = head_masks.layers(config.model)
+        num_heads = len(layers) * config.model.num_heads
         with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads)) as advance:
             importance_NH = pruning.importance(model, train_batches, advance=advance)
             ablation_NH = pruning.ablation(model, train_batches, advance=advance)
@@ -44,6 +47,7 @@ class Pruning(Suite):
         base.check_finite(run, (row["nll"] for row in rows))
         return {
             "context_length": run.config.context_length,
+            "layers": layers,
             "importance": importance_NH.tolist(),
             "ablation": ablation_NH.tolist(),
             "removal_order": orders["importance"],
@@ -54,7 +58,9 @@ class Pruning(Suite):
     def figure(self, result: Result) -> Figure:
         title = f"Step {result['checkpoint_step']:,}: importance of the heads"
         importance_NH, ablation_NH = np.array(result["importance"]), np.array(result["ablation"])
-        return pruning.pruning_figure(importance_NH, ablation_NH, result["rows"], title=title)
+        has_encoder = len({kind for kind, _ in result["layers"]}) > 1
+        names = [f"{kind} {layer}" if has_encoder else str(layer) for kind, layer in result["layers"]]
+        return pruning.pruning_figure(importance_NH, ablation_NH, result["rows"], names=names, title=title)
 
     def printed(self, result: Result) -> str:
         """Return a row for each number of removed heads: the loss after removal in each order."""

@@ -21,6 +21,7 @@ CURVES = {"exact_match": "problems solved", "token_accuracy": "tokens of the ans
 
 class Tasks(Suite):
     name = "tasks"
+    supports_encoder = True
     flags = ("lengths",)
     values = ("exact_match", "token_accuracy", "nll")
     x_label = "length of the problem"

@@ -88,15 +88,15 @@ def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:
 def _row(run: Run, options: SuiteOptions, length: int, advance: Advance) -> Row:
     """Return the row of a length, and in `heads` a row for each head of cross-attention, if the alignment is known."""
     separator, decode = tokenizers.separator(run.tokenizer), run.tokenizer.decode
-    problems, pairs, longest = _pairs(run, options.split, length)
+    problems, pairs, (of_source, of_target) = _pairs(run, options.split, length)
     row: Row = {"length": length, "pairs": len(pairs)} | dict.fromkeys(Translation.values) | {"items": {}, "heads": []}
-    reason = perplexity.why_undefined(run.config.model, longest)
+    reason = perplexity.why_undefined(run.config.model, max(of_source, of_target))
     if reason is None:
         row |= translation.prediction_scores(run.model, pairs, separator)
         reason = None if math.isfinite(row["nll"]) else perplexity.NOT_FINITE
     if reason is None:
         written = decoding.greedy_targets(
-            run.model, [pair.source for pair in pairs], separator, longest, advance=advance
+            run.model, [pair.source for pair in pairs], separator, of_target, advance=advance
         )
         row |= translation.written_scores(list(map(decode, written)), [decode(pair.target) for pair in pairs])
     if reason is None and problems and tasks.find(run.config.data.corpus).align:
@@ -106,15 +106,15 @@ def _row(run: Run, options: SuiteOptions, length: int, advance: Advance) -> Row:
     return row | {"status": "undefined" if reason else "ok", "reason": reason}
 
 
-def _pairs(run: Run, split: str, length: int) -> tuple[list[Problem], list[Pair], int]:
-    """Return the problems of a task, the pairs to measure, and the length of rows that fit them."""
+def _pairs(run: Run, split: str, length: int) -> tuple[list[Problem], list[Pair], tuple[int, int]]:
+    """Return the problems of a task, the pairs to measure, and the lengths of rows that fit them."""
     config = run.config
     if config.data.is_task:
         problems = tasks.different(config.data.corpus, split, PAIRS, shortest=length, longest=length)
         pairs = [task_batches.pair_of(run.tokenizer, problem) for problem in problems]
-        return problems, pairs, max(task_batches.row_lengths(config, length))
+        return problems, pairs, task_batches.row_lengths(config, length)
     fitting = StoredPairs(run.store.tokens(split), tokenizers.separator(run.tokenizer)).fitting(config)
     if not fitting:
         found = (config.source_length, config.context_length)
         raise UserError(f"source_length, context_length: found {found}; no pair of the {split} split fits")
-    return [], fitting[:: -(-len(fitting) // PAIRS)], config.context_length
+    return [], fitting[:: -(-len(fitting) // PAIRS)], (config.source_length, config.context_length)

@@ -137,7 +137,7 @@ def _hidden(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Array) -> j
 @jax.jit
 def _encoded(model: LoadedModel, source_BS: jax.Array) -> jax.Array:
     with sharding.use_mesh(model.mesh):
-        memory = model.merge().encode(source_BS)
+        memory, _ = model.merge().encode(source_BS)
     return sharding.replicate(memory.x_BSD.astype(jnp.float32), model.mesh)
 
 
@@ -149,7 +149,7 @@ def _first_gradient(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Arr
     """
     module = model.merge()
     with sharding.use_mesh(model.mesh):
-        memory = module.encode(source_BS)
+        memory, _ = module.encode(source_BS)
 
         def projection(x_BSD: jax.Array) -> jax.Array:
             x_BLD = module.forward(Inputs(inputs_BL), memory=memory._replace(x_BSD=x_BSD))[0]

@@ -16,14 +16,16 @@ async function unpack(text) {
 class Attention {
   constructor(data, levels) {
     Object.assign(this, data);
-    this.length = data.tokens.length;
+    this.keys = data.keys ?? data.tokens; // of the columns; `tokens` are those of the rows, the queries
+    this.rows = this.tokens.length;
+    this.columns = this.keys.length;
     this.levels_ = levels;
     this.rowMax = new Float32Array(bytesOf(data.row_max).buffer);
-    this.perHead = data.causal ? (this.length * (this.length + 1)) / 2 : this.length * this.length;
+    this.perHead = data.causal ? (this.rows * (this.rows + 1)) / 2 : this.rows * this.columns;
     this.cache = new Map();
   }
-  seen(i) { return this.causal ? i + 1 : this.length; }
-  start(i) { return this.causal ? (i * (i + 1)) / 2 : i * this.length; }
+  seen(i) { return this.causal ? i + 1 : this.columns; }
+  start(i) { return this.causal ? (i * (i + 1)) / 2 : i * this.columns; }
   // Distance of a logit from the largest of its row; Infinity for a pair that is not visible.
   below(layer, head, i, j) {
     if (j >= this.seen(i)) return Infinity;
@@ -33,21 +35,21 @@ class Attention {
   // Whether the distance was clipped; the logit may be smaller.
   cut(layer, head, i, j) { return this.below(layer, head, i, j) === this.floor; }
   logit(layer, head, i, j) {
-    return this.rowMax[(layer * this.heads + head) * this.length + i] - this.below(layer, head, i, j);
+    return this.rowMax[(layer * this.heads + head) * this.rows + i] - this.below(layer, head, i, j);
   }
   // The largest error of a logit by quantisation.
   logitError(layer, head, i, j) { return Math.sqrt(this.below(layer, head, i, j) * this.floor) / this.steps + this.floor / (4 * this.steps ** 2); }
   weights(layer, head) {
     const key = layer * this.heads + head;
     if (!this.cache.has(key)) {
-      const { length } = this, weights = new Float32Array(length * length);
+      const { rows, columns } = this, weights = new Float32Array(rows * columns);
       const table = Float32Array.from({ length: 256 }, (_, level) =>
         level === this.hidden ? 0 : Math.exp(-this.floor * (level / this.steps) ** 2));
-      for (let i = 0; i < length; i++) {
+      for (let i = 0; i < rows; i++) {
         const from = key * this.perHead + this.start(i), seen = this.seen(i);
         let sum = 0;
         for (let j = 0; j < seen; j++) sum += table[this.levels_[from + j]];
-        for (let j = 0; sum > 0 && j < seen; j++) weights[i * length + j] = table[this.levels_[from + j]] / sum;
+        for (let j = 0; sum > 0 && j < seen; j++) weights[i * columns + j] = table[this.levels_[from + j]] / sum;
       }
       this.cache.set(key, weights);
     }
@@ -90,6 +92,6 @@ function paint(canvas, width, height, colourAt) {
 }
 
 const weightMap = (attention, layer, head) => {
-  const weights = attention.weights(layer, head), { length } = attention;
-  return (x, y) => MAGMAS[Math.round(255 * Math.sqrt(weights[y * length + x]))];
+  const weights = attention.weights(layer, head), { columns } = attention;
+  return (x, y) => MAGMAS[Math.round(255 * Math.sqrt(weights[y * columns + x]))];
 };

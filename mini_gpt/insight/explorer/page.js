@@ -5,6 +5,11 @@ const { html, render, useState, useEffect, useRef } = htmPreact;
 const TABS = ["Heads", "Model", "Map", "Positions", "Toy"];
 const COLOURS = ["#3b6fe0", "#d9572b", "#2c9c63", "#b23fa8", "#c79a00", "#0d9cb5", "#7a5bd6", "#c43a5e"];
 const FEWEST = 0.02; // weight from which a line is drawn
+const MEANINGS = { // of the kinds of attention in a model with an encoder
+  encoder: "source tokens attend to source tokens",
+  decoder: "tokens of the target attend to themselves and earlier ones",
+  cross: "tokens of the target, as they are written, attend to the source",
+};
 
 function Pixels({ width, height, colourAt, deps, ...rest }) {
   const canvas = useRef();
@@ -33,31 +38,31 @@ function Pickers({ attention, state, set, many }) {
 }
 
 function Heads({ attention, state, set }) {
-  const canvas = useRef(), { length } = attention, row = 18;
+  const canvas = useRef(), { rows, columns } = attention, row = 18, longest = Math.max(rows, columns);
   const heads = [state.head, ...state.more];
   const isolated = state.hover;
-  const strengthOf = new Float32Array(length), strongest = new Uint16Array(length).fill(state.head); // of each token
+  const strengthOf = new Float32Array(longest), strongest = new Uint16Array(longest).fill(state.head); // of each token
   if (isolated !== null)
     for (const head of heads) {
       const weights = attention.weights(state.layer, head);
-      for (let j = 0; j < length; j++) {
-        const weight = isolated.key ? weights[j * length + isolated.at] : weights[isolated.at * length + j];
+      for (let j = 0; j < (isolated.key ? rows : columns); j++) {
+        const weight = isolated.key ? weights[j * columns + isolated.at] : weights[isolated.at * columns + j];
         if (weight > strengthOf[j]) [strengthOf[j], strongest[j]] = [weight, head];
       }
     }
   useEffect(() => {
     const element = canvas.current, width = element.clientWidth || 160, ratio = Math.min(2, devicePixelRatio || 1);
     element.width = width * ratio;
-    element.height = length * row * (length > 400 ? 1 : ratio);
+    element.height = longest * row * (longest > 400 ? 1 : ratio);
     const context = element.getContext("2d");
-    context.scale(element.width / width, element.height / (length * row));
+    context.scale(element.width / width, element.height / (longest * row));
     context.lineWidth = 1.4;
     for (const head of heads) {
       const weights = attention.weights(state.layer, head);
       context.strokeStyle = COLOURS[head % COLOURS.length];
-      for (let i = 0; i < length; i++)
+      for (let i = 0; i < rows; i++)
         for (let j = 0, seen = attention.seen(i); j < seen; j++) {
-          const weight = weights[i * length + j];
+          const weight = weights[i * columns + j];
           if (weight < FEWEST || (isolated !== null && isolated.at !== (isolated.key ? j : i))) continue;
           context.globalAlpha = Math.min(1, weight / Math.sqrt(heads.length));
           context.beginPath();
@@ -66,9 +71,9 @@ function Heads({ attention, state, set }) {
           context.stroke();
         }
     }
-  }, [state.layer, heads.join(), isolated && `${isolated.key}${isolated.at}`]);
+  }, [attention, state.layer, heads.join(), isolated && `${isolated.key}${isolated.at}`]);
   const column = (key) => html`<div class=${`tokens ${key ? "right" : "left"}`} onMouseLeave=${() => set({ hover: null })}>
-    ${attention.tokens.map((token, n) => {
+    ${(key ? attention.keys : attention.tokens).map((token, n) => {
       const own = isolated !== null && isolated.key === key && isolated.at === n;
       const strength = isolated !== null && isolated.key !== key ? strengthOf[n] : 0;
       return html`<div class=${own ? "on" : ""} title=${n} id=${`${key ? "key" : "query"}-${n}`} onMouseEnter=${() => set({ hover: { key, at: n } })}
@@ -76,27 +81,27 @@ function Heads({ attention, state, set }) {
     })}</div>`;
   return html`<${Pickers} ...${{ attention, state, set, many: true }} />
     <p class="soft">Left: queries. Right: keys. Point at a token to see only its lines. Shift and click on a head to add it; a token then has the colour of the head with the largest weight.</p>
-    <div class="lines">${column(false)}<canvas ref=${canvas} id="lines" style=${`width:100%;height:${length * row}px`}></canvas>${column(true)}</div>`;
+    <div class="lines">${column(false)}<canvas ref=${canvas} id="lines" style=${`width:100%;height:${longest * row}px`}></canvas>${column(true)}</div>`;
 }
 
 function Model({ attention, set }) {
-  const { layers, heads, length } = attention;
+  const { layers, heads, rows, columns } = attention;
   return html`<p class="soft">Square roots of the weights of all heads: queries downwards, keys across. Click on a head to enlarge it.${attention.labels ? "" : " Labels of heads need the result of eval.py --suite=heads."}</p>
     <div class="thumbs" style=${`grid-template-columns:repeat(${heads}, minmax(84px, 1fr))`}>
       ${Array.from({ length: layers * heads }, (_, n) => {
         const layer = Math.floor(n / heads), head = n % heads;
         return html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, more: [], tab: "Map" })}>
-          <${Pixels} width=${length} height=${length} colourAt=${weightMap(attention, layer, head)} deps=${[]} />
+          <${Pixels} width=${columns} height=${rows} colourAt=${weightMap(attention, layer, head)} deps=${[attention]} style=${`aspect-ratio:${columns}/${rows}`} />
           ${layer}.${head} <span class="soft">${attention.labels ? attention.labels[layer][head] : ""}</span></button>`;
       })}</div>`;
 }
 
 function MapView({ attention, state, set }) {
-  const { length } = attention, [at, point] = useState(null), { layer, head } = state;
+  const { rows, columns } = attention, [at, point] = useState(null), { layer, head } = state;
   let least = 0, most = 1;
   if (state.logits) {
     [least, most] = [Infinity, -Infinity];
-    for (let i = 0; i < length; i++)
+    for (let i = 0; i < rows; i++)
       for (let j = 0; j < attention.seen(i); j++) {
         const logit = attention.logit(layer, head, i, j);
         if (logit > -Infinity) { least = Math.min(least, logit); most = Math.max(most, logit); }
@@ -110,14 +115,14 @@ function MapView({ attention, state, set }) {
   const colourAt = state.logits ? logitAt : weightMap(attention, layer, head);
   const move = (event) => {
     const box = event.currentTarget.getBoundingClientRect();
-    const place = (offset, size) => Math.max(0, Math.min(length - 1, Math.floor((offset / size) * length)));
-    point({ j: place(event.clientX - box.left, box.width), i: place(event.clientY - box.top, box.height) });
+    const place = (offset, size, count) => Math.max(0, Math.min(count - 1, Math.floor((offset / size) * count)));
+    point({ j: place(event.clientX - box.left, box.width, columns), i: place(event.clientY - box.top, box.height, rows) });
   };
-  const context = (n) => `${attention.tokens.slice(Math.max(0, n - 12), n).map(shown).join("").slice(-20)}[${shown(attention.tokens[n])}]`;
+  const context = (tokens, n) => `${tokens.slice(Math.max(0, n - 12), n).map(shown).join("").slice(-20)}[${shown(tokens[n])}]`;
   let said = `weights are computed from logits quantised in ${attention.steps} steps; their error is at most ${(Math.ceil(attention.error * 1e4) / 1e4).toFixed(4)}`;
   if (at) {
-    const logit = attention.logit(layer, head, at.i, at.j), weight = attention.weights(layer, head)[at.i * length + at.j];
-    said = `query ${at.i}  ${context(at.i)}\nkey   ${at.j}  ${context(at.j)}\n` +
+    const logit = attention.logit(layer, head, at.i, at.j), weight = attention.weights(layer, head)[at.i * columns + at.j];
+    said = `query ${at.i}  ${context(attention.tokens, at.i)}\nkey   ${at.j}  ${context(attention.keys, at.j)}\n` +
       (logit === -Infinity ? "not visible" : `logit ${attention.cut(layer, head, at.i, at.j) ? `at most ${logit.toFixed(1)}` : withError(logit, attention.logitError(layer, head, at.i, at.j))}   weight ${withError(weight, attention.error)}`);
   }
   return html`<${Pickers} ...${{ attention, state, set }} />
@@ -126,7 +131,7 @@ function MapView({ attention, state, set }) {
       <button id="show-logits" aria-pressed=${state.logits} onClick=${() => set({ logits: true })}>logits</button></div>
       <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(1)} to ${most.toFixed(1)}, clipped at ${attention.floor} below each row's largest` : "square roots of the weights"}</span></div>
     <output id="pointed">${said}</output>
-    <div class="map"><${Pixels} id="map" width=${length} height=${length} colourAt=${colourAt} deps=${[layer, head, state.logits]}
+    <div class="map"><${Pixels} id="map" width=${columns} height=${rows} colourAt=${colourAt} deps=${[attention, layer, head, state.logits]}
       onMouseMove=${move} onMouseLeave=${() => point(null)} /></div>`;
 }
 
@@ -250,12 +255,13 @@ function Toy({ data, state, set }) {
     <p class="soft">“head 2 negated” changes the signs of head 2's logits and leaves head 1 as it is. Another order of the words permutes rows and columns and changes no number: attention alone does not depend on order.</p>`;
 }
 
-function App({ data, attention }) {
+function App({ data, kinds }) {
   const [state, change] = useState({
-    tab: TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "Heads", layer: 0, head: 0, more: [], hover: null, logits: false,
+    kind: Object.keys(kinds).at(-1), tab: TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "Heads", layer: 0, head: 0, more: [], hover: null, logits: false,
     length: 128, baseLog: Math.log10(data.positions.base), preset: Object.keys(data.toy.presets)[0], temperature: 1, order: [0, 1, 2, 3], theme: null,
   });
-  const set = (part) => change((old) => ({ ...old, ...part }));
+  const set = (part) => change((old) => ({ ...old, ...part })), attention = kinds[state.kind];
+  const show = (kind) => change((old) => ({ ...old, kind, layer: Math.min(old.layer, kinds[kind].layers - 1), more: [], hover: null }));
   useEffect(() => { history.replaceState(null, "", `#${state.tab}`); }, [state.tab]);
   useEffect(() => { if (state.theme) document.documentElement.dataset.theme = state.theme; }, [state.theme]);
   const otherTheme = () => change((old) => {
@@ -265,10 +271,13 @@ function App({ data, attention }) {
   useEffect(() => {
     const press = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
-      const step = (what, count, by) => change((old) => ({ ...old, [what]: (old[what] + by + count) % count, more: [] }));
+      const step = (what, by) => change((old) => {
+        const count = kinds[old.kind][`${what}s`];
+        return { ...old, [what]: (old[what] + by + count) % count, more: [] };
+      });
       const keys = {
-        ArrowRight: () => step("head", attention.heads, 1), ArrowLeft: () => step("head", attention.heads, -1),
-        ArrowUp: () => step("layer", attention.layers, 1), ArrowDown: () => step("layer", attention.layers, -1),
+        ArrowRight: () => step("head", 1), ArrowLeft: () => step("head", -1),
+        ArrowUp: () => step("layer", 1), ArrowDown: () => step("layer", -1),
         t: otherTheme, l: () => change((old) => ({ ...old, logits: !old.logits })),
       };
       TABS.forEach((tab, n) => { keys[n + 1] = () => set({ tab }); });
@@ -280,6 +289,9 @@ function App({ data, attention }) {
   const views = { Heads, Model, Map: MapView, Positions, Toy };
   return html`<header><h1>${data.title}</h1><span class="soft">${data.subtitle}</span><button id="theme" onClick=${otherTheme}>light / dark</button></header>
     <nav role="tablist">${TABS.map((tab) => html`<button role="tab" id=${`tab-${tab}`} aria-selected=${tab === state.tab} onClick=${() => set({ tab })}>${tab}</button>`)}</nav>
+    ${Object.keys(kinds).length > 1 && TABS.indexOf(state.tab) < 3 && html`<div class="controls"><div class="group">attention
+      ${Object.keys(kinds).map((kind) => html`<button id=${`kind-${kind}`} aria-pressed=${kind === state.kind} onClick=${() => show(kind)}>${kind}</button>`)}</div>
+      <span class="soft" id="meaning">${MEANINGS[state.kind]}</span></div>`}
     <${views[state.tab]} ...${{ data, attention, state, set }} />
     <p class="soft"><kbd>1</kbd>–<kbd>5</kbd> views, <kbd>←</kbd> <kbd>→</kbd> heads, <kbd>↑</kbd> <kbd>↓</kbd> layers, <kbd>l</kbd> logits, <kbd>t</kbd> light or dark</p>`;
 }
@@ -287,8 +299,10 @@ function App({ data, attention }) {
 (async () => {
   const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");
   document.title = data.title;
-  const attention = new Attention(data.attention, await unpack(data.attention.logits));
+  const kinds = {}; // {kind: Attention}; a model without an encoder has one
+  for (const [kind, held] of Object.entries(data.kinds ?? { decoder: data.attention }))
+    kinds[kind] = new Attention(held, await unpack(held.logits));
   root.textContent = "";
-  render(html`<${App} ...${{ data, attention }} />`, root);
+  render(html`<${App} ...${{ data, kinds }} />`, root);
   document.documentElement.dataset.ready = Math.round(performance.now());
 })();

@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 from mini_gpt.config.schema import Config
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, figures, images
+from mini_gpt.insight.examples import Example
 from mini_gpt.insight.explorer import toy
+from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import biases, waves
 from mini_gpt.runtime.errors import UserError
@@ -37,33 +40,71 @@ def most_tokens(config: Config) -> int:
 def explorer(
     model: LoadedModel,
     tokenizer: Tokenizer,
-    tokens: np.ndarray,
+    text: np.ndarray | Example,
     *,
     title: str,
     subtitle: str,
-    labels: list[list[str]] | None = None,
+    labels: Mapping[str, list[list[str]]] | None = None,
 ) -> str:
-    """Return the HTML page for up to `most_tokens` tokens. labels[layer][head]: the label of a head."""
-    config = model.config.model
-    maps = attention.attention_maps(model, tokens[None])
+    """Return the HTML page for up to `most_tokens` tokens, or for a pair that `check_fits` allows.
+
+    labels[kind][layer][head]: the label of a head.
+    """
+    texts = lambda tokens: [tokenizer.decode([token]) for token in tokens]
+    labels = labels or {}
+    shown: dict[str, Any]
+    if isinstance(text, Example):
+        source, inputs, written = map(texts, text[:3])
+        axes = {"encoder": (source, source), "decoder": (inputs, inputs), "cross": (written, source)}
+        entries = _entries(model.config, text)
+        held = {}
+        for kind, maps in attention.maps_by_kind(model, text.inputs[None], text.source[None]).items():
+            share = entries[kind] / sum(entries.values())
+            held[kind] = _held(maps, axes[kind], labels.get(kind), causal=kind == "decoder", share=share)
+        shown = {"kinds": held}
+    else:
+        layers, own = attention.attention_maps(model, text[None]), (texts(text), texts(text))
+        shown = {"attention": _held(layers, own, labels.get("decoder"), causal=model.config.model.causal)}
+    titles = {"title": title, "subtitle": subtitle}
+    return build_page({**titles, **shown, "positions": _positions(model), "toy": toy.data()})
+
+
+def check_fits(config: Config, pair: Example) -> None:
+    """Raise UserError if a pair is too long for a page."""
+    longest = max(len(pair.source), len(pair.inputs))
+    if longest > LONGEST or sum(_entries(config, pair).values()) > MOST_PAIRS:
+        remedy = "too many for a page; give a shorter --text"
+        raise UserError(f"--suite=explorer: found a source or target of {longest} tokens, {remedy}")
+
+
+def _entries(config: Config, pair: Example) -> dict[str, int]:
+    """Return {kind: number of attention weights}."""
+    source, target, model = len(pair.source), len(pair.inputs), config.model
+    each = {"encoder": source**2, "decoder": target * (target + 1) // 2, "cross": target * source}
+    layers = {"encoder": model.encoder_layers, "decoder": model.num_layers, "cross": model.num_layers}
+    return {kind: layers[kind] * model.num_heads * number for kind, number in each.items()}
+
+
+def _held(
+    maps: list[AttentionMaps],
+    texts: tuple[list[str], list[str]],
+    labels: list[list[str]] | None,
+    *,
+    causal: bool,
+    share: float = 1.0,
+) -> dict[str, Any]:
+    """Return what the page holds of one kind of attention. texts: the tokens of queries, and of keys."""
     logits_NHLS = np.stack([layer.logits_BHLS[0] for layer in maps])
     weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in maps])
     seen_NHLS = np.stack([layer.seen_BHLS[0] for layer in maps])
-    return build_page(
-        {
-            "title": title,
-            "subtitle": subtitle,
-            "attention": {
-                "tokens": [tokenizer.decode([token]) for token in tokens],
-                "layers": config.num_layers,
-                "heads": config.num_heads,
-                "labels": labels,
-                **packed(logits_NHLS, weights_NHLS, seen_NHLS, causal=config.causal),
-            },
-            "positions": _positions(model),
-            "toy": toy.data(),
-        }
-    )
+    return {
+        "tokens": texts[0],
+        **({} if texts[0] == texts[1] else {"keys": texts[1]}),
+        "layers": len(maps),
+        "heads": logits_NHLS.shape[1],
+        "labels": labels,
+        **packed(logits_NHLS, weights_NHLS, seen_NHLS, causal=causal, share=share),
+    }
 
 
 def _positions(model: LoadedModel) -> dict[str, Any]:
@@ -92,20 +133,23 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
     }
 
 
-def packed(logits_NHLS: np.ndarray, weights_NHLS: np.ndarray, seen_NHLS: np.ndarray, *, causal: bool) -> dict[str, Any]:
+def packed(
+    logits_NHLS: np.ndarray, weights_NHLS: np.ndarray, seen_NHLS: np.ndarray, *, causal: bool, share: float = 1.0
+) -> dict[str, Any]:
     """Return each row's largest logit, and the square roots of (largest logit - logit), quantised and compressed.
 
-    error: the largest difference between the model's weights and those that the page computes.
+    share: of MOST_BYTES that the logits may take. error: the largest difference between the model's weights and those
+    that the page computes.
     """
     top_NHL1 = np.where(seen_NHLS, logits_NHLS, -np.inf).max(axis=-1, keepdims=True)
     top_NHL1 = np.where(np.isfinite(top_NHL1), top_NHL1, 0)
     roots = np.sqrt(np.clip(top_NHL1 - logits_NHLS, 0, FLOOR) / FLOOR)
-    length = logits_NHLS.shape[-1]
-    rows, columns = np.tril_indices(length) if causal else np.indices((length, length)).reshape(2, -1)
+    shape = logits_NHLS.shape[2:]
+    rows, columns = np.tril_indices(shape[0]) if causal else np.indices(shape).reshape(2, -1)
     for steps in (MOST_STEPS // 2**halvings for halvings in range(8)):
         levels = np.where(seen_NHLS, np.round(roots * steps), HIDDEN).astype(np.uint8)
         text = base64.b64encode(zlib.compress(levels[:, :, rows, columns].tobytes(), 9)).decode()
-        if len(text) <= MOST_BYTES:
+        if len(text) <= share * MOST_BYTES:
             break
     else:
         raise ValueError(f"{levels.shape} attention maps do not fit in a page; give at most `most_tokens` tokens")

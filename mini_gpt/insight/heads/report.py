@@ -1,27 +1,25 @@
-"""A report on each head, over many texts: scores for each kind of key, a label, the strongest pair, and a figure."""
+"""A report on each head, over many texts or pairs: scores for each kind of key, a label, and the strongest pair."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
 
 from mini_gpt.data import tokenizers
-from mini_gpt.data.batches import in_full_batches
+from mini_gpt.data.batches import PADDING, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import progress
 from mini_gpt.evaluation.progress import Advance
-from mini_gpt.insight import attention, curves
+from mini_gpt.insight import attention
+from mini_gpt.insight.examples import Example
+from mini_gpt.insight.heads import cross
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.inputs import Inputs
-from mini_gpt.insight.heads.scores import HeadSums, StrongestPairs
-from mini_gpt.insight.heads.templates import PLACES, Templates
+from mini_gpt.insight.heads.scores import NOT_MEASURED, HeadSums, StrongestPairs, layer_of
+from mini_gpt.insight.heads.templates import OF_SOURCE, PLACES, Templates, Vocabulary
 from mini_gpt.model.loaded import LoadedModel
 
 INDUCTION_ROWS = 32
@@ -30,10 +28,11 @@ FEWEST_REPEATED = 3  # different tokens; with two, all periods would be equal
 CLEAR, CLEAR_BY_CONTENT = 0.5, 0.25  # least strength for a label; heads without content stay below the second
 FEWEST = 50  # least number of queries for a label
 EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global"
+MEASURES = {"encoder": head_scores.measure, "decoder": head_scores.measure, "cross": head_scores.measure_cross}
 AROUND = 12  # tokens of text shown before each token of a pair
 IMPLIED = {"local window": ("previous token", "next token", "self", "fixed offset")}  # dropped if one of these is clear
-LAST = ("local window", "self", "first token", "delimiter")  # wide kinds and attention sinks
-OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of labels that are not kinds
+SINKS = ("first token", "delimiter", "first source token", "last source token", "source delimiter")
+LAST = ("local window", "self", *SINKS)  # wide kinds and attention sinks
 
 
 def head_report(
@@ -78,7 +77,8 @@ def head_report(
         template = lambda rows: head_templates.induction(length, period_B[rows])
         repeated = _measure(model, random, template, advance)
     return [
-        _row(number, head, layer, induction) | {"pair": _pair(layer.pairs, head, inputs.tokens_BL, tokenizer)}
+        _head_row(number, head, layer, induction)
+        | {"pair": _strongest_pair(layer.pairs, head, (inputs.tokens_BL,) * 2, tokenizer)}
         for number, (layer, induction) in enumerate(zip(layers, repeated, strict=True))
         for head in range(model.config.model.num_heads)
     ]
@@ -90,16 +90,19 @@ def cost(inputs: Inputs, context_length: int) -> int:
 
 
 def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each layer: means over its heads, and the number of heads with each label."""
+    """Return a row for each layer: means over its heads, and the number of heads with each label.
+
+    With an encoder, the layers of the three kinds of attention are separate.
+    """
     summary = []
-    for layer in sorted({row["layer"] for row in rows}):
-        heads = [row for row in rows if row["layer"] == layer]
+    for place in dict.fromkeys(map(layer_of, rows)):
+        heads = [row for row in rows if layer_of(row) == place]
         labels = [row["label"] for row in heads]
-        mean = lambda values: float(np.mean(list(values)))
+        mean = lambda values: None if None in (found := list(values)) else float(np.mean(found))
         kinds = [kind for kind, values in heads[0]["kinds"].items() if values["queries"]]
         summary.append(
-            {
-                "layer": layer,
+            {name: heads[0][name] for name in ("attention", "layer") if name in heads[0]}
+            | {
                 "entropy": mean(row["entropy"] for row in heads),
                 "distance": mean(row["distance"] for row in heads),
                 "labels": {label: labels.count(label) for label in sorted(set(labels))},
@@ -111,7 +114,7 @@ def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> tuple[str, list[str]]:
     """Return a head's label and its other clear kinds. strengths: {kind: (strength, queries)}."""
-    least = lambda kind: CLEAR if kind in (*PLACES, "fixed offset") else CLEAR_BY_CONTENT
+    least = lambda kind: CLEAR if kind in (*PLACES, *OF_SOURCE, "fixed offset") else CLEAR_BY_CONTENT
     clear = {
         kind: strength
         for kind, (strength, queries) in strengths.items()
@@ -127,10 +130,13 @@ def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> 
 
 
 class _Layer(NamedTuple):
-    """Measurements of one layer, in NumPy: float64 sums for each of `kinds`, and a strongest pair for each row."""
+    """Measurements of one layer, in NumPy: float64 sums for each of `kinds`, and a strongest pair for each row.
+
+    sums: HeadSums, or CrossSums of cross-attention.
+    """
 
     kinds: tuple[str, ...]
-    sums: HeadSums
+    sums: Any
     pairs: StrongestPairs
 
 
@@ -152,6 +158,11 @@ def _measure(
         rows_B = np.array(rows, np.int32)
         parts.append(attention.each_layer(model, tokens_BL, head_scores.measure, arguments, rows_B=rows_B))
         advance(tokens_BL[:count].size)
+    return _summed(kinds, parts)
+
+
+def _summed(kinds: tuple[str, ...], parts: list[list[Any]]) -> list[_Layer]:
+    """Return the measurements of each layer. parts: for each batch, (sums, pairs) of each layer."""
     measured = []
     for of_layer in zip(*parts, strict=True):
         sums, pairs = zip(*of_layer, strict=True)
@@ -160,7 +171,8 @@ def _measure(
     return measured
 
 
-def _row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dict[str, Any]:
+def _head_row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dict[str, Any]:
+    """Return the row of a head, without its strongest pair. induction: measured on repeated tokens."""
     kinds = head_scores.of_kinds(layer.kinds, layer.sums, head)
     offset, kinds["fixed offset"] = head_scores.fixed_offset(layer.sums, head)
     repeated = head_scores.of_kinds(induction.kinds, induction.sums, head) if induction else {}
@@ -172,57 +184,122 @@ def _row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dic
     return row | {"offset": offset, "kinds": kinds}
 
 
-def _pair(pairs: StrongestPairs, head: int, tokens_BL: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
+def _strongest_pair(
+    pairs: StrongestPairs, head: int, texts: tuple[np.ndarray, np.ndarray], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Return the strongest pair of a head, with the text before both. texts: the tokens of queries, and of keys."""
     row = int(pairs.weight_BH[:, head].argmax())
-    query, key = divmod(int(pairs.index_BH[row, head]), tokens_BL.shape[1])
-    text = tokens_BL[row]
-    shown = lambda position: {
+    query, key = divmod(int(pairs.index_BH[row, head]), texts[1].shape[1])
+    shown = lambda text, position: {
         "token": tokenizer.decode(text[position : position + 1]),
         "before": tokenizer.decode(text[max(0, position - AROUND) : position]),
     }
-    weight = float(pairs.weight_BH[row, head])
-    return {"weight": weight, "distance": query - key, "query": shown(query), "key": shown(key)}
+    found = {"weight": float(pairs.weight_BH[row, head]), "distance": query - key}
+    return found | {"query": shown(texts[0][row], query), "key": shown(texts[1][row], key)}
 
 
-def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
-    """Return a figure: a grid of labels, layer 0 at the bottom, beside the strengths, one row per head."""
-    every = list(rows[0]["kinds"])  # a window may hide all keys of a kind from some layers
-    kinds = [kind for kind in every if any(row["kinds"][kind]["queries"] for row in rows)] or every
-    layers, heads = (1 + max(row[axis] for row in rows) for axis in ("layer", "head"))
-    height = max(4.2, 1.8 + 0.2 * len(rows), 1.8 + 0.75 * layers)
-    size, ratios = (3.5 + 1.15 * heads + 0.55 * len(kinds), height), (1.15 * heads, 1.5 + 0.55 * len(kinds))
-    figure, (left, right) = curves.new_figure(size, 1, 2, title=title, width_ratios=ratios)
-    curves.label_heads(left, layers, heads, "What each head attends to")
-    left.set(xlim=(-0.5, heads - 0.5), ylim=(-0.5, layers - 0.5))
-    _plot_labels(left, rows, kinds)
-    _plot_strengths(right, rows, kinds)
-    return figure
+class _Batch(NamedTuple):
+    """Padded pairs: sources with -1, inputs with separators."""
+
+    source_BS: np.ndarray
+    inputs_BL: np.ndarray
+    is_query_BL: np.ndarray
 
 
-def _plot_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
-    palette = [colormaps[name](number) for name, size in (("Set3", 12), ("Pastel1", 9)) for number in range(size)]
-    colours = dict(zip(kinds, palette, strict=False)) | OTHER_COLOURS
-    rounded = "round,pad=0,rounding_size=0.06"
-    for row in rows:
-        x, y, label = row["head"], row["layer"], row["label"]
-        axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.42), 0.88, 0.84, boxstyle=rounded, color=colours[label]))
-        strength = row["kinds"].get(label, {}).get("strength")
-        value = f"{strength:.2f}" if strength is not None else f"entropy {row['entropy']:.2f}"
-        words = label.replace(" ", "\n") if len(label) > 10 else label
-        words += f" {row['offset']}" if label == "fixed offset" else ""
-        axes.text(x, y, f"{words}\n{value}", ha="center", va="center", fontsize=7)
+def pair_report(
+    model: LoadedModel,
+    tokenizer: Tokenizer,
+    pairs: Sequence[Example],
+    train_pairs: Sequence[Example],
+    *,
+    advance: Advance = progress.silent,
+) -> list[dict[str, Any]]:
+    """Return a row for each head, with the fields of `head_report`, and with attention (encoder, decoder or cross).
+
+    Each row has the kinds of keys of all three. Kinds that do not apply have no queries: those of the others, and
+    induction, because random tokens have no source. Cross-attention has no distance and no offset, and it alone has a
+    slope, see `CrossSums`. Rare tokens are counted in the sources and in the inputs of `train_pairs`.
+    """
+    separator = tokenizers.separator(tokenizer)
+    count = lambda texts: head_inputs.vocabulary(tokenizer, np.concatenate(list(texts)))
+    vocabularies = {
+        "encoder": count(pair.source for pair in train_pairs),
+        "decoder": count(pair.inputs[1:] for pair in train_pairs),
+    }
+    size = max(len(pair.source) for pair in pairs), max(len(pair.inputs) for pair in pairs)
+    rows = attention.rows_at_a_time(model, max(size), len(pairs))
+    kinds: dict[str, tuple[str, ...]] = {}
+    parts: dict[str, list[list[Any]]] = {kind: [] for kind in attention.KINDS}
+    for number, part in in_full_batches(pairs, rows):
+        batch = _batch(part, size, separator)
+        counted_BL = (np.arange(len(part)) < number)[:, None]
+        is_query = {"encoder": (batch.source_BS >= 0) & counted_BL, "decoder": batch.is_query_BL & counted_BL}
+        is_query["cross"] = is_query["decoder"]
+        found = _templates(part, batch, vocabularies, separator)
+        kinds = {kind: tuple(of_kind) for kind, of_kind in found.items()}
+        arguments = {kind: (np.stack(list(found[kind].values()), axis=1), is_query[kind]) for kind in found}
+        layers = attention.each_layer_by_kind(model, batch.inputs_BL, batch.source_BS, MEASURES, arguments)
+        for kind, of_kind in layers.items():
+            parts[kind].append(of_kind)
+        advance(number * sum(size))
+    everything = _batch(pairs, size, separator)
+    texts = {
+        "encoder": (everything.source_BS, everything.source_BS),
+        "decoder": (everything.inputs_BL, everything.inputs_BL),
+        "cross": (_padded([pair.written for pair in pairs], size[1], separator), everything.source_BS),
+    }
+    return _rows({kind: _summed(kinds[kind], parts[kind]) for kind in parts}, texts, tokenizer)
 
 
-def _plot_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
-    strengths = np.array([[row["kinds"][kind]["strength"] or 0.0 for kind in kinds] for row in rows])
-    image = axes.imshow(strengths, vmin=-1, vmax=1, cmap="PuOr_r", aspect="auto")
-    axes.set_xticks(range(len(kinds)), kinds, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
-    names = [f"{row['layer']}.{row['head']}" for row in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=8 if len(rows) < 50 else 6)
-    for (y, x), strength in np.ndenumerate(strengths):
-        if abs(strength) >= 0.1 and len(rows) <= 64:
-            ink = "white" if abs(strength) > 0.6 else "black"
-            axes.text(x, y, f"{strength:.1f}".replace("0.", "."), ha="center", va="center", fontsize=6.5, color=ink)
-    axes.set(ylabel="layer.head", title="Strength for each kind: 0 is chance, 1 is all attention")
-    axes.spines[:].set_visible(False)
-    axes.figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02)
+def pair_cost(pairs: Sequence[Example]) -> int:
+    """Return the number of tokens that the model processes for a report."""
+    return len(pairs) * (max(len(pair.source) for pair in pairs) + max(len(pair.inputs) for pair in pairs))
+
+
+def _padded(texts: Sequence[np.ndarray], length: int, value: int) -> np.ndarray:
+    return np.stack([np.pad(text, (0, length - len(text)), constant_values=value) for text in texts])
+
+
+def _batch(pairs: Sequence[Example], size: tuple[int, int], separator: int) -> _Batch:
+    source_BS = _padded([pair.source for pair in pairs], size[0], PADDING)
+    inputs_BL = _padded([pair.inputs for pair in pairs], size[1], separator)
+    return _Batch(source_BS, inputs_BL, np.arange(size[1]) < np.array([[len(pair.inputs)] for pair in pairs]))
+
+
+def _templates(
+    pairs: Sequence[Example], batch: _Batch, vocabularies: dict[str, Vocabulary], separator: int
+) -> dict[str, Templates]:
+    opens = lambda tokens_BL: np.broadcast_to(np.arange(tokens_BL.shape[1]) == 0, tokens_BL.shape)
+    of_tokens, source_BS = head_templates.of_tokens, np.where(batch.source_BS < 0, separator, batch.source_BS)
+    return {
+        "encoder": of_tokens(source_BS, opens(source_BS), vocabularies["encoder"], causal=False),
+        "decoder": of_tokens(batch.inputs_BL, opens(batch.inputs_BL), vocabularies["decoder"], causal=True),
+        "cross": cross.templates(pairs, batch.inputs_BL, batch.source_BS, vocabularies["encoder"]),
+    }
+
+
+def _rows(
+    measured: dict[str, list[_Layer]], texts: dict[str, tuple[np.ndarray, np.ndarray]], tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    rows = []
+    for kind, layers in measured.items():
+        for number, layer in enumerate(layers):
+            for head in range(layer.pairs.weight_BH.shape[1]):
+                own = _cross_row(number, head, layer) if kind == "cross" else _head_row(number, head, layer, None)
+                pair = _strongest_pair(layer.pairs, head, texts[kind], tokenizer)
+                slope = own.pop("slope", None)
+                rows.append({"attention": kind} | own | {"slope": slope, "pair": pair})
+                if kind == "cross":
+                    pair["distance"] = None
+    every = dict.fromkeys(kind for row in rows for kind in row["kinds"])
+    return [row | {"kinds": {kind: row["kinds"].get(kind, NOT_MEASURED) for kind in every}} for row in rows]
+
+
+def _cross_row(number: int, head: int, layer: _Layer) -> dict[str, Any]:
+    sums = jax.tree.map(np.asarray, layer.sums)
+    kinds = head_scores.of_source_kinds(layer.kinds, sums, head)
+    entropy = float(sums.entropy_H[head]) / max(float(sums.queries), 1)
+    label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
+    row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": None}
+    slope = float(sums.slope_H[head]) / float(sums.rows) if sums.rows else None
+    return row | {"offset": None, "kinds": kinds, "slope": slope}

@@ -1,9 +1,10 @@
 """Scores of a head's attention to keys of one kind, compared with chance.
 
 A template marks the keys of a kind for each query. The score is the mean weight on these keys. The strength is 0 for
-attention by chance and 1 for attention only to keys of the kind, at any length. For PLACES and fixed offsets, chance
-is uniform attention to the visible keys. For all other kinds, chance is attention with the head's own mean weight at
-each distance. A head that selects keys only by distance then has strength 0.
+attention by chance and 1 for attention only to keys of the kind, at any length. For PLACES, fixed offsets and
+cross-attention, where queries and keys have no distance, chance is uniform attention to the visible keys. For all other
+kinds, chance is attention with the head's own mean weight at each distance. A head that selects keys only by distance
+then has strength 0.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.insight.attention import relative_entropy
+from mini_gpt.insight.attention import of_cross, relative_entropy
+from mini_gpt.insight.heads import cross
 from mini_gpt.insight.heads.templates import PLACES
 from mini_gpt.model.gpt import Trace
 
@@ -41,6 +43,25 @@ class HeadSums(NamedTuple):
     entropy_H: jax.Array
     distance_H: jax.Array
     queries: jax.Array
+
+
+class CrossSums(NamedTuple):
+    """Sums over the queries of one layer's cross-attention, for sources of at least two tokens.
+
+    mass_HT: weight on the source tokens of each kind (T). uniform_T: the same for uniform attention. queries_T: number
+    of queries with source tokens of the kind and others; the two fields above are sums over these. entropy_H: entropy /
+    log(number of source tokens). queries: number of queries. slope_H: sum over rows of the slope of the line of best
+    fit through the mean source place of each query, where places are from 0 to 1 in both texts. rows: number of rows
+    with at least two queries.
+    """
+
+    mass_HT: jax.Array
+    uniform_T: jax.Array
+    queries_T: jax.Array
+    entropy_H: jax.Array
+    queries: jax.Array
+    slope_H: jax.Array
+    rows: jax.Array
 
 
 class StrongestPairs(NamedTuple):
@@ -99,6 +120,32 @@ def measure(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> 
     return sums, StrongestPairs(pairs_BHX.max(-1), pairs_BHX.argmax(-1))
 
 
+def measure_cross(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> tuple[CrossSums, StrongestPairs]:
+    """Return sums over the queries with True in is_query_BL, and the strongest pairs, with index S·query + key."""
+    maps = of_cross(trace).attention
+    visible_BLS = maps.visible_BLS & is_query_BL[..., None]
+    visible_BLS &= (visible_BLS.sum(-1) > 1)[..., None]
+    visible_BL = visible_BLS.sum(-1)
+    weights_BHLS = jnp.where(visible_BLS[:, None], maps.weights_BHLS, 0)
+    of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
+    of_kind_BTL = of_kind_BTLS.sum(-1)
+    eligible_BTL = (of_kind_BTL > 0) & (of_kind_BTL < visible_BL[:, None])
+    counted_BTLS = (of_kind_BTLS & eligible_BTL[..., None]).astype(jnp.float32)
+    slope_BH, has_slope_B = cross.slopes(weights_BHLS, visible_BLS)
+    sums = CrossSums(
+        jnp.einsum("bhls,btls->ht", weights_BHLS, counted_BTLS),
+        jnp.einsum("btls,bl->t", counted_BTLS, 1 / jnp.maximum(visible_BL, 1)),
+        eligible_BTL.sum((0, 2)),
+        relative_entropy(weights_BHLS, visible_BL[:, None]).sum((0, 2)),
+        (visible_BL > 0).sum(),
+        jnp.where(has_slope_B[:, None], slope_BH, 0).sum(0),
+        has_slope_B.sum(),
+    )
+    sees_many_BL = visible_BL >= jnp.minimum(MANY, visible_BL.max())
+    flat_BHX = jnp.where(sees_many_BL[:, None, :, None], weights_BHLS, 0).reshape(*weights_BHLS.shape[:2], -1)
+    return sums, StrongestPairs(flat_BHX.max(-1), flat_BHX.argmax(-1))
+
+
 def strength(mass: Numbers, chance: Numbers, queries: Numbers) -> Numbers:
     """Return (mass - chance) / (queries - chance): 0 by chance, at most 1, negative for avoided keys."""
     return (mass - chance) / np.maximum(queries - chance, 1e-9)
@@ -108,7 +155,13 @@ def of_kinds(kinds: tuple[str, ...], sums: HeadSums, head: int) -> dict[str, dic
     """Return {kind: score, chance, strength and queries} of one head, from sums in NumPy."""
     chance_T = np.where(np.isin(kinds, PLACES), sums.uniform_T, sums.by_distance_HT[head])
     measured = zip(sums.mass_HT[head].tolist(), chance_T.tolist(), sums.queries_T.tolist(), strict=True)
-    return {kind: _values(*numbers) for kind, numbers in zip(kinds, measured, strict=True)}
+    return {kind: values(*numbers) for kind, numbers in zip(kinds, measured, strict=True)}
+
+
+def of_source_kinds(kinds: tuple[str, ...], sums: CrossSums, head: int) -> dict[str, dict[str, Any]]:
+    """Return {kind: score, chance, strength and queries} of one head, from sums in NumPy."""
+    measured = zip(sums.mass_HT[head].tolist(), sums.uniform_T.tolist(), sums.queries_T.tolist(), strict=True)
+    return {kind: values(*numbers) for kind, numbers in zip(kinds, measured, strict=True)}
 
 
 def fixed_offset(sums: HeadSums, head: int) -> tuple[int | None, dict[str, Any]]:
@@ -124,11 +177,17 @@ def fixed_offset(sums: HeadSums, head: int) -> tuple[int | None, dict[str, Any]]
         return None, NOT_MEASURED
     strength_O = np.asarray(strength(mass_O, chance_O, queries_O))
     best = int(candidates[strength_O[candidates].argmax()])
-    return int(offset_O[best]), _values(*(float(numbers_O[best]) for numbers_O in (mass_O, chance_O, queries_O)))
+    return int(offset_O[best]), values(*(float(numbers_O[best]) for numbers_O in (mass_O, chance_O, queries_O)))
 
 
-def _values(mass: float, chance: float, queries: float) -> dict[str, Any]:
+def values(mass: float, chance: float, queries: float) -> dict[str, Any]:
+    """Return score, chance, strength and queries, from sums over the queries."""
     if not queries:
         return NOT_MEASURED
     means = {"score": mass / queries, "chance": chance / queries}
     return means | {"strength": float(strength(mass, chance, queries)), "queries": int(queries)}
+
+
+def layer_of(row: dict[str, Any]) -> tuple[str, int]:
+    """Return the layer of a head's row, with its kind of attention if there is an encoder, else ""."""
+    return row.get("attention", ""), row["layer"]

@@ -22,11 +22,13 @@ class Options(NamedTuple):
     """The inputs of one layer besides the hidden states and the context.
 
     dropout_key: no dropout if None. head_mask_BH: factors for the heads' outputs, 0 for a pruned head (Michel et al.
-    2019, eq. 2). past: a KV cache; the input is then one new token per row, which attends to the cache and itself.
+    2019, eq. 2). cross_head_mask_BH: those of a block's cross-attention. past: a KV cache; the input is then one new
+    token per row, which attends to the cache and itself.
     """
 
     dropout_key: jax.Array | None = None
     head_mask_BH: jax.Array | None = None
+    cross_head_mask_BH: jax.Array | None = None
     past: Past | None = None
 
 
@@ -53,7 +55,7 @@ class MultiHeadAttention(nnx.Module):
         if context.position is None:
             context = context._replace(position=self.position)
         config, position, positions_BL = self.config, context.position, context.positions_BL
-        dropout_key, head_mask_BH, past = options
+        dropout_key, head_mask_BH, _, past = options
         inputs_BLD = x_BLD
         if config.variants.canon:
             past = past and past.write_recent(x_BLD)

@@ -1,0 +1,109 @@
+"""The explorer page of a model with an encoder holds and shows all three kinds of attention."""
+
+import re
+
+import numpy as np
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.support.ui import WebDriverWait
+
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.data import tasks
+from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.insight import attention, examples
+from mini_gpt.insight.explorer import page
+from mini_gpt.insight.heads import inputs
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loop
+from mini_gpt.training.run import Run
+from tests.insight.test_explorer import data_of, unpacked
+from tests.insight.test_explorer_in_browser import browser, pixels, press, show  # noqa: F401
+from tests.insight.test_maps_by_kind import PAIRS
+
+TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
+SIZE = {"model__encoder_layers": 1, "source_length": 12, "context_length": 12}
+
+
+@pytest.fixture
+def run(small, tmp_path):
+    loop.train(small(**PAIRS | SIZE, train__steps=2, eval__tokens=64), tmp_path / "run", conclude=False)
+    return Run(tmp_path / "run")
+
+
+def opened(run, text="abcde=edc"):
+    suites.evaluate(run, "explorer", SuiteOptions(text=text))
+    (path,) = (run.workdir / "eval").glob("explorer,*.html")
+    return path
+
+
+@pytest.mark.slow
+def test_the_page_holds_the_maps_of_all_kinds(run, monkeypatch):
+    monkeypatch.setattr(inputs, "TOKENS", 200)
+    suites.evaluate(run, "heads", SuiteOptions())
+    data = data_of(opened(run).read_text(encoding="utf-8"))
+    pair = base.pair(run, SuiteOptions(text="abcde=edc"))
+    maps = attention.maps_by_kind(run.model, pair.inputs[None], pair.source[None])
+    tokens = {"encoder": ("abcde", "abcde"), "decoder": ("edc", "edc"), "cross": ("edc\n", "abcde")}
+    assert list(data["kinds"]) == list(maps) and "attention" not in data
+    assert data["title"] == "run: what 5 × 4 heads attend to"
+    for kind, held in data["kinds"].items():
+        assert ("".join(held["tokens"]), "".join(held.get("keys", held["tokens"]))) == tokens[kind]
+        assert (held["layers"], held["heads"]) == (len(maps[kind]), 4)
+        assert [len(labels) for labels in held["labels"]] == [4] * held["layers"] and all(map(all, held["labels"]))
+        weights = np.concatenate([layer.weights_BHLS[0] for layer in maps[kind]])
+        _, shown = unpacked(held, *weights.shape)
+        assert np.abs(shown - weights).max() == pytest.approx(held["error"], abs=1e-6) and held["error"] < 0.005
+
+
+def test_a_pair_that_does_not_fit_is_refused(small, monkeypatch):
+    config = small(**PAIRS | SIZE)
+    pair = examples.of_problem(("abcde", "edc"), config, TOKENIZER)
+    page.check_fits(config, pair)
+    entries = 1 * 4 * 5 * 5 + 2 * 4 * 10 + 2 * 4 * 4 * 5
+    for name, value in (("MOST_PAIRS", entries - 1), ("LONGEST", 4)):
+        with monkeypatch.context() as patch:
+            patch.setattr(page, "MOST_PAIRS", entries)
+            page.check_fits(config, pair)
+            patch.setattr(page, name, value)
+            with pytest.raises(UserError, match=r"^--suite=explorer: found a source or target of 5 tokens, too many"):
+                page.check_fits(config, pair)
+
+
+@pytest.mark.slow
+def test_the_selector_shows_each_kind(run, browser):  # noqa: F811
+    show(browser, opened(run))
+    find = lambda name: browser.find_element("id", name)
+    until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
+    press(browser, "1")
+    texts = lambda side: [browser.find_element("id", f"{side}-{n}").text for n in range(count(side))]
+    count = lambda side: len(browser.find_elements("css selector", f"[id^='{side}-']"))
+    for kind, queries, keys in (("encoder", "abcde", "abcde"), ("decoder", "∅edc", "∅edc"), ("cross", "edc⏎", "abcde")):
+        find(f"kind-{kind}").click()
+        until(lambda kind=kind: find(f"kind-{kind}").get_attribute("aria-pressed") == "true")
+        until(lambda keys=keys: count("key") == len(keys))
+        assert ("".join(texts("query")), "".join(texts("key"))) == (queries, keys)
+    find("layer-1").click()
+    press(browser, "3")
+    until(lambda: browser.find_elements("id", "map"))
+    size = browser.execute_script("const c = document.getElementById('map'); return [c.width, c.height]")
+    assert size == [5, 4]
+    canvas, pair = find("map"), base.pair(run, SuiteOptions(text="abcde=edc"))
+    width, height = canvas.size["width"], canvas.size["height"]
+    x, y = int(4.5 / 5 * width - width / 2), int(2.5 / 4 * height - height / 2)
+    ActionChains(browser).move_to_element_with_offset(canvas, x, y).perform()
+    until(lambda: find("pointed").text.startswith("query 2"))
+    pattern = r"query 2 +ed\[c\]\nkey +4 +abcd\[e\]\nlogit (\S+) ± (\S+) +weight (\S+) ± (\S+)"
+    logit, logit_error, weight, error = map(float, re.fullmatch(pattern, find("pointed").text).groups())
+    maps = attention.maps_by_kind(run.model, pair.inputs[None], pair.source[None])["cross"][1]
+    assert weight == pytest.approx(maps.weights_BHLS[0, 0, 2, 4], abs=error)
+    assert logit == pytest.approx(maps.logits_BHLS[0, 0, 2, 4], abs=logit_error)
+    before = pixels(browser, "map")
+    find("kind-encoder").click()  # it has one layer
+    until(lambda: pixels(browser, "map") != before and not browser.find_elements("id", "layer-1"))
+    assert find("layer-0").get_attribute("aria-pressed") == "true"
+    press(browser, "\ue013")  # up: the next layer, of one
+    press(browser, "2")
+    until(lambda: len(browser.find_elements("css selector", ".thumb")) == 4)
+    assert browser.get_log("browser") == []

@@ -1,0 +1,108 @@
+"""Figures of attention maps show the weights of the model, the tokens along both axes, and the true alignment."""
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.data import tasks
+from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.insight import attention, examples, maps
+from mini_gpt.insight.maps import Panel
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loop
+from mini_gpt.training.run import Run
+from tests.commands.test_command_line import type_in
+from tests.evaluation.models import random_model
+from tests.insight.test_maps_by_kind import PAIRS, exact_weights
+
+TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
+ALIGNMENT = (((0, 2), (1, 3)), ((2, 3), (0, 1)))
+
+
+@pytest.fixture
+def panel(small):
+    config = small(**PAIRS | {"model__encoder_layers": 1})
+    pair = examples.of_problem(("abc", "cab"), config, TOKENIZER, ALIGNMENT)
+    return Panel("mine", random_model(config, TOKENIZER.token_bytes, noise=0.3), TOKENIZER, pair)
+
+
+def labels(axes):
+    return [[label.get_text() for label in ticks] for ticks in (axes.get_yticklabels(), axes.get_xticklabels())]
+
+
+def shown(axes):
+    return np.asarray(axes.get_images()[0].get_array())
+
+
+def frames(axes):
+    """Return the frames as (x, y, width, height)."""
+    patches = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    return [(*patch.get_xy(), patch.get_width(), patch.get_height()) for patch in patches]
+
+
+def test_a_pair_has_the_tokens_that_are_read_and_written(panel):
+    source, inputs, written, alignment = panel.text
+    assert TOKENIZER.decode(source) == "abc" and TOKENIZER.decode(written) == "cab\n"
+    assert inputs[0] == len(TOKENIZER.token_bytes) - 1 and TOKENIZER.decode(inputs[1:]) == "cab"
+    assert examples.cells(alignment, (4, 3)).astype(int).tolist() == [[0, 0, 1], [1, 1, 0], [1, 1, 0], [0, 0, 0]]
+    longer = examples.of_problem(("abc", "c" * 30), panel.model.config, TOKENIZER)
+    assert len(longer.written) == 31 and longer.alignment == ()
+
+
+def test_the_figure_has_a_row_for_each_kind_of_attention(panel):
+    pair = panel.text
+    expected = exact_weights(panel.model, pair.inputs, pair.source)
+    axes = np.array(maps.figure([panel, panel]).axes).reshape(6, 2)
+    texts = {"encoder": (list("abc"), list("abc")), "decoder": (["", *"cab"], ["", *"cab"])}
+    texts["cross"] = ([*"cab", "⏎"], list("abc"))
+    for row, line in enumerate(axes):
+        kind = attention.KINDS[row % 3]
+        assert [a.get_visible() for a in line] == [True, kind != "encoder"]
+        assert line[0].get_ylabel().startswith("mine\nposition=sinusoidal\n" + kind)
+        for layer, weights_HLS in enumerate(expected[kind]):
+            np.testing.assert_allclose(shown(line[layer]), np.sqrt(weights_HLS.mean(axis=0)), atol=1e-4)
+            rows, columns = labels(line[layer])
+            assert (rows, columns) == (texts[kind][0] if layer == 0 else [], texts[kind][1])
+            marked = [(-0.5, 0.5, 2, 2), (1.5, -0.5, 1, 1)] if kind == "cross" else []
+            assert frames(line[layer]) == marked
+
+
+def test_cross_attention_has_a_map_for_each_head(panel):
+    pair = panel.text._replace(alignment=())
+    expected = exact_weights(panel.model, pair.inputs, pair.source)["cross"]
+    axes = np.array(maps.cross_figure(panel._replace(text=pair)).axes).reshape(2, 4)
+    for layer, head in np.ndindex(2, 4):
+        np.testing.assert_allclose(shown(axes[layer, head]), np.sqrt(expected[layer, head]), atol=1e-4)
+        assert axes[layer, head].get_title() == f"head {layer}.{head}" and frames(axes[layer, head]) == []
+
+
+FEW = {"train__steps": 1, "eval__tokens": 64}
+
+
+def test_the_commands_draw_a_problem_or_a_pair_of_your_own(small, tmp_path, monkeypatch):
+    loop.train(small(**PAIRS | FEW | {"model__position": "learned"}), tmp_path / "run", conclude=False)
+    run = Run(tmp_path / "run")
+    suites.evaluate(run, "figures", SuiteOptions())
+    written = {path.stem for path in (run.workdir / "eval" / "figures").iterdir()}
+    assert written == {"maps", "cross", "similarity", "sums"}
+    assert list((run.workdir / "tensorboard" / "figures").glob("events*"))
+    question, answer = tasks.problem("task:reverse", "validation", 0, 0, shortest=3, longest=3)
+    pair = base.pair(run, SuiteOptions())
+    assert run.tokenizer.decode(pair.source) == question and run.tokenizer.decode(pair.written) == answer + "\n"
+    own = base.pair(run, SuiteOptions(text="ab=c=d"))
+    assert run.tokenizer.decode(own.source) == "ab=c" and run.tokenizer.decode(own.written) == "d\n"
+    with pytest.raises(UserError, match=r"^--text: found 'ab'; must be SOURCE=TARGET for a model with an encoder"):
+        base.pair(run, SuiteOptions(text="ab"))
+    with pytest.raises(UserError, match=r"^model\.max_positions: the learned table has 9 positions; found"):
+        base.pair(run, SuiteOptions(text=f"{'a' * 10}=b"))
+    arguments = ["--maps", *[f"{tmp_path}/run"] * 2, f"--out={tmp_path}/both"]
+    assert type_in(monkeypatch, "mini_gpt.commands.figures", *arguments) is None
+    assert (tmp_path / "both" / "maps.png").read_bytes().startswith(b"\x89PNG")
+    loop.train(small(**FEW), tmp_path / "text", conclude=False)
+    line = type_in(monkeypatch, "mini_gpt.commands.figures", "--maps", f"{tmp_path}/run", f"{tmp_path}/text")
+    assert (
+        line == f"error: --maps: {tmp_path}/text: model.encoder_layers: found 0; must be above 0, as for the first run"
+    )

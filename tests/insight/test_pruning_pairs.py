@@ -1,0 +1,72 @@
+"""Importance and ablation of the heads of encoder, decoder and cross-attention, against other ways to compute them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.data import tasks
+from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.evaluation import task_accuracy
+from mini_gpt.insight import pruning
+from mini_gpt.model import head_masks
+from mini_gpt.training import loop
+from mini_gpt.training.run import Run
+from tests.evaluation.models import random_model
+from tests.insight.test_maps_by_kind import PAIRS, without
+
+TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
+PROBLEMS = [("abc", "cba"), ("ab", "ba"), ("acd", "dca"), ("dd", "dd"), ("bca", "acb")]
+SIZE = {"model__encoder_layers": 1, "model__num_layers": 1, "model__num_heads": 2, "train__batch_size": 3}
+
+
+def losses(model, parameters=None, mask_NBH=None):
+    """Return the mean loss of each problem's answer, in float64."""
+    changed = dataclasses.replace(model, parameters=parameters or model.parameters, head_mask_NBH=mask_NBH)
+    found = []
+    for problem in PROBLEMS:
+        ((_, batch),) = pruning.problem_batches(dataclasses.replace(model, batch_tokens=1), TOKENIZER, [problem])
+        nll_BL = np.float64(changed.nll(batch["inputs"], batch["targets"], batch["source"]))
+        found.append((nll_BL * batch["weights"]).sum() / batch["weights"].sum())
+    return np.array(found)
+
+
+def test_importance_and_ablation_of_all_kinds(small):
+    model = random_model(small(**PAIRS | SIZE), TOKENIZER.token_bytes, noise=0.3)
+    texts = list(pruning.problem_batches(model, TOKENIZER, PROBLEMS))
+    assert len(texts) > 1 and sum(count for count, _ in texts) == len(PROBLEMS)
+    importance_NH, increase_NH = pruning.importance(model, texts), pruning.ablation(model, texts)
+    layers = head_masks.layers(model.config.model)
+    assert layers == [("encoder", 0), ("decoder", 0), ("cross", 0)]
+    whole_B = losses(model)
+    for place, head in np.ndindex(3, 2):
+        pruned = without(model.parameters, (*layers[place], head), 2)
+        assert increase_NH[place, head] == pytest.approx(np.mean(losses(model, pruned) - whole_B), abs=1e-5)
+        high, low = (np.ones((3, 1, 2), np.float32) for _ in range(2))
+        high[place, 0, head], low[place, 0, head] = 1.01, 0.99
+        slope_B = (losses(model, mask_NBH=high) - losses(model, mask_NBH=low)) / 0.02
+        assert importance_NH[place, head] == pytest.approx(np.mean(np.abs(slope_B)), rel=0.02, abs=1e-4)
+    assert np.abs(increase_NH).min() > 1e-4
+
+
+@pytest.mark.slow
+def test_the_suite_removes_heads_of_all_kinds(small, tmp_path, monkeypatch):
+    for name in ("SCORED_TOKENS", "IMPORTANCE_TOKENS"):
+        monkeypatch.setattr(pruning, name, 400)
+    loop.train(small(**PAIRS | SIZE, train__steps=2, eval__tokens=64), tmp_path, conclude=False)
+    run = Run(tmp_path)
+    result = suites.evaluate(run, "pruning", SuiteOptions())
+    layers = [tuple(layer) for layer in result["layers"]]
+    assert layers == [("encoder", 0), ("decoder", 0), ("cross", 0)]
+    nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "ablation"}
+    place, head = result["removal_orders"]["ablation"][0]
+    pruned = without(run.model.parameters, (*layers[place], head), 2)
+    problems = run.problems("validation", 400 // 8)
+    for removed, parameters in ((0, run.model.parameters), (1, pruned)):
+        model = dataclasses.replace(run.model, parameters=parameters)
+        alone = task_accuracy.accuracy(model, run.tokenizer, problems, 8).nll
+        assert nll[removed] == pytest.approx(alone, rel=1e-5)
+    axes = suites.SUITES["pruning"].figure(result).axes
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["encoder 0", "decoder 0", "cross 0"]
