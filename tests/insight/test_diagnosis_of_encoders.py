@@ -114,7 +114,7 @@ def test_short_texts_have_no_checks_of_order(initial):
 def test_a_given_memory_takes_the_place_of_the_source(initial):
     model, inputs_BL, source_BS = initial()
     module = model.merge()
-    x_BLD, _, _ = module.forward(Inputs(inputs_BL), memory=module.encode(source_BS))
+    x_BLD, _, _ = module.forward(Inputs(inputs_BL), memory=module.encode(source_BS)[0])
     np.testing.assert_allclose(x_BLD, module.forward(Inputs(inputs_BL, source_BS=source_BS))[0], atol=1e-6)
 
 

@@ -61,13 +61,13 @@ def test_a_pair_that_does_not_fit_is_refused(small, monkeypatch):
     config = small(**PAIRS | SIZE)
     pair = examples.of_problem(("abcde", "edc"), config, TOKENIZER)
     page.check_fits(config, pair)
-    entries = 1 * 4 * 5 * 5 + 2 * 4 * 10 + 2 * 4 * 4 * 5
-    for name, value in (("MOST_PAIRS", entries - 1), ("LONGEST", 4)):
+    entries = 1 * 4 * 6 * 6 + 2 * 4 * 10 + 2 * 4 * 4 * 6
+    for name, value in (("MOST_PAIRS", entries - 1), ("LONGEST", 5)):
         with monkeypatch.context() as patch:
             patch.setattr(page, "MOST_PAIRS", entries)
             page.check_fits(config, pair)
             patch.setattr(page, name, value)
-            with pytest.raises(UserError, match=r"^--suite=explorer: found a source or target of 5 tokens, too many"):
+            with pytest.raises(UserError, match=r"^--suite=explorer: found a source or target of 6 tokens, too many"):
                 page.check_fits(config, pair)
 
 

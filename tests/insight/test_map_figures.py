@@ -1,5 +1,7 @@
 """Figures of attention maps show the weights of the model, the tokens along both axes, and the true alignment."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
@@ -45,19 +47,24 @@ def frames(axes):
 
 def test_a_pair_has_the_tokens_that_are_read_and_written(panel):
     source, inputs, written, alignment = panel.text
-    assert TOKENIZER.decode(source) == "abc" and TOKENIZER.decode(written) == "cab\n"
-    assert inputs[0] == len(TOKENIZER.token_bytes) - 1 and TOKENIZER.decode(inputs[1:]) == "cab"
-    assert examples.cells(alignment, (4, 3)).astype(int).tolist() == [[0, 0, 1], [1, 1, 0], [1, 1, 0], [0, 0, 0]]
+    separator = len(TOKENIZER.token_bytes) - 1
+    assert source[0] == inputs[0] == written[-1] == separator
+    assert [TOKENIZER.decode(part) for part in (source[1:], inputs[1:], written[:-1])] == ["abc", "cab", "cab"]
+    cells = examples.cells(alignment, (4, 4)).astype(int).tolist()
+    assert cells == [[0, 0, 0, 1], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     longer = examples.of_problem(("abc", "c" * 30), panel.model.config, TOKENIZER)
     assert len(longer.written) == 31 and longer.alignment == ()
+    aligned = dataclasses.replace(panel.model.config.data, corpus="task:reverse_words")
+    known = examples.of_problem(("ab c", "c ab"), dataclasses.replace(panel.model.config, data=aligned), TOKENIZER)
+    assert known.alignment == [((0, 2), (2, 4)), ((3, 4), (0, 1))]
 
 
 def test_the_figure_has_a_row_for_each_kind_of_attention(panel):
     pair = panel.text
     expected = exact_weights(panel.model, pair.inputs, pair.source)
     axes = np.array(maps.figure([panel, panel]).axes).reshape(6, 2)
-    texts = {"encoder": (list("abc"), list("abc")), "decoder": (["", *"cab"], ["", *"cab"])}
-    texts["cross"] = ([*"cab", "⏎"], list("abc"))
+    texts = {"encoder": (["", *"abc"], ["", *"abc"]), "decoder": (["", *"cab"], ["", *"cab"])}
+    texts["cross"] = ([*"cab", ""], ["", *"abc"])
     for row, line in enumerate(axes):
         kind = attention.KINDS[row % 3]
         assert [a.get_visible() for a in line] == [True, kind != "encoder"]
@@ -66,7 +73,7 @@ def test_the_figure_has_a_row_for_each_kind_of_attention(panel):
             np.testing.assert_allclose(shown(line[layer]), np.sqrt(weights_HLS.mean(axis=0)), atol=1e-4)
             rows, columns = labels(line[layer])
             assert (rows, columns) == (texts[kind][0] if layer == 0 else [], texts[kind][1])
-            marked = [(-0.5, 0.5, 2, 2), (1.5, -0.5, 1, 1)] if kind == "cross" else []
+            marked = [(0.5, 0.5, 2, 2), (2.5, -0.5, 1, 1)] if kind == "cross" else []
             assert frames(line[layer]) == marked
 
 
@@ -91,9 +98,9 @@ def test_the_commands_draw_a_problem_or_a_pair_of_your_own(small, tmp_path, monk
     assert list((run.workdir / "tensorboard" / "figures").glob("events*"))
     question, answer = tasks.problem("task:reverse", "validation", 0, 0, shortest=3, longest=3)
     pair = base.pair(run, SuiteOptions())
-    assert run.tokenizer.decode(pair.source) == question and run.tokenizer.decode(pair.written) == answer + "\n"
+    assert run.tokenizer.decode(pair.source) == question and run.tokenizer.decode(pair.written) == answer
     own = base.pair(run, SuiteOptions(text="ab=c=d"))
-    assert run.tokenizer.decode(own.source) == "ab=c" and run.tokenizer.decode(own.written) == "d\n"
+    assert run.tokenizer.decode(own.source) == "ab=c" and run.tokenizer.decode(own.written) == "d"
     with pytest.raises(UserError, match=r"^--text: found 'ab'; must be SOURCE=TARGET for a model with an encoder"):
         base.pair(run, SuiteOptions(text="ab"))
     with pytest.raises(UserError, match=r"^model\.max_positions: the learned table has 9 positions; found"):

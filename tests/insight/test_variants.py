@@ -6,7 +6,7 @@ import pytest
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.commands.suites.explorer import Explorer
 from mini_gpt.insight import attention
-from mini_gpt.insight.diagnosis import alternatives, checks, probe
+from mini_gpt.insight.diagnosis import alternatives, blocks, probe
 from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model
 
@@ -25,7 +25,7 @@ def test_statistics_and_diagnosis_are_finite(small, fields):
     curves, weights_NHLS = attention.attention_statistics(model, tokens_BL, np.ones((2, 32), bool))
     assert all(map(np.isfinite, curves.values())) and np.isfinite(weights_NHLS).all()
     layers = probe.layers(model, tokens_BL)
-    finite, *_ = checks.stream(model, layers)
+    finite, *_ = blocks.stream(model, layers)
     assert not finite.found
     for layer in layers:
         assert (layer.entropy_B >= 0).all() and (layer.entropy_B <= 1.0001).all()

@@ -175,7 +175,7 @@ def test_a_small_model_learns_to_reverse(small, tmp_path):
 
 @pytest.mark.parametrize("suite", ["perplexity", "needles"])
 def test_other_suites_refuse_the_model(small, suite):
-    with pytest.raises(UserError, match=rf"^--suite={suite} does not support model\.encoder_layers; use --suite=trans"):
+    with pytest.raises(UserError, match=rf"^--suite={suite} does not support model\.encoder_layers with data\.corpus="):
         suites.SUITES[suite].check(small(**PAIRS), SuiteOptions())
 
 

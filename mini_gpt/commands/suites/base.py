@@ -169,7 +169,7 @@ def pair(run: Run, options: SuiteOptions) -> Example:
         source, equals, target = options.text.rpartition(tasks.ANSWER)
         require(equals != "", "--text", options.text, "must be SOURCE=TARGET for a model with an encoder")
         problem = (source, target)
-    check_length(run.config.model, max(len(problem[0]), len(problem[1]) + 1))
+    check_length(run.config.model, 1 + max(map(len, problem)))
     return examples.of_problem(problem, run.config, run.tokenizer)
 
 

@@ -31,7 +31,7 @@ EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global
 MEASURES = {"encoder": head_scores.measure, "decoder": head_scores.measure, "cross": head_scores.measure_cross}
 AROUND = 12  # tokens of text shown before each token of a pair
 IMPLIED = {"local window": ("previous token", "next token", "self", "fixed offset")}  # dropped if one of these is clear
-SINKS = ("first token", "delimiter", "first source token", "last source token", "source delimiter")
+SINKS = ("first token", "delimiter", "source separator", "last source token", "source delimiter")
 LAST = ("local window", "self", *SINKS)  # wide kinds and attention sinks
 
 

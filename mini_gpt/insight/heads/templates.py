@@ -7,7 +7,7 @@ import numpy as np
 LOCAL = 4  # tokens: the query and three before it; without a causal mask, also three after it
 PLACES = ("previous token", "next token", "self", "local window", "first token")  # kinds that do not depend on content
 OF_SOURCE = (  # kinds of keys of cross-attention
-    "first source token",
+    "source separator",
     "last source token",
     "source delimiter",
     "diagonal",

@@ -35,15 +35,15 @@ def made(small, **fields):
 
 def is_kind(kind, pair, place, key, shift):
     """Return whether a source token is of a kind for the token to write at a place."""
-    source, last = TOKENIZER.decode(pair.source), len(pair.source) - 1
-    written = TOKENIZER.decode(pair.written)
-    spans = [(s, t) for s, t in pair.alignment if t[0] <= place < t[1] and s[0] <= key < s[1]]
+    source, last = "\0" + TOKENIZER.decode(pair.source), len(pair.source) - 1  # the first one is the separator
+    written = TOKENIZER.decode(pair.written) + "\0"
+    spans = [(s, t) for s, t in pair.alignment if t[0] <= place < t[1] and s[0] < key <= s[1]]
     return {
-        "first source token": key == 0,
+        "source separator": key == 0,
         "last source token": key == last,
         "source delimiter": source[key] in ".?",
-        "diagonal": abs(key - shift * last) <= 1,
-        "token read": place > 0 and source[key] == written[place - 1],
+        "diagonal": abs(key - 1 - shift * (last - 1)) <= 1,
+        "token read": source[key] == written[place - 1] if place else key == 0,
         "token to write": source[key] == written[place],
         "aligned": bool(spans),
     }[kind]
@@ -159,4 +159,4 @@ def test_the_suite_has_a_row_for_each_head_and_takes_a_pair(small, tmp_path, mon
     first = [head["kinds"]["first token"]["score"] for head in result["heads"][:16]]
     assert row["first_token"] == pytest.approx(np.mean(first)) and row["status"] == "ok"
     own = suites.evaluate(run, "heads", SuiteOptions(text="abc=cba"))["heads"]
-    assert {head["kinds"]["first source token"]["queries"] for head in own} == {0, 4}
+    assert {head["kinds"]["source separator"]["queries"] for head in own} == {0, 4}
