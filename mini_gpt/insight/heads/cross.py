@@ -32,7 +32,7 @@ def templates(
     found = {
         "source separator": (places_S == np.zeros_like(last_B))[:, None],
         "last source token": (places_S == last_B)[:, None],
-        "source delimiter": vocabulary.is_delimiter_V[np.maximum(source_BS, 0)][:, None],
+        "source delimiter": (vocabulary.is_delimiter_V[np.maximum(source_BS, 0)] & (places_S > 0))[:, None],
         "diagonal": diagonal_BLS,
         "token read": tokens_BL[:, :, None] == source_BS[:, None],
         "token to write": written_BL[:, :, None] == source_BS[:, None],
