@@ -182,8 +182,9 @@ def at_layer(value, layer):
 
 
 def attention(config, p, x, layer, tables, positions, visible, segments, memory=None):
-    """memory: the keys' and values' sequence in cross-attention, which has no positional encoding."""
-    position = at_layer(config.position, layer) if memory is None else "none"
+    """memory: the keys' and values' sequence in cross-attention, at positions 0, 1, … tables: of the encodings."""
+    position = at_layer(config.position, layer) if memory is None or config.cross_positions else "none"
+    of_keys = positions if memory is None else range(len(memory))
     length, width = x.shape
     if config.variants.canon:
         x = convolved(p["variants"]["canon"], x, segments)
@@ -207,7 +208,7 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             scaling |= {"betas": (r.beta_slow, r.beta_fast), "turning": r.turning}
             scaling |= {"length": max(positions) + 1}
             qh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(qh, positions, strict=True)])
-            kh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(kh, positions, strict=True)])
+            kh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(kh, of_keys, strict=True)])
         if position == "pope":
             phases = tables["pope"]["phases"][g]
             qh = np.stack([pope(row, at, config.rope.base) for row, at in zip(qh, positions, strict=True)])
@@ -222,9 +223,9 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             logits *= (0.1 * math.log(config.rope.factor) + 1) ** 2
         if variants.soft_cap:
             logits = variants.soft_cap * np.tanh(logits / variants.soft_cap)
-        for i in range(length if memory is None else 0):
-            for j in range(length):
-                logits[i, j] += bias(config, position, p.get("position"), tables, positions[i], positions[j])[h]
+        stack = config if memory is None else config.encoder  # cross-attention sees both directions
+        for i, j in np.ndindex(*logits.shape if position != "none" else (0, 0)):
+            logits[i, j] += bias(stack, position, p.get("position"), tables, positions[i], of_keys[j])[h]
         if position == "fox":
             gates = np.log(sigmoid(linear(p["position"]["gate"], x)))[:, h]
             logits += np.array([[gates[j + 1 : i + 1].sum() for j in range(length)] for i in range(length)])
@@ -308,7 +309,8 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
 
         def cross(x, p=p, layer=layer):
             seen = np.array([[not padded for padded in is_padding] for _ in range(length)])
-            return attention(config, p["cross_attention"], x, layer, tables, positions, seen, segments, memory)
+            of_cross = parameters.get("cross_positions", {})
+            return attention(config, p["cross_attention"], x, layer, of_cross, positions, seen, segments, memory)
 
         sublayers = [(attend, "attention_norm"), (mlp, "mlp_norm")]
         sublayers[1:1] = [] if memory is None else [(cross, "cross_norm")]

@@ -31,8 +31,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import compute_dtype
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import require
 from mini_gpt.training import assembly
 from mini_gpt.training.monitor import EventFile
@@ -133,7 +132,7 @@ class Bench:
         config, parameters = self.config, self.run.abstract_state.parameters
         memory = measuring.peak_memory()  # before peak_flops, which allocates memory
         median, tokens = statistics.median(seconds), self.tokens_per_step
-        peak, peak_source = measuring.peak_flops(compute_dtype(config.model.dtype))
+        peak, peak_source = measuring.peak_flops(devices.compute_dtype(config.model.dtype))
         flops = flops_per_token(config, parameters)
         metric_seconds = self.attention_metrics()
         return {

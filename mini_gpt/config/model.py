@@ -24,6 +24,7 @@ from mini_gpt.config.attention import (
 from mini_gpt.config.fields import OptionalSize, Range, Rate, Section, Size, field, specs, up_to
 
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
+CROSS_POSITIONS = ("rope", "alibi", "t5", "kerple")  # encodings that cross-attention can have
 PATTERNS = ("position", "attention_window", "rope.base")  # their tuples repeat over the layers
 GATED = ("swiglu", "geglu")  # activations of two arrays, gate and up
 MOST_LAYERS = 4096  # above any real model, as LARGEST; they bound the memory that a config can ask for
@@ -62,6 +63,9 @@ class ModelConfig(Section, prefix="model."):
         0, "blocks of an encoder, which the decoder reads by cross-attention; 0: none (Vaswani et al. 2017)", before=0
     )
     share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings", before=True)
+    cross_positions: bool = field(
+        False, "relative positions in cross-attention too: a target token's place minus a source token's", before=False
+    )
     d_model: Size = field(128, "width of the residual stream")
     num_heads: Size = field(4, "query heads; must divide d_model")
     num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
@@ -156,7 +160,11 @@ class ModelConfig(Section, prefix="model."):
         if not self.encoder_layers:
             if not self.share_embeddings:
                 self.refuse("share_embeddings", "needs an encoder: set model.encoder_layers")
+            if self.cross_positions:
+                self.refuse("cross_positions", "needs an encoder: set model.encoder_layers")
             return
+        if self.cross_positions and not set(self.position_pattern) <= set(CROSS_POSITIONS):
+            self.refuse("cross_positions", f"needs model.position to be one of {', '.join(CROSS_POSITIONS)}")
         if not self.causal:
             self.refuse("encoder_layers", "must be 0 with model.causal=False, which makes the whole model an encoder")
         if self.encoder_layers % self.period:
@@ -204,7 +212,8 @@ class ModelConfig(Section, prefix="model."):
     def encoder(self) -> "ModelConfig":
         """The config of the encoder's stack."""
         layers = self.encoder_layers
-        return dataclasses.replace(self, num_layers=layers, encoder_layers=0, share_embeddings=True, causal=False)
+        no_cross: dict[str, Any] = {"encoder_layers": 0, "share_embeddings": True, "cross_positions": False}
+        return dataclasses.replace(self, num_layers=layers, causal=False, **no_cross)
 
     @functools.cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:

@@ -14,8 +14,9 @@ from flax import nnx
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.generation import cache as caches
 from mini_gpt.model import gpt
-from mini_gpt.model.gpt import check_length, compute_dtype
+from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError, require
 
 # Prompts are padded to a power of two, sources to a multiple of SHORTEST, and the capacity to a multiple of BLOCK, so
@@ -45,7 +46,7 @@ def prepare(
     require(length >= 0, "length", length, "must be at least 0")
     if not len(prompts) or not all(map(len, prompts)):
         raise UserError("prompt: found no token; give at least one")
-    if dtype(config) != compute_dtype(config.dtype):
+    if dtype(config) != devices.compute_dtype(config.dtype):
         model = dataclasses.replace(model, definition=_float32_definition(config, vocab_size))
     lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths_B.max())
@@ -64,7 +65,7 @@ def prepare(
 def dtype(config: ModelConfig) -> jnp.dtype:
     """Return the dtype of matrix products; auto is float32 on CPUs, where bfloat16 is slower for single rows."""
     in_float32 = config.dtype == "auto" and jax.default_backend() == "cpu"
-    return compute_dtype("float32" if in_float32 else config.dtype)
+    return devices.compute_dtype("float32" if in_float32 else config.dtype)
 
 
 @functools.cache

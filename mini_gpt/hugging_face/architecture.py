@@ -26,6 +26,7 @@ NEEDED = {
     "scale_attention": True,  # GPT-2's config can express False, but some versions of Transformers ignore it
     "attention_window": None,
     "random_positions": None,
+    "cross_positions": False,
     "variants.qk_norm": "none",
     "variants.query_scale": "none",
     "variants.soft_cap": None,

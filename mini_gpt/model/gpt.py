@@ -82,7 +82,8 @@ class Block(nnx.Module):
         self.attention = MultiHeadAttention(config, dtype, own, rngs=rngs)
         if config.encoder_layers:
             self.cross_norm = make_norm(config, rngs=rngs)
-            self.cross_attention = MultiHeadAttention(config, dtype, positions.Position, rngs=rngs)
+            of_cross = own if config.cross_positions else positions.Position
+            self.cross_attention = MultiHeadAttention(config, dtype, of_cross, rngs=rngs)
         self.mlp_norm = make_norm(config, rngs=rngs)
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
@@ -122,6 +123,8 @@ class Stack(nnx.Module):
         self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
         if config.embedding_norm:
             self.embedding_norm = make_norm(config, rngs=rngs)
+        of_cross = positions.shared(config.encoder, rngs=rngs) if config.cross_positions else {}
+        self.cross_positions = nnx.Dict(**of_cross)  # in both directions, as in the encoder
         pattern = [positions.ENCODINGS[kind.position] for kind in config.layer_kinds[: config.period]]
         own = [encoding if encoding.per_layer else None for encoding in pattern]
         self.blocks: Any
@@ -157,7 +160,8 @@ class Stack(nnx.Module):
         masks = [Mask(config.causal, kind.window, segments_BL) for kind in kinds]
         with_maps = trace is not None
         contexts = [
-            Context(*of_layer, positions_BL, with_maps, memory) for of_layer in zip(masks, pattern, strict=True)
+            Context(mask, position, positions_BL, with_maps, memory, self.cross_positions.get(positions.key(kind)))
+            for mask, position, kind in zip(masks, pattern, kinds, strict=True)
         ]
         new_caches: Any
         if config.scan_layers and caches is None:
@@ -209,7 +213,7 @@ class MiniGPT(Stack):
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
         self.vocab_size = vocab_size
-        self.dtype = compute_dtype(config.dtype)
+        self.dtype = devices.compute_dtype(config.dtype)
         std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
         init = nnx.initializers.normal(std)
         make_table = lambda: nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
@@ -313,7 +317,7 @@ class MiniGPT(Stack):
         x_BSD = self._embedded(table, jnp.maximum(source_BS, 0))
         of_source = StackInputs(positions_BS, segments_BS, None)
         x_BSD, _, traces = self.encoder.run(x_BSD, of_source, Options(keys, head_mask_NBH), trace=trace)
-        return Memory(x_BSD, segments_BS), traces
+        return Memory(x_BSD, segments_BS, positions_BS), traces
 
     def _embedded(self, table: nnx.Param, tokens_BL: jax.Array) -> jax.Array:
         x_BLD = sharding.gather(table[...])[tokens_BL]  # the residual stream is float32
@@ -341,10 +345,3 @@ def check_length(config: ModelConfig, length: int) -> None:
             f"model.max_positions: the learned table has {config.max_positions} positions; found a length of {length}; "
             "use at most as many, or train with a larger model.max_positions"
         )
-
-
-def compute_dtype(name: str) -> jnp.dtype:
-    """Return the dtype of `model.dtype`; auto is bfloat16 if the first device supports it in hardware, else float32."""
-    if name == "auto":
-        name = "bfloat16" if devices.has_bfloat16(jax.devices()[0]) else "float32"
-    return jnp.dtype(name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from mini_gpt.runtime.errors import UserError
 
@@ -65,6 +66,13 @@ def _compute_capability(gpu: Any) -> tuple[int, int] | None:
     """Return the compute capability of an NVIDIA GPU. AMD GPUs have a name instead, such as gfx90a: return None."""
     numbers = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(gpu, "compute_capability", "")))
     return (int(numbers[1]), int(numbers[2])) if numbers else None
+
+
+def compute_dtype(name: str) -> jnp.dtype:
+    """Return the dtype of `model.dtype`; auto is bfloat16 if the first device supports it in hardware, else float32."""
+    if name == "auto":
+        name = "bfloat16" if has_bfloat16(jax.devices()[0]) else "float32"
+    return jnp.dtype(name)
 
 
 def check_dtype(dtype: str, device: Any) -> None:

@@ -30,7 +30,7 @@ RULES = (
     (r"prediction_head/(dense/)?bias$", PartitionSpec()),
     (r"variants/(sink|query_factor|canon)$", PartitionSpec()),
     (r"(^|/)(un|source_)?embedding$", PartitionSpec(None, "fsdp")),
-    (r"(^|/)positions?/", PartitionSpec()),  # parameters of a position encoding other than its embedding table
+    (r"(^|/|_)positions?/", PartitionSpec()),  # parameters of a position encoding other than its embedding table
     (r"ns_coeffs$", PartitionSpec()),  # in Muon's state
 )
 

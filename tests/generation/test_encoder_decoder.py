@@ -17,7 +17,11 @@ from tests.generation.test_decoding import make as make_decoder
 
 SOURCES = ([3, 1, 2], list(range(11)), [5])
 BASE = {"model.encoder_layers": 2, "data.corpus": "task:copy", "data.tokenizer": "characters", "context_length": 40}
-QUICK = [{"model.position": "rope", "model.num_kv_heads": 2, "model.num_heads": 4}, {"model.position": "t5"}]
+QUICK = [
+    {"model.position": ("rope", "t5"), "model.cross_positions": True},
+    {"model.position": "rope", "model.num_kv_heads": 2, "model.num_heads": 4},
+    {"model.position": "t5"},
+]
 SLOW = [
     {"model.position": "alibi", "model.attention_window": 4},
     {"model.position": "learned", "model.scan_layers": True, "model.norm_placement": "post"},

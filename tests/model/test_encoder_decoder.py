@@ -23,8 +23,11 @@ QUICK = [
     {"position": "t5", "norm": "rmsnorm", "use_bias": False, "num_kv_heads": 2, "encoder_layers": 3},
     {"position": "rope", "share_embeddings": False, "scan_layers": True, "tie_embeddings": False},
     {"position": "learned", "variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "variants.gate": "entry"},
+    {"position": ("rope", "t5"), "cross_positions": True},
 ]
 SLOW = [
+    {"position": ("alibi", "kerple"), "cross_positions": True, "num_kv_heads": 2},
+    {"position": "t5", "cross_positions": True, "scan_layers": True, "share_embeddings": False},
     {"position": "t5", "activation": "geglu", "embedding_norm": True, "prediction_head": False, "norm_epsilon": 1e-3},
     {"position": "learned", "embedding_norm": True, "prediction_head": True, "scan_layers": True},
     {"position": "alibi", "attention_window": 3, "variants.sink": "trained", "variants.soft_cap": 2.0},
@@ -104,6 +107,22 @@ def test_padding_changes_nothing(position):
     jax.tree.map(np.testing.assert_array_equal, gradients(params, source_BS), gradients(params, other_BS))
 
 
+@pytest.mark.parametrize("position", ["rope", "alibi", "t5", "kerple"])
+def test_positions_in_cross_attention_are_relative(position):
+    """A shift of both texts changes nothing; a shift of one text changes the logits."""
+    _, definition, params = make(position=position, cross_positions=True)
+    tokens_BL, source_BS = map(jnp.asarray, batch())
+    of_target, of_source = jnp.arange(L)[None].repeat(3, 0), jnp.arange(S)[None].repeat(3, 0)
+
+    def logits(target_shift, source_shift):
+        inputs = Inputs(tokens_BL, of_target + target_shift, None, source_BS, of_source + source_shift)
+        module = nnx.merge(definition, params)
+        return np.asarray(module.logits(module.forward(inputs)[0]))
+
+    np.testing.assert_allclose(logits(5, 5), logits(0, 0), atol=1e-4)
+    assert np.abs(logits(5, 0) - logits(0, 0)).max() > 1e-3 and np.abs(logits(0, 5) - logits(0, 0)).max() > 1e-3
+
+
 def test_an_empty_source_adds_nothing_by_cross_attention():
     _, definition, params = make(use_bias=False)
     (_, cross_attention), _ = maps(definition, params, np.zeros((1, L), int), np.full((1, S), -1))
@@ -134,7 +153,7 @@ def test_gradients_equal_finite_differences(fields):
 def test_blockwise_equals_the_reference(monkeypatch, unrolled):
     monkeypatch.setattr(blockwise, "UNROLLED", unrolled)
     monkeypatch.setattr(blockwise, "BLOCK", 4)
-    fields = {"position": "t5", "num_kv_heads": 2, "variants.sink": "trained", "variants.query_scale": "ssmax"}
+    fields = {"position": "t5", "num_kv_heads": 2, "variants.sink": "trained", "cross_positions": True}
     tokens_BL, source_BS = batch()
     weights_BLV = np.random.default_rng(0).normal(size=(len(tokens_BL), L, VOCAB))
     found = []

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from mini_gpt.model import gpt
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import REPOSITORY, slow
@@ -35,7 +34,7 @@ def test_bfloat16_support_is_found_for_each_device(monkeypatch, tmp_path):
     assert [devices.platform(here) for here in (V100, H200, MI250, TPU, CPU)] == ["cuda", "cuda", "rocm", "tpu", "cpu"]
     for here, name in ((V100, "float32"), (H200, "bfloat16"), (TPU, "bfloat16"), (CPU, "float32")):
         monkeypatch.setattr(jax, "devices", lambda here=here: [here])
-        assert gpt.compute_dtype("auto").name == name
+        assert devices.compute_dtype("auto").name == name
 
 
 def test_a_dtype_that_the_gpu_only_emulates_is_refused():

@@ -79,6 +79,7 @@ def texts(tokens):
 @pytest.mark.parametrize("position", ["none", "learned", "sinusoidal", "rope", "alibi", "t5", *slow("kerple", "fire")])
 @pytest.mark.parametrize("fields", [{}, *slow({"model__attention": "blockwise"}, {"model__attention_window": 3})])
 def test_pairs_in_one_row_do_not_see_each_other(small, position, fields):
+    fields = fields | {"model__cross_positions": position in ("rope", "t5")}
     config = small(**PAIRS | {"context_length": 16, "source_length": 18}, **fields, model__position=position)
     definition, parameters = gpt.split(gpt.MiniGPT(config.model, len(TOKENIZER.token_bytes), rngs=nnx.Rngs(1)))
     model = nnx.merge(definition, jax.tree.map(lambda x: x + 0.1, parameters))

@@ -41,6 +41,8 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
     q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
     k_NBGSK, v_NBGSK = (blocks(x_BSGK).swapaxes(2, 3) for x_BSGK in (k_BSGK, v_BSGK))
     layout = {"positions": blocks(positions_BL)}
+    if context.key_positions_BS is not None:
+        layout["key_positions"] = blocks(context.key_positions_BS)
     if mask.segments_BL is not None:
         layout["segments"] = blocks(mask.segments_BL)
     if mask.key_segments_BS is not None:
@@ -55,7 +57,8 @@ def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
         terms = []
         if biased:
             encoding = nnx.merge(definition, parameters["position"])
-            terms.append(encoding.bias(layout["positions"][i], layout["positions"][j]))
+            of_keys = layout.get("key_positions", layout["positions"])
+            terms.append(encoding.bias(layout["positions"][i], of_keys[j]))
         if decay_NBCH is not None:
             terms.append(decay_bias(parameters["decay"][i], parameters["decay"][j]))
         return jnp.broadcast_to(functools.reduce(jnp.add, terms), (B, H, size, size))

@@ -141,16 +141,18 @@ class KeyValues(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The last hidden states of the encoder, and their segments. A query sees those of its own segment."""
+    """The last hidden states of the encoder, their segments and positions. A query sees those of its own segment."""
 
     x_BSD: jax.Array
     segments_BS: jax.Array
+    positions_BS: jax.Array
 
 
 class Context(NamedTuple):
     """The inputs of attention besides heads. with_maps: return attention maps.
 
-    position: `positions.Position`; None before the layer's own encoding takes its place. memory: for cross-attention.
+    position: `positions.Position`; None before the layer's own encoding takes its place. memory, cross_position: for
+    cross-attention. key_positions_BS: None: the keys are those of the queries' sequence.
     """
 
     mask: Mask
@@ -158,17 +160,25 @@ class Context(NamedTuple):
     positions_BL: jax.Array
     with_maps: bool = False
     memory: Memory | None = None
+    cross_position: Any = None
+    key_positions_BS: jax.Array | None = None
 
     def of_memory(self) -> "Context":
         """Return the context of cross-attention: each query sees all keys of its segment in the encoder.
 
-        Cross-attention has no positional encoding of its own: the embeddings and the encoder have the order already.
+        By default it has no positional encoding: the embeddings and the encoder have the order already.
         """
         if self.memory is None:  # with a KV cache, which has its own mask
-            return self._replace(position=None)
+            return self._replace(position=self.cross_position)
         segments_BL, shape = self.mask.segments_BL, (len(self.memory.x_BSD), self.positions_BL.shape[1])
         segments_BL = jnp.zeros(shape, jnp.int32) if segments_BL is None else segments_BL
-        return self._replace(mask=Mask(False, None, segments_BL, self.memory.segments_BS), position=None)
+        mask = Mask(False, None, segments_BL, self.memory.segments_BS)
+        return self._replace(mask=mask, position=self.cross_position, key_positions_BS=self.memory.positions_BS)
+
+    @property
+    def of_keys_BS(self) -> jax.Array:
+        """The positions of the keys."""
+        return self.positions_BL if self.key_positions_BS is None else self.key_positions_BS
 
     @property
     def biased(self) -> bool:

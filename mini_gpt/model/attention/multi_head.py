@@ -66,7 +66,7 @@ class MultiHeadAttention(nnx.Module):
         # 2. Split into heads. Rotary positions rotate queries and keys here.
         q_BLHK, k_BSGK = split_heads(q_BLD, config.num_heads), split_heads(k_BSD, config.num_kv_heads)
         q_BLHK, k_BSGK = self.variants.normalised(q_BLHK, k_BSGK)
-        q_BLHK, k_BSGK = position.rotate(q_BLHK, positions_BL), position.rotate_keys(k_BSGK, positions_BL)
+        q_BLHK, k_BSGK = position.rotate(q_BLHK, positions_BL), position.rotate_keys(k_BSGK, context.of_keys_BS)
         q_BLHK = self.variants.scaled_by_length(q_BLHK, context, None if past is None else past.visible_BS)
         heads = Heads(q_BLHK, k_BSGK, split_heads(v_BSD, config.num_kv_heads), self._decay(x_BLD, position, past))
         scoring = self.variants.scoring(self.scale)._replace(contextual_PK=position.contextual_table())
@@ -110,7 +110,7 @@ class MultiHeadAttention(nnx.Module):
         if name != "reference":
             return IMPLEMENTATIONS[name](heads, context, scoring), None
         visible_BLS = context.mask.visible(heads.q_BLHK.shape[1])
-        bias_BHLS = context.position.bias(context.positions_BL, context.positions_BL)
+        bias_BHLS = context.position.bias(context.positions_BL, context.of_keys_BS)
         drop = functools.partial(dropout, rate=rate, key=dropout_key)
         return reference.attend(heads, visible_BLS, bias_BHLS=bias_BHLS, scoring=scoring, drop=drop)
 
