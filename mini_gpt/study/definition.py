@@ -26,8 +26,19 @@ from mini_gpt.training import assembly
 
 CLAIMS = ("lower", "higher")
 SEED_FIELDS = ("seed", "data.seed")
-TEXT_FIELDS = ("corpus", "path", "split", "split_fractions")  # of config.data: they decide which text is measured
-PLACES = ("data.path", "data.cache_dir")  # may differ between machines; the text is compared by its fingerprint
+TEXT_FIELDS = (
+    "corpus",
+    "path",
+    "target_path",
+    "pair",
+    "split",
+    "split_fractions",
+)  # of config.data: they decide which text is measured
+PLACES = (
+    "data.path",
+    "data.target_path",
+    "data.cache_dir",
+)  # may differ between machines; the text is compared by its fingerprint
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 # Fields that an override can't change: the tokenizer, and the split of the text that the run was trained on.
 FIXED = ("data.tokenizer", "data.vocab_size")
+SOURCES = ("data.corpus", "data.path", "data.target_path", "data.pair")
 FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
 
@@ -67,7 +68,7 @@ class Run(SavedRun):
         super().__init__(workdir)
         self.checkpoint, self.overrides = checkpoint, dict(overrides or {})
         self.config: Config = configs.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
-        self.other_text = any(name in self.overrides for name in ("data.corpus", "data.path"))
+        self.other_text = any(name in self.overrides for name in SOURCES)
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config.mesh.fsdp, self.config.mesh.tensor)
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])

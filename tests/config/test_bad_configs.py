@@ -45,6 +45,12 @@ BAD = [
         r"model\.rope\.base: found \(10\.0, 100\.0\); must be one number with pope",
     ),
     ({"model.attention_window": ()}, "at least one"),
+    ({"model.share_embeddings": False}, r"^model\.share_embeddings: found False; needs an encoder: set"),
+    ({"model.cross_positions": True}, r"^model\.cross_positions: found True; needs an encoder: set"),
+    (
+        {"model.cross_positions": True, "model.encoder_layers": 4, "model.position": "learned"},
+        r"^model\.cross_positions: found True; needs model\.position to be one of rope, alibi, t5, kerple$",
+    ),
     ({"model.rope.base": ()}, "at least one"),
     (
         {"model.position": "hard_alibi", "model.variants.selective": True},

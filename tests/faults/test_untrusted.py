@@ -88,6 +88,20 @@ def test_a_place_typed_once_is_remembered(run, corpus_files):
     assert configs.load(run / "config.json").data.path == corpus_files + "*"
 
 
+def test_both_files_of_pairs_must_have_been_typed(small, tmp_path):
+    def data(target):
+        paths = {"data__path": str(tmp_path / "en"), "data__target_path": str(tmp_path / target)}
+        return small(model__encoder_layers=1, data__corpus="pairs", **paths).data
+
+    for typed, name in ((set(), "data.path"), ({"data.path"}, "data.target_path")):
+        with pytest.raises(UserError, match=rf"^{name}: found .*c\.json names it.*: --override={name}="):
+            places.check_corpus(data("de"), typed, tmp_path / "c.json", "--override=")
+    places.remember(data("de"))
+    places.check_corpus(data("de"), (), tmp_path / "c.json", "--override=")
+    with pytest.raises(UserError, match=r"^data\.path: found"):
+        places.check_corpus(data("fr"), (), tmp_path / "c.json", "--override=")
+
+
 def test_a_run_of_the_same_user_needs_no_override(run, config):
     assert Run(run).corpus.num_documents == 150
     assert Run(run).config.data.cache_dir == configs.load(run / "config.json").data.cache_dir == config.data.cache_dir
