@@ -20,11 +20,12 @@ from mini_gpt.runtime import files
 from mini_gpt.training.run import Run, SavedRun
 
 PROBLEMS = 128  # of the validation split
+PANELS = {"predicting": "all letters of a word", "starting": "the first letter of a word"}
 SHOWN = "pre-smoothed,seed=1"  # the run whose maps are plotted
 
 
 def measured(study: Path) -> list[dict]:
-    """Return a row for each checkpoint: the error rate of the chosen head, and the lowest of each layer."""
+    """Return a row for each checkpoint of each run: the error rates of the best heads."""
     rows = []
     for workdir in sorted(path.parent for path in study.glob("*/config.json")):
         with SavedRun(workdir).open_checkpoints() as checkpoints:
@@ -35,26 +36,26 @@ def measured(study: Path) -> list[dict]:
             length = run.config.data.task_length
             problems = tasks.different(run.config.data.corpus, "validation", PROBLEMS, shortest=length, longest=length)
             heads = alignment.error_rates(run.model, run.tokenizer, problems)
-            row = {"condition": condition, "seed": int(seed), "step": step, "chosen": alignment.chosen_rate(heads)}
-            for layer in sorted({head.layer for head in heads}):
-                row[f"layer {layer}"] = min(head.predicting for head in heads if head.layer == layer)
-            rows.append(row)
+            row = {"condition": condition, "seed": int(seed), "step": step}
+            rows.append(row | {queries: alignment.chosen_rate(heads, queries) for queries in PANELS})
     return rows
 
 
 def over_training(rows: list[dict]) -> Figure:
-    """Plot the error rate of the chosen head: means over the seeds, with their range."""
-    figure, axes = curves.new_figure((6.6, 4.2))
-    for number, condition in enumerate(dict.fromkeys(row["condition"] for row in rows)):
-        by_step: dict[int, list[float]] = {}
-        for row in rows:
-            if row["condition"] == condition:
-                by_step.setdefault(row["step"], []).append(row["chosen"])
-        means = [statistics.mean(rates) for rates in by_step.values()]
-        low, high = ([pick(rates) for rates in by_step.values()] for pick in (min, max))
-        curves.plot_curve(axes, Curve(condition, list(by_step), means, low, high), f"C{number}")
-    curves.finish(axes, xlabel="step", ylabel="alignment error of the best head")
-    axes.set_ylim(0, 1)
+    """Plot the error rate of the best head: means over the seeds, with their range."""
+    figure, panels = curves.new_figure((9.5, 4.2), 1, len(PANELS), sharey=True)
+    for axes, (queries, title) in zip(panels, PANELS.items(), strict=True):
+        for number, condition in enumerate(dict.fromkeys(row["condition"] for row in rows)):
+            by_step: dict[int, list[float]] = {}
+            for row in rows:
+                if row["condition"] == condition:
+                    by_step.setdefault(row["step"], []).append(row[queries])
+            means = [statistics.mean(rates) for rates in by_step.values()]
+            low, high = ([pick(rates) for rates in by_step.values()] for pick in (min, max))
+            curves.plot_curve(axes, Curve(condition, list(by_step), means, low, high), f"C{number}")
+        axes.set(title=title, ylim=(0, 1))
+        curves.finish(axes, xlabel="step")
+    panels[0].set_ylabel("alignment error of the best head")
     return figure
 
 

@@ -16,25 +16,34 @@ from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-QUERIES = {"predicting": 0, "reading": 1}  # where the queries of a target's first character are, after the separator
+
+class Queries(NamedTuple):
+    """The queries of a part of the target: its tokens, moved by `shift`, or only the first of them.
+
+    Shift 0: the queries from which the part's tokens are predicted. Shift 1: the tokens themselves.
+    """
+
+    shift: int
+    first_only: bool
+
+
+# starting: only the query from which the first token of the part is predicted. reading: see Chen et al. 2020.
+QUERIES = {"predicting": Queries(0, False), "starting": Queries(0, True), "reading": Queries(1, False)}
 
 
 class HeadAlignment(NamedTuple):
-    """The alignment error rate (Och and Ney 2003) of a head: 0 is best, and 1 if no link is right.
+    """The alignment error rates (Och and Ney 2003) of a head: 0 is best, and 1 if no link is right.
 
-    predicting: the queries are the tokens from which a part of the target is predicted. reading: they are the part
-    itself, one token later (Chen et al. 2020). half: of the problems with an even and an odd index, for `predicting`.
+    rates: {name of QUERIES: the rates of all problems, of those with an even index, and of those with an odd one}.
     """
 
     layer: int
     head: int
-    predicting: float
-    reading: float
-    halves: tuple[float, float]
+    rates: dict[str, tuple[float, float, float]]
 
     def row(self) -> dict[str, float]:
-        """Return the fields for a table."""
-        return {"layer": self.layer, "head": self.head, "predicting": self.predicting, "reading": self.reading}
+        """Return the fields for a table, with the rates of all problems."""
+        return {"layer": self.layer, "head": self.head} | {name: whole for name, (whole, *_) in self.rates.items()}
 
 
 def error_rates(
@@ -57,40 +66,36 @@ def error_rates(
         maps_NBHLS = np.asarray(_cross_attention(model, *arrays))
         for row, problem in enumerate(of_batch[:count]):
             links = align(*problem)
-            for name, shift in QUERIES.items():
-                right[name].append(_right_links(maps_NBHLS[:, row], links, shift))
+            for name, queries in QUERIES.items():
+                right[name].append(_right_links(maps_NBHLS[:, row], links, queries))
             total.append(len(links))
         advance(count)
     parts = [slice(None), slice(0, None, 2), slice(1, None, 2)]
     # Each part of the target has one link of the head and one true link, so precision and recall are the same.
     rates = {
-        name: [1 - np.sum(found[part], axis=0) / max(1, sum(total[part])) for part in parts]
+        name: np.stack([1 - np.sum(found[part], axis=0) / max(1, sum(total[part])) for part in parts], axis=-1)
         for name, found in right.items()
     }
-    whole, *halves = rates["predicting"]
-    reading, (first, second) = rates["reading"][0], halves
     return [
-        HeadAlignment(layer, head, whole[layer, head], reading[layer, head], (first[layer, head], second[layer, head]))
-        for layer, head in np.ndindex(*whole.shape)
+        HeadAlignment(layer, head, {name: tuple(of_heads[layer, head]) for name, of_heads in rates.items()})
+        for layer, head in np.ndindex(maps_NBHLS.shape[0], maps_NBHLS.shape[2])
     ]
 
 
-def chosen_rate(heads: Sequence[HeadAlignment]) -> float:
+def chosen_rate(heads: Sequence[HeadAlignment], queries: str = "predicting") -> float:
     """Return the error rate of the best head: chosen on one half of the problems, measured on the other."""
-    return min(heads, key=lambda head: head.halves[0]).halves[1]
+    return min((head.rates[queries] for head in heads), key=lambda rates: rates[1])[2]
 
 
-def _right_links(maps_NHLS: np.ndarray, links: list[Link], shift: int) -> np.ndarray:
-    """Return the number of right links of each head, [N, H]. shift: see QUERIES."""
-    after_separator = 1
+def _right_links(maps_NHLS: np.ndarray, links: list[Link], queries: Queries) -> np.ndarray:
+    """Return the number of right links of each head, [N, H]."""
     sources = sorted({source for source, _ in links})
-    by_source = np.stack(
-        [maps_NHLS[..., first + after_separator : last + after_separator].sum(axis=-1) for first, last in sources],
-        axis=-1,
-    )
+    after_separator = lambda first, last: slice(first + 1, last + 1)
+    by_source = np.stack([maps_NHLS[..., after_separator(*span)].sum(axis=-1) for span in sources], axis=-1)
     right = np.zeros(maps_NHLS.shape[:2])
     for source, (first, last) in links:
-        weights = by_source[:, :, first + shift : last + shift].mean(axis=2)
+        last = first + 1 if queries.first_only else last
+        weights = by_source[:, :, first + queries.shift : last + queries.shift].mean(axis=2)
         right += weights.argmax(axis=-1) == sources.index(source)
     return right
 

@@ -132,7 +132,7 @@ def test_greedy_targets_are_those_of_full_forward_passes(model):
     assert len({tuple(tokens) for tokens in written}) > 1
 
 
-def literal_rates(maps_NBHLS, problems, shift):
+def literal_rates(maps_NBHLS, problems, shift, *, first_only=False):
     """Return the error rate of each head, written as in Och and Ney: 1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|), S = P."""
     rates = np.zeros((maps_NBHLS.shape[0], maps_NBHLS.shape[2]))
     for layer, head in np.ndindex(*rates.shape):
@@ -143,7 +143,7 @@ def literal_rates(maps_NBHLS, problems, shift):
             for _, target in links:
                 weights = {}
                 for source, _ in links:
-                    queries = range(target[0] + shift, target[1] + shift)
+                    queries = range(target[0] + shift, (target[0] + 1 if first_only else target[1]) + shift)
                     keys = range(source[0] + 1, source[1] + 1)
                     weights[source] = np.mean(
                         [sum(maps_NBHLS[layer, number, head, query, key] for key in keys) for query in queries]
@@ -160,13 +160,13 @@ def test_alignment_errors_equal_a_literal_count(model, monkeypatch):
     monkeypatch.setattr(alignment, "_cross_attention", lambda model, *arrays: maps_NBHLS)
     heads = alignment.error_rates(made, TOKENIZER, problems)
     assert [(head.layer, head.head) for head in heads] == [(n, h) for n in range(2) for h in range(4)]
-    for name, shift in (("predicting", 0), ("reading", 1)):
-        found = [getattr(head, name) for head in heads]
-        np.testing.assert_allclose(found, literal_rates(maps_NBHLS, problems, shift).ravel())
-        assert len(set(found)) > 2, "the heads differ"
-    halves = [literal_rates(maps_NBHLS[:, half::2], problems[half::2], 0).ravel() for half in (0, 1)]
-    np.testing.assert_allclose([head.halves for head in heads], np.transpose(halves))
-    assert alignment.chosen_rate(heads) == heads[int(np.argmin(halves[0]))].halves[1]
+    for name, options in (("predicting", (0, False)), ("starting", (0, True)), ("reading", (1, False))):
+        rates = lambda of, which, options=options: literal_rates(of, which, options[0], first_only=options[1]).ravel()
+        expected = [rates(maps_NBHLS, problems)]
+        expected += [rates(maps_NBHLS[:, half::2], problems[half::2]) for half in (0, 1)]
+        np.testing.assert_allclose([head.rates[name] for head in heads], np.transpose(expected))
+        assert len(set(expected[0])) > 2, "the heads differ"
+        assert alignment.chosen_rate(heads, name) == pytest.approx(expected[2][int(np.argmin(expected[1]))])
 
 
 def test_the_maps_of_the_alignment_are_those_of_the_model(model):
