@@ -25,12 +25,15 @@ NOT_FINITE = "the model's loss is not finite"
 
 
 def make_nll_fn(model: LoadedModel) -> NllFn:
-    """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays, for `score_tokens`."""
+    """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays, for `score_tokens`.
 
-    def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray) -> np.ndarray:
-        padded = tuple(sharding.pad_rows(batch, model.mesh) for batch in (inputs_BL, targets_BL))
+    With an encoder, the function takes source_BS too.
+    """
+
+    def nll_fn(*arrays: np.ndarray) -> np.ndarray:
+        padded = tuple(sharding.pad_rows(array, model.mesh) for array in arrays)
         nll_BL = np.asarray(model.nll(*sharding.put_whole(padded, model.mesh)))
-        return nll_BL[: len(inputs_BL)]
+        return nll_BL[: len(arrays[0])]
 
     nll_fn.threads = model.batches_at_a_time  # type: ignore[attr-defined]
     return nll_fn
@@ -134,12 +137,12 @@ def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray,
 
 
 def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int, advance: Advance) -> Score:
-    nll_sum, count, length = 0.0, 0, text_batches.text_length(model.config)
+    nll_fn, nll_sum, count = make_nll_fn(model), 0.0, 0
+    length = text_batches.text_length(model.config)
 
     def score_batch(block: tuple[int, Batch]) -> tuple[float, int, int]:
         filled, batch = block
-        names = [name for name in ("inputs", "targets", "source") if name in batch]
-        nll_BL = np.asarray(model.nll(*sharding.put_whole([batch[name] for name in names], model.mesh)))
+        nll_BL = nll_fn(*(batch[name] for name in ("inputs", "targets", "source") if name in batch))
         weights_BL = batch["weights"][:filled]
         return float((nll_BL[:filled] * weights_BL).sum(dtype=np.float64)), int(weights_BL.sum()), filled
 

@@ -69,7 +69,7 @@ def test_known_errors_in_answers_are_counted(config, monkeypatch):
     problems = problems_of(config, 10)
     wrong = {2: [0], 5: [0, 3], 9: [5]}  # {answer: its wrong tokens}; token 5 is the end
 
-    def predict(model, inputs_BL, targets_BL, numbers_B, source_BS):
+    def predict(model, inputs_BL, targets_BL, numbers_B):
         predicted = np.array(targets_BL)
         for row, tokens in enumerate(predicted):
             text = TOKENIZER.decode([*np.asarray(inputs_BL)[row, :1], *tokens])
