@@ -17,17 +17,17 @@ def get_config() -> ConfigDict:
     config = default.get_config()
     config.model.encoder_layers = 2
     config.model.num_layers = 2
-    config.model.position = "sinusoidal"
+    config.model.position = "rope"
     config.model.activation = "relu"
     config.data.corpus = "task:dates_and_numbers"
     config.data.tokenizer = "characters"
     config.data.task_length = 1
-    config.source_length, config.context_length = 128, 256
-    config.train.steps = 2000
-    config.train.batch_size = 16
+    config.source_length, config.context_length = 96, 160
+    config.train.steps = 1500
+    config.train.batch_size = 24
     config.train.label_smoothing = 0.1
-    config.optimizer.learning_rate = 2e-3
+    config.optimizer.learning_rate = 1.5e-3
     config.optimizer.warmup_steps = 400
     config.optimizer.b2 = 0.98
-    config.eval.every = 250
+    config.eval.every = 500
     return config

@@ -127,7 +127,7 @@ def _prompts(flags: argparse.Namespace) -> Iterator[str]:
     mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     if mark:
         log.info(
-            "Each line is a prompt or a source, and an empty line starts a document. Ctrl-C ends the text, Ctrl-D the "
+            "Each line is a prompt or a source; an empty prompt starts a document. Ctrl-C ends the text, Ctrl-D the "
             "command."
         )
     while True:

@@ -211,5 +211,9 @@ class Config(Section):
     @property
     def batch_tokens(self) -> int:
         """Return the tokens of one forward pass in training, over all devices; with an encoder, of the longer side."""
-        longest = max(self.context_length, self.source_length if self.model.encoder_layers else 0)
-        return self.train.batch_size // self.train.accumulation_steps * longest
+        return self.train.batch_size // self.train.accumulation_steps * self.longest_row
+
+    @property
+    def longest_row(self) -> int:
+        """Return the tokens of a training row; with an encoder, of the longer side."""
+        return max(self.context_length, self.source_length if self.model.encoder_layers else 0)

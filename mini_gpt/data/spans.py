@@ -4,6 +4,7 @@ With the spans `red` and `on the` of `a red cat sat on the mat`, the source is `
 `<0> red <1> on the`. The sentinels are the last tokens of the vocabulary; <0> is the very last, as in T5.
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -35,11 +36,13 @@ class Sizes(NamedTuple):
         return self.corrupted + self.spans + 1
 
 
+@functools.lru_cache(maxsize=4)
 def sizes(config: Config) -> Sizes:
     """Return the largest sizes for which the source fits in `source_length`.
 
     Raises UserError if the target does not fit in `context_length`, or if there are too few sentinels.
     """
+    require(config.source_length >= 2, "source_length", config.source_length, "must be at least 2 for span corruption")
     text = 2
     while _sizes_of(config, text + 1).source <= config.source_length:
         text += 1

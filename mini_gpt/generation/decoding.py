@@ -97,6 +97,8 @@ def _start(model: LoadedModel, sampling: Sampling, capacity: int, prompts: Promp
     seen_BV = None
     if sampling.repetition_penalty != 1:
         is_prompt_BL = jnp.arange(tokens_BL.shape[1]) < lengths_B[:, None]
+        if source_BS is not None and model.layout.separator_id is not None:  # the start of a target is its end too
+            is_prompt_BL &= tokens_BL != model.layout.separator_id
         seen_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B[:, None], tokens_BL].max(is_prompt_BL)
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows_B)
     noise_BV = noise(keys_B, lengths_B, logits_BV.shape[1])

@@ -27,7 +27,12 @@ class Filling(NamedTuple):
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Return tokens_L of a text, int32. Each `[MASK]` in it is one mask token. Raises UserError if it has none."""
+    """Return tokens_L of a text, int32. Each `[MASK]` in it is one mask token.
+
+    Raises UserError if it has none, or if the tokenizer adds tokens to each text, which would be between the parts.
+    """
+    added = tokenizer.encode("").tolist()
+    require(not added, "tokenizer", f"tokens {added} around each text", "can't fill in masks with this tokenizer")
     first, *others = text.split(MASK)
     require(bool(others), "text", text, f"must contain {MASK} at least once")
     mask = np.array([vocab_size(tokenizer)])

@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Sequence
 
-from mini_gpt.data import tokenizers
+from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 
 
@@ -34,7 +34,9 @@ class Writer:
                 self.ended_by = self.ended_by or "end of document"
                 break
             self.tokens.append(token)
-            new += self._release(self._decoder.decode(self.tokenizer.texts[token]))
+            is_text = token < len(self.tokenizer.texts)  # else a sentinel of span corruption
+            text = self.tokenizer.texts[token] if is_text else spans.decode([token], self.tokenizer).encode()
+            new += self._release(self._decoder.decode(text))
         return new
 
     def finish(self) -> str:

@@ -53,6 +53,8 @@ def write_model(
     architecture = architectures.choose(model.config.model, ids, model_type)
     position_ids = model.config.data.position_ids
     require(position_ids == "sequence", "data.position_ids", position_ids, "must be sequence to be exported")
+    objective, remedy = model.config.train.objective, "can't be exported: the tokenizer's files lack the sentinels"
+    require(objective != "span_corruption", "train.objective", objective, remedy)
     config, arrays = _equivalent(model, biased=architecture.always_biased)
     if order is not None:
         arrays |= {name: arrays[name][order] for name in OF_TOKENS if name in arrays}

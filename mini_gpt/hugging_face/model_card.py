@@ -2,6 +2,7 @@
 
 import re
 
+from mini_gpt.config.schema import Config
 from mini_gpt.data import splits
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.hugging_face.architecture import Architecture
@@ -53,20 +54,21 @@ from transformers import {architecture.auto_class}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
 model = {architecture.auto_class}.from_pretrained(DIRECTORY)
-{_use(architecture, prompt, config.context_length)}
+{_use(architecture, prompt, config)}
 ```
 
 Written by mini_gpt.{alphabet}
 """
 
 
-def _use(architecture: Architecture, prompt: str, context_length: int) -> str:
+def _use(architecture: Architecture, prompt: str, config: Config) -> str:
     """Return the lines of code that use the model. The text that they generate fits into the context."""
-    options = f"max_new_tokens={min(64, context_length // 2)}, do_sample=True, top_k=40"
+    options = f"max_new_tokens={min(64, config.context_length // 2)}, do_sample=True, top_k=40"
     if architecture.objective == "masked":
         return f"""text = tokenizer({prompt!r} + tokenizer.mask_token, return_tensors="pt")
 print(tokenizer.decode(model(**text).logits[0, -1].argmax()))"""
-    return f"""prompt = tokenizer({prompt!r}, return_tensors="pt")
+    start = "tokenizer.eos_token + " if config.model.encoder_layers else ""  # as in training, before each source
+    return f"""prompt = tokenizer({start}{prompt!r}, return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, {options})[0]))"""
 
 

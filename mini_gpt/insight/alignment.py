@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.data import task_batches, tasks
+from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import in_full_batches
+from mini_gpt.data.pairs import batch_of
 from mini_gpt.data.tasks.base import Link, Problem
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation import pair_accuracy
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
@@ -49,7 +51,7 @@ class HeadAlignment(NamedTuple):
 def error_rates(
     model: LoadedModel, tokenizer: Tokenizer, problems: Sequence[Problem], *, advance: Advance = silent
 ) -> list[HeadAlignment]:
-    """Return the error rates of all heads of cross-attention. The task must have `align`.
+    """Return the error rates of all heads of cross-attention for two problems or more. The task must have `align`.
 
     A head links each part of the target to the part of the source with the largest attention weight, summed over the
     tokens of the source's part and averaged over the queries. advance: called with the number of problems of a batch.
@@ -58,14 +60,16 @@ def error_rates(
     assert align is not None
     right: dict[str, list[np.ndarray]] = {name: [] for name in QUERIES}  # [N, H], of each problem
     total = []
-    length = max(max(map(len, pair)) for pair in problems) + 1
-    rows = model.rows_at_a_time(length)
-    for count, of_batch in in_full_batches(problems, rows):
-        batch = task_batches.problem_batch(of_batch, model.config, tokenizer, length)
+    separator = tokenizers.separator(tokenizer)
+    pairs = [task_batches.pair_of(tokenizer, problem) for problem in problems]
+    limits = pair_accuracy.row_lengths(model, pairs)
+    rows = model.rows_at_a_time(max(limits))
+    for count, indices in in_full_batches(range(len(problems)), rows):
+        batch = batch_of([[pairs[index]] for index in indices], separator, limits)
         arrays = sharding.put_whole((batch["inputs"], batch["source"]), model.mesh)
         maps_NBHLS = np.asarray(_cross_attention(model, *arrays))
-        for row, problem in enumerate(of_batch[:count]):
-            links = align(*problem)
+        for row, index in enumerate(indices[:count]):
+            links = align(*problems[index])
             for name, queries in QUERIES.items():
                 right[name].append(_right_links(maps_NBHLS[:, row], links, queries))
             total.append(len(links))

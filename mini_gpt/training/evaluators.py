@@ -169,6 +169,7 @@ class PairEvaluator(Evaluator):
 
     def sample(self, model: LoadedModel, length: int) -> str:
         pairs = self.pairs[:SAMPLE_PROBLEMS]
+        length = min(length, self.config.context_length)
         written = generation.greedy_targets(model, [pair.source for pair in pairs], self.separator, length)
         decode = self.tokenizer.decode
         return "\n".join(f"{decode(pair.source)} → {decode(text)}" for pair, text in zip(pairs, written, strict=True))

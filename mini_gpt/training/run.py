@@ -79,7 +79,7 @@ class Run(SavedRun):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
         layout = layout_of(self.config, self.tokenizer)
         # As in training: an override of context_length must not change the tokens per batch.
-        batch_tokens = self.config.batch_tokens * self.trained.context_length // self.config.context_length
+        batch_tokens = self.config.batch_tokens * self.trained.longest_row // self.config.longest_row
         fields = (definition, self.config, self.mesh, batch_tokens, layout)
         self.model = LoadedModel(parameters, *fields)
 

@@ -26,7 +26,10 @@ LOCK = "lock"  # an empty file, locked by the process that trains
 
 # Fields that may differ when a run is resumed. The corpus is compared by its fingerprint, not by its path.
 FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")
-FREE_FIELDS = ("data.path", "data.cache_dir", "train.log_every", "train.nonfinite", "train.nonfinite_limit")
+FREE_FIELDS = (
+    *("data.path", "data.target_path", "data.cache_dir"),
+    *("train.log_every", "train.nonfinite", "train.nonfinite_limit"),
+)
 LENGTH = "train.steps"  # may differ if the learning rates up to the last checkpoint stay the same
 log = logging.getLogger(__name__)
 

@@ -184,7 +184,8 @@ def test_an_empty_split_and_a_single_pair_are_pairs():
 
 
 def test_a_run_on_files_writes_targets_of_its_sources(config, tmp_path, capsys):
-    made = config(*lines(200), source_length=32, context_length=40, train__steps=3, eval__sample_tokens=8)
+    of_sample = {"eval__sample_tokens": 128, "model__position": "learned"}  # more tokens than positions
+    made = config(*lines(200), source_length=32, context_length=40, train__steps=3, **of_sample)
     loop.train(made, tmp_path / "run")
     printed = capsys.readouterr().out
     assert "nats per token of the targets" in printed and "--suite=translation" in printed

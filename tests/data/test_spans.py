@@ -7,6 +7,7 @@ from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.batches import PADDING
 from mini_gpt.data.text_batches import TextBatches, corrupted_blocks
+from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 
@@ -89,6 +90,7 @@ def test_batches_depend_on_seed_and_step_and_hosts_share_them(small):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"source_length": 1}, r"^source_length: found 1; must be at least 2 for span corruption"),
         ({"context_length": 7}, r"^context_length: found 7; source_length=30 needs at least 8 to predict the spans"),
         (
             {"source_length": 1500, "context_length": 1500, "train__mean_span": 1.0},
@@ -123,6 +125,12 @@ def test_sentinels_are_written_as_numbers_in_angle_brackets():
     assert [token for token in tokens.tolist() if token >= VOCAB] == [VOCAB + 99, VOCAB + 98]
     assert spans.decode(tokens, TOKENIZER) == text
     assert spans.encode("", TOKENIZER).tolist() == []
+
+
+def test_sentinels_are_streamed_as_text():
+    writer = Writer(TOKENIZER)
+    assert writer.add([VOCAB + 99, *TOKENIZER.encode("ab"), VOCAB + 98, VOCAB - 1]) == "<0>ab<1>"
+    assert writer.ended_by == "end of document"
 
 
 def test_a_run_learns_to_write_spans_and_prints_them(small, tmp_path, capsys):

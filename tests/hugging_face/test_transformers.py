@@ -223,7 +223,7 @@ def test_greedy_targets_of_an_encoder_decoder_are_equal(small, tmp_path):
     start = [np.array([end])] * len(texts)
     mine = generation.generate(run.model, start, length=10, sources=sources, sampling=Sampling(temperature=0.0))
     tokenizer.padding_side = "right"
-    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    inputs = tokenizer([tokenizer.eos_token + text for text in texts], return_tensors="pt", padding=True)
     options = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False}
     other = model.generate(**inputs, **options)
     run_the_card(out)

@@ -165,12 +165,13 @@ def pair(run: Run, options: SuiteOptions) -> Example:
     data = run.config.data
     task_batches.check_fits(run.config)
     problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
+    alignment = None
     if options.text is not None:
         source, equals, target = options.text.rpartition(tasks.ANSWER)
         require(equals != "", "--text", options.text, "must be SOURCE=TARGET for a model with an encoder")
-        problem = (source, target)
+        problem, alignment = (source, target), ()  # a text of one's own may be no problem of the task
     check_length(run.config.model, 1 + max(map(len, problem)))
-    return examples.of_problem(problem, run.config, run.tokenizer)
+    return examples.of_problem(problem, run.config, run.tokenizer, alignment)
 
 
 def pairs_of(run: Run, split: str, num_tokens: int) -> list[Example]:

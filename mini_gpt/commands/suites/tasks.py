@@ -30,8 +30,9 @@ class Tasks(Suite):
     def check(self, trained: Config, options: SuiteOptions) -> None:
         corpus = trained.data.corpus
         if not trained.data.is_task:
+            other = "translation" if trained.data.has_pairs else "perplexity"
             raise UserError(
-                f"--suite=tasks needs a run of data.corpus=task:NAME, and this one has {corpus}; use --suite=perplexity"
+                f"--suite=tasks needs a run of data.corpus=task:NAME, and this one has {corpus}; use --suite={other}"
             )
         _lengths(trained, options)
 

@@ -32,7 +32,8 @@ class Translation(Suite):
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         if not trained.model.encoder_layers or trained.train.objective != "next_token":
-            raise UserError("--suite=translation needs a model that was trained on pairs: set model.encoder_layers")
+            other = "perplexity" if trained.train.objective != "next_token" else "extrapolation"
+            raise UserError(f"--suite=translation needs a run that was trained on pairs; use --suite={other}")
         if not trained.data.is_task and options.lengths is not None:
             raise UserError("--lengths is for tasks; the pairs of a text are measured together")
         _lengths(trained, options)
@@ -46,7 +47,12 @@ class Translation(Suite):
         return PAIRS * sum(sum(task_batches.row_lengths(trained, n)) for n in _lengths(trained, options))
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        lengths = _lengths(run.trained, options)
+        changed = run.config.data.corpus != run.trained.data.corpus
+        if changed and run.config.data.is_task != run.trained.data.is_task:
+            found = run.config.data.corpus
+            remedy = "a task and pairs of texts can't replace each other"
+            raise UserError(f"--override: found data.corpus={found}; {remedy}")
+        lengths = _lengths(run.config, options)
         total = self.cost(run.trained, options, 0)
         with progress.shown(f"up to {PAIRS} pairs of {len(lengths)} lengths", total) as advance:
             rows = [_row(run, options, length, advance) for length in lengths]

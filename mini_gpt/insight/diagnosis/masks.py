@@ -49,9 +49,9 @@ def padding(model: LoadedModel, inputs_BL: np.ndarray, source_BS: np.ndarray) ->
     The second half of each source is replaced by padding. Then the gradient by its hidden states must be exactly 0, no
     bit may change with the embeddings of tokens that do not occur, and without padding the result must be about equal.
     """
-    half = max(1, source_BS.shape[1] // 2)
-    padded_BS = source_BS.copy()
-    padded_BS[:, half:] = PADDING
+    halves_B1 = np.maximum(1, (source_BS >= 0).sum(axis=1, keepdims=True) // 2)
+    padded_BS = np.where(np.arange(source_BS.shape[1]) < halves_B1, source_BS, PADDING)
+    half = int(halves_B1.max())
     inputs = _put(model, inputs_BL, padded_BS)
     gradient_BS = np.asarray(_first_gradient(model, *inputs))
     by_gradient = float(np.abs(gradient_BS[padded_BS < 0]).max(initial=0))

@@ -68,8 +68,8 @@ def _loss(model: LoadedModel, tokenizer: Tokenizer, problems: Problems) -> float
 def _token_counts(model: LoadedModel, texts: Texts) -> np.ndarray:
     """Return counts_V of the tokens in the answers to training problems, with their ends."""
     config, counts_V = model.config, np.zeros(model.vocab_size, np.int64)
-    for _, part in in_full_batches(texts.train_problems[:COUNTED], probe.WINDOWS):
-        batch = task_batches.problem_batch(part, config, texts.tokenizer, config.context_length)
+    for count, part in in_full_batches(texts.train_problems[:COUNTED], probe.WINDOWS):
+        batch = task_batches.problem_batch(part[:count], config, texts.tokenizer, config.context_length)
         counts_V += np.bincount(batch["targets"][batch["weights"] > 0], minlength=model.vocab_size)
     return counts_V
 

@@ -67,7 +67,8 @@ class Variants(nnx.Module):
         if self.config.variants.query_scale == "ssmax":
             length = q_BLHK.shape[1]
             visible_BL = context.mask.visible_keys(length) if visible_BS is None else visible_BS.sum(axis=1)[:, None]
-            return scaled(self.query_factor[...][:, None] * jnp.log(visible_BL)[..., None, None], q_BLHK)
+            logs_BL11 = jnp.log(jnp.maximum(visible_BL, 1))[..., None, None]  # padding may see no key
+            return scaled(self.query_factor[...][:, None] * logs_BL11, q_BLHK)
         if self.config.variants.query_scale == "llama4":
             spans_BL = (context.positions_BL + 1) // LLAMA4_SPAN
             return scaled((1 + LLAMA4_FACTOR * jnp.log1p(spans_BL))[..., None, None], q_BLHK)
