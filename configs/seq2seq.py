@@ -1,11 +1,11 @@
 """An encoder-decoder that writes dates as year-month-day, and numbers as English or German words.
 
     python train.py --config=configs/seq2seq.py
-    python eval.py --workdir=runs/seq2seq --suite=tasks
+    python eval.py --workdir=runs/seq2seq --suite=translation
 
 The recipe is that of Vaswani et al. 2017: label smoothing of 0.1, and a warm-up that is followed by an inverse square
-root. `3 March 1994` becomes `1994-03-03`, and `de 42` becomes `zweiundvierzig`. Time: less than four minutes on two CPU
-cores (Intel Xeon); 912 of 992 validation problems are solved (one run).
+root; positions are rotary. `3 March 1994` becomes `1994-03-03`, and `de 42` becomes `zweiundvierzig`. Time: 4 minutes
+10 seconds on two CPU cores (Intel Xeon); 406 of 409 validation problems are solved (one run).
 """
 
 from ml_collections import ConfigDict
