@@ -26,19 +26,10 @@ from mini_gpt.training import assembly
 
 CLAIMS = ("lower", "higher")
 SEED_FIELDS = ("seed", "data.seed")
-TEXT_FIELDS = (
-    "corpus",
-    "path",
-    "target_path",
-    "pair",
-    "split",
-    "split_fractions",
-)  # of config.data: they decide which text is measured
-PLACES = (
-    "data.path",
-    "data.target_path",
-    "data.cache_dir",
-)  # may differ between machines; the text is compared by its fingerprint
+# Fields of config.data that decide which text is measured.
+TEXT_FIELDS = ("corpus", "path", "target_path", "pair", "split", "split_fractions")
+# Fields that may differ between machines; the text is compared by its fingerprint.
+PLACES = ("data.path", "data.target_path", "data.cache_dir")
 
 
 @dataclass(frozen=True)

@@ -201,5 +201,7 @@ def test_the_suite_measures_a_task_and_files_of_pairs(small, tmp_path):
     assert row["status"] == "ok" and row["alignment_error"] is None and row["bleu"] is None and row["pairs"] > 5
     with pytest.raises(UserError, match=r"^--lengths is for tasks"):
         suites.SUITES["translation"].check(Run(tmp_path / "pairs").config, SuiteOptions(lengths="2x"))
-    with pytest.raises(UserError, match=r"^--suite=translation needs a run that was trained on pairs; use --suite=extrapolation"):
+    with pytest.raises(
+        UserError, match=r"^--suite=translation needs a run that was trained on pairs; use --suite=extrapolation"
+    ):
         suites.SUITES["translation"].check(small(), SuiteOptions())
