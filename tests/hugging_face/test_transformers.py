@@ -213,7 +213,7 @@ def test_masked_tokens_are_predicted_alike(tokenizer, small, tmp_path):
 
 def test_greedy_targets_of_an_encoder_decoder_are_equal(small, tmp_path):
     fields = TASK_FIELDS | {f"model__{name}": value for name, value in T5_FIELDS.items()}
-    loop.train(small(train__steps=200, **fields), tmp_path, conclude=False)
+    loop.train(small(train__steps=600, optimizer__learning_rate=3e-3, **fields), tmp_path, conclude=False)
     run, out = Run(tmp_path), tmp_path / "out"
     exporting.export(run, out)
     tokenizer, model = transformers.AutoTokenizer.from_pretrained(out), loaded(out)
