@@ -1,4 +1,4 @@
-"""Untrusted run directories and corpora can do no harm: the tests for the rows of docs/threat_model.md."""
+"""Untrusted run directories can do no harm: the tests for the rows of docs/threat_model.md."""
 
 import contextlib
 import json
@@ -156,66 +156,6 @@ def test_parameters_are_counted_without_a_corpus(run, monkeypatch, capsys):
     change(run, path="/srv/theirs/*")
     assert type_in(monkeypatch, "mini_gpt.commands.count_parameters", f"--config={run / 'config.json'}") is None
     assert "total" in capsys.readouterr().out
-
-
-# TensorFlow Datasets
-
-
-@pytest.fixture
-def data_set(tmp_path):
-    """Write a TFDS data set that names files outside of it; return (directory of all data sets, its own directory)."""
-    directory = tmp_path / "tfds" / "theirs" / "1.0.0"
-    directory.mkdir(parents=True)
-    corpora.tfds.features.FeaturesDict({"text": corpora.tfds.features.Text()}).save_config(directory)
-    split = {"name": "train", "shardLengths": ["2"], "numBytes": "8"}
-    split["filepathTemplate"] = "../../{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-    info = {"name": "theirs", "version": "1.0.0", "fileFormat": "array_record", "splits": [split]}
-    (directory / "dataset_info.json").write_text(json.dumps(info))
-    return tmp_path / "tfds", directory
-
-
-def open_theirs(small, data_dir, name="tfds:theirs"):
-    return corpora.open_corpus(small(data__corpus=name, data__path=str(data_dir)).data)
-
-
-@pytest.mark.parametrize("style", ["pythonClassName", "type"])
-def test_a_features_file_imports_no_module(small, data_set, style, tmp_path, monkeypatch):
-    data_dir, directory = data_set
-    (tmp_path / "evil_features.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
-    monkeypatch.syspath_prepend(tmp_path)
-    evil = {"pythonClassName": "evil_features.Text", "jsonFeature": {"json": "{}"}}
-    evil = evil if style == "pythonClassName" else {"type": "evil_features.Text", "content": {}}
-    (directory / "features.json").write_text(json.dumps(evil))
-    with pytest.raises(UserError, match=r"data\.corpus: TFDS can't open 'theirs': .*evil_features.*not a TFDS feature"):
-        open_theirs(small, data_dir)
-    assert not (tmp_path / "owned").exists()
-
-
-@pytest.mark.parametrize("name", ["kaggle:ds", "huggingface:ds", "lm1b/x/data_dir=1", "../lm1b", "", "lm1b\n"])
-def test_tfds_namespaces_and_arguments_are_refused(small, name, tmp_path):
-    with pytest.raises(UserError, match=r"^data\.corpus: found 'tfds:.*must be tfds:NAME"):
-        open_theirs(small, tmp_path, f"tfds:{name}")
-
-
-def test_a_data_set_that_names_files_elsewhere_is_refused(small, data_set):
-    data_dir, _ = data_set
-    with pytest.raises(UserError, match=r"data\.corpus: .*theirs.* names the file .*, outside "):
-        open_theirs(small, data_dir)
-
-
-def test_a_fifo_in_a_data_set_is_refused(small, data_set):
-    data_dir, directory = data_set
-    (directory / "features.json").unlink()
-    os.mkfifo(directory / "features.json")
-    with seconds(10), pytest.raises(UserError, match=r"features\.json: found a FIFO"):
-        open_theirs(small, data_dir)
-
-
-def test_fifos_among_texts_are_left_out(small, tmp_path):
-    os.mkfifo(tmp_path / "a.txt")
-    (tmp_path / "b.txt").write_text("text")
-    with seconds(10):
-        assert corpora.open_corpus(small(data__path=f"{tmp_path}/*.txt").data).num_documents == 1
 
 
 # Files of a run

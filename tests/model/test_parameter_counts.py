@@ -1,0 +1,49 @@
+"""The number of parameters and of heads of known models."""
+
+import pytest
+
+from mini_gpt.config import loading as configs
+from mini_gpt.model import gpt, parameters
+from tests.model.test_gpt import VOCAB, make_model
+
+
+def test_gpt2_has_the_published_parameter_count():
+    config = configs.load("configs/presets.py:gpt2_small")
+    _, shapes = gpt.abstract(config.model, 50257)
+    assert parameters.count(shapes) == 124_439_808
+    report = parameters.report(shapes)
+    assert report.splitlines()[-1].split() == ["total", "124,439,808"]
+    query = next(line for line in report.splitlines() if line.startswith("blocks/*/attention/query"))
+    assert query.split()[1:-1] == ["12", "of", "768", "+", "768", "×", "768", "7,087,104"]
+
+
+@pytest.mark.parametrize(
+    "preset, heads, width",
+    [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128), ("transformer_base", 8, 64)],
+)
+def test_presets_have_the_published_head_counts(preset, heads, width):
+    model = configs.load(f"configs/presets.py:{preset}").model
+    assert (model.num_heads, model.head_width) == (heads, width)
+
+
+@pytest.mark.parametrize(
+    "preset, vocab_size, published, tolerance",
+    [
+        ("gpt3_175b", 50_257, 174.6e9, 1e-3),  # Brown et al. 2020, table 2.1
+        ("llama2_70b", 32_000, 68_976_648_192, 0),
+    ],
+)
+def test_the_largest_presets_have_the_published_size(preset, vocab_size, published, tolerance):
+    one, two = (
+        parameters.count(
+            gpt.abstract(configs.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size)[1]
+        )
+        for n in (1, 2)
+    )
+    layers = configs.load(f"configs/presets.py:{preset}").model.num_layers
+    assert one + (layers - 1) * (two - one) == pytest.approx(published, rel=tolerance)
+
+
+def test_num_heads_does_not_change_the_parameter_count():
+    counts = {parameters.count(gpt.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)}
+    assert len(counts) == 1
