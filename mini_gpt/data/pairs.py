@@ -79,10 +79,21 @@ class StoredPairs(Sequence[Pair]):
         first, middle, last = self.ends[2 * index : 2 * index + 3]
         return Pair(self.tokens[first + 1 : middle], self.tokens[middle + 1 : last])
 
-    def fitting(self, config: Config) -> list[Pair]:
-        """Return the pairs that fit in a training row."""
-        fits_P = (self.sizes_P2 <= (config.source_length, config.context_length)).all(axis=1)
-        return [self[int(index)] for index in np.flatnonzero(fits_P)]
+    def fitting(self, config: Config, split: str) -> np.ndarray:
+        """Return the indices of the pairs that fit in a training row. Raises UserError if there is none."""
+        sizes_P2, limits = self.sizes_P2, (config.source_length, config.context_length)
+        indices = np.flatnonzero((sizes_P2 <= limits).all(axis=1))
+        if not len(indices):
+            shortest = sizes_P2.min(axis=0).tolist() if len(sizes_P2) else "none"
+            raise UserError(
+                f"source_length, context_length: found {limits}; no pair of the {split} split fits (shortest sides: "
+                f"{shortest} tokens); raise them"
+            )
+        return indices
+
+    def take(self, indices: np.ndarray) -> list[Pair]:
+        """Return the pairs at these indices."""
+        return [self[int(index)] for index in indices]
 
     @property
     def sizes_P2(self) -> np.ndarray:
@@ -101,25 +112,18 @@ class PairBatches:
         self.pairs, self.config, self.separator = pairs, config, separator
         self.rows = range(config.train.batch_size) if rows is None else rows
         self.limits = (config.source_length, config.context_length)
-        sizes_P2 = pairs.sizes_P2
-        fitting = np.flatnonzero((sizes_P2 <= self.limits).all(axis=1))
-        if not len(fitting):
-            shortest = sizes_P2.min(axis=0).tolist() if len(sizes_P2) else "none"
-            raise UserError(
-                f"source_length, context_length: found {self.limits}; no pair of the train split fits (shortest sides: "
-                f"{shortest} tokens); raise them"
-            )
+        fitting = pairs.fitting(config, "train")
         if len(fitting) < len(pairs):
             left_out = f"{len(pairs) - len(fitting):,} of {len(pairs):,} training pairs are not used"
             log.warning(f"{left_out}: their source or target is longer than {self.limits} tokens")
         self.order = np.random.default_rng(config.data.seed).permutation(fitting)
-        self.starts = _row_starts(sizes_P2[self.order], self.limits)
+        self.starts = _row_starts(pairs.sizes_P2[self.order], self.limits)
         self.epochs = grain.MapDataset.range(len(self.starts) - 1).shuffle(config.data.seed).repeat()
 
     def __getitem__(self, step: int) -> Batch:
         numbers = [int(self.epochs[step * self.config.train.batch_size + row]) for row in self.rows]
         parts = [self.order[self.starts[number] : self.starts[number + 1]] for number in numbers]
-        return batch_of([[self.pairs[int(i)] for i in part] for part in parts], self.separator, self.limits)
+        return batch_of([self.pairs.take(part) for part in parts], self.separator, self.limits)
 
 
 def _row_starts(sizes_P2: np.ndarray, limits: tuple[int, int]) -> np.ndarray:

@@ -17,7 +17,6 @@ from mini_gpt.insight import images
 from mini_gpt.insight.attention import attention_statistics, statistics_by_kind
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError
 
 PROMPT_TOKENS = 32  # tokens of validation text that a sample continues
 SAMPLE_PROBLEMS = 5
@@ -149,10 +148,8 @@ class PairEvaluator(Evaluator):
         super().__init__(config, tokenizer)
         self.separator = tokenizers.separator(tokenizer)
         self.has_sample = self.has_sample and config.model.without_cache is None
-        self.pairs = StoredPairs(tokens, self.separator).fitting(config)
-        if not self.pairs:
-            found = (config.source_length, config.context_length)
-            raise UserError(f"source_length, context_length: found {found}; no validation pair fits; raise them")
+        stored = StoredPairs(tokens, self.separator)
+        self.pairs = stored.take(stored.fitting(config, "validation"))
         batch = batch_of([self.pairs[:1]], self.separator, (config.source_length, config.context_length))
         self.probe_BL, self.source_BS, self.is_query_BL = batch["inputs"], batch["source"], batch["weights"] > 0
         self.prompt = tokenizer.decode(self.pairs[0].source)

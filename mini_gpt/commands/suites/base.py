@@ -13,6 +13,7 @@ from mini_gpt.commands import results
 from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
+from mini_gpt.evaluation import extrapolation, task_accuracy
 from mini_gpt.insight import examples
 from mini_gpt.insight.examples import Example
 from mini_gpt.model.gpt import check_length
@@ -158,6 +159,16 @@ def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
     check_length(run.config.model, run.config.context_length)
     task_batches.check_fits(run.config)
     return run.problems(split, max(1, num_tokens // run.config.context_length))
+
+
+def problem_lengths(corpus: str, trained_length: int, options: SuiteOptions) -> tuple[int, ...]:
+    """Return the lengths of --lengths, or the default ones. Raise UserError if the task has no problems of a length."""
+    if options.lengths is None:
+        return task_accuracy.default_lengths(corpus, trained_length)
+    lengths = extrapolation.parse_lengths("--lengths", options.lengths, trained_length, 1)
+    for length in lengths:
+        tasks.check_length(corpus, "--lengths", length)
+    return lengths
 
 
 def pair(run: Run, options: SuiteOptions) -> Example:

@@ -5,12 +5,13 @@ import textwrap
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import results
+from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.config.data import TASK
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tasks import published
-from mini_gpt.evaluation import extrapolation, task_accuracy
+from mini_gpt.evaluation import task_accuracy
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime.errors import UserError
@@ -71,14 +72,5 @@ class Tasks(Suite):
 
 
 def _lengths(trained: Config, options: SuiteOptions, corpus: str | None = None) -> tuple[int, ...]:
-    """Return the lengths of the problems. corpus: None: that of the run.
-
-    Raises UserError if the task has no problems of such a length.
-    """
-    corpus = corpus or trained.data.corpus
-    if options.lengths is None:
-        return task_accuracy.default_lengths(corpus, trained.data.task_length)
-    lengths = extrapolation.parse_lengths("--lengths", options.lengths, trained.data.task_length, 1)
-    for length in lengths:
-        tasks.check_length(corpus, "--lengths", length)
-    return lengths
+    """Return the lengths of the problems. corpus: None: that of the run."""
+    return base.problem_lengths(corpus or trained.data.corpus, trained.data.task_length, options)

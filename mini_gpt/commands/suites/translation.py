@@ -5,12 +5,13 @@ import math
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import results
+from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.pairs import Pair, StoredPairs
 from mini_gpt.data.tasks import Problem
-from mini_gpt.evaluation import extrapolation, perplexity, progress, task_accuracy, translation
+from mini_gpt.evaluation import perplexity, progress, translation
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.generation import decoding
 from mini_gpt.insight import alignment, curves
@@ -78,17 +79,12 @@ class Translation(Suite):
         return curves.show_shares(curves.panels_figure(panels, x=x, y="share", trained=result["train_length"]))
 
 
-def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:
+def _lengths(config: Config, options: SuiteOptions) -> tuple[int, ...]:
     """Return the lengths of the problems of a task, or the trained length for pairs of texts."""
-    data = trained.data
+    data = config.data
     if not data.is_task:
-        return (trained.context_length,)
-    if options.lengths is None:
-        return task_accuracy.default_lengths(data.corpus, data.task_length)
-    lengths = extrapolation.parse_lengths("--lengths", options.lengths, data.task_length, 1)
-    for length in lengths:
-        tasks.check_length(data.corpus, "--lengths", length)
-    return lengths
+        return (config.context_length,)
+    return base.problem_lengths(data.corpus, data.task_length, options)
 
 
 def _row(run: Run, options: SuiteOptions, length: int, advance: Advance) -> Row:
@@ -119,8 +115,6 @@ def _pairs(run: Run, split: str, length: int) -> tuple[list[Problem], list[Pair]
         problems = tasks.different(config.data.corpus, split, PAIRS, shortest=length, longest=length)
         pairs = [task_batches.pair_of(run.tokenizer, problem) for problem in problems]
         return problems, pairs, task_batches.row_lengths(config, length)
-    fitting = StoredPairs(run.store.tokens(split), tokenizers.separator(run.tokenizer)).fitting(config)
-    if not fitting:
-        found = (config.source_length, config.context_length)
-        raise UserError(f"source_length, context_length: found {found}; no pair of the {split} split fits")
-    return [], fitting[:: -(-len(fitting) // PAIRS)], (config.source_length, config.context_length)
+    stored = StoredPairs(run.store.tokens(split), tokenizers.separator(run.tokenizer))
+    indices = stored.fitting(config, split)
+    return [], stored.take(indices[:: -(-len(indices) // PAIRS)]), (config.source_length, config.context_length)
