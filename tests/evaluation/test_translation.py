@@ -119,17 +119,30 @@ def test_greedy_targets_are_those_of_full_forward_passes(model):
     made = model()
     sources = [pair.source for pair in pairs_of([*drawn(2), *drawn(1, 1)])]
     written = decoding.greedy_targets(made, sources, SEPARATOR, 7)
-    ended = 0
     for source, tokens in zip(sources, written, strict=True):
         expected: list[int] = []
         while len(expected) < 7:
             best = log_probabilities(made, Pair(source, np.array(expected, np.int32)))[-1].argmax()
             if best == SEPARATOR:
-                ended += 1
                 break
             expected.append(int(best))
         assert tokens.tolist() == expected
     assert len({tuple(tokens) for tokens in written}) > 1
+
+
+def test_a_target_ends_before_its_separator(model, monkeypatch):
+    """Each source gives its own target, also if batches are sorted by length."""
+
+    def stream(model, prompts, *, length, sampling, sources):
+        rows = [[*source, SEPARATOR, 5, 5, 5][:4] for source in sources]
+        yield np.array(rows)[:, :1]
+        yield np.array(rows)[:, 1:]
+
+    monkeypatch.setattr(decoding, "stream", stream)
+    monkeypatch.setattr(decoding, "ROWS", 2)
+    sources = [np.array(source, np.int32) for source in ([1, 2, 3], [], [4], [1, 2, 3, 4, 6])]
+    written = decoding.greedy_targets(model(), sources, SEPARATOR, 4)
+    assert [tokens.tolist() for tokens in written] == [[1, 2, 3], [], [4], [1, 2, 3, 4]]
 
 
 def literal_rates(maps_NBHLS, problems, shift, *, first_only=False):
