@@ -17,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -55,6 +57,15 @@ FIELDS = {
     "checkpoint.every": 4,
     "mesh.data": 1,
 }
+PAIRS = {  # of an encoder-decoder
+    "source_length": 48,
+    "context_length": 48,
+    "model.encoder_layers": 1,
+    "model.num_layers": 1,
+    "model.random_positions": None,
+    "data.corpus": "pairs",
+    "data.path": "{root}/pairs.tsv",
+}
 
 
 @dataclass
@@ -70,7 +81,9 @@ class Tally:
 class Trainer:
     """Starts the training processes of one run. All files are under `root`."""
 
-    def __init__(self, root: Path, name: str, *, cache: str | None = None, processes: int = 1):
+    def __init__(
+        self, root: Path, name: str, *, cache: str | None = None, processes: int = 1, fields: Mapping[str, Any] = {}
+    ):
         self.root = root
         self.processes = processes  # per start; process 0 writes the marks
         self.workdir = root / name
@@ -82,9 +95,11 @@ class Trainer:
             texts.mkdir(parents=True)
             for number in range(150):
                 (texts / f"{number:03}.txt").write_text(make_text(number, 2000), encoding="utf-8")
-        paths = {"data.path": f"{texts}/*.txt", "data.cache_dir": str(self.cache)}
-        divided = {"mesh.fsdp": processes}
-        flags = [f"--config.{name}={value}" for name, value in (FIELDS | paths | divided).items()]
+            pairs = (f"{number} {number % 7}\t{number % 7} {number}\n" for number in range(20_000))
+            (root / "pairs.tsv").write_text("".join(pairs))
+        values = FIELDS | {"data.path": "{root}/texts/*.txt", "mesh.fsdp": processes} | fields
+        values |= {"data.path": values["data.path"].format(root=root), "data.cache_dir": str(self.cache)}
+        flags = [f"--config.{name}={value}" for name, value in values.items()]
         self.command = ["--config=configs/default.py", f"--workdir={self.workdir}", *flags]
 
     def start(self, *more: str, output: int | None = None) -> tuple[subprocess.Popen, int]:
@@ -255,12 +270,15 @@ def main() -> None:
     again = f"--kills={flags.kills} --seed={flags.seed} --processes={flags.processes}"
     print(f"seed {flags.seed}: python -m tests.faults.kills {again}", flush=True)
     with tempfile.TemporaryDirectory() as root:
-        check(Path(root), flags.kills, flags.seed, flags.processes)
+        check(Path(root), flags.kills, flags.seed, processes=flags.processes)
 
 
-def check(root: Path, kills: int, seed: int, processes: int = 1) -> Tally:
-    """Compare a killed run with an uninterrupted one. Require kills in all phases; half of the starts must restore."""
-    reference, killed = (Trainer(root, name, processes=processes) for name in ("reference", "killed"))
+def check(root: Path, kills: int, seed: int, **options: Any) -> Tally:
+    """Compare a killed run with an uninterrupted one. Require kills in all phases; half of the starts must restore.
+
+    options: of `Trainer`.
+    """
+    reference, killed = (Trainer(root, name, **options) for name in ("reference", "killed"))
     run_to_the_end(reference)
     tally = kill_repeatedly(killed, kills, random.Random(seed))
     above = sum(step > 0 for step in tally.restored)

@@ -81,7 +81,8 @@ if __name__ == "__main__":
     mark_calls("data", token_store, "_build")
     mark_calls("save", loop.Checkpoints, "save", leaves=False)  # Orbax writes the rest in the background
     mark_calls("save", CheckpointManager, "_finalize", enters=False)
-    mark_calls("evaluation", evaluators.TextEvaluator, "scalars")
+    for evaluator in (evaluators.TextEvaluator, evaluators.PairEvaluator):
+        mark_calls("evaluation", evaluator, "scalars")
     mark_restored()
     mark_steps()
     cache_all_programs()

@@ -25,8 +25,9 @@ def test_much_output_does_not_block_a_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_twenty_kills_change_nothing(tmp_path):
-    tally = kills.check(tmp_path, kills=20, seed=random.SystemRandom().randrange(2**31))
+@pytest.mark.parametrize("fields", [{}, kills.PAIRS], ids=["text", "pairs"])
+def test_twenty_kills_change_nothing(tmp_path, fields):
+    tally = kills.check(tmp_path, kills=20, seed=random.SystemRandom().randrange(2**31), fields=fields)
     assert tally.kills >= 20
 
 
