@@ -33,6 +33,7 @@ class Results:
     def __init__(self, plan: Plan, workdir: Path):
         self.plan, self.workdir = plan, workdir
         self._corpus = functools.cache(corpora.open_corpus)
+        self._warnings: set[str] = set()  # each is logged once, though results are read again before a run
         self.by_run = {run.name: self.of_run(run) for run in plan.runs}
 
     def of_run(self, run: PlannedRun) -> dict[str, Result]:
@@ -126,9 +127,11 @@ class Results:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            log.warning(
-                f"{path} is damaged ({type(error).__name__}: {error}) and counts as missing: `run` measures it again"
-            )
+            reason = f"{type(error).__name__}: {error}"
+            warning = f"{path} is damaged ({reason}) and counts as missing: `run` measures it again"
+            if warning not in self._warnings:
+                log.warning(warning)
+            self._warnings.add(warning)
             return None
         measured = result.get("checkpoint_step"), result.get("request", {})
         return result if measured == (run.config.train.steps, suites.requested(suite, options)) else None

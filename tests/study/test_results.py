@@ -63,13 +63,17 @@ def write_run(folder, run, suite, content=""):
 def test_damaged_results_are_not_taken_into_tables(overrides, tmp_path, caplog):
     suites = {"extrapolation": SuiteOptions()}
     plan = Plan("sweep", Study("", "configs/default.py", {"rope": {}}, [0], suites, overrides=overrides))
-    path = write_run(tmp_path, plan.runs[0], "extrapolation", "{}")
-    results = Results(plan, tmp_path)
+    (run,) = plan.runs
+    path = write_run(tmp_path, run, "extrapolation", "{}")
 
     def taken(content):
         caplog.clear()
         path.write_bytes(content.encode(errors="surrogateescape"))
-        return results.of_run(plan.runs[0]).get("extrapolation")
+        results = Results(plan, tmp_path)
+        said = caplog.text
+        assert bool(results.missing_now(run)) == ("extrapolation" not in results.by_run[run.name])
+        assert caplog.text == said  # a second reading does not repeat the warning
+        return results.by_run[run.name].get("extrapolation")
 
     right = {"checkpoint_step": 4, "request": {"lengths": None, "strides": None}, "train_length": 32}
     right |= {"rows": [ROW, UNDEFINED, ROW | {"items": {"nll": ITEMS}}]}
