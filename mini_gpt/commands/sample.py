@@ -2,6 +2,7 @@
 
 python sample.py --workdir=runs/tiny --prompt='def '
 python sample.py --workdir=runs/seq2seq --source='3 March 1994'
+python sample.py --workdir=runs/seq2seq --source_file=sources.txt --temperature=0 > targets.txt
 python sample.py --workdir=runs/masked --fill='def [MASK](self):'
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from mini_gpt.commands import command_line
 from mini_gpt.commands.generate import filled, request, sampled, searched
 from mini_gpt.config.schema import Config
-from mini_gpt.generation import beam
+from mini_gpt.generation import beam, decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -27,7 +28,7 @@ NOT_WITH_FILL = (
     *("length", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("stop", "samples", "seed", "beams", "length_penalty"),
 )
-TEXTS = ("prompt", "source", "prompt_file", "interactive", "fill")  # flags, of which one must be given
+TEXTS = ("prompt", "source", "source_file", "prompt_file", "interactive", "fill")  # flags, of which one must be given
 log = logging.getLogger("mini_gpt.sample")
 
 
@@ -38,6 +39,8 @@ def _parse() -> argparse.Namespace:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", type=command_line.utf8, help="the text to continue; an empty one starts a document")
     prompt.add_argument("--source", type=command_line.utf8, help="the encoder's text, if the model has an encoder")
+    lines = "a file with a source in each line, in UTF-8; a line is printed for each"
+    prompt.add_argument("--source_file", type=files.expanded, metavar="FILE", help=lines)
     prompt.add_argument("--prompt_file", type=files.expanded, help="a file with the text to continue, in UTF-8")
     prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
     masks = "a text with [MASK]s, each for one token to predict; for a run with train.objective=masked"
@@ -55,7 +58,7 @@ def _parse() -> argparse.Namespace:
     stop = "end before this text; repeatable; a task's run also ends at the end of the answer"
     add("--stop", type=command_line.utf8, action="append", default=[], metavar="TEXT", help=stop)
     add("--samples", type=int, default=1, help="number of texts")
-    add("--seed", type=int, default=0, help="seed of the sampling; interactive: 1 higher for each later prompt")
+    add("--seed", type=int, default=0, help="seed of the sampling; 1 higher for each later prompt or 64 lines")
     add("--beams", type=int, help="beam search with this number of texts; the flags of sampling are not used")
     add("--length_penalty", type=float, default=0.6, help="of beam search; higher: longer texts (Wu et al. 2016)")
     flags = parser.parse_args()
@@ -69,6 +72,8 @@ def _parse() -> argparse.Namespace:
         require(1 <= flags.beams <= MOST_BEAMS, "--beams", flags.beams, f"must be in 1..{MOST_BEAMS}")
         require(flags.samples == 1, "--samples", flags.samples, "must be 1 with --beams, which prints the best text")
         require(not flags.stop, "--stop", flags.stop, "is not supported with --beams")
+    for_one = "must be 1 with --source_file, which prints a line for each source"
+    require(flags.samples == 1 or flags.source_file is None, "--samples", flags.samples, for_one)
     for name in ("top",) if flags.fill is None else NOT_WITH_FILL:
         remedy = "is only for --fill" if flags.fill is None else "is not supported with --fill"
         require(getattr(flags, name) == parser.get_default(name), f"--{name}", getattr(flags, name), remedy)
@@ -85,12 +90,12 @@ def main() -> None:
     if flags.fill is not None:
         filled.write(run, flags.fill, flags.top, flags.json)
         return
-    for number, text in enumerate(_prompts(flags)):
+    for number, texts in enumerate(_rows(flags)):
         try:
-            text = command_line.utf8(text) if flags.interactive else text
+            texts = [command_line.utf8(text) for text in texts] if flags.interactive else texts
             if run.config.model.encoder_layers and flags.prompt_file:
-                text = text.removesuffix("\n")  # the end of the file's line is not part of the source
-            asked = request.make(run, text, flags, seed=(flags.seed + number) % 2**31)
+                texts = [text.removesuffix("\n") for text in texts]  # the file's last newline is not in the source
+            asked = request.make(run, texts, flags, seed=(flags.seed + number) % 2**31)
             if flags.beams is None:
                 sampled.write(run, asked, flags, sampling)
             else:
@@ -108,7 +113,8 @@ def _check_text(flags: argparse.Namespace, config: Config) -> None:
     if config.train.objective == "masked":
         allowed, remedy = ("fill",), "the run has train.objective=masked; use --fill"
     elif config.model.encoder_layers:
-        allowed, remedy = ("source", "prompt_file", "interactive"), "the model has an encoder; use --source"
+        allowed = ("source", "source_file", "prompt_file", "interactive")
+        remedy = "the model has an encoder; use --source"
     else:
         allowed, remedy = ("prompt", "prompt_file", "interactive"), "the model has no encoder; use --prompt"
         if given == "fill":
@@ -117,10 +123,17 @@ def _check_text(flags: argparse.Namespace, config: Config) -> None:
     require(given in allowed, f"--{given}", str(found) if isinstance(found, Path) else found, remedy)
 
 
-def _prompts(flags: argparse.Namespace) -> Iterator[str]:
+def _rows(flags: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield the texts of rows that are generated at the same time."""
+    if flags.source_file:
+        lines = [line.strip() for line in _read("--source_file", flags.source_file).removesuffix("\n").split("\n")]
+        rows = max(1, decoding.ROWS // (flags.beams or 1))
+        for first in range(0, len(lines), rows):
+            yield lines[first : first + rows]
+        return
     if not flags.interactive:
         typed = flags.source if flags.prompt is None else flags.prompt
-        yield _read(flags.prompt_file) if flags.prompt_file else typed
+        yield [_read("--prompt_file", flags.prompt_file) if flags.prompt_file else typed] * flags.samples
         return
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # gives `input` line editing and a history
@@ -132,15 +145,15 @@ def _prompts(flags: argparse.Namespace) -> Iterator[str]:
         )
     while True:
         try:
-            yield input(mark)
+            yield [input(mark)] * flags.samples
         except EOFError:
             return
 
 
-def _read(path: Path) -> str:
+def _read(flag: str, path: Path) -> str:
     try:
         return path.read_bytes().decode()  # read_text would change line ends
     except UnicodeDecodeError as error:
-        raise UserError(f"--prompt_file: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
+        raise UserError(f"{flag}: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
-        raise UserError(f"--prompt_file: {path}: {error.strerror}") from error
+        raise UserError(f"{flag}: {path}: {error.strerror}") from error

@@ -200,8 +200,41 @@ def test_a_model_with_an_encoder_writes_the_target_of_a_source(trained, monkeypa
         assert type_in(monkeypatch, *command, *arguments) == f"error: {message}"
 
 
+@pytest.mark.slow
+def test_a_file_of_sources_has_a_target_for_each_line(trained, monkeypatch, capsys, tmp_path):
+    """Sources of different lengths, also an empty one, have the targets that they have alone."""
+    fields = {"data__corpus": "task:reverse", "data__tokenizer": "characters", "data__task_length": 3}
+    run = trained(**fields, model__encoder_layers=1, context_length=8, source_length=9)
+    command = ["sample.py", f"--workdir={run}", "--temperature=0"]
+    sources = ["abc", "z", "", "hello", "ab"]
+    (tmp_path / "sources.txt").write_text("abc\nz \n\nhello\nab\n")
+    monkeypatch.setattr(generation, "ROWS", 2)
+    for more in ([], ["--beams=2"]):
+        alone = []
+        for source in sources:
+            assert type_in(monkeypatch, *command, *more, "--json", f"--source={source}") is None
+            alone.append(json.loads(capsys.readouterr().out.splitlines()[0]))
+        assert type_in(monkeypatch, *command, *more, f"--source_file={tmp_path}/sources.txt") is None
+        assert capsys.readouterr().out.split("\n") == [*(" ".join(one["text"].splitlines()) for one in alone), ""]
+        assert type_in(monkeypatch, *command, *more, "--json", f"--source_file={tmp_path}/sources.txt") is None
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        best = [line for line in lines if line.get("rank", 0) == 0]
+        assert [(line["source"], line["tokens"]) for line in best] == [(one["source"], one["tokens"]) for one in alone]
+    (tmp_path / "bytes").write_bytes(b"a\xff")
+    for arguments, message in {
+        (
+            f"--source_file={tmp_path}/bytes",
+        ): f"--source_file: {tmp_path}/bytes is not UTF-8: invalid start byte at byte 1",
+        ("--source_file=/nowhere",): "--source_file: /nowhere: No such file or directory",
+        ("--source_file=a", "--samples=2"): "--samples: found 2; must be 1 with --source_file, which prints a line for "
+        "each source",
+    }.items():
+        assert type_in(monkeypatch, *command, *arguments) == f"error: {message}"
+
+
 def test_a_model_without_an_encoder_takes_no_source(sample):
     assert sample("--source=abc") == "error: --source: found 'abc'; the model has no encoder; use --prompt"
+    assert sample("--source_file=a") == "error: --source_file: found 'a'; the model has no encoder; use --prompt"
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 import unicodedata
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,41 +19,47 @@ log = logging.getLogger("mini_gpt.sample")
 
 
 class Request(NamedTuple):
-    """What to generate. text: what the user typed. shown: printed before the new text. source: of the encoder."""
+    """Rows of texts to generate at the same time.
 
-    text: str
+    texts: what the user typed, for each row. shown: printed before the new text. sources: tokens of the encoder.
+    """
+
+    texts: Sequence[str]
     shown: str
-    prompt: np.ndarray
-    source: np.ndarray | None
+    prompts: list[np.ndarray]
+    sources: list[np.ndarray] | None
     length: int
     seed: int
 
-    def json(self, text: str, tokens: list[int], about: dict) -> str:
-        """Return a line of JSON. tokens: ids of the new tokens."""
-        name = "prompt" if self.source is None else "source"
-        return json.dumps({name: self.text, "text": text, "tokens": tokens} | about, ensure_ascii=False)
+    def json(self, row: int, text: str, tokens: list[int], about: dict) -> str:
+        """Return a line of JSON for a row. tokens: ids of the new tokens."""
+        name = "prompt" if self.sources is None else "source"
+        return json.dumps({name: self.texts[row], "text": text, "tokens": tokens} | about, ensure_ascii=False)
 
 
-def make(run: Run, text: str, flags: argparse.Namespace, seed: int) -> Request:
-    """Return the request for a prompt, or for a source if the model has an encoder. Raise UserError if it is too long.
+def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -> Request:
+    """Return the request for rows with the same prompt, or for sources if the model has an encoder.
 
-    Warn if it is longer than the texts in training.
+    Raise UserError if a text is too long. Warn if it is longer than the texts in training.
     """
     config = run.config
     has_encoder = config.model.encoder_layers > 0
     has_spans = config.train.objective == "span_corruption"
-    tokens = spans.encode(text, run.tokenizer) if has_spans else run.tokenizer.encode(text)
+    encode = lambda text: spans.encode(text, run.tokenizer) if has_spans else run.tokenizer.encode(text)
+    encoded = {text: encode(text) for text in dict.fromkeys(texts)}
+    longest = max(encoded.values(), key=len)
     start = np.array([tokenizers.separator(run.tokenizer)])
-    check_tokens("--source" if has_encoder else "--prompt", tokens)
+    check_tokens("--source" if has_encoder else "--prompt", longest)
     if has_encoder:
-        shown, prompt, source, used = "", start, tokens, 0  # the start of a target is not counted in its length
-        if len(tokens) > config.source_length:
-            log.warning(f"{len(tokens)} tokens are more than the {config.source_length} of the sources in training")
+        shown, prompt, sources = "", start, [encoded[text] for text in texts]
+        used = 0  # the start of a target is not counted in its length
+        if len(longest) > config.source_length:
+            log.warning(f"{len(longest)} tokens are more than the {config.source_length} of the sources in training")
     else:
-        shown, prompt, source = text, tokens if text or config.data.is_task else start, None
+        shown, prompt, sources = texts[0], longest if texts[0] or config.data.is_task else start, None
         used = len(prompt)
     requested = max(1, config.context_length - used) if flags.length is None else flags.length
-    return Request(text, shown, prompt, source, _possible_length(run, used, requested), seed)
+    return Request(texts, shown, [prompt] * len(texts), sources, _possible_length(run, used, requested), seed)
 
 
 def check_tokens(flag: str, tokens: np.ndarray) -> None:
@@ -87,3 +94,8 @@ def escaped(text: str) -> str:
     if not sys.stdout.isatty():
         return text
     return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
+
+
+def as_line(text: str) -> str:
+    """Return a text as one line of a file of targets: spaces in place of line ends."""
+    return escaped(" ".join(text.splitlines()))

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from mini_gpt.commands.generate.request import Request, escaped
+from mini_gpt.commands.generate.request import Request, as_line, escaped
 from mini_gpt.data import tasks
 from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
@@ -12,14 +12,13 @@ from mini_gpt.training.run import Run
 
 
 def write(run: Run, request: Request, flags: argparse.Namespace, sampling: Sampling) -> None:
-    """Stream a single text; print several texts or JSON at the end."""
-    count, shown = flags.samples, request.shown
-    stops = [*flags.stop, tasks.END] if run.config.data.is_task and request.source is None else flags.stop
-    writers = [Writer(run.tokenizer, stops) for _ in range(count)]
-    streams, unprinted = count == 1 and not flags.json, shown
+    """Stream a single text; print several texts or JSON at the end, those of a file as lines."""
+    stops = [*flags.stop, tasks.END] if run.config.data.is_task and request.sources is None else flags.stop
+    writers = [Writer(run.tokenizer, stops) for _ in request.texts]
+    streams = len(writers) == 1 and not flags.json and flags.source_file is None
+    unprinted = request.shown
     options: dict[str, Any] = {"length": request.length, "sampling": sampling, "seed": request.seed}
-    sources = None if request.source is None else [request.source] * count
-    for tokens_BN in decoding.stream(run.model, [request.prompt] * count, sources=sources, **options):
+    for tokens_BN in decoding.stream(run.model, request.prompts, sources=request.sources, **options):
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)
             if streams:
@@ -32,7 +31,10 @@ def write(run: Run, request: Request, flags: argparse.Namespace, sampling: Sampl
         if streams:
             print(escaped(unprinted + rest))
         elif flags.json:
-            about = {"sample": number, "seed": request.seed, "ended_by": writer.ended_by or "length"}
-            print(request.json(writer.text, writer.tokens, about))
+            sample = number if flags.source_file is None else 0
+            about = {"sample": sample, "seed": request.seed, "ended_by": writer.ended_by or "length"}
+            print(request.json(number, writer.text, writer.tokens, about))
+        elif flags.source_file is not None:
+            print(as_line(writer.text))
         else:
-            print(f"--- {number + 1} of {len(writers)}\n{escaped(shown + writer.text)}")
+            print(f"--- {number + 1} of {len(writers)}\n{escaped(request.shown + writer.text)}")
