@@ -220,16 +220,8 @@ def test_a_file_of_sources_has_a_target_for_each_line(trained, monkeypatch, caps
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         best = [line for line in lines if line.get("rank", 0) == 0]
         assert [(line["source"], line["tokens"]) for line in best] == [(one["source"], one["tokens"]) for one in alone]
-    (tmp_path / "bytes").write_bytes(b"a\xff")
-    for arguments, message in {
-        (
-            f"--source_file={tmp_path}/bytes",
-        ): f"--source_file: {tmp_path}/bytes is not UTF-8: invalid start byte at byte 1",
-        ("--source_file=/nowhere",): "--source_file: /nowhere: No such file or directory",
-        ("--source_file=a", "--samples=2"): "--samples: found 2; must be 1 with --source_file, which prints a line for "
-        "each source",
-    }.items():
-        assert type_in(monkeypatch, *command, *arguments) == f"error: {message}"
+    several = "--samples: found 2; must be 1 with --source_file, which prints a line for each source"
+    assert type_in(monkeypatch, *command, "--source_file=a", "--samples=2") == f"error: {several}"
 
 
 def test_a_model_without_an_encoder_takes_no_source(sample):
