@@ -171,7 +171,7 @@ def test_the_places_of_data_are_not_part_of_a_plan(study, overrides):
     assert plans[0].configs["wide"].data.cache_dir == "a" and plans[0].configs["wide"].data.path
 
 
-DESCRIPTIVE = ("encoder_decoder_length", "encoder_decoder_recipe")  # with too few seeds to show a difference
+DESCRIPTIVE = ("encoder_decoder_length", "encoder_decoder_recipe", "encoder_decoder_words")  # with too few seeds
 
 
 def test_the_study_files_of_the_project_are_valid():
