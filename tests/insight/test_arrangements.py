@@ -31,12 +31,7 @@ TASK = {
 }
 
 
-QUICK = [
-    "heads of the encoder",
-    "heads of one cross-attention",
-    "keys and values of cross-attention",
-    "encoder and decoder",
-]
+QUICK = ("heads of the encoder", "heads of one cross-attention", "keys and values of one cross-attention")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,14 +15,14 @@ from mini_gpt.config.fields import specs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.insight.diagnosis import arrangements
+from mini_gpt.insight.diagnosis.losses import REGAINED
 from mini_gpt.insight.diagnosis.result import CheckResult
 from mini_gpt.model import gpt
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters, by_name, with_layers
 from mini_gpt.runtime.errors import UserError
 
-REGAINED = 0.6  # share of the difference from the recorded loss that another definition must regain
-EXPLAINED = 0.9  # the same share, after which single layers are not tried
+EXPLAINED = 0.9  # share of the difference from the recorded loss, after which single layers are not tried
 CLEAR = 0.3  # nats that it must gain if no loss was recorded
 LEAST = 0.05  # nats that it must gain in any case
 BASES = (1e4, 5e5, 1e6)  # of RoPE

@@ -52,7 +52,7 @@ def diagnose(model: LoadedModel, texts: Texts, history: History, step: int) -> l
         *masks.check(model, batch["inputs"], batch["source"]),
         losses.variation(log_SV, unigram_V),
         *losses.check(measured),
-        *losses.temperature(log_SV, tokens_S, measured.unigram, model.config.train.label_smoothing),
+        *losses.temperature(log_SV, tokens_S, measured, model.config.train.label_smoothing),
         *(alternatives.check(model, loss_of, measured.excess) if measured.suspicious else []),
         *blocks.attention(model, layers),
         blocks.dead_units(layers),

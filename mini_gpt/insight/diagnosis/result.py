@@ -23,7 +23,8 @@ CAUSES = {
     "overfitting": ("overfitting: more steps than the training text supports; take --checkpoint=best",),
     "temperature": (
         "logits at a wrong scale: the final norm or the output embedding",
-        "train.label_smoothing, or a model that is overfit",
+        "a model that is overfit",
+        "hardly trained: logits are small early in training",
     ),
     "dead units": (f"{HIGH_RATE} with ReLU", "a layer without gradients"),
     "order": (
