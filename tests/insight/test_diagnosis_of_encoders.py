@@ -1,6 +1,7 @@
 """The checks of a model with an encoder: each wrong mask is found by one check, and nothing in healthy models."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.config import loading as configs
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.diagnosis import masks, pairs
@@ -116,6 +118,18 @@ def test_a_given_memory_takes_the_place_of_the_source(initial):
     module = model.merge()
     x_BLD, _, _ = module.forward(Inputs(inputs_BL), memory=module.encode(source_BS)[0])
     np.testing.assert_allclose(x_BLD, module.forward(Inputs(inputs_BL, source_BS=source_BS))[0], atol=1e-6)
+
+
+def test_padding_is_in_no_statistic(initial):
+    model, *_ = initial()
+    tokenizer = CharacterTokenizer(tasks.find("task:copy").alphabet)
+    problems = tasks.different("task:copy", "validation", 5, shortest=6, longest=6)
+    found = []
+    for target, source in ((7, 7), (30, 16)):  # six characters and an end: no padding, and much padding
+        config = configs.override(model.config, {"context_length": target, "source_length": source})
+        found.append(pairs.answers(dataclasses.replace(model, config=config), tokenizer, problems))
+    assert found[0][0].shape == (35,)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5), *found)
 
 
 TRAINED = TASK | {

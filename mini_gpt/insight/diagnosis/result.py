@@ -15,7 +15,7 @@ CAUSES = {
     "definition": ("an override, an edited config.json, or an import that arranged the weights wrongly",),
     "zero weights": ("pruned units or heads, or an import that left out weights",),
     "untrained weights": ("weights that were not loaded, or a layer without gradients",),
-    "scale of logits": ("model.scale_attention=False",),
+    "scale of logits": ("model.scale_attention=False; only T5 is trained without the scale on purpose",),
     "residual": ("model.residual=False: blocks replace the residual stream instead of adding to it",),
     "activations": (HIGH_RATE, "no warm-up", "no gradient clipping"),
     "saturated attention": (HIGH_RATE, "weights of queries and keys too large", "no scale of 1/√d_k"),
