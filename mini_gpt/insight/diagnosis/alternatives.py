@@ -15,8 +15,7 @@ from mini_gpt.config.fields import specs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.insight.diagnosis import arrangements
-from mini_gpt.insight.diagnosis.losses import REGAINED
-from mini_gpt.insight.diagnosis.result import CheckResult
+from mini_gpt.insight.diagnosis.result import REGAINED, SAME, CheckResult
 from mini_gpt.model import gpt
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters, by_name, with_layers
@@ -81,6 +80,10 @@ def arranged(
 
 
 def _best(models: Iterator[tuple[str, LoadedModel]], loss_of: Callable[[LoadedModel], float]) -> tuple[float, str]:
-    """Return the lowest loss that is finite, and the name of its model; (infinity, "") if there is none."""
-    scored = ((loss_of(model), name) for name, model in models)
-    return min((pair for pair in scored if math.isfinite(pair[0])), default=(math.inf, ""))
+    """Return the lowest loss that is finite, and the name of its model; (infinity, "") if there is none.
+
+    Of losses that are about the same, the first is taken: a change of one kind of layers comes before that of all.
+    """
+    scored = [(loss_of(model), name) for name, model in models]
+    lowest = min((loss for loss, _ in scored if math.isfinite(loss)), default=math.inf)
+    return next((pair for pair in scored if pair[0] <= lowest + SAME), (math.inf, ""))

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
-from mini_gpt.insight.diagnosis.result import CheckResult
+from mini_gpt.insight.diagnosis.result import REGAINED, SAME, CheckResult
 from mini_gpt.model.loaded import LoadedModel
 
 History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
 
-SAME = 0.02  # largest difference from the loss recorded at this step: share of it, or nats if that is more
 NEAR = 0.3  # most nats above the loss recorded at the nearest step, or above the recorded training losses
-REGAINED = 0.6  # share of the difference from the recorded loss that a cause of it must explain
 UNIGRAM = 0.99  # loss / the unigram model's loss
 FLAT = 0.05  # variation of predictions / unigram entropy
 LEARNED = 0.95  # loss at the fitted temperature / the unigram model's loss

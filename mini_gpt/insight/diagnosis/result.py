@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Limits for losses
+SAME = 0.02  # largest difference from the loss recorded at this step: share of it, or nats if that is more
+REGAINED = 0.6  # share of the difference from the recorded loss that a cause of it must explain
+
 HIGH_RATE = "optimizer.learning_rate far too high"
 
 # Possible causes of each finding, the most likely first. A finding explains the findings listed after it.
