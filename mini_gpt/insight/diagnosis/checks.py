@@ -63,7 +63,7 @@ def diagnose(
         *predicted,
         *first_positions(nll_BX),
         *losses.check(measured),
-        *losses.temperature(log_SV, targets_S, measured.unigram, model.config.train.label_smoothing),
+        *losses.temperature(log_SV, targets_S, measured, model.config.train.label_smoothing),
         *(losses.vocabulary(log_SV, counts_V) if measured.suspicious else []),
         *(alternatives.check(model, loss_of, measured.excess) if measured.suspicious else []),
         *blocks.attention(model, layers),

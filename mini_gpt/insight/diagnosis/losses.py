@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
-from mini_gpt.insight.diagnosis.result import CheckResult
+from mini_gpt.insight.diagnosis.result import REGAINED, SAME, CheckResult
 from mini_gpt.model.loaded import LoadedModel
 
 History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
 
-SAME = 0.02  # largest difference from the loss recorded at this step: share of it, or nats if that is more
 NEAR = 0.3  # most nats above the loss recorded at the nearest step, or above the recorded training losses
 UNIGRAM = 0.99  # loss / the unigram model's loss
 FLAT = 0.05  # variation of predictions / unigram entropy
@@ -140,16 +139,21 @@ def check(losses: Losses) -> list[CheckResult]:
     return [*results, CheckResult("recorded loss", value, limit, not losses.agrees, says)]
 
 
-def temperature(log_SV: np.ndarray, targets_S: np.ndarray, unigram: float, label_smoothing: float) -> list[CheckResult]:
+def temperature(log_SV: np.ndarray, targets_S: np.ndarray, losses: Losses, label_smoothing: float) -> list[CheckResult]:
     """Check whether another temperature makes a model much better, and better than a unigram model.
 
-    unigram: its loss, in nats. With label smoothing, a temperature below the limit is no fault.
+    It is no fault that a model is less certain than it is right, if its loss is the recorded one, or if no loss was
+    recorded and there was label smoothing. A loss that is not the recorded one must be explained by the temperature.
     """
     fitted, gain = fit_temperature(log_SV, targets_S)
     best = -float(np.take_along_axis(log_SV, targets_S[:, None], axis=1).mean()) - gain
     low, high = 1 / TEMPERATURE, TEMPERATURE
     says = f"The temperature that fits best is {fitted:.2f}; with it the loss is {gain:.2f} nats lower."
-    found = gain > GAIN and best < LEARNED * unigram and (fitted > high or (fitted < low and label_smoothing == 0))
+    # Early in training, logits are small, although their order is right; label smoothing keeps them small.
+    small_by_training = label_smoothing > 0 if losses.agrees is None else losses.agrees
+    explains = losses.agrees or losses.excess is None or gain > REGAINED * losses.excess
+    beyond = fitted > high or (fitted < low and not small_by_training)
+    found = gain > GAIN and best < LEARNED * losses.unigram and explains and beyond
     return [CheckResult("temperature", fitted, f"from {low:.2f} to {high}", found, says)]
 
 

@@ -10,6 +10,7 @@ from mini_gpt.data import task_batches
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import task_accuracy
+from mini_gpt.insight import attention
 from mini_gpt.insight.diagnosis import alternatives, blocks, losses, masks, probe, weights
 from mini_gpt.insight.diagnosis.blocks import Layer
 from mini_gpt.insight.diagnosis.losses import History, Losses
@@ -33,7 +34,7 @@ def diagnose(model: LoadedModel, texts: Texts, history: History, step: int) -> l
     """Return the results of all checks that apply to a model with an encoder. history, step: see `checks.diagnose`."""
     before = [row for row in history if row["step"] <= step]
     shown = texts.problems[: probe.WINDOWS]
-    tokens_S, log_SV, layers = _answers(model, texts.tokenizer, shown)
+    tokens_S, log_SV, layers = answers(model, texts.tokenizer, shown)
     counts_V = 1 + _token_counts(model, texts)
     unigram_V = np.log(counts_V / counts_V.sum())
     loss_of = lambda other, problems=shown: _loss(other, texts.tokenizer, problems)
@@ -52,7 +53,7 @@ def diagnose(model: LoadedModel, texts: Texts, history: History, step: int) -> l
         *masks.check(model, batch["inputs"], batch["source"]),
         losses.variation(log_SV, unigram_V),
         *losses.check(measured),
-        *losses.temperature(log_SV, tokens_S, measured.unigram, model.config.train.label_smoothing),
+        *losses.temperature(log_SV, tokens_S, measured, model.config.train.label_smoothing),
         *(alternatives.check(model, loss_of, measured.excess) if measured.suspicious else []),
         *blocks.attention(model, layers),
         blocks.dead_units(layers),
@@ -74,27 +75,29 @@ def _token_counts(model: LoadedModel, texts: Texts) -> np.ndarray:
     return counts_V
 
 
-def _answers(
-    model: LoadedModel, tokenizer: Tokenizer, problems: Problems
-) -> tuple[np.ndarray, np.ndarray, list[Layer]]:
-    """Return (tokens_S, log-probabilities_SV) of the answers' tokens, and the statistics of each block."""
+def answers(model: LoadedModel, tokenizer: Tokenizer, problems: Problems) -> tuple[np.ndarray, np.ndarray, list[Layer]]:
+    """Return (tokens_S, log-probabilities_SV) of the answers' tokens, and the statistics of each block over them."""
     config, tokens, log, layers = model.config, [], [], []
-    rows = model.rows_at_a_time(max(config.context_length, config.source_length))
+    rows = attention.rows_at_a_time(model, max(config.context_length, config.source_length), len(problems))
     for count, part in in_full_batches(problems, rows):
         batch = task_batches.problem_batch(part, config, tokenizer, config.context_length)
-        weights_BL = batch["weights"][:count] > 0
-        log_BLV, of_layers = _run(model, *sharding.put_whole((batch["inputs"], batch["source"]), model.mesh))
-        log.append(np.asarray(log_BLV)[:count][weights_BL])
-        tokens.append(batch["targets"][:count][weights_BL])
+        is_answer_BL = batch["weights"] > 0
+        inputs = (batch["inputs"], batch["source"], is_answer_BL)
+        log_BLV, of_layers = _run(model, *sharding.put_whole(inputs, model.mesh))
+        log.append(np.asarray(log_BLV)[:count][is_answer_BL[:count]])
+        tokens.append(batch["targets"][:count][is_answer_BL[:count]])
         layers.append(jax.tree.map(lambda array, count=count: np.asarray(array)[:count], of_layers))
     return np.concatenate(tokens), np.concatenate(log), jax.tree.map(lambda *parts: np.concatenate(parts), *layers)
 
 
 @jax.jit
-def _run(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Array) -> tuple[jax.Array, list[Layer]]:
-    """Return log-probabilities_BLV and the statistics of each block of the decoder."""
+def _run(
+    model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Array, is_answer_BL: jax.Array
+) -> tuple[jax.Array, list[Layer]]:
+    """Return log-probabilities_BLV and the statistics of each block of the decoder, without padding."""
     module, inputs = model.merge(), model.with_layout(inputs_BL, source_BS=source_BS)
+    statistics = lambda trace: probe.statistics(trace, is_answer_BL)
     with sharding.use_mesh(model.mesh):
-        x_BLD, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=probe.statistics)
+        x_BLD, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=statistics)
         logits_BLV = x_BLD.astype(jnp.float32) @ module.output_table.T
     return sharding.replicate((jax.nn.log_softmax(logits_BLV), layers), model.mesh)

@@ -91,23 +91,27 @@ def _predictions(model: LoadedModel, inputs_BL: jax.Array, text_BL: jax.Array, a
     return sharding.replicate(jax.nn.log_softmax(logits_BV), model.mesh)
 
 
-def statistics(trace: Trace) -> Layer:
-    """Return the statistics of one block; self-attention only."""
+def statistics(trace: Trace, is_token_BL: jax.Array | None = None) -> Layer:
+    """Return the statistics of one block; self-attention only. is_token_BL: by default, there is no padding."""
     maps = trace.attention
-    seen_BHL = maps.seen_BHLS.sum(-1)
-    entropy_BHL = attention.relative_entropy(maps.weights_BHLS, seen_BHL)
-    root_mean_square = lambda x: jnp.sqrt(jnp.mean(jnp.square(x), axis=(1, 2)))
     before_BLD, after_BLD, units_BLF = (
         x.astype(jnp.float32) for x in (trace.before_BLD, trace.after_BLD, trace.units_BLF)
     )
+    is_token_BL = jnp.ones(before_BLD.shape[:2], bool) if is_token_BL is None else is_token_BL
+    seen_BHLS = maps.seen_BHLS & is_token_BL[:, None, :, None]
+    seen_BHL = seen_BHLS.sum(-1)
+    entropy_BHL = attention.relative_entropy(maps.weights_BHLS, seen_BHL)
+    is_token_BL1 = is_token_BL[..., None]
+    root_mean_square = lambda x: jnp.sqrt(jnp.mean(jnp.square(x), axis=(1, 2), where=is_token_BL1))
     norms_BL = jnp.linalg.norm(before_BLD, axis=-1) * jnp.linalg.norm(after_BLD, axis=-1)
+    cosine_BL = (before_BLD * after_BLD).sum(-1) / jnp.maximum(norms_BL, 1e-30)
     statistics: Any = (
         jnp.mean(entropy_BHL, axis=(1, 2), where=seen_BHL > 1),
-        jnp.std(maps.logits_BHLS, axis=(1, 2, 3), where=maps.seen_BHLS),
+        jnp.std(maps.logits_BHLS, axis=(1, 2, 3), where=seen_BHLS),
         root_mean_square(before_BLD),
         root_mean_square(after_BLD),
-        jnp.mean((before_BLD * after_BLD).sum(-1) / jnp.maximum(norms_BL, 1e-30), axis=1),
-        units_BLF.mean(axis=1),
-        jnp.square(units_BLF).mean(axis=1),
+        jnp.mean(cosine_BL, axis=1, where=is_token_BL),
+        jnp.mean(units_BLF, axis=1, where=is_token_BL1),
+        jnp.mean(jnp.square(units_BLF), axis=1, where=is_token_BL1),
     )
     return Layer(*statistics)

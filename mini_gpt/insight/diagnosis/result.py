@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Limits for losses
+SAME = 0.02  # largest difference from the loss recorded at this step: share of it, or nats if that is more
+REGAINED = 0.6  # share of the difference from the recorded loss that a cause of it must explain
+
 HIGH_RATE = "optimizer.learning_rate far too high"
 
 # Possible causes of each finding, the most likely first. A finding explains the findings listed after it.
@@ -15,7 +19,7 @@ CAUSES = {
     "definition": ("an override, an edited config.json, or an import that arranged the weights wrongly",),
     "zero weights": ("pruned units or heads, or an import that left out weights",),
     "untrained weights": ("weights that were not loaded, or a layer without gradients",),
-    "scale of logits": ("model.scale_attention=False",),
+    "scale of logits": ("model.scale_attention=False; only T5 is trained without the scale on purpose",),
     "residual": ("model.residual=False: blocks replace the residual stream instead of adding to it",),
     "activations": (HIGH_RATE, "no warm-up", "no gradient clipping"),
     "saturated attention": (HIGH_RATE, "weights of queries and keys too large", "no scale of 1/√d_k"),
@@ -23,7 +27,8 @@ CAUSES = {
     "overfitting": ("overfitting: more steps than the training text supports; take --checkpoint=best",),
     "temperature": (
         "logits at a wrong scale: the final norm or the output embedding",
-        "train.label_smoothing, or a model that is overfit",
+        "a model that is overfit",
+        "hardly trained: logits are small early in training",
     ),
     "dead units": (f"{HIGH_RATE} with ReLU", "a layer without gradients"),
     "order": (
