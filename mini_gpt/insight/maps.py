@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention
 from mini_gpt.insight.curves import new_figure
@@ -83,7 +84,7 @@ def _rows(panel: Panel) -> list[_Row]:
 
 
 def _texts(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:
-    return [tokenizer.decode([token]).replace("\n", "⏎") for token in tokens]
+    return [spans.decode([token], tokenizer).replace("\n", "⏎") for token in tokens]
 
 
 def _draw(rows: Sequence[_Row], title: str) -> Figure:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands import suites
+from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
@@ -191,7 +192,7 @@ WEIGHTS = {
 def test_broken_weights_are_found_and_named(small, open_run, name):
     change, check, cause = WEIGHTS[name]
     run = open_run(small, "healthy")
-    texts = pairs.Texts(run.problems("validation", 256), run.problems("train", 256), run.tokenizer)
+    texts = pairs.Texts(base.examples_of(run, "validation"), base.examples_of(run, "train"))
     results = pairs.diagnose(change(run.model), texts, monitor.read(run.workdir / workdirs.METRICS), run.step)
     found = {result.check: result.says for result in results if result.found}
     assert check in found and most_likely(results).startswith(cause), found

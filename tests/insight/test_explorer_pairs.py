@@ -43,9 +43,9 @@ def test_the_page_holds_the_maps_of_all_kinds(run, monkeypatch):
     monkeypatch.setattr(inputs, "TOKENS", 200)
     suites.evaluate(run, "heads", SuiteOptions())
     data = data_of(opened(run).read_text(encoding="utf-8"))
-    pair = base.pair(run, SuiteOptions(text="abcde=edc"))
+    pair = base.example(run, SuiteOptions(text="abcde=edc"))
     maps = attention.maps_by_kind(run.model, pair.inputs[None], pair.source[None])
-    tokens = {"encoder": ("abcde", "abcde"), "decoder": ("edc", "edc"), "cross": ("edc\n", "abcde")}
+    tokens = {"encoder": ("abcde", "abcde"), "decoder": ("edc", "edc"), "cross": ("edc", "abcde")}
     assert list(data["kinds"]) == list(maps) and "attention" not in data
     assert data["title"] == "run: what 5 × 4 heads attend to"
     for kind, held in data["kinds"].items():
@@ -79,7 +79,8 @@ def test_the_selector_shows_each_kind(run, browser):  # noqa: F811
     press(browser, "1")
     texts = lambda side: [browser.find_element("id", f"{side}-{n}").text for n in range(count(side))]
     count = lambda side: len(browser.find_elements("css selector", f"[id^='{side}-']"))
-    for kind, queries, keys in (("encoder", "abcde", "abcde"), ("decoder", "∅edc", "∅edc"), ("cross", "edc⏎", "abcde")):
+    sides = {"encoder": ("∅abcde", "∅abcde"), "decoder": ("∅edc", "∅edc"), "cross": ("edc∅", "∅abcde")}
+    for kind, (queries, keys) in sides.items():
         find(f"kind-{kind}").click()
         until(lambda kind=kind: find(f"kind-{kind}").get_attribute("aria-pressed") == "true")
         until(lambda keys=keys: count("key") == len(keys))
@@ -88,13 +89,13 @@ def test_the_selector_shows_each_kind(run, browser):  # noqa: F811
     press(browser, "3")
     until(lambda: browser.find_elements("id", "map"))
     size = browser.execute_script("const c = document.getElementById('map'); return [c.width, c.height]")
-    assert size == [5, 4]
-    canvas, pair = find("map"), base.pair(run, SuiteOptions(text="abcde=edc"))
+    assert size == [6, 4]
+    canvas, pair = find("map"), base.example(run, SuiteOptions(text="abcde=edc"))
     width, height = canvas.size["width"], canvas.size["height"]
-    x, y = int(4.5 / 5 * width - width / 2), int(2.5 / 4 * height - height / 2)
+    x, y = int(4.5 / 6 * width - width / 2), int(2.5 / 4 * height - height / 2)
     ActionChains(browser).move_to_element_with_offset(canvas, x, y).perform()
     until(lambda: find("pointed").text.startswith("query 2"))
-    pattern = r"query 2 +ed\[c\]\nkey +4 +abcd\[e\]\nlogit (\S+) ± (\S+) +weight (\S+) ± (\S+)"
+    pattern = r"query 2 +ed\[c\]\nkey +4 +∅abc\[d\]\nlogit (\S+) ± (\S+) +weight (\S+) ± (\S+)"
     logit, logit_error, weight, error = map(float, re.fullmatch(pattern, find("pointed").text).groups())
     maps = attention.maps_by_kind(run.model, pair.inputs[None], pair.source[None])["cross"][1]
     assert weight == pytest.approx(maps.weights_BHLS[0, 0, 2, 4], abs=error)

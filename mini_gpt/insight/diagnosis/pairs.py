@@ -1,4 +1,4 @@
-"""All checks of a trained model with an encoder, on problems: a question is a source, and an answer is a target."""
+"""All checks of a trained model with an encoder, on sources and targets."""
 
 from typing import NamedTuple
 
@@ -6,46 +6,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.data import task_batches
-from mini_gpt.data.batches import in_full_batches
-from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.evaluation import task_accuracy
+from mini_gpt.insight import examples
 from mini_gpt.insight.diagnosis import alternatives, blocks, losses, masks, probe, weights
 from mini_gpt.insight.diagnosis.blocks import Layer
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult
+from mini_gpt.insight.examples import Example
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-Problems = list[tuple[str, str]]
-COUNTED = 4_096  # training problems whose answers are counted
+COUNTED = 4_096  # training examples whose targets are counted
 
 
 class Texts(NamedTuple):
-    """The problems to measure, of the split and of training, and the tokenizer."""
+    """The examples to measure, of the split and of training."""
 
-    problems: Problems
-    train_problems: Problems
-    tokenizer: Tokenizer
+    examples: list[Example]
+    train_examples: list[Example]
 
 
 def diagnose(model: LoadedModel, texts: Texts, history: History, step: int) -> list[CheckResult]:
     """Return the results of all checks that apply to a model with an encoder. history, step: see `checks.diagnose`."""
     before = [row for row in history if row["step"] <= step]
-    shown = texts.problems[: probe.WINDOWS]
-    tokens_S, log_SV, layers = _answers(model, texts.tokenizer, shown)
-    counts_V = 1 + _token_counts(model, texts)
+    shown = texts.examples[: probe.WINDOWS]
+    tokens_S, log_SV, layers = _targets(model, shown)
+    counts_V = 1 + _token_counts(model, texts.train_examples)
     unigram_V = np.log(counts_V / counts_V.sum())
-    loss_of = lambda other, problems=shown: _loss(other, texts.tokenizer, problems)
+    loss_of = lambda other, some=shown: examples.loss(other, some)
     measured = Losses(
-        loss=loss_of(model, texts.problems),
-        train=loss_of(model, texts.train_problems),
+        loss=loss_of(model, texts.examples),
+        train=loss_of(model, texts.train_examples),
         windows=loss_of(model),
         unigram=-float(unigram_V[tokens_S].mean()),
         bigram=None,
         **losses.recorded(history, step),
     )
-    batch = task_batches.problem_batch(shown, model.config, texts.tokenizer, model.config.context_length)
+    batch = examples.batch_of(shown, (model.config.source_length, model.config.context_length))
     return [
         *blocks.stream(model, layers),
         *weights.check(model, measured.suspicious),
@@ -60,28 +56,16 @@ def diagnose(model: LoadedModel, texts: Texts, history: History, step: int) -> l
     ]
 
 
-def _loss(model: LoadedModel, tokenizer: Tokenizer, problems: Problems) -> float:
-    """Return the loss in nats per token of the answers, as training records it."""
-    return task_accuracy.accuracy(model, tokenizer, problems, model.config.context_length).nll
+def _token_counts(model: LoadedModel, train_examples: list[Example]) -> np.ndarray:
+    """Return counts_V of the tokens in targets, with their ends; sentinels of span corruption are tokens too."""
+    written = np.concatenate([example.written for example in train_examples[:COUNTED]])
+    return np.bincount(written, minlength=len(model.parameters["embedding"]))
 
 
-def _token_counts(model: LoadedModel, texts: Texts) -> np.ndarray:
-    """Return counts_V of the tokens in the answers to training problems, with their ends."""
-    config, counts_V = model.config, np.zeros(model.vocab_size, np.int64)
-    for count, part in in_full_batches(texts.train_problems[:COUNTED], probe.WINDOWS):
-        batch = task_batches.problem_batch(part[:count], config, texts.tokenizer, config.context_length)
-        counts_V += np.bincount(batch["targets"][batch["weights"] > 0], minlength=model.vocab_size)
-    return counts_V
-
-
-def _answers(
-    model: LoadedModel, tokenizer: Tokenizer, problems: Problems
-) -> tuple[np.ndarray, np.ndarray, list[Layer]]:
-    """Return (tokens_S, log-probabilities_SV) of the answers' tokens, and the statistics of each block."""
-    config, tokens, log, layers = model.config, [], [], []
-    rows = model.rows_at_a_time(max(config.context_length, config.source_length))
-    for count, part in in_full_batches(problems, rows):
-        batch = task_batches.problem_batch(part, config, tokenizer, config.context_length)
+def _targets(model: LoadedModel, shown: list[Example]) -> tuple[np.ndarray, np.ndarray, list[Layer]]:
+    """Return (tokens_S, log-probabilities_SV) of the targets' tokens, and the statistics of each block."""
+    tokens, log, layers = [], [], []
+    for count, batch in examples.batches(model, shown):
         weights_BL = batch["weights"][:count] > 0
         log_BLV, of_layers = _run(model, *sharding.put_whole((batch["inputs"], batch["source"]), model.mesh))
         log.append(np.asarray(log_BLV)[:count][weights_BL])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mini_gpt.config.schema import Config
+from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, figures, images
 from mini_gpt.insight.examples import Example
@@ -50,7 +51,7 @@ def explorer(
 
     labels[kind][layer][head]: the label of a head.
     """
-    texts = lambda tokens: [tokenizer.decode([token]) for token in tokens]
+    texts = lambda tokens: [spans.decode([token], tokenizer) for token in tokens]
     labels = labels or {}
     shown: dict[str, Any]
     if isinstance(text, Example):
