@@ -62,6 +62,8 @@ def explorer(
         for kind, maps in attention.maps_by_kind(model, text.inputs[None], text.source[None]).items():
             share = entries[kind] / sum(entries.values())
             held[kind] = _held(maps, axes[kind], labels.get(kind), causal=kind == "decoder", share=share)
+        if text.alignment:  # [first key, end, first query, end]; the first source token is a separator
+            held["cross"]["alignment"] = [(1 + first, 1 + end, *queries) for (first, end), queries in text.alignment]
         shown = {"kinds": held}
     else:
         layers, own = attention.attention_maps(model, text[None]), (texts(text), texts(text))
