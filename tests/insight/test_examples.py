@@ -17,7 +17,6 @@ from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation import perplexity
 from mini_gpt.insight import examples, pruning
 from mini_gpt.insight.heads import inputs
-from mini_gpt.model.gpt import Inputs
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -25,6 +24,7 @@ from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL, make_text
 from tests.evaluation.models import random_model
 from tests.insight.test_explorer import data_of, unpacked
+from tests.insight.test_maps_by_kind import exact_weights
 
 ENCODER = {
     "model.encoder_layers": 1,
@@ -147,16 +147,6 @@ def test_the_loss_of_spans_is_that_of_training(small):
     assert examples.loss(model, found) == pytest.approx(score.nll, rel=1e-6)
 
 
-def plain_maps(model, example):
-    """Return {kind: weights_NHLS} of a plain forward pass of one row."""
-    module, source_BS = model.merge(), jnp.asarray(example.source[None])
-    memory, encoder = module.encode(source_BS, trace=lambda trace: trace.attention.weights_BHLS)
-    both = lambda trace: (trace.attention.weights_BHLS, trace.cross_attention.weights_BHLS)
-    layers = module.forward(Inputs(jnp.asarray(example.inputs[None])), memory=memory, trace=both)[2]
-    kinds = {"encoder": encoder, "decoder": [own for own, _ in layers], "cross": [cross for _, cross in layers]}
-    return {kind: np.concatenate([np.asarray(weights) for weights in maps]) for kind, maps in kinds.items()}
-
-
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("kind", ["pairs", "spans"])
 def test_the_page_shows_the_maps_and_the_tokens_of_one_example(run_of, kind, text):
@@ -165,7 +155,7 @@ def test_the_page_shows_the_maps_and_the_tokens_of_one_example(run_of, kind, tex
     stem = base.file_stem("explorer", options)
     data = data_of((run.workdir / "eval" / f"{stem}.html").read_text(encoding="utf-8"))
     example = base.example(run, options)
-    for name, weights_NHLS in plain_maps(run.model, example).items():
+    for name, weights_NHLS in exact_weights(run.model, example.inputs, example.source).items():
         held = data["kinds"][name]
         weights_XLS = weights_NHLS.reshape(-1, *weights_NHLS.shape[2:])
         _, shown = unpacked(held, *weights_XLS.shape)
@@ -175,8 +165,10 @@ def test_the_page_shows_the_maps_and_the_tokens_of_one_example(run_of, kind, tex
         source, _, target = OWN[kind].rpartition("=")
         assert ("".join(sides["keys"]), "".join(sides["tokens"])) == (source, target)
     elif kind == "pairs":
-        lines = [line.split("\t") for line in Path(run.config.data.path).read_text(encoding="utf-8").splitlines()]
-        assert ["".join(sides["keys"]), "".join(sides["tokens"])] in [pair for pair in lines if len(pair[0]) < 40]
+        lines = [line.split(b"\t") for line in Path(run.config.data.path).read_bytes().splitlines()]
+        each = lambda text: [bytes([byte]).decode(errors="replace") for byte in text]
+        fitting = [[["", *each(source)], [*each(target.strip()), ""]] for source, target in lines if len(source) < 40]
+        assert [sides["keys"], sides["tokens"]] in fitting
     sentinels = [[token for token in sides[side] if token.startswith("<")] for side in ("keys", "tokens")]
     count = 0 if kind == "pairs" else 2 if text else spans.sizes(run.config).spans
     assert sentinels == [[f"<{number}>" for number in range(count)]] * 2
@@ -189,7 +181,7 @@ def test_heads_are_measured_without_an_alignment(run_of, monkeypatch, kind):
     heads = suites.evaluate(run, "heads", SuiteOptions())["heads"]
     found = base.examples_of(run, "validation", 300)
     assert 5 < len(found) < 10
-    maps = [plain_maps(run.model, example)["cross"][0] for example in found]
+    maps = [exact_weights(run.model, example.inputs, example.source)["cross"][0] for example in found]
     for row in heads:
         kinds = row["kinds"]
         if row["attention"] != "cross":
