@@ -15,7 +15,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation import perplexity
-from mini_gpt.insight import examples, pruning
+from mini_gpt.insight import examples, pruning, samples
 from mini_gpt.insight.heads import inputs
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
@@ -88,7 +88,7 @@ def test_examples_of_pairs_are_spread_over_those_that_fit(small):
     tokens = split_of(text for pair in texts for text in pair)
     config = small(**PAIRS, eval__tokens=12 * 10)
     for num_tokens, count in ((None, 12), (32 * 7, 7), (1, 1), (10**6, 60)):
-        found = examples.of_split(tokens, "validation", config, TOKENIZER, num_tokens)
+        found = samples.of_split(tokens, "validation", config, TOKENIZER, num_tokens)
         assert all(part[0] == SEPARATOR for example in found for part in (example.source, example.inputs))
         assert all(example.written[-1] == SEPARATOR and example.alignment == () for example in found)
         shown = [(text_of(example.source[1:]), text_of(example.inputs[1:])) for example in found]
@@ -97,7 +97,7 @@ def test_examples_of_pairs_are_spread_over_those_that_fit(small):
         assert abs(len(found) - count) <= (num_tokens is None) and places == sorted(set(places)) and places[0] == 0
         assert count == 1 or (np.ptp(np.diff(places)) <= 1 and places[-1] == len(fitting) - 1)
     with pytest.raises(UserError, match=r"no pair of the test split fits"):
-        examples.of_split(split_of([texts[0][0], "x"]), "test", config, TOKENIZER)
+        samples.of_split(split_of([texts[0][0], "x"]), "test", config, TOKENIZER)
 
 
 def test_examples_of_spans_restore_the_text(small):
@@ -106,7 +106,7 @@ def test_examples_of_spans_restore_the_text(small):
     config = small(**SPANS, eval__tokens=500)
     size = spans.sizes(config).text
     for num_tokens, count in ((None, 500 // size), (1, 1), (10**6, len(tokens) // size)):
-        found = examples.of_split(tokens, "validation", config, TOKENIZER, num_tokens)
+        found = samples.of_split(tokens, "validation", config, TOKENIZER, num_tokens)
         assert abs(len(found) - count) <= 1
         for example in found:
             assert example.inputs[0] == example.written[-1] == SEPARATOR
@@ -117,7 +117,7 @@ def test_examples_of_spans_restore_the_text(small):
                 source = source.replace(b"<%d>" % number, span)
             assert source in text.encode() and len(source) == size
     with pytest.raises(UserError, match=r"^data\.corpus: the split has 10 tokens; must have at least"):
-        examples.of_split(tokens[:10], "test", config, TOKENIZER)
+        samples.of_split(tokens[:10], "test", config, TOKENIZER)
 
 
 @pytest.mark.parametrize("fields", [PAIRS, SPANS])
@@ -130,7 +130,7 @@ def test_the_loss_is_that_of_each_example_alone(small, fields):
         nll_1L = model.nll(example.inputs[None], example.written[None], example.source[None])
         sums += np.float64(nll_1L).sum(), len(example.written)
     seen = []
-    assert examples.loss(model, found, advance=seen.append) == pytest.approx(sums[0] / sums[1], rel=1e-5)
+    assert samples.loss(model, found, advance=seen.append) == pytest.approx(sums[0] / sums[1], rel=1e-5)
     assert sum(seen) == len(found) * 32 and len(seen) > 1
     shown = [text_of(example.source[fields is PAIRS :]) for example in found]
     assert shown == [source for source, _ in texts]
@@ -142,9 +142,9 @@ def test_the_loss_of_spans_is_that_of_training(small):
     model = random_model(small(**SPANS, eval__tokens=300), TOKENIZER.token_bytes, noise=0.3)
     tokens = TOKENIZER.encode(make_text(3, 400))
     score = perplexity.score_split(model, tokens, TOKENIZER.token_bytes, most_tokens=300)
-    found = examples.of_split(tokens, "validation", model.config, TOKENIZER)
+    found = samples.of_split(tokens, "validation", model.config, TOKENIZER)
     assert sum(len(example.written) for example in found) == score.tokens
-    assert examples.loss(model, found) == pytest.approx(score.nll, rel=1e-6)
+    assert samples.loss(model, found) == pytest.approx(score.nll, rel=1e-6)
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -224,9 +224,9 @@ def test_heads_are_pruned_by_the_loss_of_targets(run_of, monkeypatch, kind):
     assert [tuple(layer) for layer in result["layers"]] == [("encoder", 0), ("decoder", 0), ("cross", 0)]
     nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "ablation"}
     found = base.examples_of(run, "validation", 300)
-    assert nll[0] == pytest.approx(examples.loss(run.model, found), rel=1e-6)
+    assert nll[0] == pytest.approx(samples.loss(run.model, found), rel=1e-6)
     none = dataclasses.replace(run.model, head_mask_NBH=jnp.zeros((3, 1, 4)))
-    assert nll[12] == pytest.approx(examples.loss(none, found), rel=1e-6) and nll[12] != nll[0]
+    assert nll[12] == pytest.approx(samples.loss(none, found), rel=1e-6) and nll[12] != nll[0]
 
 
 @pytest.mark.slow

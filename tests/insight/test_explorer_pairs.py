@@ -144,7 +144,7 @@ def test_frames_show_the_true_alignment(small, browser, tmp_path, request, width
     until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
     count = lambda selector: len(browser.find_elements("css selector", selector))
     legend = lambda: [element.text for element in browser.find_elements("id", "legend")]
-    press(browser, "3")
+    browser.find_element("id", "tab-Map").click()
     until(lambda: count("#map"))
     assert legend() == (["frame: true alignment"] if known else [])
     boxes = """const box = (e) => { const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; };
@@ -156,9 +156,9 @@ def test_frames_show_the_true_alignment(small, browser, tmp_path, request, width
     np.testing.assert_allclose(found, expected, atol=4)  # pixels: the widths of lines and of the border
     if not known:
         return
-    press(browser, "2")
+    browser.find_element("id", "tab-Model").click()
     until(lambda: count(".thumb .line") == 8 * len(alignment))
-    press(browser, "1")
+    browser.find_element("id", "tab-Heads").click()
     until(lambda: browser.find_elements("id", "query-1"))
     assert legend() == ["frame: true alignment of the token you point at"]
     for pointed, others in {"query-1": ["key-1", "key-2"], "key-4": ["query-0"], "query-3": []}.items():

@@ -10,7 +10,7 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.evaluation import task_accuracy
-from mini_gpt.insight import examples, pruning
+from mini_gpt.insight import examples, pruning, samples
 from mini_gpt.model import head_masks
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -36,7 +36,7 @@ def losses(model, parameters=None, mask_NBH=None):
 def test_importance_and_ablation_of_all_kinds(small):
     model = random_model(small(**PAIRS | SIZE), TOKENIZER.token_bytes, noise=0.3)
     texts = list(
-        examples.batches(model, [examples.of_problem(problem, model.config, TOKENIZER) for problem in PROBLEMS])
+        samples.batches(model, [examples.of_problem(problem, model.config, TOKENIZER) for problem in PROBLEMS])
     )
     assert len(texts) > 1 and sum(count for count, _ in texts) == len(PROBLEMS)
     importance_NH, increase_NH = pruning.importance(model, texts), pruning.ablation(model, texts)

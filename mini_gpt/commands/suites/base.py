@@ -14,7 +14,7 @@ from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.evaluation import extrapolation, task_accuracy
-from mini_gpt.insight import examples
+from mini_gpt.insight import examples, samples
 from mini_gpt.insight.examples import Example
 from mini_gpt.model.gpt import check_length
 from mini_gpt.runtime import files
@@ -206,7 +206,7 @@ def examples_of(run: Run, split: str, num_tokens: int | None = None) -> list[Exa
         found = problems(run, split, config.eval.tokens if num_tokens is None else num_tokens)
         return [examples.of_problem(problem, config, run.tokenizer) for problem in found]
     check_length(config.model, config.context_length)
-    return examples.of_split(run.store.tokens(split), split, config, run.tokenizer, num_tokens)
+    return samples.of_split(run.store.tokens(split), split, config, run.tokenizer, num_tokens)
 
 
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.insight import examples
+from mini_gpt.insight import examples, samples
 from mini_gpt.insight.diagnosis import alternatives, blocks, losses, masks, probe, weights
 from mini_gpt.insight.diagnosis.blocks import Layer
 from mini_gpt.insight.diagnosis.losses import History, Losses
@@ -32,7 +32,7 @@ def diagnose(model: LoadedModel, texts: Texts, history: History, step: int) -> l
     tokens_S, log_SV, layers = _targets(model, shown)
     counts_V = 1 + _token_counts(model, texts.train_examples)
     unigram_V = np.log(counts_V / counts_V.sum())
-    loss_of = lambda other, some=shown: examples.loss(other, some)
+    loss_of = lambda other, some=shown: samples.loss(other, some)
     measured = Losses(
         loss=loss_of(model, texts.examples),
         train=loss_of(model, texts.train_examples),
@@ -65,7 +65,7 @@ def _token_counts(model: LoadedModel, train_examples: list[Example]) -> np.ndarr
 def _targets(model: LoadedModel, shown: list[Example]) -> tuple[np.ndarray, np.ndarray, list[Layer]]:
     """Return (tokens_S, log-probabilities_SV) of the targets' tokens, and the statistics of each block."""
     tokens, log, layers = [], [], []
-    for count, batch in examples.batches(model, shown):
+    for count, batch in samples.batches(model, shown):
         weights_BL = batch["weights"][:count] > 0
         log_BLV, of_layers = _run(model, *sharding.put_whole((batch["inputs"], batch["source"]), model.mesh))
         log.append(np.asarray(log_BLV)[:count][weights_BL])
