@@ -124,7 +124,7 @@ TRAINED = TASK | {
     "model__position": "sinusoidal",
     "data__task_length": 3,
     "context_length": 8,
-    "source_length": 8,
+    "source_length": 9,
     "train__steps": 300,
     "train__batch_size": 32,
     "train__log_every": 10,
