@@ -16,7 +16,7 @@ from mini_gpt.commands import command_line, results
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
-from mini_gpt.data import tasks
+from mini_gpt.data import spans
 from mini_gpt.insight import figures
 from mini_gpt.insight import maps as attention_maps
 from mini_gpt.insight.examples import Example
@@ -29,13 +29,16 @@ ENCODINGS = {plot.__name__: plot for plot in PLOTS}
 
 
 def maps(workdirs: list[Path]) -> Figure:
-    """Plot the attention of several runs on the start of the first run's validation split, or on a problem of it."""
+    """Plot the attention of several runs on the start of the first run's validation split, or on a pair of it."""
     runs = [Run(workdir) for workdir in workdirs]
     has_encoder = runs[0].config.model.encoder_layers > 0
     for run in runs:
         layers = run.config.model.encoder_layers
         remedy = f"must{'' if has_encoder else ' not'} be above 0, as for the first run"
         require((layers > 0) == has_encoder, f"--maps: {run.workdir}: model.encoder_layers", layers, remedy)
+        first, objective = runs[0].config.train.objective, run.config.train.objective
+        same = not has_encoder or objective == first
+        require(same, f"--maps: {run.workdir}: train.objective", objective, f"must be {first}, as for the first run")
     texts: list[Any] = _pairs(runs) if has_encoder else _openings(runs)
     of_runs = zip(runs, texts, strict=True)
     return attention_maps.figure([Panel(run.workdir.name, run.model, run.tokenizer, text) for run, text in of_runs])
@@ -54,10 +57,10 @@ def _openings(runs: list[Run]) -> list[np.ndarray]:
 
 
 def _pairs(runs: list[Run]) -> list[Example]:
-    """Return a problem of the first run, in the tokens of each run."""
-    pair, tokenizer = base.pair(runs[0], SuiteOptions()), runs[0].tokenizer
-    text = f"{tokenizer.decode(pair.source)}{tasks.ANSWER}{tokenizer.decode(pair.written[:-1])}"
-    return [base.pair(run, SuiteOptions(text=text)) for run in runs]
+    """Return a pair of the first run, in the tokens of each run."""
+    pair = base.example(runs[0], SuiteOptions())
+    source, target = (spans.decode(tokens, runs[0].tokenizer) for tokens in (pair.source, pair.written[:-1]))
+    return [base.example_of(run, source, target) for run in runs]
 
 
 @command_line.command

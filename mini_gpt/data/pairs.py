@@ -91,6 +91,17 @@ class StoredPairs(Sequence[Pair]):
             )
         return indices
 
+    def spread(self, config: Config, split: str, count: int | None = None) -> list[Pair]:
+        """Return up to `count` evenly spaced pairs that fit in a training row. Raises UserError if there is none.
+
+        count: None: those of an evaluation during training, with about `eval.tokens` tokens in their targets.
+        """
+        indices = self.fitting(config, split)
+        if count is None:
+            count = max(1, int(config.eval.tokens / self.sizes_P2[indices, 1].mean()))
+        some = np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(int)
+        return self.take(indices[some])
+
     def take(self, indices: np.ndarray) -> list[Pair]:
         """Return the pairs at these indices."""
         return [self[int(index)] for index in indices]

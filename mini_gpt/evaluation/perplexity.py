@@ -1,5 +1,6 @@
 """The loss of a split in blocks of the context length, for training and eval.py."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,18 @@ def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray,
 
 
 def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int, advance: Advance) -> Score:
-    nll_fn, nll_sum, count = make_nll_fn(model), 0.0, 0
     length = text_batches.text_length(model.config)
+    rows = model.rows_at_a_time(length)
+    blocks = corrupted_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
+    return score_batches(model, blocks, advance=lambda rows: advance(rows * length))
+
+
+def score_batches(model: LoadedModel, filled_batches: Iterable[tuple[int, Batch]], *, advance: Advance) -> Score:
+    """Score the targets with weight in the first `filled` rows of each (filled, batch). The score has 0 bytes.
+
+    advance: called with the number of these rows.
+    """
+    nll_fn, nll_sum, count = make_nll_fn(model), 0.0, 0
 
     def score_batch(block: tuple[int, Batch]) -> tuple[float, int, int]:
         filled, batch = block
@@ -146,9 +157,7 @@ def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int, advance:
         weights_BL = batch["weights"][:filled]
         return float((nll_BL[:filled] * weights_BL).sum(dtype=np.float64)), int(weights_BL.sum()), filled
 
-    rows = model.rows_at_a_time(length)
-    blocks = corrupted_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
-    for batch_nll, scored, filled in in_order(score_batch, blocks, model.batches_at_a_time):
+    for batch_nll, scored, filled in in_order(score_batch, filled_batches, model.batches_at_a_time):
         nll_sum, count = nll_sum + batch_nll, count + scored
-        advance(filled * length)
+        advance(filled)
     return Score(nll_sum, count, 0)

@@ -121,7 +121,11 @@ def statistics_by_kind(
 
     The names of the curves of encoder and cross-attention begin with attention/encoder and attention/cross.
     """
-    is_source_BS = source_BS >= 0
+    count = len(tokens_BL)
+    padded = (sharding.pad_rows(array, model.mesh) for array in (tokens_BL, is_query_BL, source_BS))
+    tokens_BL, is_query_BL, source_BS = padded
+    is_own_B1 = (np.arange(len(tokens_BL)) < count)[:, None]
+    is_query_BL, is_source_BS = is_query_BL & is_own_B1, (source_BS >= 0) & is_own_B1
     arguments = {"encoder": (is_source_BS,), "decoder": (is_query_BL,), "cross": (is_query_BL,)}
     reduce = dict.fromkeys(KINDS, _statistics) | {"cross": _cross_statistics}
     found = each_layer_by_kind(model, tokens_BL, source_BS, reduce, arguments)

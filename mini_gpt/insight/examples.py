@@ -1,4 +1,4 @@
-"""A source and a target of a model with an encoder, with the tokens of both that belong together."""
+"""Sources and targets of a model with an encoder, with the tokens of both that belong together."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,7 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import task_batches, tasks
+from mini_gpt.data import spans, task_batches, tasks, tokenizers
+from mini_gpt.data.batches import PADDING, Batch
+from mini_gpt.data.pairs import Pair
 from mini_gpt.data.tasks.base import Link, Problem
 from mini_gpt.data.tokenizers import Tokenizer
 
@@ -14,11 +16,11 @@ Alignment = Sequence[Link]  # in tokens of a text with a token per character
 
 
 class Example(NamedTuple):
-    """One problem, in int32 tokens without padding.
+    """One source with its target, in int32 tokens without padding.
 
-    source: the encoder's tokens: a separator, then the question. inputs: those of the decoder: a separator, then the
-    answer. written: the tokens that the decoder must write at these places: the answer and its end. alignment: the true
-    one of question and answer, or () if it is not known.
+    source: the encoder's tokens: a separator, then the source; with span corruption, no separator. inputs: those of the
+    decoder: a separator, then the target. written: the tokens that the decoder must write at these places: the target
+    and its end. alignment: the true one of source and target, or () if it is not known.
     """
 
     source: np.ndarray
@@ -32,11 +34,38 @@ def of_problem(problem: Problem, config: Config, tokenizer: Tokenizer, alignment
     if alignment is None:
         align = tasks.find(config.data.corpus).align
         alignment = align(*problem) if align else ()
-    length = max(config.context_length, len(problem[1]) + 1)
-    batch = {name: rows[0] for name, rows in task_batches.problem_batch([problem], config, tokenizer, length).items()}
-    is_target_L = batch["weights"] > 0
-    inputs, written = (batch[name][is_target_L] for name in ("inputs", "targets"))
-    return Example(batch["source"][batch["source"] >= 0], inputs, written, alignment)
+    return of_pair(task_batches.pair_of(tokenizer, problem), tokenizers.separator(tokenizer), alignment)
+
+
+def of_texts(source: str, target: str, config: Config, tokenizer: Tokenizer) -> Example:
+    """Return the example of two texts, in the tokens of a run. With span corruption, they may have sentinels."""
+    separator = tokenizers.separator(tokenizer)
+    if config.train.objective != "span_corruption":
+        return of_pair(Pair(tokenizer.encode(source), tokenizer.encode(target)), separator)
+    source_S, target_L = (spans.encode(text, tokenizer) for text in (source, target))
+    return of_pair(Pair(source_S, target_L), separator)._replace(source=source_S)
+
+
+def of_pair(pair: Pair, separator: int, alignment: Alignment = ()) -> Example:
+    """Return the example of a pair, with a separator before both sides."""
+    joined = lambda *parts: np.concatenate(parts).astype(np.int32)
+    before = [separator]
+    return Example(joined(before, pair.source), joined(before, pair.target), joined(pair.target, before), alignment)
+
+
+def batch_of(examples: Sequence[Example], size: tuple[int, int]) -> Batch:
+    """Return a batch with one example in each row. size: tokens of a row of sources, and of a row of targets."""
+    rows, separator = range(len(examples)), examples[0].inputs[0]
+    source_BS = np.full((len(rows), size[0]), PADDING, np.int32)
+    inputs_BL = np.full((len(rows), size[1]), separator, np.int32)
+    targets_BL = inputs_BL.copy()
+    for row, example in zip(rows, examples, strict=True):
+        source_BS[row, : len(example.source)] = example.source
+        inputs_BL[row, : len(example.inputs)] = example.inputs
+        targets_BL[row, : len(example.written)] = example.written
+    lengths_B1 = np.array([[len(example.inputs)] for example in examples])
+    weights_BL = (np.arange(size[1]) < lengths_B1).astype(np.float32)
+    return {"inputs": inputs_BL, "targets": targets_BL, "weights": weights_BL, "source": source_BS}
 
 
 def cells(alignment: Alignment, shape: tuple[int, int]) -> np.ndarray:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention
 from mini_gpt.insight.curves import new_figure
@@ -83,7 +84,7 @@ def _rows(panel: Panel) -> list[_Row]:
 
 
 def _texts(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:
-    return [tokenizer.decode([token]).replace("\n", "⏎") for token in tokens]
+    return [spans.decode([token], tokenizer).replace("\n", "⏎") for token in tokens]
 
 
 def _draw(rows: Sequence[_Row], title: str) -> Figure:
@@ -109,6 +110,8 @@ def _draw_map(axes: Axes, weights_LS: np.ndarray, row: _Row) -> None:
     for labels, ticks in ((row.keys, axes.set_xticks), (row.queries, axes.set_yticks)):
         shown = labels if len(labels) <= MOST_LABELS else []
         ticks(range(len(shown)), shown, fontsize=5.5)
+    if max(map(len, row.keys)) > 2:
+        axes.tick_params(axis="x", labelrotation=90)  # otherwise longer labels would overlap
     axes.tick_params(length=0, pad=1)
     axes.imshow(np.sqrt(weights_LS), cmap="magma", vmin=0, vmax=1)
     for (first, end), (first_query, end_query) in row.alignment:

@@ -125,10 +125,9 @@ def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, 
 def problem_batches(
     model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]]
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) of a task's problems, which are pairs (question, answer)."""
+    """Yield (count, batch) of a task's problems, which are pairs (question, answer). The model has no encoder."""
     config, length = model.config, model.config.context_length
-    longest = max(length, config.source_length) if config.model.encoder_layers else length
-    for count, part in in_full_batches(problems, model.rows_at_a_time(longest)):
+    for count, part in in_full_batches(problems, model.rows_at_a_time(length)):
         yield count, task_batches.problem_batch(part, config, tokenizer, length)
 
 

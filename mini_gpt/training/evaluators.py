@@ -150,6 +150,7 @@ class PairEvaluator(Evaluator):
         self.has_sample = self.has_sample and config.model.without_cache is None
         stored = StoredPairs(tokens, self.separator)
         self.pairs = stored.take(stored.fitting(config, "validation"))
+        self.some_pairs = stored.spread(config, "validation")
         batch = batch_of([self.pairs[:1]], self.separator, (config.source_length, config.context_length))
         self.probe_BL, self.source_BS, self.is_query_BL = batch["inputs"], batch["source"], batch["weights"] > 0
         self.prompt = tokenizer.decode(self.pairs[0].source)
@@ -158,11 +159,7 @@ class PairEvaluator(Evaluator):
         return task_accuracy.of_pairs(model, pairs, self.separator)
 
     def scalars(self, model: LoadedModel) -> dict[str, float]:
-        sizes = np.array([len(pair.target) + 1 for pair in self.pairs])
-        count = max(1, int(self.config.eval.tokens / sizes.mean()))
-        some = np.unique(np.linspace(0, len(self.pairs) - 1, min(count, len(self.pairs))).astype(int))
-        score = self.score(model, [self.pairs[index] for index in some])
-        return _scalars(score)
+        return _scalars(self.score(model, self.some_pairs))
 
     def sample(self, model: LoadedModel, length: int) -> str:
         pairs = self.pairs[:SAMPLE_PROBLEMS]

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands import suites
+from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.insight import examples
 from mini_gpt.insight.diagnosis import losses, masks, pairs
 from mini_gpt.insight.diagnosis.result import most_likely
 from mini_gpt.model.gpt import Inputs
@@ -127,7 +129,8 @@ def test_padding_is_in_no_statistic(initial):
     found = []
     for target, source in ((7, 7), (30, 16)):  # six characters and an end: no padding, and much padding
         config = configs.override(model.config, {"context_length": target, "source_length": source})
-        found.append(pairs.answers(dataclasses.replace(model, config=config), tokenizer, problems))
+        shown = [examples.of_problem(problem, config, tokenizer) for problem in problems]
+        found.append(pairs.targets(dataclasses.replace(model, config=config), shown))
     assert found[0][0].shape == (35,)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5), *found)
 
@@ -221,7 +224,7 @@ def test_broken_weights_are_found_and_named(small, open_run, name):
 
 def diagnosed(run, change):
     """Return the results of all checks of a changed model."""
-    texts = pairs.Texts(run.problems("validation", 160), run.problems("train", 160), run.tokenizer)
+    texts = pairs.Texts(base.examples_of(run, "validation"), base.examples_of(run, "train"))
     return pairs.diagnose(change(run.model), texts, monitor.read(run.workdir / workdirs.METRICS), run.step)
 
 

@@ -18,6 +18,7 @@ from mini_gpt.insight.heads import inputs
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
+from tests.evaluation.models import random_model
 from tests.insight.test_explorer import data_of, unpacked
 from tests.insight.test_explorer_in_browser import browser, pixels, press, show  # noqa: F401
 from tests.insight.test_maps_by_kind import PAIRS
@@ -43,9 +44,9 @@ def test_the_page_holds_the_maps_of_all_kinds(run, monkeypatch):
     monkeypatch.setattr(inputs, "TOKENS", 200)
     suites.evaluate(run, "heads", SuiteOptions())
     data = data_of(opened(run).read_text(encoding="utf-8"))
-    pair = base.pair(run, SuiteOptions(text="abcde=edc"))
+    pair = base.example(run, SuiteOptions(text="abcde=edc"))
     maps = attention.maps_by_kind(run.model, pair.inputs[None], pair.source[None])
-    tokens = {"encoder": ("abcde", "abcde"), "decoder": ("edc", "edc"), "cross": ("edc\n", "abcde")}
+    tokens = {"encoder": ("abcde", "abcde"), "decoder": ("edc", "edc"), "cross": ("edc", "abcde")}
     assert list(data["kinds"]) == list(maps) and "attention" not in data
     assert data["title"] == "run: what 5 × 4 heads attend to"
     for kind, held in data["kinds"].items():
@@ -55,6 +56,23 @@ def test_the_page_holds_the_maps_of_all_kinds(run, monkeypatch):
         weights = np.concatenate([layer.weights_BHLS[0] for layer in maps[kind]])
         _, shown = unpacked(held, *weights.shape)
         assert np.abs(shown - weights).max() == pytest.approx(held["error"], abs=1e-6) and held["error"] < 0.005
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_page_holds_the_known_alignment_of_cross_attention(small, known):
+    config = small(**PAIRS | SIZE)
+    model = random_model(config, TOKENIZER.token_bytes)
+    alignment = (((0, 2), (1, 3)), ((3, 4), (0, 1)))  # of characters
+    pair = examples.of_problem(("ab c", "cab"), config, TOKENIZER, alignment if known else ())
+    kinds = data_of(page.explorer(model, TOKENIZER, pair, title="", subtitle=""))["kinds"]
+    assert [kind for kind, held in kinds.items() if "alignment" in held] == ["cross"] * known
+    if not known:
+        return
+    marked_LS = np.zeros((4, 5), bool)
+    for key, end_key, query, end_query in kinds["cross"]["alignment"]:
+        marked_LS[query:end_query, key:end_key] = True
+    found = [(kinds["cross"]["tokens"][i], kinds["cross"]["keys"][j]) for i, j in np.argwhere(marked_LS)]
+    assert found == [("c", "c"), ("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")]
 
 
 def test_a_pair_that_does_not_fit_is_refused(small, monkeypatch):
@@ -79,7 +97,8 @@ def test_the_selector_shows_each_kind(run, browser):  # noqa: F811
     press(browser, "1")
     texts = lambda side: [browser.find_element("id", f"{side}-{n}").text for n in range(count(side))]
     count = lambda side: len(browser.find_elements("css selector", f"[id^='{side}-']"))
-    for kind, queries, keys in (("encoder", "abcde", "abcde"), ("decoder", "∅edc", "∅edc"), ("cross", "edc⏎", "abcde")):
+    sides = {"encoder": ("∅abcde", "∅abcde"), "decoder": ("∅edc", "∅edc"), "cross": ("edc∅", "∅abcde")}
+    for kind, (queries, keys) in sides.items():
         find(f"kind-{kind}").click()
         until(lambda kind=kind: find(f"kind-{kind}").get_attribute("aria-pressed") == "true")
         until(lambda keys=keys: count("key") == len(keys))
@@ -88,13 +107,13 @@ def test_the_selector_shows_each_kind(run, browser):  # noqa: F811
     press(browser, "3")
     until(lambda: browser.find_elements("id", "map"))
     size = browser.execute_script("const c = document.getElementById('map'); return [c.width, c.height]")
-    assert size == [5, 4]
-    canvas, pair = find("map"), base.pair(run, SuiteOptions(text="abcde=edc"))
+    assert size == [6, 4]
+    canvas, pair = find("map"), base.example(run, SuiteOptions(text="abcde=edc"))
     width, height = canvas.size["width"], canvas.size["height"]
-    x, y = int(4.5 / 5 * width - width / 2), int(2.5 / 4 * height - height / 2)
+    x, y = int(4.5 / 6 * width - width / 2), int(2.5 / 4 * height - height / 2)
     ActionChains(browser).move_to_element_with_offset(canvas, x, y).perform()
     until(lambda: find("pointed").text.startswith("query 2"))
-    pattern = r"query 2 +ed\[c\]\nkey +4 +abcd\[e\]\nlogit (\S+) ± (\S+) +weight (\S+) ± (\S+)"
+    pattern = r"query 2 +ed\[c\]\nkey +4 +∅abc\[d\]\nlogit (\S+) ± (\S+) +weight (\S+) ± (\S+)"
     logit, logit_error, weight, error = map(float, re.fullmatch(pattern, find("pointed").text).groups())
     maps = attention.maps_by_kind(run.model, pair.inputs[None], pair.source[None])["cross"][1]
     assert weight == pytest.approx(maps.weights_BHLS[0, 0, 2, 4], abs=error)
@@ -106,4 +125,48 @@ def test_the_selector_shows_each_kind(run, browser):  # noqa: F811
     press(browser, "\ue013")  # up: the next layer, of one
     press(browser, "2")
     until(lambda: len(browser.find_elements("css selector", ".thumb")) == 4)
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("known", [True, False])
+def test_frames_show_the_true_alignment(small, browser, tmp_path, request, width, known):  # noqa: F811
+    config = small(**PAIRS | SIZE)
+    model = random_model(config, TOKENIZER.token_bytes, noise=0.3)
+    alignment = (((0, 2), (1, 3)), ((3, 4), (0, 1))) if known else ()
+    pair = examples.of_problem(("ab c", "cab"), config, TOKENIZER, alignment)
+    (tmp_path / "page.html").write_text(page.explorer(model, TOKENIZER, pair, title="", subtitle=""), encoding="utf-8")
+    request.addfinalizer(lambda: browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {}))
+    metrics = {"width": width, "height": 1500, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    show(browser, tmp_path / "page.html")
+    until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
+    count = lambda selector: len(browser.find_elements("css selector", selector))
+    legend = lambda: [element.text for element in browser.find_elements("id", "legend")]
+    browser.find_element("id", "tab-Map").click()
+    until(lambda: count("#map"))
+    assert legend() == (["frame: true alignment"] if known else [])
+    boxes = """const box = (e) => { const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; };
+        return [document.getElementById('map'), ...document.querySelectorAll('.map .line')].map(box)"""
+    (left, top, *size), *frames = browser.execute_script(boxes)
+    cell = np.array(size * 2) / (5, 4, 5, 4)  # five keys, four queries
+    found = np.array(frames).reshape(-1, 4) - (left, top, 0, 0)
+    expected = np.array([(1, 1, 2, 2), (4, 0, 1, 1)] if known else []).reshape(-1, 4) * cell
+    np.testing.assert_allclose(found, expected, atol=4)  # pixels: the widths of lines and of the border
+    if not known:
+        return
+    browser.find_element("id", "tab-Model").click()
+    until(lambda: count(".thumb .line") == 8 * len(alignment))
+    browser.find_element("id", "tab-Heads").click()
+    until(lambda: browser.find_elements("id", "query-1"))
+    assert legend() == ["frame: true alignment of the token you point at"]
+    for pointed, others in {"query-1": ["key-1", "key-2"], "key-4": ["query-0"], "query-3": []}.items():
+        ActionChains(browser).move_to_element(browser.find_element("id", pointed)).perform()
+        until(lambda pointed=pointed: "on" in browser.find_element("id", pointed).get_attribute("class"))
+        aligned = browser.find_elements("css selector", ".tokens .aligned")
+        assert [element.get_attribute("id") for element in aligned] == others
+    browser.find_element("id", "kind-decoder").click()
+    until(lambda: not legend())
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert browser.get_log("browser") == []

@@ -97,14 +97,14 @@ def test_the_commands_draw_a_problem_or_a_pair_of_your_own(small, tmp_path, monk
     assert written == {"maps", "cross", "similarity", "sums"}
     assert list((run.workdir / "tensorboard" / "figures").glob("events*"))
     question, answer = tasks.problem("task:reverse", "validation", 0, 0, shortest=3, longest=3)
-    pair = base.pair(run, SuiteOptions())
+    pair = base.example(run, SuiteOptions())
     assert run.tokenizer.decode(pair.source) == question and run.tokenizer.decode(pair.written) == answer
-    own = base.pair(run, SuiteOptions(text="ab=c=d"))
+    own = base.example(run, SuiteOptions(text="ab=c=d"))
     assert run.tokenizer.decode(own.source) == "ab=c" and run.tokenizer.decode(own.written) == "d"
     with pytest.raises(UserError, match=r"^--text: found 'ab'; must be SOURCE=TARGET for a model with an encoder"):
-        base.pair(run, SuiteOptions(text="ab"))
+        base.example(run, SuiteOptions(text="ab"))
     with pytest.raises(UserError, match=r"^model\.max_positions: the learned table has 9 positions; found"):
-        base.pair(run, SuiteOptions(text=f"{'a' * 10}=b"))
+        base.example(run, SuiteOptions(text=f"{'a' * 10}=b"))
     arguments = ["--maps", *[f"{tmp_path}/run"] * 2, f"--out={tmp_path}/both"]
     assert type_in(monkeypatch, "mini_gpt.commands.figures", *arguments) is None
     assert (tmp_path / "both" / "maps.png").read_bytes().startswith(b"\x89PNG")

@@ -81,8 +81,9 @@ def test_maps_equal_an_independent_forward_without_padding(small, fields):
                 assert maps.weights_BHLS.shape[0] == len(tokens_BL)
 
 
-def test_curves_of_all_kinds_use_tokens_without_padding(small):
-    model = make(small)
+@pytest.mark.parametrize("devices", [1, 2])  # two devices need an even number of rows
+def test_curves_of_all_kinds_use_tokens_without_padding(small, devices):
+    model = make(small, mesh__data=devices)
     tokens_BL, source_BS = batch()
     lengths = (7, 4, 2)  # of the targets
     is_query_BL = np.arange(7) < np.array(lengths)[:, None]

@@ -10,7 +10,7 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.evaluation import task_accuracy
-from mini_gpt.insight import pruning
+from mini_gpt.insight import examples, pruning, samples
 from mini_gpt.model import head_masks
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -27,7 +27,7 @@ def losses(model, parameters=None, mask_NBH=None):
     changed = dataclasses.replace(model, parameters=parameters or model.parameters, head_mask_NBH=mask_NBH)
     found = []
     for problem in PROBLEMS:
-        ((_, batch),) = pruning.problem_batches(dataclasses.replace(model, batch_tokens=1), TOKENIZER, [problem])
+        batch = examples.batch_of([examples.of_problem(problem, model.config, TOKENIZER)], (9, 8))
         nll_BL = np.float64(changed.nll(batch["inputs"], batch["targets"], batch["source"]))
         found.append((nll_BL * batch["weights"]).sum() / batch["weights"].sum())
     return np.array(found)
@@ -35,7 +35,9 @@ def losses(model, parameters=None, mask_NBH=None):
 
 def test_importance_and_ablation_of_all_kinds(small):
     model = random_model(small(**PAIRS | SIZE), TOKENIZER.token_bytes, noise=0.3)
-    texts = list(pruning.problem_batches(model, TOKENIZER, PROBLEMS))
+    texts = list(
+        samples.batches(model, [examples.of_problem(problem, model.config, TOKENIZER) for problem in PROBLEMS])
+    )
     assert len(texts) > 1 and sum(count for count, _ in texts) == len(PROBLEMS)
     importance_NH, increase_NH = pruning.importance(model, texts), pruning.ablation(model, texts)
     layers = head_masks.layers(model.config.model)

@@ -14,7 +14,7 @@ from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.evaluation import extrapolation, task_accuracy
-from mini_gpt.insight import examples
+from mini_gpt.insight import examples, samples
 from mini_gpt.insight.examples import Example
 from mini_gpt.model.gpt import check_length
 from mini_gpt.runtime import files
@@ -45,8 +45,8 @@ class Suite:
     name: str
     flags: tuple[str, ...] = ()  # supported options besides split: lengths, strides, text
     needs_text = False  # True: a run of a task can't be measured
-    supports_encoder = False  # True: with an encoder, problems of a task are measured
-    supports_spans = False  # True: a run of span corruption can be measured
+    supports_encoder = False  # True: a run with an encoder can be measured, on any data
+    supports_spans = False  # True: of the runs with an encoder, those of span corruption can be measured
     # Columns of `compared_rows` that depend on the length. A sweep compares them, and plots the first.
     values: tuple[str, ...] = ()
     x_label = "length (tokens)"
@@ -56,8 +56,7 @@ class Suite:
         """Raise UserError if the suite cannot measure runs of this config."""
         if trained.model.encoder_layers:
             has_spans = trained.train.objective == "span_corruption"
-            supported = self.supports_spans if has_spans else self.supports_encoder and trained.data.is_task
-            if not supported:
+            if not self.supports_encoder and not (self.supports_spans and has_spans):
                 found = "span corruption" if has_spans else f"data.corpus={trained.data.corpus}"
                 other = "perplexity" if has_spans else "translation"
                 reason = f"does not support model.encoder_layers with {found}"
@@ -171,24 +170,43 @@ def problem_lengths(corpus: str, trained_length: int, options: SuiteOptions) -> 
     return lengths
 
 
-def pair(run: Run, options: SuiteOptions) -> Example:
-    """Return the pair of --text=SOURCE=TARGET, or of a problem of the longest length, for a model with an encoder."""
-    data = run.config.data
-    task_batches.check_fits(run.config)
-    problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
-    alignment = None
+def example(run: Run, options: SuiteOptions) -> Example:
+    """Return the example of --text=SOURCE=TARGET, or one of the split, for a model with an encoder.
+
+    Of a task, it is a problem of the longest length; of pairs, the first one; of a text, its start.
+    """
     if options.text is not None:
         source, equals, target = options.text.rpartition(tasks.ANSWER)
         require(equals != "", "--text", options.text, "must be SOURCE=TARGET for a model with an encoder")
-        problem, alignment = (source, target), ()  # a text of one's own may be no problem of the task
-    check_length(run.config.model, 1 + max(map(len, problem)))
-    return examples.of_problem(problem, run.config, run.tokenizer, alignment)
+        require(source != "", "--text", options.text, "must have a source before the last =")
+        return example_of(run, source, target)
+    config, data = run.config, run.config.data
+    if not data.is_task:
+        return examples_of(run, options.split, 1)[0]
+    task_batches.check_fits(config)
+    problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
+    return examples.of_problem(problem, config, run.tokenizer)
 
 
-def pairs_of(run: Run, split: str, num_tokens: int) -> list[Example]:
-    """Return the problems of `problems` as pairs, for a model with an encoder."""
-    found = problems(run, split, num_tokens)
-    return [examples.of_problem(problem, run.config, run.tokenizer) for problem in found]
+def example_of(run: Run, source: str, target: str) -> Example:
+    """Return the example of two texts. Raise UserError if the model has too few positions for them."""
+    found = examples.of_texts(source, target, run.config, run.tokenizer)
+    check_length(run.config.model, max(len(found.source), len(found.inputs)))
+    return found
+
+
+def examples_of(run: Run, split: str, num_tokens: int | None = None) -> list[Example]:
+    """Return examples of a split, for a model with an encoder: problems, pairs, or a text with corrupted spans.
+
+    num_tokens: at most this many tokens with padding, but at least one example; None: the examples of an evaluation
+    during training.
+    """
+    config = run.config
+    if config.data.is_task:
+        found = problems(run, split, config.eval.tokens if num_tokens is None else num_tokens)
+        return [examples.of_problem(problem, config, run.tokenizer) for problem in found]
+    check_length(config.model, config.context_length)
+    return samples.of_split(run.store.tokens(split), split, config, run.tokenizer, num_tokens)
 
 
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:

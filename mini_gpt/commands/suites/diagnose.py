@@ -13,7 +13,8 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
 ROW = ("check", "value", "limit", "found", "says")
-OTHER_LOSS = ("data.", "context_length", "train.mask_rate")  # overrides after which no recorded loss is comparable
+# Overrides after which no recorded loss is comparable.
+OTHER_LOSS = ("data.", "context_length", "source_length", "train.mask_rate", "train.mean_span")
 
 
 class Diagnose(Suite):
@@ -34,8 +35,7 @@ class Diagnose(Suite):
         elif options.split != "validation" or "eval.tokens" in run.overrides:
             history = [{key: row[key] for key in row if key != "validation/loss"} for row in history]
         if run.config.model.encoder_layers:
-            count = max(1, run.config.eval.tokens // run.config.context_length)  # as in the evaluations of training
-            texts = pairs.Texts(run.problems(options.split, count), run.problems("train", count), run.tokenizer)
+            texts = pairs.Texts(base.examples_of(run, options.split), base.examples_of(run, "train"))
             results = pairs.diagnose(run.model, texts, history, run.step)
         else:
             tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))

@@ -34,7 +34,7 @@ class Explorer(Suite):
         config = run.config.model
         source = f"the {options.split} split" if options.text is None else "--text"
         if config.encoder_layers:
-            text: Any = base.pair(run, options)
+            text: Any = base.example(run, options)
             page.check_fits(run.config, text)
             count = f"{len(text.source)} source tokens and {len(text.inputs)} target tokens"
         else:

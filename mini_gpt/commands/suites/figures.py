@@ -16,8 +16,8 @@ class Figures(Suite):
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         title = f"{run.workdir.name}, step {run.step:,}"
         if run.config.model.encoder_layers:
-            pair = base.pair(run, options)
-            panel, tokens = Panel(title, run.model, run.tokenizer, pair), pair.inputs
+            example = base.example(run, options)
+            panel, tokens = Panel(title, run.model, run.tokenizer, example), example.inputs
             plots = {"maps": maps.figure([panel]), "cross": maps.cross_figure(panel)}
         else:
             tokens = base.opening(run, options, maps.MOST_TOKENS)

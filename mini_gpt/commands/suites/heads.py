@@ -47,7 +47,7 @@ class Heads(Suite):
 
     def figure(self, result: Result) -> Figure:
         texts = f"{result['split']} texts of {result['context_length']} tokens"
-        texts = f"{result['split']} problems" if "attention" in result["heads"][0] else texts
+        texts = f"{result['split']} pairs" if "attention" in result["heads"][0] else texts
         title = f"Step {result['checkpoint_step']:,}, {texts if result['request']['text'] is None else '--text'}"
         return figure.head_figure(result["heads"], title=title)
 
@@ -71,10 +71,11 @@ def _of_texts(run: Run, options: SuiteOptions) -> list[Row]:
 
 
 def _of_pairs(run: Run, options: SuiteOptions) -> list[Row]:
-    train_pairs = base.pairs_of(run, "train", inputs.TOKENS)
-    pairs = [base.pair(run, options)] if options.text is not None else base.pairs_of(run, options.split, inputs.TOKENS)
-    with progress.shown("head report", report.pair_cost(pairs)) as advance:
-        return report.pair_report(run.model, run.tokenizer, pairs, train_pairs, advance=advance)
+    of_training = base.examples_of(run, "train", inputs.TOKENS)
+    of_split = lambda: base.examples_of(run, options.split, inputs.TOKENS)
+    found = [base.example(run, options)] if options.text is not None else of_split()
+    with progress.shown("head report", report.pair_cost(found)) as advance:
+        return report.pair_report(run.model, run.tokenizer, found, of_training, advance=advance)
 
 
 def _inputs(run: Run, split: str) -> inputs.Inputs:

@@ -10,7 +10,7 @@ from mini_gpt.commands import results
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.evaluation import perplexity, progress, task_accuracy
-from mini_gpt.insight import pruning
+from mini_gpt.insight import pruning, samples
 from mini_gpt.model import head_masks
 from mini_gpt.training.run import Run
 
@@ -21,7 +21,11 @@ class Pruning(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         config, model, tokenizer = run.config, run.model, run.tokenizer
-        if config.data.is_task:
+        if config.model.encoder_layers:
+            scored = base.examples_of(run, options.split, pruning.SCORED_TOKENS)
+            train_examples = base.examples_of(run, "train", pruning.IMPORTANCE_TOKENS)
+            train_batches = list(samples.batches(model, train_examples))
+        elif config.data.is_task:
             problems = base.problems(run, options.split, pruning.SCORED_TOKENS)
             train_problems = base.problems(run, "train", pruning.IMPORTANCE_TOKENS)
             train_batches = list(pruning.problem_batches(model, tokenizer, train_problems))
@@ -31,6 +35,8 @@ class Pruning(Suite):
 
         def nll(mask_NH: np.ndarray) -> float:
             pruned = dataclasses.replace(model, head_mask_NBH=jnp.asarray(mask_NH[:, None]))
+            if config.model.encoder_layers:
+                return samples.loss(pruned, scored, advance=advance)
             if config.data.is_task:
                 return task_accuracy.accuracy(pruned, tokenizer, problems, config.context_length, advance=advance).nll
             bytes_V, most = tokenizer.token_bytes, pruning.SCORED_TOKENS

@@ -116,5 +116,4 @@ def _pairs(run: Run, split: str, length: int) -> tuple[list[Problem], list[Pair]
         pairs = [task_batches.pair_of(run.tokenizer, problem) for problem in problems]
         return problems, pairs, task_batches.row_lengths(config, length)
     stored = StoredPairs(run.store.tokens(split), tokenizers.separator(run.tokenizer))
-    indices = stored.fitting(config, split)
-    return [], stored.take(indices[:: -(-len(indices) // PAIRS)]), (config.source_length, config.context_length)
+    return [], stored.spread(config, split, PAIRS), (config.source_length, config.context_length)

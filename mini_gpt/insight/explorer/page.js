@@ -17,6 +17,22 @@ function Pixels({ width, height, colourAt, deps, ...rest }) {
   return html`<canvas ref=${canvas} ...${rest}></canvas>`;
 }
 
+// Frames in a map around the tokens that belong together, if the true alignment of source and target is known.
+function Frames({ attention }) {
+  const { alignment, rows, columns } = attention;
+  const frame = (name, [key, endKey, query, endQuery]) => html`<rect class=${name} x=${key} y=${query} width=${endKey - key} height=${endQuery - query} />`;
+  return alignment && html`<svg class="frames" viewBox=${`0 0 ${columns} ${rows}`} preserveAspectRatio="none" aria-hidden="true">
+    ${["edge", "line"].map((name) => alignment.map((link) => frame(name, link)))}</svg>`;
+}
+
+const FrameLegend = ({ attention, said }) => attention.alignment && html`<span class="soft" id="legend"><i class="swatch"></i> ${said}</span>`;
+
+// Whether a token belongs to the one that is pointed at: {key, at}, a key or a query.
+const isAligned = (attention, pointed, n) => (attention.alignment ?? []).some(([key, endKey, query, endQuery]) => {
+  const [i, j] = pointed.key ? [n, pointed.at] : [pointed.at, n];
+  return i >= query && i < endQuery && j >= key && j < endKey;
+});
+
 // The views.
 
 function Pickers({ attention, state, set, many }) {
@@ -76,22 +92,25 @@ function Heads({ attention, state, set }) {
     ${(key ? attention.keys : attention.tokens).map((token, n) => {
       const own = isolated !== null && isolated.key === key && isolated.at === n;
       const strength = isolated !== null && isolated.key !== key ? strengthOf[n] : 0;
-      return html`<div class=${own ? "on" : ""} title=${n} id=${`${key ? "key" : "query"}-${n}`} onMouseEnter=${() => set({ hover: { key, at: n } })}
+      const name = own ? "on" : isolated !== null && isolated.key !== key && isAligned(attention, isolated, n) ? "aligned" : "";
+      return html`<div class=${name} title=${n} id=${`${key ? "key" : "query"}-${n}`} onMouseEnter=${() => set({ hover: { key, at: n } })}
         style=${strength > 0.01 ? `background:color-mix(in srgb, ${COLOURS[strongest[n] % COLOURS.length]} ${Math.round(100 * strength)}%, transparent)` : ""}>${shown(token)}</div>`;
     })}</div>`;
   return html`<${Pickers} ...${{ attention, state, set, many: true }} />
     <p class="soft">Left: queries. Right: keys. Point at a token to see only its lines. Shift and click on a head to add it; a token then has the colour of the head with the largest weight.</p>
+    <${FrameLegend} ...${{ attention, said: "frame: true alignment of the token you point at" }} />
     <div class="lines">${column(false)}<canvas ref=${canvas} id="lines" style=${`width:100%;height:${longest * row}px`}></canvas>${column(true)}</div>`;
 }
 
 function Model({ attention, set }) {
   const { layers, heads, rows, columns } = attention;
   return html`<p class="soft">Square roots of the weights of all heads: queries downwards, keys across. Click on a head to enlarge it.${attention.labels ? "" : " Labels of heads need the result of eval.py --suite=heads."}</p>
+    <${FrameLegend} ...${{ attention, said: "frame: true alignment" }} />
     <div class="thumbs" style=${`grid-template-columns:repeat(${heads}, minmax(84px, 1fr))`}>
       ${Array.from({ length: layers * heads }, (_, n) => {
         const layer = Math.floor(n / heads), head = n % heads;
         return html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, more: [], tab: "Map" })}>
-          <${Pixels} width=${columns} height=${rows} colourAt=${weightMap(attention, layer, head)} deps=${[attention]} style=${`aspect-ratio:${columns}/${rows}`} />
+          <span class="framed"><${Pixels} width=${columns} height=${rows} colourAt=${weightMap(attention, layer, head)} deps=${[attention]} style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention} /></span>
           ${layer}.${head} <span class="soft">${attention.labels ? attention.labels[layer][head] : ""}</span></button>`;
       })}</div>`;
 }
@@ -129,10 +148,11 @@ function MapView({ attention, state, set }) {
     <div class="controls"><div class="group">
       <button id="show-weights" aria-pressed=${!state.logits} onClick=${() => set({ logits: false })}>weights</button>
       <button id="show-logits" aria-pressed=${state.logits} onClick=${() => set({ logits: true })}>logits</button></div>
-      <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(1)} to ${most.toFixed(1)}, clipped at ${attention.floor} below each row's largest` : "square roots of the weights"}</span></div>
+      <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(1)} to ${most.toFixed(1)}, clipped at ${attention.floor} below each row's largest` : "square roots of the weights"}</span>
+      <${FrameLegend} ...${{ attention, said: "frame: true alignment" }} /></div>
     <output id="pointed">${said}</output>
     <div class="map"><${Pixels} id="map" width=${columns} height=${rows} colourAt=${colourAt} deps=${[attention, layer, head, state.logits]}
-      onMouseMove=${move} onMouseLeave=${() => point(null)} /></div>`;
+      onMouseMove=${move} onMouseLeave=${() => point(null)} /><${Frames} attention=${attention} /></div>`;
 }
 
 // Formulas of the positional encodings.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mini_gpt.config.schema import Config
+from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, figures, images
 from mini_gpt.insight.examples import Example
@@ -50,7 +51,7 @@ def explorer(
 
     labels[kind][layer][head]: the label of a head.
     """
-    texts = lambda tokens: [tokenizer.decode([token]) for token in tokens]
+    texts = lambda tokens: [spans.decode([token], tokenizer) for token in tokens]
     labels = labels or {}
     shown: dict[str, Any]
     if isinstance(text, Example):
@@ -61,6 +62,8 @@ def explorer(
         for kind, maps in attention.maps_by_kind(model, text.inputs[None], text.source[None]).items():
             share = entries[kind] / sum(entries.values())
             held[kind] = _held(maps, axes[kind], labels.get(kind), causal=kind == "decoder", share=share)
+        if text.alignment:  # [first key, end, first query, end]; the first source token is a separator
+            held["cross"]["alignment"] = [(1 + first, 1 + end, *queries) for (first, end), queries in text.alignment]
         shown = {"kinds": held}
     else:
         layers, own = attention.attention_maps(model, text[None]), (texts(text), texts(text))

@@ -15,24 +15,27 @@ def templates(
 ) -> Templates:
     """Return {kind: mask_BLS}. tokens_BL, source_BS: the inputs and sources of the pairs, padded.
 
-    diagonal: the source token at the same share of its text as the query, and its two neighbours. token read, token to
-    write: source tokens equal to the query's input, or to the token that follows it in the target. aligned: the source
-    tokens that the alignment gives to the token to write; a pair without alignment has none.
+    source separator: the token before the source, which span corruption lacks. diagonal: the source token at the same
+    share of its text as the query, and its two neighbours. token read, token to write: source tokens equal to the
+    query's input, or to the token that follows it in the target. aligned: the source tokens that the alignment gives to
+    the token to write; a pair without alignment has none.
     """
     shape, places_S = (len(pairs), tokens_BL.shape[1], source_BS.shape[1]), np.arange(source_BS.shape[1])
+    # The places of the first and of the last token of each source; an Example's inputs start with a separator.
+    first_B = np.array([[int(pair.source[0] == pair.inputs[0])] for pair in pairs])
     last_B = np.array([[len(pair.source) - 1] for pair in pairs])
     written_BL = np.full(tokens_BL.shape, -2)  # no source token
     diagonal_BLS, aligned_BLS = np.zeros(shape, bool), np.zeros(shape, bool)
     for row, pair in enumerate(pairs):
         length = len(pair.written)
         written_BL[row, :length] = pair.written
-        at_L = 1 + np.arange(length) / max(length - 1, 1) * (last_B[row] - 1)  # the separator is at 0
+        at_L = first_B[row] + np.arange(length) / max(length - 1, 1) * (last_B[row] - first_B[row])
         diagonal_BLS[row, :length] = np.abs(places_S - at_L[:, None]) <= 1
         aligned_BLS[row] = cells(pair.alignment, shape[1:])
     found = {
-        "source separator": (places_S == np.zeros_like(last_B))[:, None],
+        "source separator": (places_S < first_B)[:, None],
         "last source token": (places_S == last_B)[:, None],
-        "source delimiter": (vocabulary.is_delimiter_V[np.maximum(source_BS, 0)] & (places_S > 0))[:, None],
+        "source delimiter": (vocabulary.is_delimiter_V[np.maximum(source_BS, 0)] & (places_S >= first_B))[:, None],
         "diagonal": diagonal_BLS,
         "token read": tokens_BL[:, :, None] == source_BS[:, None],
         "token to write": written_BL[:, :, None] == source_BS[:, None],

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity
@@ -51,12 +52,13 @@ def vocabulary(tokenizer: Tokenizer, train_tokens: np.ndarray) -> Vocabulary:
     """Return the properties of each token; rare tokens are counted in `train_tokens`.
 
     Delimiters are the separator and tokens of only symbols, punctuation and line ends. Bytes of non-ASCII characters
-    are letters.
+    are letters. Masks and sentinels, whose ids are above those of the tokenizer, have no property.
     """
-    texts = [tokenizer.decode([token]) for token in range(tokenizers.separator(tokenizer))] + ["\n", ""]
+    texts = [tokenizer.decode([token]) for token in range(tokenizers.separator(tokenizer))] + ["\n"]
+    size, texts = len(texts), texts + [""] * SENTINELS
     first_V, last_V = ([_is_letter(text[place:][:1]) for text in texts] for place in (0, -1))
     is_delimiter_V = np.array([*map(_is_delimiter, texts)])
-    return Vocabulary(is_delimiter_V, rare(train_tokens, len(texts) - 1), np.array(first_V), np.array(last_V))
+    return Vocabulary(is_delimiter_V, rare(train_tokens, size), np.array(first_V), np.array(last_V))
 
 
 def _is_letter(character: str) -> bool:
@@ -72,11 +74,11 @@ def _is_delimiter(text: str) -> bool:
 def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """Return for each token whether it is one of the rarest, which together make up RARE of a text.
 
-    The last entry, for the mask token, is False.
+    The entries of masks and sentinels are False.
     """
-    counts_V = perplexity.token_counts(tokens, vocab_size)
+    counts_V = perplexity.token_counts(tokens, vocab_size + SENTINELS)[:vocab_size]
     order = np.argsort(counts_V, kind="stable")
-    is_rare_V = np.zeros(vocab_size + 1, bool)
+    is_rare_V = np.zeros(vocab_size + SENTINELS, bool)
     is_rare_V[order] = np.cumsum(counts_V[order]) <= RARE * counts_V.sum()
     return is_rare_V
 

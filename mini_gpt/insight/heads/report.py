@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mini_gpt.data import tokenizers
-from mini_gpt.data.batches import PADDING, in_full_batches
+from mini_gpt.data import spans, tokenizers
+from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight import attention
-from mini_gpt.insight.examples import Example
+from mini_gpt.insight.examples import Example, batch_of
 from mini_gpt.insight.heads import cross
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import scores as head_scores
@@ -191,19 +191,11 @@ def _strongest_pair(
     row = int(pairs.weight_BH[:, head].argmax())
     query, key = divmod(int(pairs.index_BH[row, head]), texts[1].shape[1])
     shown = lambda text, position: {
-        "token": tokenizer.decode(text[position : position + 1]),
-        "before": tokenizer.decode(text[max(0, position - AROUND) : position]),
+        "token": spans.decode(text[position : position + 1], tokenizer),
+        "before": spans.decode(text[max(0, position - AROUND) : position], tokenizer),
     }
     found = {"weight": float(pairs.weight_BH[row, head]), "distance": query - key}
     return found | {"query": shown(texts[0][row], query), "key": shown(texts[1][row], key)}
-
-
-class _Batch(NamedTuple):
-    """Padded pairs: sources with -1, inputs with separators."""
-
-    source_BS: np.ndarray
-    inputs_BL: np.ndarray
-    is_query_BL: np.ndarray
 
 
 def pair_report(
@@ -231,23 +223,20 @@ def pair_report(
     kinds: dict[str, tuple[str, ...]] = {}
     parts: dict[str, list[list[Any]]] = {kind: [] for kind in attention.KINDS}
     for number, part in in_full_batches(pairs, rows):
-        batch = _batch(part, size, separator)
+        batch = batch_of(part, size)
         counted_BL = (np.arange(len(part)) < number)[:, None]
-        is_query = {"encoder": (batch.source_BS >= 0) & counted_BL, "decoder": batch.is_query_BL & counted_BL}
+        is_query = {"encoder": (batch["source"] >= 0) & counted_BL, "decoder": (batch["weights"] > 0) & counted_BL}
         is_query["cross"] = is_query["decoder"]
         found = _templates(part, batch, vocabularies, separator)
         kinds = {kind: tuple(of_kind) for kind, of_kind in found.items()}
         arguments = {kind: (np.stack(list(found[kind].values()), axis=1), is_query[kind]) for kind in found}
-        layers = attention.each_layer_by_kind(model, batch.inputs_BL, batch.source_BS, MEASURES, arguments)
+        layers = attention.each_layer_by_kind(model, batch["inputs"], batch["source"], MEASURES, arguments)
         for kind, of_kind in layers.items():
             parts[kind].append(of_kind)
         advance(number * sum(size))
-    everything = _batch(pairs, size, separator)
-    texts = {
-        "encoder": (everything.source_BS, everything.source_BS),
-        "decoder": (everything.inputs_BL, everything.inputs_BL),
-        "cross": (_padded([pair.written for pair in pairs], size[1], separator), everything.source_BS),
-    }
+    every = batch_of(pairs, size)
+    sides = {"encoder": ("source", "source"), "decoder": ("inputs", "inputs"), "cross": ("targets", "source")}
+    texts = {kind: (every[queries], every[keys]) for kind, (queries, keys) in sides.items()}
     return _rows({kind: _summed(kinds[kind], parts[kind]) for kind in parts}, texts, tokenizer)
 
 
@@ -256,25 +245,16 @@ def pair_cost(pairs: Sequence[Example]) -> int:
     return len(pairs) * (max(len(pair.source) for pair in pairs) + max(len(pair.inputs) for pair in pairs))
 
 
-def _padded(texts: Sequence[np.ndarray], length: int, value: int) -> np.ndarray:
-    return np.stack([np.pad(text, (0, length - len(text)), constant_values=value) for text in texts])
-
-
-def _batch(pairs: Sequence[Example], size: tuple[int, int], separator: int) -> _Batch:
-    source_BS = _padded([pair.source for pair in pairs], size[0], PADDING)
-    inputs_BL = _padded([pair.inputs for pair in pairs], size[1], separator)
-    return _Batch(source_BS, inputs_BL, np.arange(size[1]) < np.array([[len(pair.inputs)] for pair in pairs]))
-
-
 def _templates(
-    pairs: Sequence[Example], batch: _Batch, vocabularies: dict[str, Vocabulary], separator: int
+    pairs: Sequence[Example], batch: Batch, vocabularies: dict[str, Vocabulary], separator: int
 ) -> dict[str, Templates]:
     opens = lambda tokens_BL: np.broadcast_to(np.arange(tokens_BL.shape[1]) == 0, tokens_BL.shape)
-    of_tokens, source_BS = head_templates.of_tokens, np.where(batch.source_BS < 0, separator, batch.source_BS)
+    of_tokens, inputs_BL = head_templates.of_tokens, batch["inputs"]
+    source_BS = np.where(batch["source"] < 0, separator, batch["source"])
     return {
         "encoder": of_tokens(source_BS, opens(source_BS), vocabularies["encoder"], causal=False),
-        "decoder": of_tokens(batch.inputs_BL, opens(batch.inputs_BL), vocabularies["decoder"], causal=True),
-        "cross": cross.templates(pairs, batch.inputs_BL, batch.source_BS, vocabularies["encoder"]),
+        "decoder": of_tokens(inputs_BL, opens(inputs_BL), vocabularies["decoder"], causal=True),
+        "cross": cross.templates(pairs, inputs_BL, batch["source"], vocabularies["encoder"]),
     }
 
 

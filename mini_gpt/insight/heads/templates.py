@@ -20,7 +20,7 @@ Templates = dict[str, np.ndarray]  # {kind: mask_BLS, True where a key is of the
 
 
 class Vocabulary(NamedTuple):
-    """Properties of each token and of the mask token, bool. Digits and underscores count as letters."""
+    """Properties of each token, and of the mask token and sentinels, bool. Digits and underscores count as letters."""
 
     is_delimiter_V: np.ndarray
     is_rare_V: np.ndarray

@@ -147,7 +147,7 @@ def test_letters_and_delimiters_of_tokens():
     assert "".join(np.array([*text])[vocabulary.is_delimiter_V]) == "\n(+.<="
     assert "".join(np.array([*text])[vocabulary.starts_with_letter_V]) == "1_aé"
     assert (vocabulary.starts_with_letter_V == vocabulary.ends_with_letter_V).all()
-    assert [bool(column_V[-2]) for column_V in all_of(tokenizer)] == [True, True, False, False], "the separator"
+    assert [bool(column_V[len(text)]) for column_V in all_of(tokenizer)] == [True, True, False, False], "the separator"
     assert not any(column_V[-1] for column_V in all_of(tokenizer)), "the mask token"
     is_letter_V = all_of(ByteTokenizer()).starts_with_letter_V
     assert is_letter_V[[*"é".encode()]].all() and not is_letter_V[[*b" -\n"]].any()

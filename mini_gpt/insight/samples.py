@@ -1,0 +1,55 @@
+"""Examples of a split of a text or of pairs, in batches, and their loss."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mini_gpt.config.schema import Config
+from mini_gpt.data import text_batches, tokenizers
+from mini_gpt.data.batches import Batch, in_full_batches
+from mini_gpt.data.pairs import StoredPairs
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation.progress import Advance, silent
+from mini_gpt.insight.examples import Example, batch_of, of_pair
+from mini_gpt.model.loaded import LoadedModel
+
+
+def of_split(
+    tokens: np.ndarray, split: str, config: Config, tokenizer: Tokenizer, num_tokens: int | None = None
+) -> list[Example]:
+    """Return examples that are spread over a split of pairs, or over a text that span corruption changes.
+
+    num_tokens: at most this many tokens with padding, but at least one example; None: the examples of an evaluation
+    during training. Raises UserError if no pair fits in a training row, or the text is shorter than a row.
+    """
+    if config.train.objective == "span_corruption":
+        most = config.eval.tokens if num_tokens is None else num_tokens
+        return list(_corrupted(tokens, config, tokenizers.vocab_size(tokenizer), most))
+    separator = tokenizers.separator(tokenizer)
+    count = None if num_tokens is None else max(1, num_tokens // config.context_length)
+    return [of_pair(pair, separator) for pair in StoredPairs(tokens, separator).spread(config, split, count)]
+
+
+def _corrupted(tokens: np.ndarray, config: Config, vocab_size: int, most_tokens: int) -> Iterator[Example]:
+    """Yield the blocks that `perplexity.score_split` scores."""
+    perplexity.check_scorable(config, len(tokens))
+    for number, piece in enumerate(perplexity.stretches(tokens, most_tokens, text_batches.text_length(config))):
+        blocks = text_batches.corrupted_blocks(piece, config, vocab_size=vocab_size, batch_size=1, seed=number)
+        for _, batch in blocks:
+            row = {name: array[0] for name, array in batch.items()}
+            is_target_L = row["weights"] > 0
+            yield Example(row["source"][row["source"] >= 0], row["inputs"][is_target_L], row["targets"][is_target_L])
+
+
+def batches(model: LoadedModel, examples: Sequence[Example]) -> Iterator[tuple[int, Batch]]:
+    """Yield (count, batch) of examples that fit in training rows, as `in_full_batches` does."""
+    size = model.config.source_length, model.config.context_length
+    for count, part in in_full_batches(examples, model.rows_at_a_time(max(size))):
+        yield count, batch_of(part, size)
+
+
+def loss(model: LoadedModel, examples: Sequence[Example], *, advance: Advance = silent) -> float:
+    """Return the mean loss in nats per token of the targets and their ends. advance: called with numbers of tokens."""
+    count_tokens = lambda rows: advance(rows * model.config.context_length)
+    return perplexity.score_batches(model, batches(model, examples), advance=count_tokens).nll
