@@ -123,7 +123,13 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
 
 @processes.main_process_first()
 def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
-    """Return the tokenizer of a config, cached. BPE uses the train split, characters use the whole corpus."""
+    """Return the tokenizer of a config, cached. BPE uses the train split, characters use the whole corpus.
+
+    Raises UserError for an imported tokenizer, which only the runs of its model have.
+    """
+    if data.tokenizer == "imported":
+        remedy = "no text makes it: start from a run of the imported model (--init_from)"
+        raise UserError(f"data.tokenizer: found 'imported'; {remedy}")
     if data.is_task:
         return tokenizers.CharacterTokenizer(tasks.find(data.corpus).alphabet)
     if data.tokenizer == "bytes":

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.data.tokenizers import BpeTokenizer
+from mini_gpt.data.tokenizers import SubwordTokenizer
 from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
@@ -29,7 +29,7 @@ def export(run: Run, output: Path, model_type: str | None = None) -> str:
     express the model.
     """
     tokenizer = run.tokenizer
-    order = tokenizer.inverse if isinstance(tokenizer, BpeTokenizer) and tokenizer.separator is not None else None
+    order = tokenizer.inverse if isinstance(tokenizer, SubwordTokenizer) and tokenizer.separator is not None else None
     with files.directory_written_whole(output) as draft:
         ids = tokenizer_files.write(tokenizer, draft, run.config.context_length, masked=run.model.masked)
         architecture = write_model(run.model, draft, order=order, ids=ids, model_type=model_type)

@@ -17,7 +17,7 @@ from mini_gpt.config import places
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
-from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
+from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer
 from mini_gpt.hugging_face import architectures, settings, tokenizer_files
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS, Settings
@@ -52,7 +52,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     _, abstract_state = states.abstract(config, vocab_size, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
-    if isinstance(tokenizer, BpeTokenizer):
+    if isinstance(tokenizer, SubwordTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in OF_TOKENS if name in arrays}
     places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
@@ -77,7 +77,7 @@ def read_fields(source: Path, architecture: Architecture, described: Settings) -
 
 def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, overrides: Mapping[str, str]) -> Config:
     given = fields | {"data.tokenizer": tokenizer.kind}
-    if tokenizer.kind == "bpe":
+    if isinstance(tokenizer, SubwordTokenizer):
         given["data.vocab_size"] = len(tokenizer.token_bytes)
     config = configs.load(config_path, given | dict(overrides))
     found = configs.flatten(configs.to_dict(config))

@@ -8,7 +8,15 @@ import tokenizers as library
 from tokenizers import decoders, models, pre_tokenizers
 
 from mini_gpt.data import tokenizers as ours
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer, Tokenizer
+from mini_gpt.data.token_texts import byte_alphabet, unknown_token
+from mini_gpt.data.tokenizers import (
+    BpeTokenizer,
+    ByteTokenizer,
+    CharacterTokenizer,
+    ImportedTokenizer,
+    SubwordTokenizer,
+    Tokenizer,
+)
 from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
@@ -48,7 +56,7 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int, *, masked:
 def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
     """Return an equivalent tokenizer of the library, and the id of the token that ends a document."""
     if isinstance(tokenizer, ByteTokenizer):
-        model = library.Tokenizer(models.BPE(ours.byte_alphabet(), []))
+        model = library.Tokenizer(models.BPE(byte_alphabet(), []))
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         model.decoder = decoders.ByteLevel()
     elif isinstance(tokenizer, CharacterTokenizer):
@@ -57,7 +65,7 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
         model.pre_tokenizer = pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
         model.decoder = decoders.Fuse()
     else:
-        assert isinstance(tokenizer, BpeTokenizer)
+        assert isinstance(tokenizer, SubwordTokenizer)
         model = library.Tokenizer.from_str(tokenizer.model.to_str())
         if tokenizer.separator is not None:
             return model, tokenizer.separator
@@ -68,7 +76,7 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
 
 def _mask(tokenizer: Tokenizer, model: library.Tokenizer) -> str:
     """Return the name of the mask token; it is added if the tokenizer was not imported with it."""
-    if isinstance(tokenizer, BpeTokenizer) and tokenizer.mask is not None:
+    if isinstance(tokenizer, SubwordTokenizer) and tokenizer.mask is not None:
         return model.id_to_token(tokenizer.mask) or ""
     name, wanted = next(name for name in MASKS if model.token_to_id(name) is None), ours.vocab_size(tokenizer)
     model.add_special_tokens([library.AddedToken(name, special=True, normalized=False)])
@@ -81,8 +89,7 @@ def read(directory: Path, vocab_size: int, end: Any, *, masked: bool = False) ->
 
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
     tokenizer_config.json: that of eos_token, else that of sep_token. masked: one of the ids is that of a mask token,
-    which is not one of the returned tokenizer. Raises UserError if a file is invalid, or the tokens are neither bytes
-    nor characters.
+    which is not one of the returned tokenizer. Raises UserError if a file is invalid, or a BPE without bytes.
     """
     path = find_file(directory, FILE)
     try:
@@ -115,27 +122,34 @@ def read(directory: Path, vocab_size: int, end: Any, *, masked: bool = False) ->
         field = f"{directory / CONFIG}: mask_token"
         require(is_special and mask != end, field, names.get("mask_token"), right_mask)
     tokens = vocab_size - masked  # of the tokenizer
-    if kind == "WordLevel":
+    if kind == "WordLevel" and unknown_token(model) is None:
         if model.get_vocab_size() != vocab_size:
             raise UserError(f"{path}: found {model.get_vocab_size()} tokens; {right}")
         require(mask in (None, tokens), f"{path}: the mask token's id", mask, f"must be the last one, {tokens}")
-        *characters, last = [model.id_to_token(token) or "" for token in range(tokens)]
-        if any(len(c) != 1 for c in characters) or characters != sorted(characters) or model.token_to_id(last) != end:
-            right = "must be single characters in the order of their code points, then the token that ends a document"
-            raise UserError(f"{path}: model.vocab: found {shown([*characters, last])}; {right}")
-        return CharacterTokenizer("".join(characters))
-    has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
-    is_byte_level = kind == "BPE" and (has_all_bytes or "ByteLevel" in json.dumps(described["decoder"]))
-    require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
-    plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
-    same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
-    if same and end == tokens - 1 == len(vocabulary) and mask in (None, tokens):
-        return ByteTokenizer()
+        return _characters(path, model, [model.id_to_token(token) or "" for token in range(tokens)], end)
+    if kind == "BPE":
+        has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
+        is_byte_level = has_all_bytes or "ByteLevel" in json.dumps(described["decoder"])
+        require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
+        plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
+        same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
+        if same and end == tokens - 1 == len(vocabulary) and mask in (None, tokens):
+            return ByteTokenizer()
     special = {name: names[name] for name in (*SPECIAL, *(OF_MASKED if masked else ())) if name in names}
     try:
-        return BpeTokenizer(model, end, tokens, special, mask)
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: not a tokenizer of bytes ({type(error).__name__}: {error})") from None
+        return (BpeTokenizer if kind == "BPE" else ImportedTokenizer)(model, end, tokens, special, mask)
+    except (UserError, ValueError, KeyError) as error:
+        reason = str(error) if isinstance(error, UserError) else f"not supported ({type(error).__name__}: {error})"
+        raise UserError(f"{path}: {reason}") from None
+
+
+def _characters(path: Path, model: library.Tokenizer, tokens: list[str], end: int) -> CharacterTokenizer:
+    """Return the tokenizer of a WordLevel model without an unknown token, which must be one that `write` has made."""
+    *characters, last = tokens
+    if any(len(c) != 1 for c in characters) or characters != sorted(characters) or model.token_to_id(last) != end:
+        right = "must be single characters in the order of their code points, then the token that ends a document"
+        raise UserError(f"{path}: model.vocab: found {shown(tokens)}; {right}, or have a model.unk_token")
+    return CharacterTokenizer("".join(characters))
 
 
 def _names(directory: Path) -> dict[str, str]:

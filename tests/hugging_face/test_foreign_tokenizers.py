@@ -1,0 +1,134 @@
+"""Imported Unigram, WordPiece and WordLevel tokenizers give the ids of the tokenizers library."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+import tokenizers as library
+
+from mini_gpt.config import loading as configs
+from mini_gpt.data import charsmaps, token_store, tokenizers
+from mini_gpt.data.tokenizers import ImportedTokenizer
+from mini_gpt.evaluation import scoring
+from mini_gpt.hugging_face import tokenizer_files
+from mini_gpt.runtime.errors import UserError
+from tests.hugging_face.foreign_tokenizers import CHARACTERS, HARD, NAMES, TEXT, charsmap, unigram, wordpiece, words
+
+# Name: (tokenizer, separator, mask, fields of tokenizer_config.json, text of "the cat, größer").
+KINDS = {
+    "wordpiece": (
+        wordpiece,
+        "[SEP]",
+        "[MASK]",
+        {"unk_token": "[UNK]", "sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"},
+        " the cat , großer",
+    ),
+    "unigram": (unigram, "</s>", None, {"eos_token": "</s>", "pad_token": "<pad>"}, " the cat, größer"),
+    "words": (words, "</s>", "<mask>", {"eos_token": "</s>", "mask_token": "<mask>"}, " the cat , größer"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, tmp_path):
+    """Return (tokenizer of the library, tokenizer read from its files, directory, KINDS of it)."""
+    make, separator, mask, named, _ = KINDS[request.param]
+    model = make()
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    rows = model.get_vocab_size() + 2
+    end = model.token_to_id(separator)
+    read = tokenizer_files.read(tmp_path, rows, end, masked=mask is not None)
+    assert tokenizers.vocab_size(read) == rows - (mask is not None) and isinstance(read, ImportedTokenizer)
+    return model, read, tmp_path, KINDS[request.param]
+
+
+def in_order(read, text):
+    return read.order[read.encode(text)].tolist()
+
+
+def without_end(ids, end):
+    return ids[:-1] if ids[-1:] == [end] else ids
+
+
+def test_ids_and_texts_are_those_of_the_library(kind):
+    model, read, _, (_, separator, _, _, shown) = kind
+    end = model.token_to_id(separator)
+    for text in (HARD, TEXT, "", "a" * 500, "the cat"):
+        assert in_order(read, text) == without_end(model.encode(text).ids, end)
+        assert tokenizers.separator(read) not in read.encode(text), "a separator ends documents only"
+    assert read.decode(read.encode("the cat, größer")) == shown
+    assert "\ufffd" in read.decode(read.encode("\U0001f642")), "the unknown token is shown"
+
+
+def test_the_names_of_special_tokens_are_read_as_text(kind):
+    model, read, *_ = kind
+    special = {token["id"] for token in json.loads(model.to_str())["added_tokens"] if token["special"]}
+    special -= {model.token_to_id(name) for name in ("<unk>", "[UNK]", "[CLS]")}
+    model.encode_special_tokens = False
+    assert special & set(model.encode(NAMES).ids[1:-1]), "the library reads them as tokens"
+    assert not special & set(in_order(read, NAMES))
+    assert read.decode(read.encode(NAMES)).endswith(" cat")
+
+
+def test_the_files_of_an_export_give_the_same_ids(kind):
+    model, read, directory, (_, separator, mask, named, _) = kind
+    tokenizers.save(read, directory / "saved")
+    loaded = tokenizers.load(directory / "saved")
+    assert loaded.to_dict() == read.to_dict() and loaded.encode(HARD).tolist() == read.encode(HARD).tolist()
+    ids = tokenizer_files.write(loaded, directory / "saved", 32, masked=mask is not None)
+    assert ids["eos_token_id"] == model.token_to_id(separator)
+    exported = library.Tokenizer.from_file(str(directory / "saved" / "tokenizer.json"))
+    for text in (HARD, NAMES):
+        assert exported.encode(text).ids == library.Tokenizer.from_str(model.to_str()).encode(text).ids
+    written = json.loads((directory / "saved" / "tokenizer_config.json").read_text())
+    assert {name: written[name] for name in named} == named
+    assert json.loads(exported.to_str())["added_tokens"] == json.loads(model.to_str())["added_tokens"]
+
+
+def test_bits_per_byte_are_not_measured(kind):
+    _, read, *_ = kind
+    ids = read.encode(TEXT)
+    score = scoring.score(np.ones(len(ids)), ids, read.token_bytes)
+    assert score.bytes == 0 and score.tokens == len(ids)
+    assert not read.token_bytes.any() and len(read.token_bytes) == tokenizers.vocab_size(read)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"unk_id": None}, r"model\.unk_id: found None; must be the id of one of the"),
+        ({"unk_id": 10**6}, r"model\.unk_id: found 1000000; must be"),
+    ],
+)
+def test_unigram_models_without_an_unknown_token_are_refused(changes, message, tmp_path):
+    described = json.loads(unigram().to_str())
+    described["model"] |= changes
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=rf"tokenizer\.json: {message}"):
+        tokenizer_files.read(tmp_path, 200, 1)
+
+
+def test_a_separator_that_is_plain_text_is_refused(tmp_path):
+    model = wordpiece()
+    model.save(str(tmp_path / "tokenizer.json"))
+    for name in ("the", "[UNK]"):
+        with pytest.raises(UserError, match=r"not supported \(ValueError: the separator is not a special token"):
+            tokenizer_files.read(tmp_path, 200, model.token_to_id(name))
+
+
+def test_an_imported_tokenizer_is_not_made_from_text():
+    config = configs.load("configs/tiny.py", {"data.tokenizer": "imported"})
+    with pytest.raises(UserError, match=re.escape("data.tokenizer: found 'imported'; no text makes it")):
+        token_store.fit_tokenizer(None, config.data)
+
+
+def test_the_growth_of_a_character_map_is_its_longest_text():
+    encoded = lambda rules: base64.b64encode(charsmap(rules)).decode()
+    assert charsmaps.growth(encoded(CHARACTERS)) == 18
+    assert charsmaps.growth(encoded({"é": "中文", "e\u0301": "é", "中": ""})) == len("中文".encode())
+    assert charsmaps.growth(encoded({})) == 1
+    assert charsmaps.growth(encoded({"a" * 6: "x" * 50, "b": "cc"})) == 2, "keys of over five bytes are not looked up"
+    normalizer = library.normalizers.Precompiled(charsmap(CHARACTERS | {"a" * 6: "x" * 50}))
+    assert normalizer.normalize_str("ＡﬁaaaaaaﷺB\x01") == "A" + "fi" + "a" * 6 + "x" * 18 + "B"
