@@ -35,6 +35,7 @@ class Tokenizer(Protocol):
     kind: str
     texts: Sequence[bytes]
     token_bytes: np.ndarray
+    start: int | None = None  # the token before each target, if it is not the separator
 
     def encode(self, text: str) -> np.ndarray: ...
     def to_dict(self) -> dict: ...
@@ -93,7 +94,8 @@ class SubwordTokenizer(Tokenizer):
 
     Arguments other than `model` are for imported models. separator: the separator's id in `model`; this class swaps it
     with the last id. vocab_size: ids of this class, at least the number of tokens. special: {role: token} of the other
-    special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them. mask: the id in `model` of the mask
+    special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them. The role start_token is that before
+    each target. mask: the id in `model` of the mask
     token, which is `vocab_size` here, above the tokens of this class.
 
     An imported model may add tokens around a text. A separator after a text is left out, because one follows each
@@ -124,6 +126,8 @@ class SubwordTokenizer(Tokenizer):
             self.order[[at, place]] = self.order[[place, at]]
         self.inverse = np.argsort(self.order).astype(np.uint32)
         self.texts = [texts.get(token, b"") for token in self.order[:size].tolist()]
+        if "start_token" in self.special:
+            self.start = int(self.inverse[model.token_to_id(self.special["start_token"])])
         self.token_bytes = np.array([len(text) for text in self.texts])
         example = self.encode("a")
         if mask is not None and size in example:
@@ -143,6 +147,16 @@ class SubwordTokenizer(Tokenizer):
         if self.separator is None:
             return ids
         return self.inverse[ids[:-1] if len(ids) and ids[-1] == self.separator else ids]
+
+    def encode_masked(self, text: str, name: str) -> np.ndarray:
+        """Encode a whole text with all tokens that an imported model adds around it. name: of the mask token in it."""
+        described = json.loads(self.encoder.to_str())
+        (mask,) = (token for token in described["added_tokens"] if token["id"] == self.mask)
+        mask["special"] = False  # the names of special tokens are read as text
+        model = Library.from_str(json.dumps(described))
+        model.encode_special_tokens = True
+        with no_panic():
+            return self.inverse[model.encode(text.replace(name, mask["content"])).ids]
 
     def pieces(self, text: str) -> Iterator[str]:
         return _pieces(text) if self.separator is None else iter([text])  # an imported tokenizer may merge spaces

@@ -45,7 +45,8 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     architecture = architectures.find(described)
     vocab_size = described.whole("vocab_size")
     masked = architecture.objective == "masked"
-    tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"), masked=masked)
+    start = described.get("decoder_start_token_id") if architecture.has_targets else None
+    tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"), start=start, masked=masked)
     config = _config(read_fields(source, architecture, described), tokenizer, config_path, overrides)
     with contextlib.ExitStack() as opened:  # check the tensor names before the slow steps
         _match(source, architecture, config.model, _open(source, opened))

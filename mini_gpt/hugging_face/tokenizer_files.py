@@ -24,6 +24,7 @@ from mini_gpt.runtime.errors import UserError, require, shown
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first name that is not yet a token is used
 NOT_FOUND = "not found; AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes it"
+START = "start_token"  # role of the token before each target
 MASKS = ("<mask>", "<|mask|>")  # as SEPARATORS
 SPECIAL = ("bos_token", "unk_token", "pad_token")  # kept at import, for a later export
 OF_MASKED = ("cls_token", "sep_token", "mask_token")  # as SPECIAL, if there is a mask token
@@ -37,6 +38,7 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int, *, masked:
     model, end = _library_tokenizer(tokenizer)
     name = model.id_to_token(end)
     special = {"bos_token": name, "eos_token": name, "pad_token": name} | getattr(tokenizer, "special", {})
+    start = special.pop(START, None)
     if masked:
         special = {"cls_token": name, "sep_token": name, "mask_token": _mask(tokenizer, model)} | special
     model.save(str(directory / FILE))
@@ -50,7 +52,7 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int, *, masked:
     }
     (directory / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     ids = {f"{field}_id": model.token_to_id(special[field]) for field in ("bos_token", "pad_token")}
-    return ids | {"eos_token_id": end}
+    return ids | {"eos_token_id": end} | ({} if start is None else {"decoder_start_token_id": model.token_to_id(start)})
 
 
 def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
@@ -84,12 +86,13 @@ def _mask(tokenizer: Tokenizer, model: library.Tokenizer) -> str:
     return name
 
 
-def read(directory: Path, vocab_size: int, end: Any, *, masked: bool = False) -> Tokenizer:
+def read(directory: Path, vocab_size: int, end: Any, *, start: Any = None, masked: bool = False) -> Tokenizer:
     """Read the tokenizer of a model with `vocab_size` ids.
 
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
-    tokenizer_config.json: that of eos_token, else that of sep_token. masked: one of the ids is that of a mask token,
-    which is not one of the returned tokenizer. Raises UserError if a file is invalid, or a BPE without bytes.
+    tokenizer_config.json: that of eos_token, else that of sep_token. start: decoder_start_token_id; None: `end`.
+    masked: one of the ids is that of a mask token, which is not one of the returned tokenizer. Raises UserError if a
+    file is invalid or not supported.
     """
     path = find_file(directory, FILE)
     try:
@@ -111,21 +114,22 @@ def read(directory: Path, vocab_size: int, end: Any, *, masked: bool = False) ->
     end = end[0] if isinstance(end, list) and end else end
     if end is None:
         end = model.token_to_id(names.get("eos_token", names.get("sep_token", "")))
-    is_token = type(end) is int and 0 <= end < vocab_size and model.id_to_token(end) is not None
-    field = f"{directory / 'config.json'}: eos_token_id"
-    require(is_token, field, end, f"must be the id of the token in {FILE} that ends a document")
+    start, field = end if start is None else start, f"{directory / 'config.json'}: "
+    is_token = lambda token: type(token) is int and 0 <= token < vocab_size and model.id_to_token(token) is not None
+    require(is_token(end), f"{field}eos_token_id", end, f"must be the id of the token in {FILE} that ends a document")
+    require(is_token(start), f"{field}decoder_start_token_id", start, f"must be the id of a token in {FILE}")
     mask = None
     if masked:
         mask = model.token_to_id(names.get("mask_token", ""))
         is_special = any(token["id"] == mask and token["special"] for token in described["added_tokens"])
         right_mask = f"must be the name of another special token in {FILE} than the one that ends a document"
-        field = f"{directory / CONFIG}: mask_token"
-        require(is_special and mask != end, field, names.get("mask_token"), right_mask)
+        require(is_special and mask != end, f"{directory / CONFIG}: mask_token", names.get("mask_token"), right_mask)
     tokens = vocab_size - masked  # of the tokenizer
     if kind == "WordLevel" and unknown_token(model) is None:
         if model.get_vocab_size() != vocab_size:
             raise UserError(f"{path}: found {model.get_vocab_size()} tokens; {right}")
         require(mask in (None, tokens), f"{path}: the mask token's id", mask, f"must be the last one, {tokens}")
+        require(start == end, f"{field}decoder_start_token_id", start, "must be eos_token_id, with these tokens")
         return _characters(path, model, [model.id_to_token(token) or "" for token in range(tokens)], end)
     if kind == "BPE":
         has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
@@ -133,9 +137,10 @@ def read(directory: Path, vocab_size: int, end: Any, *, masked: bool = False) ->
         require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
         plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
         same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
-        if same and end == tokens - 1 == len(vocabulary) and mask in (None, tokens):
+        if same and start == end == tokens - 1 == len(vocabulary) and mask in (None, tokens):
             return ByteTokenizer()
     special = {name: names[name] for name in (*SPECIAL, *(OF_MASKED if masked else ())) if name in names}
+    special |= {} if start == end else {START: model.id_to_token(start) or ""}
     try:
         return (BpeTokenizer if kind == "BPE" else ImportedTokenizer)(model, end, tokens, special, mask)
     except (UserError, ValueError, KeyError) as error:

@@ -10,9 +10,10 @@ import tokenizers as library
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import charsmaps, token_store, tokenizers
-from mini_gpt.data.tokenizers import ImportedTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, ImportedTokenizer
 from mini_gpt.evaluation import scoring
 from mini_gpt.hugging_face import tokenizer_files
+from mini_gpt.model.layout import Layout, layout_of
 from mini_gpt.runtime.errors import UserError
 from tests.hugging_face.foreign_tokenizers import CHARACTERS, HARD, NAMES, TEXT, charsmap, unigram, wordpiece, words
 
@@ -116,6 +117,43 @@ def test_a_separator_that_is_plain_text_is_refused(tmp_path):
     for name in ("the", "[UNK]"):
         with pytest.raises(UserError, match=r"not supported \(ValueError: the separator is not a special token"):
             tokenizer_files.read(tmp_path, 200, model.token_to_id(name))
+
+
+def test_the_token_before_targets_is_kept(tmp_path):
+    model = unigram()
+    model.save(str(tmp_path / "tokenizer.json"))
+    read = tokenizer_files.read(tmp_path, 100, 1, start=0)
+    tokenizers.save(read, tmp_path / "saved")
+    loaded = tokenizers.load(tmp_path / "saved")
+    assert loaded.start == read.start == 0 and tokenizer_files.read(tmp_path, 100, 1).start is None
+    assert tokenizer_files.read(tmp_path, 100, 1, start=40).start == 40
+    ids = tokenizer_files.write(loaded, tmp_path / "saved", 32)
+    assert ids["decoder_start_token_id"] == 0 and ids["eos_token_id"] == 1
+    assert "start_token" not in json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    with pytest.raises(UserError, match=r"config\.json: decoder_start_token_id: found 99; must be the id of"):
+        tokenizer_files.read(tmp_path, 100, 1, start=99)
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharacterTokenizer("ab")], ids=lambda tokenizer: tokenizer.kind)
+def test_targets_of_bytes_and_characters_start_with_the_separator(tokenizer, tmp_path):
+    end = tokenizer_files.write(tokenizer, tmp_path, 32)["eos_token_id"]
+    assert tokenizer_files.read(tmp_path, end + 1, end, start=end).kind == tokenizer.kind
+    if tokenizer.kind == "characters":
+        with pytest.raises(UserError, match=r"decoder_start_token_id: found 0; must be eos_token_id"):
+            tokenizer_files.read(tmp_path, end + 1, end, start=0)
+    else:
+        read = tokenizer_files.read(tmp_path, end + 1, end, start=0)
+        assert read.kind == "bpe" and read.start == 0
+
+
+def test_layouts_have_the_token_before_targets(tmp_path):
+    unigram().save(str(tmp_path / "tokenizer.json"))
+    read = tokenizer_files.read(tmp_path, 100, 1, start=0)
+    pairs = {"model.encoder_layers": 1, "data.corpus": "pairs", "data.path": "a.tsv", "data.tokenizer": "imported"}
+    assert layout_of(configs.load("configs/tiny.py", pairs), read) == Layout(99, start_id=0)
+    spans = {"model.encoder_layers": 1, "train.objective": "span_corruption", "data.tokenizer": "imported"}
+    with pytest.raises(UserError, match=r"train\.objective: found 'span_corruption'; must be next_token"):
+        layout_of(configs.load("configs/tiny.py", spans), read)
 
 
 def test_an_imported_tokenizer_is_not_made_from_text():
