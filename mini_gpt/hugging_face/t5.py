@@ -73,6 +73,7 @@ class T5(Architecture):
         fields, layers = super().fields(settings), settings.whole("num_layers", self.sizes_by_default[1])
         settings.require({"d_kv": fields["model.d_model"] // fields["model.num_heads"]}, if_missing={"d_kv": 64})
         return fields | {
+            "train.objective": self.objective,
             "model.num_layers": settings.whole("num_decoder_layers", layers),
             "model.encoder_layers": layers,
             "model.t5.num_buckets": settings.whole("relative_attention_num_buckets", 32),

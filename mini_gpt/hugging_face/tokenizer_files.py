@@ -24,16 +24,20 @@ from mini_gpt.runtime.errors import UserError, require, shown
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first name that is not yet a token is used
 NOT_FOUND = "not found; AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes it"
+SENTINEL = "<extra_id_{}>"
 START = "start_token"  # role of the token before each target
 MASKS = ("<mask>", "<|mask|>")  # as SEPARATORS
 SPECIAL = ("bos_token", "unk_token", "pad_token")  # kept at import, for a later export
 OF_MASKED = ("cls_token", "sep_token", "mask_token")  # as SPECIAL, if there is a mask token
 
 
-def write(tokenizer: Tokenizer, directory: Path, context_length: int, *, masked: bool = False) -> dict[str, int | None]:
+def write(
+    tokenizer: Tokenizer, directory: Path, context_length: int, *, masked: bool = False, sentinels: int = 0
+) -> dict[str, int | None]:
     """Write the tokenizer's files. Return the token ids of config.json by field.
 
-    masked: the model has a mask token, whose id is above those of the tokenizer.
+    masked: the model has a mask token, whose id is above those of the tokenizer. sentinels: the number of tokens above
+    them that mark spans; <extra_id_0> is the last, as in T5.
     """
     model, end = _library_tokenizer(tokenizer)
     name = model.id_to_token(end)
@@ -41,6 +45,8 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int, *, masked:
     start = special.pop(START, None)
     if masked:
         special = {"cls_token": name, "sep_token": name, "mask_token": _mask(tokenizer, model)} | special
+    for number in range(sentinels):
+        _add(model, SENTINEL.format(sentinels - 1 - number), ours.vocab_size(tokenizer) + number)
     model.save(str(directory / FILE))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -80,10 +86,17 @@ def _mask(tokenizer: Tokenizer, model: library.Tokenizer) -> str:
     """Return the name of the mask token; it is added if the tokenizer was not imported with it."""
     if isinstance(tokenizer, SubwordTokenizer) and tokenizer.mask is not None:
         return model.id_to_token(tokenizer.mask) or ""
-    name, wanted = next(name for name in MASKS if model.token_to_id(name) is None), ours.vocab_size(tokenizer)
-    model.add_special_tokens([library.AddedToken(name, special=True, normalized=False)])
-    require(model.token_to_id(name) == wanted, "tokenizer", wanted, "ids without a token: no mask token can follow")
+    name = next(name for name in MASKS if model.token_to_id(name) is None)
+    _add(model, name, ours.vocab_size(tokenizer))
     return name
+
+
+def _add(model: library.Tokenizer, name: str, token: int) -> None:
+    """Add a special token, with the id `token`. Raises UserError if it gets another id."""
+    require(model.token_to_id(name) is None, "tokenizer", name, "has this token: the model's own one can't be added")
+    model.add_special_tokens([library.AddedToken(name, special=True, normalized=False)])
+    found, remedy = model.token_to_id(name), "ids without a token before it: it can't be added"
+    require(found == token, f"tokenizer: the id of {name}", found, f"must be {token}; the tokenizer has {remedy}")
 
 
 def read(directory: Path, vocab_size: int, end: Any, *, start: Any = None, masked: bool = False) -> Tokenizer:

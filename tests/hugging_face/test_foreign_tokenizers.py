@@ -7,15 +7,24 @@ import re
 import numpy as np
 import pytest
 import tokenizers as library
+from safetensors.numpy import load_file
+from scipy.special import logsumexp
 
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.commands.suites.translation import Translation
 from mini_gpt.config import loading as configs
 from mini_gpt.data import charsmaps, token_store, tokenizers
+from mini_gpt.data.pairs import StoredPairs
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, ImportedTokenizer
-from mini_gpt.evaluation import scoring
-from mini_gpt.hugging_face import tokenizer_files
+from mini_gpt.evaluation import pair_accuracy, scoring
+from mini_gpt.hugging_face import importing, tokenizer_files
 from mini_gpt.model.layout import Layout, layout_of
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+from tests.conftest import SMALL
+from tests.hugging_face import numpy_forwards
 from tests.hugging_face.foreign_tokenizers import CHARACTERS, HARD, NAMES, TEXT, charsmap, unigram, wordpiece, words
+from tests.hugging_face.models import written
 
 # Name: (tokenizer, separator, mask, fields of tokenizer_config.json, text of "the cat, größer").
 KINDS = {
@@ -92,7 +101,7 @@ def test_bits_per_byte_are_not_measured(kind):
     _, read, *_ = kind
     ids = read.encode(TEXT)
     score = scoring.score(np.ones(len(ids)), ids, read.token_bytes)
-    assert score.bytes == 0 and score.tokens == len(ids)
+    assert score.bytes == 0 and "bits_per_byte" not in score.items and score.tokens == len(ids)
     assert not read.token_bytes.any() and len(read.token_bytes) == tokenizers.vocab_size(read)
 
 
@@ -154,6 +163,36 @@ def test_layouts_have_the_token_before_targets(tmp_path):
     spans = {"model.encoder_layers": 1, "train.objective": "span_corruption", "data.tokenizer": "imported"}
     with pytest.raises(UserError, match=r"train\.objective: found 'span_corruption'; must be next_token"):
         layout_of(configs.load("configs/tiny.py", spans), read)
+
+
+def test_an_imported_t5_reads_its_own_start_and_end(corpus_files, tmp_path, caplog):
+    written("t5", tmp_path / "there", vocab_size=300, end=1)
+    path = tmp_path / "there" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_start_token_id": 0}))
+    unigram().save(str(tmp_path / "there" / "tokenizer.json"))
+    (tmp_path / "pairs.tsv").write_text(
+        "".join(f"the cat {n}\tA größer dog {n * n} {'🙂' * (n % 3 > 0)}\n" for n in range(60))
+    )
+    fields = {name: value for name, value in SMALL.items() if name.startswith(("data.", "train.", "mesh."))}
+    fields |= {"data.corpus": "pairs", "data.path": str(tmp_path / "pairs.tsv"), "source_length": 64}
+    fields |= {"data.cache_dir": str(tmp_path / "cache"), "model.dtype": "float32"}
+    take = lambda fields: importing.import_run(tmp_path / "there", tmp_path / "run", "configs/default.py", fields)
+    with pytest.raises(UserError, match=r"train\.objective: found 'span_corruption'; the imported model has 'next_"):
+        take(fields | {"train.objective": "span_corruption", "data.corpus": "text", "data.path": corpus_files})
+    take(fields)
+    run = Run(tmp_path / "run")
+    described, tensors = json.loads(path.read_text()), load_file(tmp_path / "there" / "model.safetensors")
+    order, end = run.tokenizer.order.astype(int), tokenizers.separator(run.tokenizer)
+    stored = StoredPairs(run.store.tokens("train"), end)
+    pairs = stored.take(np.arange(3))
+    for pair, nll in zip(pairs, pair_accuracy.predict(run.model, pairs, end).nll, strict=True):
+        source, target = ([*order[tokens], 1] for tokens in pair)
+        logits_LV = numpy_forwards.logits(described, tensors, np.array([[0, *target[:-1]]]), np.array([source]))[0]
+        wanted = logsumexp(logits_LV, axis=-1) - logits_LV[np.arange(len(target)), target]
+        np.testing.assert_allclose(nll, wanted, rtol=1e-4, atol=1e-4 * np.abs(logits_LV).max())
+    (row,) = Translation().measure(run, SuiteOptions())["rows"]
+    assert row["status"] == "ok" and row["pairs"] > 0
+    assert re.search(r"\d+ of \d+ references have text that the tokenizer lacks: an unknown token", caplog.text)
 
 
 def test_an_imported_tokenizer_is_not_made_from_text():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tokenizers as library
 
-from mini_gpt.data import tokenizers
+from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer
 from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.runtime.errors import UserError
@@ -95,6 +95,31 @@ def test_the_mask_token_is_the_id_after_the_tokenizers(tokenizer, tmp_path):
     loaded = tokenizers.load(tmp_path / "saved")
     assert loaded.to_dict() == again.to_dict()
     assert tokenizer_files.write(loaded, tmp_path, 32, masked=True) == ids
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [ByteTokenizer(), BPE, CharacterTokenizer("".join(sorted({*TEXT})))], ids=lambda t: t.kind
+)
+def test_sentinels_are_the_last_tokens(tokenizer, tmp_path):
+    end = tokenizer_files.write(tokenizer, tmp_path, 32, sentinels=100)["eos_token_id"]
+    theirs = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert theirs.get_vocab_size() == tokenizers.vocab_size(tokenizer) + 100
+    assert theirs.token_to_id("<extra_id_99>") == end + 1
+    text = "the <{}> cat<{}>\n sat"
+    found = theirs.encode(text.format("extra_id_0", "extra_id_12")).ids
+    assert found == spans.encode(text.format(0, 12), tokenizer).tolist()
+    assert theirs.id_to_token(max(found)) == "<extra_id_0>" and max(found) == theirs.get_vocab_size() - 1
+
+
+def test_tokens_that_cannot_be_added_are_refused(tmp_path):
+    model = like_robertas(300)
+    tokenizer = BpeTokenizer(model, 2, model.get_vocab_size() + 3)
+    for options in ({"masked": True}, {"sentinels": 2}):
+        with pytest.raises(UserError, match=r"tokenizer: the id of <.*>: found 297; must be 300; the tokenizer has"):
+            tokenizer_files.write(tokenizer, tmp_path, 32, **options)
+    model.add_special_tokens(["<extra_id_0>"])
+    with pytest.raises(UserError, match="tokenizer: found '<extra_id_0>'; has this token"):
+        tokenizer_files.write(BpeTokenizer(model, 2, model.get_vocab_size()), tmp_path, 32, sentinels=1)
 
 
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
