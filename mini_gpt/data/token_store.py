@@ -103,6 +103,8 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
                 count["tokens"] += 1
             for piece in tokenizer.pieces(text):
                 tokens = tokenizer.encode(piece).astype(dtype)
+                if data.has_pairs:  # only the separators between texts count, not those that a tokenizer adds
+                    tokens = tokens[tokens != separator]
                 outputs[split].write(tokens.data)
                 count["tokens"] += len(tokens)
                 count["bytes"] += len(piece.encode())

@@ -153,9 +153,9 @@ class SubwordTokenizer(Tokenizer):
         described = json.loads(self.encoder.to_str())
         (mask,) = (token for token in described["added_tokens"] if token["id"] == self.mask)
         mask["special"] = False  # the names of special tokens are read as text
-        model = Library.from_str(json.dumps(described))
-        model.encode_special_tokens = True
         with no_panic():
+            model = Library.from_str(json.dumps(described))
+            model.encode_special_tokens = True
             return self.inverse[model.encode(text.replace(name, mask["content"])).ids]
 
     def pieces(self, text: str) -> Iterator[str]:
@@ -198,7 +198,8 @@ class ImportedTokenizer(SubwordTokenizer):
 
     def __init__(self, model: Library, separator: int, *arguments: Any, **options: Any):
         require(unknown_token(model) is not None, "model.unk_id, unk_token", None, "must be a token of the vocabulary")
-        self._encoder = with_hidden_names(model)
+        with no_panic():
+            self._encoder = with_hidden_names(model)
         super().__init__(model, separator, *arguments, **options)
         if self.texts[-1]:
             raise ValueError("the separator is not a special token")

@@ -156,7 +156,7 @@ def read(directory: Path, vocab_size: int, end: Any, *, start: Any = None, maske
     special |= {} if start == end else {START: model.id_to_token(start) or ""}
     try:
         return (BpeTokenizer if kind == "BPE" else ImportedTokenizer)(model, end, tokens, special, mask)
-    except (UserError, ValueError, KeyError) as error:
+    except Exception as error:  # the library raises bare Exceptions
         reason = str(error) if isinstance(error, UserError) else f"not supported ({type(error).__name__}: {error})"
         raise UserError(f"{path}: {reason}") from None
 

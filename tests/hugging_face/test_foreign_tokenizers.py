@@ -169,7 +169,10 @@ def test_an_imported_t5_reads_its_own_start_and_end(corpus_files, tmp_path, capl
     written("t5", tmp_path / "there", vocab_size=300, end=1)
     path = tmp_path / "there" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_start_token_id": 0}))
-    unigram().save(str(tmp_path / "there" / "tokenizer.json"))
+    model = unigram()
+    added = library.processors.TemplateProcessing(single="</s> $A </s>", special_tokens=[("</s>", 1)])
+    model.post_processor = added
+    model.save(str(tmp_path / "there" / "tokenizer.json"))
     (tmp_path / "pairs.tsv").write_text(
         "".join(f"the cat {n}\tA größer dog {n * n} {'🙂' * (n % 3 > 0)}\n" for n in range(60))
     )
@@ -184,6 +187,7 @@ def test_an_imported_t5_reads_its_own_start_and_end(corpus_files, tmp_path, capl
     described, tensors = json.loads(path.read_text()), load_file(tmp_path / "there" / "model.safetensors")
     order, end = run.tokenizer.order.astype(int), tokenizers.separator(run.tokenizer)
     stored = StoredPairs(run.store.tokens("train"), end)
+    assert len(stored) == run.store.meta["splits"]["train"]["documents"] / 2
     pairs = stored.take(np.arange(3))
     for pair, nll in zip(pairs, pair_accuracy.predict(run.model, pairs, end).nll, strict=True):
         source, target = ([*order[tokens], 1] for tokens in pair)
