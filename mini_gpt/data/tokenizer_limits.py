@@ -14,6 +14,7 @@ MOST_GROWTH = 256  # largest factor by which normalization may lengthen a text
 MOST_PIECES = 16  # pieces of a template, and ids of a piece
 LONGEST_PREFIX = 64  # characters put before each text
 LONGEST_EXPRESSION = 2**10  # characters of a regex; GPT-4o's has about 400
+MOST_IDS = 2**22  # the library counts up to the largest id when it writes a vocabulary
 LONGEST_PIECE = 512  # characters of a token of a Unigram model
 LONGEST_WORD = 2**10  # characters, of a WordPiece model; BERT's has 100
 LARGEST_SCORE = 1e9  # of a token of a Unigram model
@@ -60,6 +61,9 @@ def _check_vocabulary(model: dict[str, Any]) -> None:
     valid = isinstance(prefix, str) and len(prefix) <= LONGEST_PREFIX
     require(valid, "model.continuing_subword_prefix", prefix, f"must have at most {LONGEST_PREFIX} characters")
     pieces = model.get("vocab")
+    for token in pieces.values() if isinstance(pieces, dict) else ():
+        valid = type(token) is int and 0 <= token < MOST_IDS
+        require(valid, "model.vocab", token, f"an id must be a whole number in 0..{MOST_IDS - 1}")
     if not isinstance(pieces, list):  # of Unigram
         return
     for piece in pieces:

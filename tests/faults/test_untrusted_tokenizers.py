@@ -116,6 +116,10 @@ BOMBS = {
         {"normalizer": sequence("normalizers", [{"type": "BertNormalizer"}] * 5)},
         r"normalizer: found .*at most 256 times as long",
     ),
+    "large id": (
+        {"model": {"type": "WordPiece", "unk_token": "a", "vocab": {"a": 0, "b": 2**31}}},
+        r"model\.vocab: found 2147483648; an id must be a whole number in 0\.\.4194303",
+    ),
     "long words": (
         {"model": bpe_json()["model"] | {"max_input_chars_per_word": 10**9}},
         r"model\.max_input_chars_per_w",
