@@ -50,7 +50,9 @@ def _vocab_size(data: DataConfig) -> int:
     if data.tokenizer == "characters":
         remedy = "its size depends on the corpus; give --vocab_size, or the --workdir of a run"
         raise UserError(f"data.tokenizer: found 'characters'; {remedy}")
-    return data.vocab_size if data.tokenizer == "bpe" else tokenizers.vocab_size(tokenizers.ByteTokenizer())
+    return (
+        data.vocab_size if data.tokenizer in ("bpe", "imported") else tokenizers.vocab_size(tokenizers.ByteTokenizer())
+    )
 
 
 @command_line.command

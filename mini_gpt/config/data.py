@@ -23,7 +23,9 @@ class DataConfig(Section, prefix="data."):
     )
     split: Literal["documents", "contiguous"] = field("documents", "by a hash of each document, or by text position")
     split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "for train, validation and test; sum to 1")
-    tokenizer: Literal["bytes", "characters", "bpe"] = field("bytes", "unit of a token")
+    tokenizer: Literal["bytes", "characters", "bpe", "imported"] = field(
+        "bytes", "unit of a token; imported: the Unigram, WordPiece or words of an imported model"
+    )
     vocab_size: Annotated[int, above(257)] = field(8192, "for bpe: 256 bytes, a document separator, and merges")
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
     seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed", None)

@@ -103,6 +103,8 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
                 count["tokens"] += 1
             for piece in tokenizer.pieces(text):
                 tokens = tokenizer.encode(piece).astype(dtype)
+                if data.has_pairs:  # only the separators between texts count, not those that a tokenizer adds
+                    tokens = tokens[tokens != separator]
                 outputs[split].write(tokens.data)
                 count["tokens"] += len(tokens)
                 count["bytes"] += len(piece.encode())
@@ -123,7 +125,13 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
 
 @processes.main_process_first()
 def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
-    """Return the tokenizer of a config, cached. BPE uses the train split, characters use the whole corpus."""
+    """Return the tokenizer of a config, cached. BPE uses the train split, characters use the whole corpus.
+
+    Raises UserError for an imported tokenizer, which only the runs of its model have.
+    """
+    if data.tokenizer == "imported":
+        remedy = "no text makes it: start from a run of the imported model (--init_from)"
+        raise UserError(f"data.tokenizer: found 'imported'; {remedy}")
     if data.is_task:
         return tokenizers.CharacterTokenizer(tasks.find(data.corpus).alphabet)
     if data.tokenizer == "bytes":

@@ -1,7 +1,6 @@
-"""Text to token ids and back, by bytes, characters or byte-level BPE. The last id is the document separator."""
+"""Text to token ids and back, by bytes, characters or subwords. The last id is the document separator."""
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -15,26 +14,28 @@ import tokenizers
 
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.data import tokenizer_limits
+from mini_gpt.data.token_texts import Library, token_texts, unknown_token, with_hidden_names
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, require, shown
 
 FILE = "tokenizer.json"
-IMPORTED = ("separator", "vocab_size", "special", "mask")  # arguments of BpeTokenizer for imported models
+IMPORTED = ("separator", "vocab_size", "special", "mask")  # arguments of SubwordTokenizer for imported models
 PIECE = 2**16  # characters after which a text is cut at the next space
 LONGEST_PIECE = 2**17
 BEFORE_SPACE = re.compile(r"\S(?=[ \n])")
-Library = tokenizers.Tokenizer  # the class of the tokenizers library
 
 
 class Tokenizer(Protocol):
     """texts: each token in UTF-8, possibly a part of a character; special tokens have no bytes.
 
-    token_bytes: [V], the lengths of `texts`. The separator has 0, or -1 to cancel a space added to each document.
+    token_bytes: [V], the lengths of `texts`. The separator has 0, or -1 to cancel a space added to each document. All
+    are 0 for a tokenizer that does not restore each text.
     """
 
     kind: str
     texts: Sequence[bytes]
     token_bytes: np.ndarray
+    start: int | None = None  # the token before each target, if it is not the separator
 
     def encode(self, text: str) -> np.ndarray: ...
     def to_dict(self) -> dict: ...
@@ -88,16 +89,18 @@ class CharacterTokenizer(Tokenizer):
         return {"kind": self.kind, "characters": self.characters}
 
 
-class BpeTokenizer(Tokenizer):
-    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), of the tokenizers library.
+class SubwordTokenizer(Tokenizer):
+    """A tokenizer of the tokenizers library.
 
     Arguments other than `model` are for imported models. separator: the separator's id in `model`; this class swaps it
     with the last id. vocab_size: ids of this class, at least the number of tokens. special: {role: token} of the other
-    special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them. mask: the id in `model` of the mask
+    special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them. The role start_token is that before
+    each target. mask: the id in `model` of the mask
     token, which is `vocab_size` here, above the tokens of this class.
-    """
 
-    kind = "bpe"
+    An imported model may add tokens around a text. A separator after a text is left out, because one follows each
+    document in any case.
+    """
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class BpeTokenizer(Tokenizer):
         self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special or {})
         self.mask = mask
         model.encode_special_tokens = True  # encode the name of a special token as ordinary text
-        texts = _token_texts(model)
+        texts = token_texts(model)
         size = len(texts) + 1 if separator is None else vocab_size
         if not all(isinstance(text, str) for text in (*self.special, *self.special.values())):
             raise ValueError(f"special: found {shown(self.special)}; must be names of tokens")
@@ -123,12 +126,54 @@ class BpeTokenizer(Tokenizer):
             self.order[[at, place]] = self.order[[place, at]]
         self.inverse = np.argsort(self.order).astype(np.uint32)
         self.texts = [texts.get(token, b"") for token in self.order[:size].tolist()]
+        if "start_token" in self.special:
+            self.start = int(self.inverse[model.token_to_id(self.special["start_token"])])
         self.token_bytes = np.array([len(text) for text in self.texts])
         example = self.encode("a")
         if mask is not None and size in example:
             raise ValueError("the mask token is added to each text")
         if self.token_bytes[example].sum() > 1:
             self.token_bytes[-1] = -1  # subtract the space that the model adds before each document
+
+    @property
+    def encoder(self) -> Library:
+        """The model that encodes texts."""
+        return self.model
+
+    def encode(self, text: str) -> np.ndarray:
+        encoded = (self.encoder.encode(piece).ids for piece in self.pieces(text))
+        with no_panic():
+            ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32)
+        if self.separator is None:
+            return ids
+        return self.inverse[ids[:-1] if len(ids) and ids[-1] == self.separator else ids]
+
+    def encode_masked(self, text: str, name: str) -> np.ndarray:
+        """Encode a whole text with all tokens that an imported model adds around it. name: of the mask token in it."""
+        described = json.loads(self.encoder.to_str())
+        (mask,) = (token for token in described["added_tokens"] if token["id"] == self.mask)
+        mask["special"] = False  # the names of special tokens are read as text
+        with no_panic():
+            model = Library.from_str(json.dumps(described))
+            model.encode_special_tokens = True
+            return self.inverse[model.encode(text.replace(name, mask["content"])).ids]
+
+    def pieces(self, text: str) -> Iterator[str]:
+        return _pieces(text) if self.separator is None else iter([text])  # an imported tokenizer may merge spaces
+
+    def to_dict(self) -> dict:
+        described = {"kind": self.kind, self.kind: json.loads(self.model.to_str())}
+        if self.separator is not None:
+            described |= {"separator": self.separator, "vocab_size": self.vocab_size, "special": self.special}
+        if self.mask is not None:
+            described["mask"] = self.mask
+        return described
+
+
+class BpeTokenizer(SubwordTokenizer):
+    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019)."""
+
+    kind = "bpe"
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "BpeTokenizer":
@@ -141,22 +186,28 @@ class BpeTokenizer(Tokenizer):
         model.train_from_iterator((piece for text in texts for piece in _pieces(text)), trainer)
         return cls(model)
 
-    def encode(self, text: str) -> np.ndarray:
-        encoded = (self.model.encode(piece).ids for piece in self.pieces(text))
+
+class ImportedTokenizer(SubwordTokenizer):
+    """Unigram (Kudo 2018), WordPiece (Schuster and Nakajima 2012) or words of an imported model.
+
+    It does not restore every text: text without a token becomes the unknown token, and spaces or case may be lost.
+    `token_bytes` are all 0, so that bits per byte are not measured.
+    """
+
+    kind = "imported"
+
+    def __init__(self, model: Library, separator: int, *arguments: Any, **options: Any):
+        require(unknown_token(model) is not None, "model.unk_id, unk_token", None, "must be a token of the vocabulary")
         with no_panic():
-            ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32)
-        return ids if self.separator is None else self.inverse[ids]
+            self._encoder = with_hidden_names(model)
+        super().__init__(model, separator, *arguments, **options)
+        if self.texts[-1]:
+            raise ValueError("the separator is not a special token")
+        self.token_bytes = np.zeros_like(self.token_bytes)
 
-    def pieces(self, text: str) -> Iterator[str]:
-        return _pieces(text) if self.separator is None else iter([text])  # an imported tokenizer may merge spaces
-
-    def to_dict(self) -> dict:
-        described = {"kind": self.kind, "bpe": json.loads(self.model.to_str())}
-        if self.separator is not None:
-            described |= {"separator": self.separator, "vocab_size": self.vocab_size, "special": self.special}
-        if self.mask is not None:
-            described["mask"] = self.mask
-        return described
+    @property
+    def encoder(self) -> Library:
+        return self._encoder
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -202,9 +253,10 @@ def load(directory: Path) -> Tokenizer:
                 return ByteTokenizer()
             case "characters":
                 return CharacterTokenizer(values["characters"])
-            case "bpe":
+            case "bpe" | "imported" as kind:
                 options = {name: values[name] for name in IMPORTED if name in values}
-                return BpeTokenizer(parse(values["bpe"]), **options)
+                made = BpeTokenizer if kind == "bpe" else ImportedTokenizer
+                return made(parse(values[kind]), **options)
             case kind:
                 raise ValueError(f"found the kind {shown(kind)}")
     except FileNotFoundError:
@@ -232,29 +284,3 @@ def no_panic() -> Iterator[None]:
             raise
         reason = (str(error).splitlines() or ["panic"])[0]
         raise UserError(f"tokenizer: the library failed ({reason}); use another tokenizer") from None
-
-
-def _token_texts(model: Library) -> dict[int, bytes]:
-    """Return {token id: its bytes}. Special tokens have no bytes."""
-    described, alphabet = json.loads(model.to_str()), byte_alphabet()
-    is_special = {token["id"]: token["special"] for token in described["added_tokens"]}
-    byte_level = "ByteLevel" in json.dumps(described["decoder"])
-
-    def text(name: str, token: int) -> bytes:
-        if not byte_level and re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # byte fallback, for characters without a token
-            return bytes.fromhex(name[3:5])
-        if token in is_special:
-            return b"" if is_special[token] else name.encode()
-        if byte_level:
-            return bytes(alphabet[character] for character in name)
-        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
-
-    return {token: text(name, token) for name, token in model.get_vocab().items()}
-
-
-@functools.cache
-def byte_alphabet() -> dict[str, int]:
-    """Return {printable character: byte}, the mapping of byte-level BPE (Radford et al. 2019)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

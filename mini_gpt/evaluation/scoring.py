@@ -83,8 +83,7 @@ def num_windows(targets: int, window: int, stride: int) -> int:
 def score(nll: np.ndarray, targets: np.ndarray, token_bytes: np.ndarray) -> Score:
     """Return the score of the targets; losses are summed in float64. token_bytes: [V], UTF-8 bytes of each token."""
     bytes_of_targets = token_bytes[targets]
-    parts = {
-        "nll": items.parts_of(nll, np.ones(len(nll))),
-        "bits_per_byte": items.parts_of(nll, math.log(2) * bytes_of_targets),
-    }
+    parts = {"nll": items.parts_of(nll, np.ones(len(nll)))}
+    if bytes_of_targets.any():
+        parts["bits_per_byte"] = items.parts_of(nll, math.log(2) * bytes_of_targets)
     return Score(float(np.sum(nll, dtype=np.float64)), len(targets), int(bytes_of_targets.sum()), parts)

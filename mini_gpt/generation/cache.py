@@ -91,7 +91,8 @@ def prefill(
     padded_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
     positions_BT, segments_BT = model.layout.of(config, padded_BT)
     positions_BL, segments_BL = (None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT))
-    prompt = Inputs(tokens_BL, positions_BL, segments_BL, source_BS, *model.layout.of_source(source_BS))
+    of_source = model.layout.read_source(source_BS), *model.layout.of_source(source_BS)
+    prompt = Inputs(model.layout.read(tokens_BL), positions_BL, segments_BL, *of_source)
     x_BLD, layers, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
 
@@ -156,7 +157,7 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
         of_slots = slots[size].positions_BS, visible[size], recent_visible_BT
         return Past(layer, cache.steps, *of_slots, cache.source_visible_BS)
 
-    inputs, caches = Inputs(tokens_B[:, None], positions_B[:, None]), list(map(past, cache.layers))
+    inputs, caches = Inputs(model.layout.read(tokens_B)[:, None], positions_B[:, None]), list(map(past, cache.layers))
     x_B1D, layers, _ = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, caches=caches)
     cache = cache._replace(
         layers=tuple(layers or ()), steps=cache.steps + 1, lengths_B=cache.lengths_B + 1, slots=slots

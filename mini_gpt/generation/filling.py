@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from mini_gpt.data.tokenizers import Tokenizer, vocab_size
+from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer, vocab_size
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError, require
@@ -27,14 +27,14 @@ class Filling(NamedTuple):
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Return tokens_L of a text, int32. Each `[MASK]` in it is one mask token.
+    """Return tokens_L of a text, int32. Each `[MASK]` in it is one mask token. Raises UserError if it has none.
 
-    Raises UserError if it has none, or if the tokenizer adds tokens to each text, which would be between the parts.
+    The tokens that an imported tokenizer adds around a text are added once, such as [CLS] and [SEP].
     """
-    added = tokenizer.encode("").tolist()
-    require(not added, "tokenizer", f"tokens {added} around each text", "can't fill in masks with this tokenizer")
     first, *others = text.split(MASK)
     require(bool(others), "text", text, f"must contain {MASK} at least once")
+    if isinstance(tokenizer, SubwordTokenizer) and tokenizer.mask is not None:
+        return tokenizer.encode_masked(text, MASK).astype(np.int32)
     mask = np.array([vocab_size(tokenizer)])
     parts = [tokenizer.encode(first), *(part for other in others for part in (mask, tokenizer.encode(other)))]
     return np.concatenate(parts).astype(np.int32)

@@ -61,6 +61,7 @@ class Architecture:
     auto_class = "AutoModelForCausalLM"
     pipeline = "text-generation"
     objective = "next_token"  # of training
+    has_targets = False  # an encoder-decoder
     position: str
     needs: ClassVar[dict[str, Any]] = {}
     norm = "layernorm"

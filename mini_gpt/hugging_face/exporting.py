@@ -10,7 +10,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.data.tokenizers import BpeTokenizer
+from mini_gpt.config.schema import SENTINELS
+from mini_gpt.data.tokenizers import SubwordTokenizer
 from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
@@ -29,9 +30,11 @@ def export(run: Run, output: Path, model_type: str | None = None) -> str:
     express the model.
     """
     tokenizer = run.tokenizer
-    order = tokenizer.inverse if isinstance(tokenizer, BpeTokenizer) and tokenizer.separator is not None else None
+    order = tokenizer.inverse if isinstance(tokenizer, SubwordTokenizer) and tokenizer.separator is not None else None
     with files.directory_written_whole(output) as draft:
-        ids = tokenizer_files.write(tokenizer, draft, run.config.context_length, masked=run.model.masked)
+        sentinels = SENTINELS if run.config.train.objective == "span_corruption" else 0
+        length, masked = run.config.context_length, run.model.masked
+        ids = tokenizer_files.write(tokenizer, draft, length, masked=masked, sentinels=sentinels)
         architecture = write_model(run.model, draft, order=order, ids=ids, model_type=model_type)
         (draft / "README.md").write_text(model_card.text(run, architecture), encoding="utf-8")
     return architecture.title
@@ -47,16 +50,15 @@ def write_model(
 ) -> Architecture:
     """Write config.json and model.safetensors; return the Transformers architecture.
 
-    order: mini_gpt's id of each exported token id; None if they are equal. ids: the token ids in config.json.
-    model_type: see `architectures.choose`. Raises UserError if the architecture can't express the model.
+    order: mini_gpt's id of each exported token id; later ones are equal, and all if it is None. ids: the token ids in
+    config.json. model_type: see `architectures.choose`. Raises UserError if the architecture can't express the model.
     """
     architecture = architectures.choose(model.config.model, ids, model_type)
     position_ids = model.config.data.position_ids
     require(position_ids == "sequence", "data.position_ids", position_ids, "must be sequence to be exported")
-    objective, remedy = model.config.train.objective, "can't be exported: the tokenizer's files lack the sentinels"
-    require(objective != "span_corruption", "train.objective", objective, remedy)
     config, arrays = _equivalent(model, biased=architecture.always_biased)
     if order is not None:
+        order = np.concatenate([order, np.arange(len(order), len(arrays["embedding"]), dtype=order.dtype)])
         arrays |= {name: arrays[name][order] for name in OF_TOKENS if name in arrays}
     described = {
         "architectures": [architecture.class_name],

@@ -17,7 +17,7 @@ from mini_gpt.config import places
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
-from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
+from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer
 from mini_gpt.hugging_face import architectures, settings, tokenizer_files
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS, Settings
@@ -45,14 +45,15 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     architecture = architectures.find(described)
     vocab_size = described.whole("vocab_size")
     masked = architecture.objective == "masked"
-    tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"), masked=masked)
+    start = described.get("decoder_start_token_id") if architecture.has_targets else None
+    tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"), start=start, masked=masked)
     config = _config(read_fields(source, architecture, described), tokenizer, config_path, overrides)
     with contextlib.ExitStack() as opened:  # check the tensor names before the slow steps
         _match(source, architecture, config.model, _open(source, opened))
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     _, abstract_state = states.abstract(config, vocab_size, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
-    if isinstance(tokenizer, BpeTokenizer):
+    if isinstance(tokenizer, SubwordTokenizer):
         arrays |= {name: arrays[name][tokenizer.order] for name in OF_TOKENS if name in arrays}
     places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
@@ -77,7 +78,7 @@ def read_fields(source: Path, architecture: Architecture, described: Settings) -
 
 def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, overrides: Mapping[str, str]) -> Config:
     given = fields | {"data.tokenizer": tokenizer.kind}
-    if tokenizer.kind == "bpe":
+    if isinstance(tokenizer, SubwordTokenizer):
         given["data.vocab_size"] = len(tokenizer.token_bytes)
     config = configs.load(config_path, given | dict(overrides))
     found = configs.flatten(configs.to_dict(config))

@@ -2,7 +2,6 @@
 
 import re
 
-from mini_gpt.config.schema import Config
 from mini_gpt.data import splits
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.hugging_face.architecture import Architecture
@@ -54,20 +53,24 @@ from transformers import {architecture.auto_class}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
 model = {architecture.auto_class}.from_pretrained(DIRECTORY)
-{_use(architecture, prompt, config)}
+{_use(architecture, prompt, run)}
 ```
 
 Written by mini_gpt.{alphabet}
 """
 
 
-def _use(architecture: Architecture, prompt: str, config: Config) -> str:
+def _use(architecture: Architecture, prompt: str, run: Run) -> str:
     """Return the lines of code that use the model. The text that they generate fits into the context."""
+    config = run.config
     options = f"max_new_tokens={min(64, config.context_length // 2)}, do_sample=True, top_k=40"
     if architecture.objective == "masked":
         return f"""text = tokenizer({prompt!r} + tokenizer.mask_token, return_tensors="pt")
 print(tokenizer.decode(model(**text).logits[0, -1].argmax()))"""
-    start = "tokenizer.eos_token + " if config.model.encoder_layers else ""  # as in training, before each source
+    starts_with_separator = config.model.encoder_layers and run.tokenizer.start is None  # each source, as in training
+    start = "tokenizer.eos_token + " if starts_with_separator else ""
+    if config.train.objective == "span_corruption":
+        start, prompt = "", f"{prompt}<extra_id_0>"
     return f"""prompt = tokenizer({start}{prompt!r}, return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, {options})[0]))"""
 

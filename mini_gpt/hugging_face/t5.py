@@ -24,6 +24,7 @@ class T5(Architecture):
 
     model_type, title, class_name, position = "t5", "T5", "T5ForConditionalGeneration", "t5"
     auto_class, pipeline = "AutoModelForSeq2SeqLM", "text2text-generation"
+    has_targets = True
     needs: ClassVar = {"scale_attention": False, "use_bias": False}
     norm = "rmsnorm"
     tied_by_default = True
@@ -64,17 +65,15 @@ class T5(Architecture):
         return super().supported(model) | {"encoder_layers": (model.encoder_layers,)}
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        start = {"decoder_start_token_id": ids.get("eos_token_id")}
+        start = {"decoder_start_token_id": ids.get("decoder_start_token_id", ids.get("eos_token_id"))}
         return super().describe(config, ids) | start | {"scale_decoder_outputs": config.model.tie_embeddings}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return also the fields of the encoder. Only the weights tell whether a model of Transformers 5 is tied."""
         fields, layers = super().fields(settings), settings.whole("num_layers", self.sizes_by_default[1])
         settings.require({"d_kv": fields["model.d_model"] // fields["model.num_heads"]}, if_missing={"d_kv": 64})
-        start, end = settings.get("decoder_start_token_id"), settings.get("eos_token_id", 1)
-        if start is not None and start != (end[0] if isinstance(end, list) and end else end):
-            raise settings.error("decoder_start_token_id", "must be eos_token_id: a target starts with the separator")
         return fields | {
+            "train.objective": self.objective,
             "model.num_layers": settings.whole("num_decoder_layers", layers),
             "model.encoder_layers": layers,
             "model.t5.num_buckets": settings.whole("relative_attention_num_buckets", 32),

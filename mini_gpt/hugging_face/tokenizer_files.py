@@ -8,7 +8,15 @@ import tokenizers as library
 from tokenizers import decoders, models, pre_tokenizers
 
 from mini_gpt.data import tokenizers as ours
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer, Tokenizer
+from mini_gpt.data.token_texts import byte_alphabet, unknown_token
+from mini_gpt.data.tokenizers import (
+    BpeTokenizer,
+    ByteTokenizer,
+    CharacterTokenizer,
+    ImportedTokenizer,
+    SubwordTokenizer,
+    Tokenizer,
+)
 from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
@@ -16,21 +24,29 @@ from mini_gpt.runtime.errors import UserError, require, shown
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first name that is not yet a token is used
 NOT_FOUND = "not found; AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes it"
+SENTINEL = "<extra_id_{}>"
+START = "start_token"  # role of the token before each target
 MASKS = ("<mask>", "<|mask|>")  # as SEPARATORS
 SPECIAL = ("bos_token", "unk_token", "pad_token")  # kept at import, for a later export
 OF_MASKED = ("cls_token", "sep_token", "mask_token")  # as SPECIAL, if there is a mask token
 
 
-def write(tokenizer: Tokenizer, directory: Path, context_length: int, *, masked: bool = False) -> dict[str, int | None]:
+def write(
+    tokenizer: Tokenizer, directory: Path, context_length: int, *, masked: bool = False, sentinels: int = 0
+) -> dict[str, int | None]:
     """Write the tokenizer's files. Return the token ids of config.json by field.
 
-    masked: the model has a mask token, whose id is above those of the tokenizer.
+    masked: the model has a mask token, whose id is above those of the tokenizer. sentinels: the number of tokens above
+    them that mark spans; <extra_id_0> is the last, as in T5.
     """
     model, end = _library_tokenizer(tokenizer)
     name = model.id_to_token(end)
     special = {"bos_token": name, "eos_token": name, "pad_token": name} | getattr(tokenizer, "special", {})
+    start = special.pop(START, None)
     if masked:
         special = {"cls_token": name, "sep_token": name, "mask_token": _mask(tokenizer, model)} | special
+    for number in range(sentinels):
+        _add(model, SENTINEL.format(sentinels - 1 - number), ours.vocab_size(tokenizer) + number)
     model.save(str(directory / FILE))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -42,13 +58,13 @@ def write(tokenizer: Tokenizer, directory: Path, context_length: int, *, masked:
     }
     (directory / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     ids = {f"{field}_id": model.token_to_id(special[field]) for field in ("bos_token", "pad_token")}
-    return ids | {"eos_token_id": end}
+    return ids | {"eos_token_id": end} | ({} if start is None else {"decoder_start_token_id": model.token_to_id(start)})
 
 
 def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
     """Return an equivalent tokenizer of the library, and the id of the token that ends a document."""
     if isinstance(tokenizer, ByteTokenizer):
-        model = library.Tokenizer(models.BPE(ours.byte_alphabet(), []))
+        model = library.Tokenizer(models.BPE(byte_alphabet(), []))
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         model.decoder = decoders.ByteLevel()
     elif isinstance(tokenizer, CharacterTokenizer):
@@ -57,7 +73,7 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
         model.pre_tokenizer = pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
         model.decoder = decoders.Fuse()
     else:
-        assert isinstance(tokenizer, BpeTokenizer)
+        assert isinstance(tokenizer, SubwordTokenizer)
         model = library.Tokenizer.from_str(tokenizer.model.to_str())
         if tokenizer.separator is not None:
             return model, tokenizer.separator
@@ -68,21 +84,28 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
 
 def _mask(tokenizer: Tokenizer, model: library.Tokenizer) -> str:
     """Return the name of the mask token; it is added if the tokenizer was not imported with it."""
-    if isinstance(tokenizer, BpeTokenizer) and tokenizer.mask is not None:
+    if isinstance(tokenizer, SubwordTokenizer) and tokenizer.mask is not None:
         return model.id_to_token(tokenizer.mask) or ""
-    name, wanted = next(name for name in MASKS if model.token_to_id(name) is None), ours.vocab_size(tokenizer)
-    model.add_special_tokens([library.AddedToken(name, special=True, normalized=False)])
-    require(model.token_to_id(name) == wanted, "tokenizer", wanted, "ids without a token: no mask token can follow")
+    name = next(name for name in MASKS if model.token_to_id(name) is None)
+    _add(model, name, ours.vocab_size(tokenizer))
     return name
 
 
-def read(directory: Path, vocab_size: int, end: Any, *, masked: bool = False) -> Tokenizer:
+def _add(model: library.Tokenizer, name: str, token: int) -> None:
+    """Add a special token, with the id `token`. Raises UserError if it gets another id."""
+    require(model.token_to_id(name) is None, "tokenizer", name, "has this token: the model's own one can't be added")
+    model.add_special_tokens([library.AddedToken(name, special=True, normalized=False)])
+    found, remedy = model.token_to_id(name), "ids without a token before it: it can't be added"
+    require(found == token, f"tokenizer: the id of {name}", found, f"must be {token}; the tokenizer has {remedy}")
+
+
+def read(directory: Path, vocab_size: int, end: Any, *, start: Any = None, masked: bool = False) -> Tokenizer:
     """Read the tokenizer of a model with `vocab_size` ids.
 
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
-    tokenizer_config.json: that of eos_token, else that of sep_token. masked: one of the ids is that of a mask token,
-    which is not one of the returned tokenizer. Raises UserError if a file is invalid, or the tokens are neither bytes
-    nor characters.
+    tokenizer_config.json: that of eos_token, else that of sep_token. start: decoder_start_token_id; None: `end`.
+    masked: one of the ids is that of a mask token, which is not one of the returned tokenizer. Raises UserError if a
+    file is invalid or not supported.
     """
     path = find_file(directory, FILE)
     try:
@@ -104,38 +127,47 @@ def read(directory: Path, vocab_size: int, end: Any, *, masked: bool = False) ->
     end = end[0] if isinstance(end, list) and end else end
     if end is None:
         end = model.token_to_id(names.get("eos_token", names.get("sep_token", "")))
-    is_token = type(end) is int and 0 <= end < vocab_size and model.id_to_token(end) is not None
-    field = f"{directory / 'config.json'}: eos_token_id"
-    require(is_token, field, end, f"must be the id of the token in {FILE} that ends a document")
+    start, field = end if start is None else start, f"{directory / 'config.json'}: "
+    is_token = lambda token: type(token) is int and 0 <= token < vocab_size and model.id_to_token(token) is not None
+    require(is_token(end), f"{field}eos_token_id", end, f"must be the id of the token in {FILE} that ends a document")
+    require(is_token(start), f"{field}decoder_start_token_id", start, f"must be the id of a token in {FILE}")
     mask = None
     if masked:
         mask = model.token_to_id(names.get("mask_token", ""))
         is_special = any(token["id"] == mask and token["special"] for token in described["added_tokens"])
         right_mask = f"must be the name of another special token in {FILE} than the one that ends a document"
-        field = f"{directory / CONFIG}: mask_token"
-        require(is_special and mask != end, field, names.get("mask_token"), right_mask)
+        require(is_special and mask != end, f"{directory / CONFIG}: mask_token", names.get("mask_token"), right_mask)
     tokens = vocab_size - masked  # of the tokenizer
-    if kind == "WordLevel":
+    if kind == "WordLevel" and unknown_token(model) is None:
         if model.get_vocab_size() != vocab_size:
             raise UserError(f"{path}: found {model.get_vocab_size()} tokens; {right}")
         require(mask in (None, tokens), f"{path}: the mask token's id", mask, f"must be the last one, {tokens}")
-        *characters, last = [model.id_to_token(token) or "" for token in range(tokens)]
-        if any(len(c) != 1 for c in characters) or characters != sorted(characters) or model.token_to_id(last) != end:
-            right = "must be single characters in the order of their code points, then the token that ends a document"
-            raise UserError(f"{path}: model.vocab: found {shown([*characters, last])}; {right}")
-        return CharacterTokenizer("".join(characters))
-    has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
-    is_byte_level = kind == "BPE" and (has_all_bytes or "ByteLevel" in json.dumps(described["decoder"]))
-    require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
-    plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
-    same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
-    if same and end == tokens - 1 == len(vocabulary) and mask in (None, tokens):
-        return ByteTokenizer()
+        require(start == end, f"{field}decoder_start_token_id", start, "must be eos_token_id, with these tokens")
+        return _characters(path, model, [model.id_to_token(token) or "" for token in range(tokens)], end)
+    if kind == "BPE":
+        has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
+        is_byte_level = has_all_bytes or "ByteLevel" in json.dumps(described["decoder"])
+        require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
+        plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
+        same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
+        if same and start == end == tokens - 1 == len(vocabulary) and mask in (None, tokens):
+            return ByteTokenizer()
     special = {name: names[name] for name in (*SPECIAL, *(OF_MASKED if masked else ())) if name in names}
+    special |= {} if start == end else {START: model.id_to_token(start) or ""}
     try:
-        return BpeTokenizer(model, end, tokens, special, mask)
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: not a tokenizer of bytes ({type(error).__name__}: {error})") from None
+        return (BpeTokenizer if kind == "BPE" else ImportedTokenizer)(model, end, tokens, special, mask)
+    except Exception as error:  # the library raises bare Exceptions
+        reason = str(error) if isinstance(error, UserError) else f"not supported ({type(error).__name__}: {error})"
+        raise UserError(f"{path}: {reason}") from None
+
+
+def _characters(path: Path, model: library.Tokenizer, tokens: list[str], end: int) -> CharacterTokenizer:
+    """Return the tokenizer of a WordLevel model without an unknown token, which must be one that `write` has made."""
+    *characters, last = tokens
+    if any(len(c) != 1 for c in characters) or characters != sorted(characters) or model.token_to_id(last) != end:
+        right = "must be single characters in the order of their code points, then the token that ends a document"
+        raise UserError(f"{path}: model.vocab: found {shown(tokens)}; {right}, or have a model.unk_token")
+    return CharacterTokenizer("".join(characters))
 
 
 def _names(directory: Path) -> dict[str, str]:

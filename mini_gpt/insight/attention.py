@@ -167,7 +167,9 @@ def _each_layer_of_kind(model: LoadedModel, inputs: tuple, arguments: tuple, *, 
     with sharding.use_mesh(model.mesh):
         if kind == "encoder":
             head_mask_NBH = head_masks.by_kind(model.config.model, model.head_mask_NBH)[0]
-            _, layers = module.encode(source_BS, head_mask_NBH=head_mask_NBH, trace=reduce_trace)
+            read_BS = model.layout.read_source(source_BS)
+            assert read_BS is not None
+            _, layers = module.encode(read_BS, head_mask_NBH=head_mask_NBH, trace=reduce_trace)
         else:
             inputs = model.with_layout(tokens_BL, source_BS=source_BS)
             layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)[2] or []

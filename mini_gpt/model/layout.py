@@ -9,6 +9,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.runtime.errors import require
 
 
 class Layout(NamedTuple):
@@ -18,10 +19,27 @@ class Layout(NamedTuple):
     document after it. Positions restart at the separator, and the token after it is predicted from the separator only.
     operator_ids: the tokens at position 0, from which later tokens are counted (`data.position_ids`). If empty,
     positions count all tokens of a document.
+    start_id: for models like T5, the token that the decoder reads before a target. The encoder then reads the separator
+    after each source. None: both read the separator before each text. Rows have the separator before each text in
+    any case.
     """
 
     separator_id: int | None = None
     operator_ids: tuple[int, ...] = ()
+    start_id: int | None = None
+
+    def read(self, tokens: jax.Array) -> jax.Array:
+        """Return the tokens that the decoder reads, of the same shape."""
+        if self.start_id is None:
+            return tokens
+        return jnp.where(tokens == self.separator_id, self.start_id, tokens)
+
+    def read_source(self, source_BS: jax.Array | None) -> jax.Array | None:
+        """Return the tokens that the encoder reads. Each source has the same places as with the separator before it."""
+        if self.start_id is None or self.separator_id is None or source_BS is None:
+            return source_BS
+        following_BS = jnp.pad(source_BS[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        return jnp.where((source_BS >= 0) & (following_BS < 0), self.separator_id, following_BS)
 
     def of(
         self, config: ModelConfig, tokens_BL: jax.Array, keys_B: jax.Array | None = None
@@ -72,12 +90,16 @@ def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
     """Return the layout of the tokens of a corpus. Operators are all characters but letters and digits.
 
     With an encoder, each row of sources and of targets has several pairs, and each text starts with a separator. Span
-    corruption has one pair per row, and its text may have separators of documents.
+    corruption has one pair per row, and its text may have separators of documents. Raises UserError if it can't be used
+    with the tokenizer of an imported model.
     """
     data, has_pairs = config.data, config.model.encoder_layers > 0 and config.train.objective == "next_token"
     separator_id = tokenizers.separator(tokenizer) if data.isolate_documents or has_pairs else None
+    if tokenizer.start is not None:
+        remedy = "must be next_token: the imported model's targets start with another token than the separator"
+        require(config.train.objective == "next_token", "train.objective", config.train.objective, remedy)
     if data.position_ids == "sequence":
-        return Layout(separator_id)
+        return Layout(separator_id, start_id=tokenizer.start if has_pairs else None)
     characters = [text.decode() for text in tokenizer.texts]
     return Layout(separator_id, tuple(i for i, character in enumerate(characters) if not character.isalnum()))
 

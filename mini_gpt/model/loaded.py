@@ -89,7 +89,7 @@ class LoadedModel:
             check_length(self.config.model, source_BS.shape[1])
         text_BL = tokens_BL if text_BL is None else text_BL
         of_target, of_source = self.layout.of(self.config.model, text_BL, keys_B), self.layout.of_source(source_BS)
-        return Inputs(tokens_BL, *of_target, source_BS, *of_source)
+        return Inputs(self.layout.read(tokens_BL), *of_target, self.layout.read_source(source_BS), *of_source)
 
     @jax.jit
     def hidden(

@@ -69,7 +69,8 @@ def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, lay
             has_offset_BL = (positions_BL > 0) | (config.data.position_ids != "abacus")
             positions_BL = positions_BL + jnp.where(has_offset_BL, offsets_B[:, None], 0)
         source_BS = batch.get("source")
-        inputs = Inputs(batch["inputs"], positions_BL, segments_BL, source_BS, *layout.of_source(source_BS))
+        of_source = layout.read_source(source_BS), *layout.of_source(source_BS)
+        inputs = Inputs(layout.read(batch["inputs"]), positions_BL, segments_BL, *of_source)
         x_BLD = model.forward(inputs, dropout_key=key)[0]
         objective, loss = losses.loss_sums(
             x_BLD, model.output_table, batch["targets"], batch["weights"], config.train.label_smoothing, mesh

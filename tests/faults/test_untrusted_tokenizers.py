@@ -1,5 +1,6 @@
 """An untrusted tokenizer cannot use up the memory, run forever or abort the program."""
 
+import base64
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from mini_gpt.data import tokenizers
 from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from tests.faults.limits import seconds
+from tests.hugging_face.foreign_tokenizers import charsmap
 
 
 def bpe_json(**changes):
@@ -29,6 +31,20 @@ def sequence(name, parts):
     return {"type": "Sequence", name: parts}
 
 
+def precompiled(raw):
+    return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(raw).decode()}}
+
+
+def trie(units):
+    """Return the character map with these units of the trie, and the text "b"."""
+    return (4 * len(units)).to_bytes(4, "little") + b"".join(unit.to_bytes(4, "little") for unit in units) + b"b\0"
+
+
+def unigram(pieces, unk_id=0):
+    return {"model": {"type": "Unigram", "unk_id": unk_id, "vocab": pieces, "byte_fallback": False}}
+
+
+MAP = r"normalizer\.precompiled_charsmap"
 ADDED = {"id": 300, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
 PADDING = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
 ADDITIONS = {"type": "TemplateProcessing", "pair": [{"Sequence": {"id": "A", "type_id": 0}}]}
@@ -64,10 +80,61 @@ BOMBS = {
         {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "prepend": "", "content": "a" * 10**4}},
         r"normalizer: found .*at most 256 times as long",
     ),
-    "character map": (
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-        r"normalizer: found 'Precompiled'; must be one of NFC",
+    "character map": (precompiled(b"\0\0\0"), rf"{MAP}: found 0; the trie must have"),
+    "no character map": ({"normalizer": {"type": "Precompiled"}}, rf"{MAP}: found None; must be base64"),
+    "character map that is no base64": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "é"}},
+        rf"{MAP}: found 0; the trie must have",
     ),
+    "long character map": (precompiled(bytes(2**20)), rf"{MAP}: found .*at most 524288 characters"),
+    "trie that is longer than its map": (
+        precompiled(b"\xfc\xff\xff\xff" + bytes(64)),
+        rf"{MAP}: found 4294967292; the",
+    ),
+    "trie without a node for each byte": (precompiled(trie([0])), rf"{MAP}: found 255; must be a place in the 1 units"),
+    "root outside of the trie": (
+        precompiled(trie([2**31, *[0] * 255])),
+        rf"{MAP}: found .*must be a place in the 256 un",
+    ),
+    "node outside of the trie": (
+        precompiled(trie([256 << 10, *[0] * 352, 2**30 | 97, *[0] * 158])),
+        rf"{MAP}: found .*must be a place in the 512 units",
+    ),
+    "text outside of the map": (
+        precompiled(charsmap({"a": "b"})[:-2]),
+        rf"{MAP}: found 0; a key must have a place in the 0",
+    ),
+    "text inside of a character": (
+        precompiled(charsmap({"a": "", "b": ""})[:-2] + "é".encode()),
+        rf"{MAP}: found 1; a key must have the place of a whole character",
+    ),
+    "character map of long texts": (
+        precompiled(charsmap({"a": "b" * 300})),
+        r"normalizer: found 1200.*at most 256 times as long",
+    ),
+    "Chinese of Chinese": (
+        {"normalizer": sequence("normalizers", [{"type": "BertNormalizer"}] * 5)},
+        r"normalizer: found .*at most 256 times as long",
+    ),
+    "large id": (
+        {"model": {"type": "WordPiece", "unk_token": "a", "vocab": {"a": 0, "b": 2**31}}},
+        r"model\.vocab: found 2147483648; an id must be a whole number in 0\.\.4194303",
+    ),
+    "long words": (
+        {"model": bpe_json()["model"] | {"max_input_chars_per_word": 10**9}},
+        r"model\.max_input_chars_per_w",
+    ),
+    "long prefix": (
+        {"model": bpe_json()["model"] | {"continuing_subword_prefix": "#" * 100}},
+        r"model\.continuing_subword_prefix: found .*at most 64 characters",
+    ),
+    "empty piece": (unigram([["", 0.0]]), r"model\.vocab: found \['', 0\.0\]; must be a text of 1\.\.512"),
+    "long piece": (unigram([["a" * 600, 0.0]]), r"model\.vocab: found .*must be a text of 1\.\.512"),
+    "large score": (unigram([["a", -1e300]]), r"model\.vocab: found .*a score of at most 1e\+09"),
+    "score that is no number": (unigram([["a", float("nan")]]), r"model\.vocab: found .*a score of at most 1e\+09"),
+    "piece without a score": (unigram([["a"]]), r"model\.vocab: found \['a'\]; must be a text"),
+    "piece twice": (unigram([["a", 0.0], ["a", 1.0]]), r"model\.vocab: found 'a text twice'; must be different texts"),
+    "no unknown token": (unigram([["a", 0.0]], unk_id=5), r"model\.unk_id: found 5; must be the id of one of the 1"),
     "nested sequences": (
         {"normalizer": sequence("normalizers", [sequence("normalizers", [{"type": "NFC"}] * 30)] * 30)},
         r"normalizer: found \d+; must have at most 32 parts",

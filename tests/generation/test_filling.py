@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer
+from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer, ImportedTokenizer
 from mini_gpt.generation import filling
 from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model
+from tests.hugging_face.foreign_tokenizers import wordpiece
 
 MASKED = {"model__causal": False, "train__objective": "masked"}
 
@@ -27,6 +28,17 @@ def test_each_mask_in_a_text_is_one_token():
     assert filling.encode(bpe, "ab[MASK]").tolist() == [*bpe.encode("ab"), 260]
     with pytest.raises(UserError, match=r"text: found 'MASK'; must contain \[MASK\] at least once"):
         filling.encode(ByteTokenizer(), "MASK")
+
+
+def test_tokens_around_a_text_are_added_once():
+    model = wordpiece()
+    mask, end = model.token_to_id("[MASK]"), model.token_to_id("[SEP]")
+    tokenizer = ImportedTokenizer(model, end, model.get_vocab_size() - 1, {}, mask)
+    tokens = filling.encode(tokenizer, "the [MASK][MASK] cat [SEP]")
+    names = [model.id_to_token(int(token)) for token in tokenizer.order[tokens]]
+    assert names[:5] == ["[CLS]", "the", "[MASK]", "[MASK]", "cat"] and names.count("[SEP]") == 1
+    assert names[-1] == "[SEP]" and tokens.dtype == np.int32
+    assert (tokens == len(tokenizer.token_bytes)).sum() == 2, "the id of the mask token is the vocabulary's size"
 
 
 @pytest.mark.parametrize(

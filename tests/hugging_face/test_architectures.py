@@ -213,7 +213,6 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
             r'feed_forward_proj: found "gated-relu"; must be relu or gated-gelu',
         ),
         ("t5", {"is_encoder_decoder": False}, r"is_encoder_decoder: found false; must be true to be imported"),
-        ("t5", {"decoder_start_token_id": 0}, r"decoder_start_token_id: found 0; must be eos_token_id"),
         (
             "t5",
             {"relative_attention_num_buckets": 6},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tokenizers as library
 
-from mini_gpt.data import tokenizers
+from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer
 from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.runtime.errors import UserError
@@ -97,6 +97,31 @@ def test_the_mask_token_is_the_id_after_the_tokenizers(tokenizer, tmp_path):
     assert tokenizer_files.write(loaded, tmp_path, 32, masked=True) == ids
 
 
+@pytest.mark.parametrize(
+    "tokenizer", [ByteTokenizer(), BPE, CharacterTokenizer("".join(sorted({*TEXT})))], ids=lambda t: t.kind
+)
+def test_sentinels_are_the_last_tokens(tokenizer, tmp_path):
+    end = tokenizer_files.write(tokenizer, tmp_path, 32, sentinels=100)["eos_token_id"]
+    theirs = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert theirs.get_vocab_size() == tokenizers.vocab_size(tokenizer) + 100
+    assert theirs.token_to_id("<extra_id_99>") == end + 1
+    text = "the <{}> cat<{}>\n sat"
+    found = theirs.encode(text.format("extra_id_0", "extra_id_12")).ids
+    assert found == spans.encode(text.format(0, 12), tokenizer).tolist()
+    assert theirs.id_to_token(max(found)) == "<extra_id_0>" and max(found) == theirs.get_vocab_size() - 1
+
+
+def test_tokens_that_cannot_be_added_are_refused(tmp_path):
+    model = like_robertas(300)
+    tokenizer = BpeTokenizer(model, 2, model.get_vocab_size() + 3)
+    for options in ({"masked": True}, {"sentinels": 2}):
+        with pytest.raises(UserError, match=r"tokenizer: the id of <.*>: found 297; must be 300; the tokenizer has"):
+            tokenizer_files.write(tokenizer, tmp_path, 32, **options)
+    model.add_special_tokens(["<extra_id_0>"])
+    with pytest.raises(UserError, match="tokenizer: found '<extra_id_0>'; has this token"):
+        tokenizer_files.write(BpeTokenizer(model, 2, model.get_vocab_size()), tmp_path, 32, sentinels=1)
+
+
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
@@ -131,7 +156,9 @@ def test_imported_mask_tokens_are_moved_to_the_last_id(separator, mask, padded, 
     model.encode_special_tokens = True
     text = HARD + mask + TEXT
     assert model.encode(text).ids.count(model.get_vocab_size() - 2) > 0, "the last token of text, which is moved too"
-    assert read.order[read.encode(text)].tolist() == model.encode(text).ids
+    around = [0, 2] if separator != "</s>" else [0]  # a separator at the end is that of documents
+    assert read.order[read.encode("")].tolist() == around
+    assert read.order[read.encode(text)].tolist() == model.encode(text).ids[: None if separator != "</s>" else -1]
     assert read.decode(read.encode(HARD)) == HARD
     tokenizers.save(read, tmp_path / "saved")
     loaded = tokenizers.load(tmp_path / "saved")
@@ -146,9 +173,7 @@ def test_imported_mask_tokens_are_moved_to_the_last_id(separator, mask, padded, 
 def test_a_tokenizer_that_adds_the_mask_token_is_refused(tmp_path):
     like_robertas(300).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<s>"}))
-    with pytest.raises(
-        UserError, match=r"tokenizer.json: not a tokenizer of bytes \(ValueError: the mask token is add"
-    ):
+    with pytest.raises(UserError, match=r"tokenizer.json: not supported \(ValueError: the mask token is add"):
         tokenizer_files.read(tmp_path, 301, 2, masked=True)
 
 
@@ -208,7 +233,12 @@ def test_added_tokens_of_spaces_are_ordinary_text(tmp_path):
         ("{", 300, 299, "tokenizer.json: "),
         (foreign().to_str(), 100, 2, r"found a token with the id \d+; the model's vocab_size is 100"),
         (foreign().to_str(), 500, 490, "config.json: eos_token_id: found 490; must be the id of the token"),
-        (library.Tokenizer(library.models.WordPiece({"a": 0, "b": 1})).to_str(), 3, 1, "model.type: found 'WordPiece'"),
+        (
+            library.Tokenizer(library.models.WordPiece({"a": 0, "b": 1})).to_str(),
+            3,
+            1,
+            "unk_token: found None; must be a token",
+        ),
         (
             library.Tokenizer(library.models.BPE({"a": 0, "b": 1}, [])).to_str(),
             2,

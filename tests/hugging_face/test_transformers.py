@@ -9,6 +9,8 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data import spans
+from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import perplexity
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
@@ -231,6 +233,34 @@ def test_greedy_targets_of_an_encoder_decoder_are_equal(small, tmp_path):
     for row, tokens in zip(other, mine, strict=True):
         until = next((at for at, token in enumerate(tokens.tolist()) if token == end), 10)  # theirs has no end here
         assert until > 0 and row[1 : 1 + until].tolist() == tokens.tolist()[:until]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "characters"])
+def test_runs_of_span_corruption_are_exported_with_their_sentinels(kind, small, tmp_path):
+    fields = {f"model__{name}": value for name, value in T5_FIELDS.items()} | {"train__objective": "span_corruption"}
+    fields |= {"data__tokenizer": kind, "data__vocab_size": 300, "source_length": 32}
+    loop.train(small(train__steps=30, **fields), tmp_path, conclude=False)
+    run, out = Run(tmp_path), tmp_path / "out"
+    exporting.export(run, out)
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(out), loaded(out)
+    text = "the <{}> sat on <{}>dog"
+    source = tokenizer(text.format("extra_id_0", "extra_id_1"))["input_ids"]
+    assert source == spans.encode(text.format(0, 1), run.tokenizer).tolist() and max(source) == len(tokenizer) - 1
+    size = run.model.vocab_size
+    _, batch = next(corrupted_blocks(run.store.tokens("validation"), run.config, vocab_size=size, batch_size=4, seed=1))
+    shown = batch["source"].max(axis=1)
+    assert (shown == len(tokenizer) - 1).all(), "each source has a sentinel"
+    inputs, source_BS = (torch.from_numpy(batch[name].astype(np.int64)) for name in ("inputs", "source"))
+    with torch.inference_mode():
+        read = {"input_ids": source_BS.clamp(min=0), "attention_mask": source_BS >= 0, "decoder_input_ids": inputs}
+        found_BLV = model.eval()(**read).logits.numpy()
+    logits_BLV = run.model.logits(jnp.asarray(batch["inputs"]), None, None, jnp.asarray(batch["source"]))
+    np.testing.assert_allclose(found_BLV, logits_BLV, rtol=1e-4, atol=1e-4 * np.abs(logits_BLV).max())
+    (mine,) = generation.greedy_targets(run.model, [np.array(source)], tokenizer.eos_token_id, 12)
+    other = model.generate(torch.tensor([source]), max_new_tokens=12, do_sample=False)[0].tolist()
+    assert other[: 1 + len(mine)] == [tokenizer.eos_token_id, *mine] and len(mine) > 0
+    assert other[1 + len(mine) :] in ([], [tokenizer.eos_token_id])
+    run_the_card(out)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

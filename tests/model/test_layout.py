@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import tasks, tokenizers
+from mini_gpt.data.pairs import Pair, batch_of
 from mini_gpt.model.layout import PLAIN, Layout, layout_of
 from tests import oracle
 from tests.model.test_gpt import VOCAB, make_model, run
@@ -70,3 +72,30 @@ def test_a_learned_table_works_with_random_positions():
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     expected = oracle.forward(config, exact, np.asarray(tokens[0]), np.asarray(places[0]))
     np.testing.assert_allclose(run(definition, params, tokens, places)[0], expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_targets_start_with_their_own_token_and_sources_end_with_the_separator(seed):
+    rng, separator, start = np.random.default_rng(seed), 9, 0
+    sides = [[rng.integers(0, 9, rng.integers(1, 6)) for _ in range(2)] for _ in range(rng.integers(1, 5))]
+    limits = tuple(sum(len(pair[side]) + 1 for pair in sides) + int(rng.integers(0, 3)) for side in (0, 1))
+    batch = batch_of([[Pair(*pair) for pair in sides]], separator, limits)
+    layout = Layout(separator, start_id=start)
+    read_BS, read_BL = layout.read_source(jnp.array(batch["source"])), layout.read(jnp.array(batch["inputs"]))
+    sources = np.concatenate([[*source, separator] for source, _ in sides])
+    targets = np.concatenate([[start, *target] for _, target in sides])
+    assert read_BS[0].tolist() == [*sources, *[-1] * (batch["source"].shape[1] - len(sources))]
+    assert read_BL[0, : len(targets)].tolist() == targets.tolist()
+    assert batch["targets"][0][batch["weights"][0] > 0].tolist() == [
+        token for _, target in sides for token in (*target, separator)
+    ]
+    positions_BS, segments_BS = layout.of_source(jnp.array(batch["source"]))
+    assert positions_BS[0, : len(sources)].tolist() == [at for source, _ in sides for at in range(len(source) + 1)]
+    numbers = [number for number, (source, _) in enumerate(sides, 1) for _ in range(len(source) + 1)]
+    assert segments_BS[0, : len(sources)].tolist() == numbers
+
+
+def test_tokens_are_read_as_they_are_without_a_start_token():
+    source_BS = jnp.array([[9, 1, -1]])
+    assert Layout(9).read_source(source_BS) is source_BS and Layout(9).read(source_BS) is source_BS
+    assert Layout(9, start_id=0).read_source(None) is None

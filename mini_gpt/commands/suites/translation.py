@@ -1,5 +1,6 @@
 """Measure the targets that a model writes for its sources, its predictions, and the alignment of its heads."""
 
+import logging
 import math
 
 from matplotlib.figure import Figure
@@ -21,6 +22,7 @@ from mini_gpt.training.run import Run
 
 PAIRS = 256  # at most, of each length
 ALIGNED_PAIRS = 128  # at most, of each length, for the alignment
+log = logging.getLogger(__name__)
 CURVES = {"exact_match": "targets without an error", "token_accuracy": "tokens predicted"}
 
 
@@ -100,7 +102,12 @@ def _row(run: Run, options: SuiteOptions, length: int, advance: Advance) -> Row:
         written = decoding.greedy_targets(
             run.model, [pair.source for pair in pairs], separator, of_target, advance=advance
         )
-        row |= translation.written_scores(list(map(decode, written)), [decode(pair.target) for pair in pairs])
+        references = [decode(pair.target) for pair in pairs]
+        incomplete = sum("\N{REPLACEMENT CHARACTER}" in text for text in references)
+        if incomplete and run.tokenizer.kind == "imported":
+            found = f"{incomplete} of {len(pairs)} references have text that the tokenizer lacks"
+            log.warning(f"{found}: an unknown token that the model writes in its place counts as right")
+        row |= translation.written_scores(list(map(decode, written)), references)
     if reason is None and problems and tasks.find(run.config.data.corpus).align:
         heads = alignment.error_rates(run.model, run.tokenizer, problems[:ALIGNED_PAIRS])
         row["alignment_error"] = alignment.chosen_rate(heads)

@@ -1,0 +1,157 @@
+"""Imported Unigram, WordPiece and WordLevel tokenizers give the ids of Transformers, and BERT fills in masks alike."""
+
+import numpy as np
+import pytest
+
+from mini_gpt.data import tokenizers
+from mini_gpt.data.pairs import StoredPairs, in_rows
+from mini_gpt.evaluation import pair_accuracy
+from mini_gpt.generation import beam, filling
+from mini_gpt.generation import decoding as generation
+from mini_gpt.hugging_face import exporting, importing, tokenizer_files
+from mini_gpt.training.run import Run
+from tests.conftest import SMALL
+from tests.hugging_face.foreign_tokenizers import HARD, NAMES, TEXT, unigram, wordpiece
+from tests.hugging_face.test_foreign_tokenizers import KINDS
+from tests.hugging_face.test_tokenizer_files import like_robertas
+
+torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
+transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_transformers(kind, tmp_path):
+    make, separator, mask, named, _ = KINDS[kind]
+    model = make()
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=model, **named)
+    theirs.save_pretrained(tmp_path / "there")
+    end, rows = theirs.convert_tokens_to_ids(separator), model.get_vocab_size() + 1
+    read = tokenizer_files.read(tmp_path / "there", rows, end, masked=mask is not None)
+    (tmp_path / "out").mkdir()
+    tokenizer_files.write(read, tmp_path / "out", 32, masked=mask is not None)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in (HARD, TEXT):
+        ids = theirs(text)["input_ids"]
+        assert again(text)["input_ids"] == ids
+        assert read.order[read.encode(text)].tolist() == (ids[:-1] if ids[-1] == end else ids)
+    assert again(NAMES)["input_ids"] == theirs(NAMES)["input_ids"]
+    assert again.convert_tokens_to_ids(separator) == again.eos_token_id == end
+    assert not mask or again.mask_token_id == theirs.mask_token_id == read.order[tokenizers.vocab_size(read)]
+
+
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 50}
+BERT |= {"max_position_embeddings": 66, "type_vocab_size": 2}
+ROBERTA_NAMES = {"bos_token": "<s>", "cls_token": "<s>", "sep_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>"}
+ROBERTA_NAMES |= {"mask_token": transformers.AddedToken("<mask>", lstrip=True, special=True)}
+# Name: (start of the classes' names, tokenizer, its special tokens, ids of the config).
+MASKED = {
+    "bert": ("Bert", wordpiece, KINDS["wordpiece"][3] | {"pad_token": "[PAD]"}, {"pad_token_id": 0}),
+    "roberta": (
+        "Roberta",
+        lambda: like_robertas(300),
+        ROBERTA_NAMES,
+        {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    ),
+}
+
+
+@pytest.fixture
+def imports(corpus_files, tmp_path):
+    """Return a function that saves a model and its tokenizer, and returns (imported run, the model from its files)."""
+
+    def run(network, tokenizer, **overrides):
+        network.save_pretrained(tmp_path / "there")
+        tokenizer.save_pretrained(tmp_path / "there")
+        fields = {name: value for name, value in SMALL.items() if name.startswith(("data.", "train.", "mesh."))}
+        fields |= {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache"), "model.dtype": "float32"}
+        importing.import_run(tmp_path / "there", tmp_path / "run", "configs/default.py", fields | overrides)
+        return Run(tmp_path / "run"), type(network).from_pretrained(tmp_path / "there").eval()
+
+    return run
+
+
+def randomised(network):
+    """Add noise to all parameters, also to biases and norms."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for tensor in network.parameters():
+            tensor.add_(0.3 * torch.randn_like(tensor))
+    return network
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_are_filled_in_as_by_transformers(name, imports, tmp_path):
+    kind, make, named, ids = MASKED[name]
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=make(), **named)
+    config = getattr(transformers, f"{kind}Config")(**BERT, **ids, vocab_size=320)
+    run, network = imports(randomised(getattr(transformers, f"{kind}ForMaskedLM")(config)), theirs)
+    order, mask = run.tokenizer.order, theirs.mask_token_id
+    for text in ("the [MASK] sat", "[MASK] größer  [MASK].", "A cat [MASK]"):
+        ids = theirs(text.replace("[MASK]", theirs.mask_token))["input_ids"]
+        tokens_L = filling.encode(run.tokenizer, text)
+        assert order[tokens_L].tolist() == ids and ids.count(mask) == text.count("[MASK]")
+        with torch.inference_mode():
+            logits_LV = network(torch.tensor([ids])).logits[0].double().numpy()
+        weights_LV = np.exp(logits_LV) * (np.arange(320) != mask)  # the mask token is never an answer here
+        wanted_LV = weights_LV / weights_LV.sum(axis=-1, keepdims=True)
+        found = filling.fill(run.model, tokens_L, top=config.vocab_size - 1)
+        assert [ids[place] for place in found.places_N] == [mask] * text.count("[MASK]")
+        for place, best_K, probabilities_K in zip(*found[1:], strict=True):
+            wanted_K = wanted_LV[place][order[best_K]]
+            np.testing.assert_allclose(probabilities_K, wanted_K, rtol=1e-4, atol=1e-7)
+            assert order[found.tokens_L[place]] == wanted_LV[place].argmax()
+    exporting.export(run, tmp_path / "out", name)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert again(HARD)["input_ids"] == theirs(HARD)["input_ids"]
+
+
+T5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 50, "vocab_size": 300, "n_positions": 64}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_targets_of_t5_start_with_its_own_token(tied, imports, tmp_path):
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=unigram(), **KINDS["unigram"][3])
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    config = transformers.T5Config(**T5, **ids, tie_word_embeddings=tied)
+    lines = TEXT.split("\n")
+    rows = [f"{source}\t{target}\n" for source, target in zip(lines, reversed(lines), strict=True) if source and target]
+    (tmp_path / "pairs.tsv").write_text("".join(dict.fromkeys(rows)), encoding="utf-8")
+    of_pairs = {"data.corpus": "pairs", "data.path": str(tmp_path / "pairs.tsv"), "source_length": 64}
+    run, network = imports(randomised(transformers.T5ForConditionalGeneration(config)), theirs, **of_pairs)
+    order, end = run.tokenizer.order.astype(int), tokenizers.separator(run.tokenizer)
+    assert order[end] == 1 and order[run.tokenizer.start] == 0
+    stored = StoredPairs(run.store.tokens("validation"), end)
+    pairs = stored.take(np.arange(len(stored)))
+    assert len(pairs) > 8 and len(list(in_rows(pairs, (64, 64)))) < len(pairs), "a row has several pairs"
+    found = pair_accuracy.predict(run.model, pairs, end)
+    for pair, nll in zip(pairs, found.nll, strict=True):
+        source, target = ([*order[tokens].tolist(), 1] for tokens in pair)
+        with torch.inference_mode():
+            logits_LV = network(torch.tensor([source]), decoder_input_ids=torch.tensor([[0, *target[:-1]]])).logits[0]
+            loss = network(torch.tensor([source]), labels=torch.tensor([target])).loss
+        wanted = torch.nn.functional.cross_entropy(logits_LV, torch.tensor(target), reduction="none").numpy()
+        np.testing.assert_allclose(nll, wanted, rtol=1e-4, atol=1e-4)
+        assert nll.mean() == pytest.approx(loss.item(), rel=1e-4)
+    exporting.export(run, tmp_path / "out")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    exported = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+    assert exported.config.decoder_start_token_id == 0 and exported.config.eos_token_id == 1
+    texts = ["the cat", "größer on a mat", "dog \U0001f642 ran"]
+    sources = [run.tokenizer.encode(text) for text in texts]
+    mine = generation.greedy_targets(run.model, sources, end, 12)
+    beams = beam.search(run.model, [[end]] * 3, beam.Options(end, 12, beams=3, alpha=0.0), sources)
+    for text, tokens, (best, *_) in zip(texts, mine, beams, strict=True):
+        for tokenizer, model in ((theirs, network), (again, exported)):
+            inputs = tokenizer(text, return_tensors="pt")
+            assert inputs["input_ids"][0, -1] == 1
+            other = model.generate(inputs["input_ids"], max_new_tokens=12, do_sample=False)[0].tolist()
+            assert other[: 1 + len(tokens)] == [0, *order[tokens]] and len(tokens) > 0
+            assert other[1 + len(tokens) :] in ([1], []) and (len(tokens) == 12 or other[-1] == 1)
+            assert best.log_probability >= -1e-4 + sum_of_logs(model, inputs["input_ids"], other)
+
+
+def sum_of_logs(model, source_BS, target):
+    """Return the log-probability of a target after its first token."""
+    with torch.inference_mode():
+        logits_LV = model(source_BS, decoder_input_ids=torch.tensor([target[:-1]])).logits[0].double()
+    return torch.log_softmax(logits_LV, -1)[torch.arange(len(target) - 1), torch.tensor(target[1:])].sum().item()
