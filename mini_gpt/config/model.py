@@ -22,6 +22,7 @@ from mini_gpt.config.attention import (
     pattern,
 )
 from mini_gpt.config.fields import OptionalSize, Range, Rate, Section, Size, field, specs, up_to
+from mini_gpt.runtime.errors import UserError
 
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
 CROSS_POSITIONS = ("rope", "alibi", "t5", "kerple")  # encodings that cross-attention can have
@@ -207,6 +208,17 @@ class ModelConfig(Section, prefix="model."):
             self.refuse(name, f"the pattern must not be longer than model.num_layers ({self.num_layers})")
         if len(values) == 1:
             object.__setattr__(section, leaf, values[0])
+
+    def check_length(self, length: int) -> None:
+        """Raise UserError if a length needs more positions than the model has; JAX would silently clamp indices."""
+        count = self.random_positions
+        if count is not None and length > count:
+            raise UserError(f"model.random_positions: found {count}; must be at least the length {length}")
+        if self.position == "learned" and length > self.max_positions:
+            raise UserError(
+                f"model.max_positions: the learned table has {self.max_positions} positions; found a length of "
+                f"{length}; use at most as many, or train with a larger model.max_positions"
+            )
 
     @functools.cached_property
     def encoder(self) -> "ModelConfig":

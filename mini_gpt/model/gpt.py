@@ -272,11 +272,11 @@ class MiniGPT(Stack):
         returned caches hold all keys and values, including the new ones; they are None if `caches` is None. trace: a
         function applied to the Trace of each layer of the decoder, with attention maps. The returned traces are the
         function's results. memory: the result of `encode`, in the place of a source. Raises UserError if there is an
-        encoder and no source, or the opposite. Without positions, raises the errors of `check_length`.
+        encoder and no source, or the opposite. Without positions, raises the errors of `ModelConfig.check_length`.
         """
         config, (tokens_BL, positions_BL, segments_BL, source_BS, *of_source) = self.config, inputs
         if positions_BL is None:
-            check_length(config, tokens_BL.shape[1])
+            config.check_length(tokens_BL.shape[1])
             positions_BL = jnp.arange(tokens_BL.shape[1])[None]
         needs_source = config.encoder_layers > 0 and memory is None and (caches is None or caches[0] is None)
         if needs_source != (source_BS is not None):
@@ -303,10 +303,11 @@ class MiniGPT(Stack):
     ) -> tuple[Memory, list[Any]]:
         """Return the encoder's last hidden states, and the traces of its layers as `forward` does.
 
-        See `Inputs` for the arguments. head_mask_NBH: of the encoder's layers only. Raises `check_length`'s errors.
+        See `Inputs` for the arguments. head_mask_NBH: of the encoder's layers only. Raises the errors of
+        `ModelConfig.check_length`.
         """
         if positions_BS is None:
-            check_length(self.config, source_BS.shape[1])
+            self.config.check_length(source_BS.shape[1])
             positions_BS = jnp.arange(source_BS.shape[1])[None]
         segments_BS = jnp.zeros_like(source_BS) if segments_BS is None else segments_BS
         segments_BS = jnp.where(source_BS < 0, PADDING_SEGMENT, segments_BS)
@@ -333,15 +334,3 @@ def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
 def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
     """Return a model's definition and its parameters' shapes and dtypes, without allocating arrays."""
     return split(nnx.eval_shape(lambda: MiniGPT(config, vocab_size, rngs=nnx.Rngs(0))))
-
-
-def check_length(config: ModelConfig, length: int) -> None:
-    """Raise UserError if a length needs more positions than the model has; JAX would silently clamp indices."""
-    count = config.random_positions
-    if count is not None and length > count:
-        raise UserError(f"model.random_positions: found {count}; must be at least the length {length}")
-    if config.position == "learned" and length > config.max_positions:
-        raise UserError(
-            f"model.max_positions: the learned table has {config.max_positions} positions; found a length of {length}; "
-            "use at most as many, or train with a larger model.max_positions"
-        )
