@@ -314,6 +314,10 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
 
         sublayers = [(attend, "attention_norm"), (mlp, "mlp_norm")]
         sublayers[1:1] = [] if memory is None else [(cross, "cross_norm")]
+        if config.parallel_residual != "none":
+            of_mlp = "attention_norm" if config.parallel_residual == "one_norm" else "mlp_norm"
+            x = x + attend(norm(config, p["attention_norm"], x)) + mlp(norm(config, p[of_mlp], x))
+            continue
         for sublayer, name in sublayers:
             if config.norm_placement == "pre":
                 added = sublayer(norm(config, p[name], x))

@@ -77,6 +77,9 @@ class ModelConfig(Section, prefix="model."):
     attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
     norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
     norm_placement: Literal["pre", "post"] = field("pre", "pre: x + f(norm(x)); post: norm(x + f(x))")
+    parallel_residual: Literal["none", "two_norms", "one_norm"] = field(
+        "none", "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)", before="none"
+    )
     norm_epsilon: Epsilon = field(1e-5, "of all norms but QK-norm, added to the mean square", before=1e-5)
     embedding_norm: bool = field(False, "a norm of the embeddings, after positions are added", before=False)
     use_bias: bool = field(True, "bias in every projection and in layernorm")
@@ -123,6 +126,8 @@ class ModelConfig(Section, prefix="model."):
         if self.scan_layers and len(encodings) > 1 and self.own_encodings:
             reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
             self.refuse("position", f"with model.scan_layers, {reason}")
+        if self.parallel_residual != "none":
+            self._check_parallel_residual()
         self._check_causal()
         self._check_encoder()
         if self.prediction_head and self.gated:
@@ -172,6 +177,11 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("encoder_layers", f"must be divisible by {self.period}, the length of the layers' pattern")
         if self.random_positions is not None:
             self.refuse("random_positions", "must be None with model.encoder_layers")
+
+    def _check_parallel_residual(self) -> None:
+        for name, needed in {"norm_placement": "pre", "residual": True, "encoder_layers": 0}.items():
+            if getattr(self, name) != needed:
+                self.refuse("parallel_residual", f"needs model.{name}={needed}")
 
     def _check_hard_alibi(self) -> None:
         if self.hard_alibi.heads > self.num_heads:

@@ -73,7 +73,8 @@ class Trace(NamedTuple):
 class Block(nnx.Module):
     """Attention, then the feed-forward, each in a residual branch: x + f(norm(x)) (pre) or norm(x + f(x)) (post).
 
-    With an encoder, cross-attention is between them (Vaswani et al. 2017, 3.1).
+    With an encoder, cross-attention is between them (Vaswani et al. 2017, 3.1). With parallel residuals, both branches
+    start from the input of the block (Wang and Komatsuzaki 2021).
     """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, own: Any, *, rngs: nnx.Rngs):
@@ -84,7 +85,8 @@ class Block(nnx.Module):
             self.cross_norm = make_norm(config, rngs=rngs)
             of_cross = own if config.cross_positions else positions.Position
             self.cross_attention = MultiHeadAttention(config, dtype, of_cross, rngs=rngs)
-        self.mlp_norm = make_norm(config, rngs=rngs)
+        if config.parallel_residual != "one_norm":
+            self.mlp_norm = make_norm(config, rngs=rngs)
         self.mlp = Mlp(config, dtype, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Trace]:
@@ -102,8 +104,10 @@ class Block(nnx.Module):
             added_BLD, source, cross_maps = self.cross_attention(queries_BLD, context.of_memory(), options)
             x_BLD = self._add_branch(x_BLD, added_BLD, self.cross_norm, keys[4])
             cache = cache._replace(source=source)
-        units_BLF = self.mlp.units(self._branch_input(x_BLD, self.mlp_norm))
-        x_BLD = self._add_branch(x_BLD, self.mlp.down(units_BLF), self.mlp_norm, keys[2])
+        mlp_norm = self.attention_norm if self.config.parallel_residual == "one_norm" else self.mlp_norm
+        mlp_BLD = x_BLD if self.config.parallel_residual == "none" else before_BLD
+        units_BLF = self.mlp.units(self._branch_input(mlp_BLD, mlp_norm))
+        x_BLD = self._add_branch(x_BLD, self.mlp.down(units_BLF), mlp_norm, keys[2])
         return x_BLD, cache, Trace(maps, before_BLD, x_BLD, units_BLF, cross_maps)
 
     def _branch_input(self, x_BLD, norm) -> jax.Array:

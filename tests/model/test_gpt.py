@@ -100,6 +100,8 @@ SLOW = [
     {"position": "alibi", "causal": False, "norm_placement": "post"},
     {"norm_placement": "post", "activation": "relu"},
     {"residual": False},
+    {"parallel_residual": "two_norms", "rope.fraction": 0.25, "d_model": 64, "scan_layers": True},
+    {"parallel_residual": "one_norm", "position": "learned", "tie_embeddings": False},
 ]
 
 
