@@ -265,7 +265,7 @@ def forward(config, parameters, tokens, positions=None, segments=None, source=No
         head = parameters["prediction_head"]
         x = norm(config, head["norm"], activate(config.activation, linear(head["dense"], x)))
         return x @ table.T + head["bias"]
-    return x @ table.T
+    return x @ table.T + (parameters["output_bias"]["bias"] if config.output_bias else 0)
 
 
 def hidden(config, parameters, tokens, positions, segments, memory=None, is_padding=None):

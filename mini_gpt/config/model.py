@@ -78,16 +78,21 @@ class ModelConfig(Section, prefix="model."):
     norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
     norm_placement: Literal["pre", "post"] = field("pre", "pre: x + f(norm(x)); post: norm(x + f(x))")
     parallel_residual: Literal["none", "two_norms", "one_norm"] = field(
-        "none", "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)", before="none"
+        "none",
+        "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)",
+        before="none",
     )
     norm_epsilon: Epsilon = field(1e-5, "of all norms but QK-norm, added to the mean square", before=1e-5)
     embedding_norm: bool = field(False, "a norm of the embeddings, after positions are added", before=False)
-    use_bias: bool = field(True, "bias in every projection and in layernorm")
+    use_bias: bool = field(True, "bias in every projection and in layernorm; default of the two biases below")
+    qkv_bias: bool = field(None, "bias of the projections to queries, keys and values", "model.use_bias", None)
+    attention_out_bias: bool = field(None, "bias of the output projection of attention", "model.use_bias", None)
     activation: Literal["gelu", "gelu_exact", "relu", "swiglu", "geglu"] = field(
         "gelu", "gelu: tanh, as in GPT-2; exact: erf; swiglu, geglu: silu or gelu of a gate (Shazeer 2020)"
     )
     causal: bool = field(True, "false: bidirectional, for the masked objective")
     tie_embeddings: bool = field(True, "the output projection is the transposed embedding")
+    output_bias: bool = field(False, "a bias of the logits", before=False)
     prediction_head: bool = field(
         False, "before the logits a layer, an activation and a norm, and a bias of the logits, as in BERT", before=False
     )
@@ -132,6 +137,8 @@ class ModelConfig(Section, prefix="model."):
         self._check_encoder()
         if self.prediction_head and self.gated:
             self.refuse("prediction_head", f"must be False with model.activation={self.activation}, which needs a gate")
+        if self.prediction_head and self.output_bias:
+            self.refuse("output_bias", "must be False with model.prediction_head, which has a bias of the logits")
         if self.variants.normaliser == "stick_breaking" and self.variants.sink != "none":
             self.refuse("variants.sink", "must be none: stick-breaking gives the remaining weight to the token itself")
         if "pope" in encodings and "rope" not in encodings and self.rope.fraction != 1:

@@ -19,7 +19,7 @@ from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.inputs import Context, KeyValues, Mask, Memory
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options
 from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.layers import INIT_STD, PRODUCT, Mlp, PredictionHead, dropout, make_norm
+from mini_gpt.model.layers import INIT_STD, PRODUCT, Mlp, OutputBias, PredictionHead, dropout, make_norm
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.model.stacked import at, stack_blocks, unstack
 from mini_gpt.runtime import devices, sharding
@@ -77,17 +77,17 @@ class Block(nnx.Module):
     start from the input of the block (Wang and Komatsuzaki 2021).
     """
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, own: Any, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, own: Any, *, rngs: nnx.Rngs):
         self.config = config
         self.attention_norm = make_norm(config, rngs=rngs)
-        self.attention = MultiHeadAttention(config, dtype, own, rngs=rngs)
+        self.attention = MultiHeadAttention(config, own, rngs=rngs)
         if config.encoder_layers:
             self.cross_norm = make_norm(config, rngs=rngs)
             of_cross = own if config.cross_positions else positions.Position
-            self.cross_attention = MultiHeadAttention(config, dtype, of_cross, rngs=rngs)
+            self.cross_attention = MultiHeadAttention(config, of_cross, rngs=rngs)
         if config.parallel_residual != "one_norm":
             self.mlp_norm = make_norm(config, rngs=rngs)
-        self.mlp = Mlp(config, dtype, rngs=rngs)
+        self.mlp = Mlp(config, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Trace]:
         """Return (x_BLD, keys and values to cache, trace)."""
@@ -122,7 +122,7 @@ class Block(nnx.Module):
 class Stack(nnx.Module):
     """Blocks with their positional encodings, and with a last norm if norms come first."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
         if config.embedding_norm:
@@ -133,11 +133,11 @@ class Stack(nnx.Module):
         own = [encoding if encoding.per_layer else None for encoding in pattern]
         self.blocks: Any
         if config.scan_layers:
-            make_block = lambda rngs: Block(config, dtype, own[0], rngs=rngs)
+            make_block = lambda rngs: Block(config, own[0], rngs=rngs)
             self.blocks = stack_blocks(make_block, config.num_layers, rngs)
         else:
             layers = (own[layer % len(own)] for layer in range(config.num_layers))
-            self.blocks = nnx.List([Block(config, dtype, encoding, rngs=rngs) for encoding in layers])
+            self.blocks = nnx.List([Block(config, encoding, rngs=rngs) for encoding in layers])
         if config.norm_placement == "pre":
             self.final_norm = make_norm(config, rngs=rngs)
 
@@ -222,13 +222,15 @@ class MiniGPT(Stack):
         init = nnx.initializers.normal(std)
         make_table = lambda: nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
         self.embedding = make_table()
-        super().__init__(config, self.dtype, rngs=rngs)
+        super().__init__(config, rngs=rngs)
         if not config.tie_embeddings:
             self.unembedding = make_table()
         if config.prediction_head:
-            self.prediction_head = PredictionHead(config, vocab_size, self.dtype, rngs=rngs)
+            self.prediction_head = PredictionHead(config, vocab_size, rngs=rngs)
+        if config.output_bias:
+            self.output_bias = OutputBias(vocab_size)
         if config.encoder_layers:
-            self.encoder = Stack(config.encoder, self.dtype, rngs=rngs)
+            self.encoder = Stack(config.encoder, rngs=rngs)
             if not config.share_embeddings:
                 self.source_embedding = make_table()
 
@@ -254,10 +256,15 @@ class MiniGPT(Stack):
     def output_table(self) -> jax.Array:
         """The unembedding table_VD, float32; the logits are its product with the last hidden states.
 
-        With a prediction head, both have one more column, for the bias of the logits.
+        With a bias of the logits, both have one more column for it.
         """
         table_VD = (self.embedding if self.config.tie_embeddings else self.unembedding)[...]
-        return self.prediction_head.table(table_VD) if self.config.prediction_head else table_VD
+        return self.head.table(table_VD) if self.head else table_VD
+
+    @property
+    def head(self) -> OutputBias | None:
+        """The module between the last norm and the output table, if there is one."""
+        return self.prediction_head if self.config.prediction_head else getattr(self, "output_bias", None)
 
     def forward(
         self,
@@ -292,7 +299,7 @@ class MiniGPT(Stack):
         of_target = StackInputs(positions_BL, segments_BL, memory)
         x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, own_NBH, cross_NBH)
         x_BLD, new_caches, traces = self.run(x_BLD, of_target, options, caches, trace)
-        x_BLD = self.prediction_head(x_BLD) if config.prediction_head else x_BLD
+        x_BLD = self.head(x_BLD) if self.head else x_BLD
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
 
     def encode(

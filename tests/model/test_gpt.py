@@ -101,7 +101,10 @@ SLOW = [
     {"norm_placement": "post", "activation": "relu"},
     {"residual": False},
     {"parallel_residual": "two_norms", "rope.fraction": 0.25, "d_model": 64, "scan_layers": True},
-    {"parallel_residual": "one_norm", "position": "learned", "tie_embeddings": False},
+    {"parallel_residual": "one_norm", "position": "learned", "tie_embeddings": False, "output_bias": True},
+    {"use_bias": False, "qkv_bias": True, "num_kv_heads": 2, "output_bias": True},
+    {"qkv_bias": False, "position": "alibi", "scan_layers": True},
+    {"attention_out_bias": False, "norm": "rmsnorm"},
 ]
 
 
