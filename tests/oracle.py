@@ -185,13 +185,13 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
     """memory: the keys' and values' sequence in cross-attention, at positions 0, 1, … tables: of the encodings."""
     position = at_layer(config.position, layer) if memory is None or config.cross_positions else "none"
     of_keys = positions if memory is None else range(len(memory))
-    length, width = x.shape
+    length = len(x)
     if config.variants.canon:
         x = convolved(p["variants"]["canon"], x, segments)
-    K, H, G = width // config.num_heads, config.num_heads, config.num_kv_heads
+    K, H, G = config.head_width, config.num_heads, config.num_kv_heads
     keys_from = x if memory is None else memory
     q, k, v = linear(p["query"], x), linear(p["key"], keys_from), linear(p["value"], keys_from)
-    out, subtracted = np.zeros((length, width)), None
+    out, subtracted = np.zeros((length, H * K)), None
     for h in range(H):
         g = h // (H // G)
         qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]

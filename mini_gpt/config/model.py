@@ -38,6 +38,11 @@ def _feed_forward_width(values: Mapping[str, Any]) -> int:
     return 8 * round(width / 3) if values["model.activation"] in GATED else 4 * width
 
 
+def _head_width(values: Mapping[str, Any]) -> int:
+    """model.d_model / model.num_heads"""
+    return max(1, values["model.d_model"] // values["model.num_heads"])
+
+
 def _most_positions(values: Mapping[str, Any]) -> int:
     """model.random_positions, train.random_offsets, or the larger of both lengths (1 more with data.position_ids)"""
     source = values["source_length"] if values["model.encoder_layers"] else 0
@@ -68,8 +73,9 @@ class ModelConfig(Section, prefix="model."):
         False, "relative positions in cross-attention too: a target token's place minus a source token's", before=False
     )
     d_model: Size = field(128, "width of the residual stream")
-    num_heads: Size = field(4, "query heads; must divide d_model")
+    num_heads: Size = field(4, "query heads; must divide d_model, unless head_width is given")
     num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
+    head_width: Size = field(None, "width of a head's queries, keys and values", _head_width, None)
     d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
     dropout: Rate = field(0.0, "default of the three dropout rates below")
     embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
@@ -119,7 +125,7 @@ class ModelConfig(Section, prefix="model."):
         for name in PATTERNS:
             self._check_pattern(name)
         encodings, heads, period = self.position_pattern, self.num_heads, self.period
-        if self.d_model % heads:
+        if self.d_model % heads and self.head_width == self.d_model // heads:
             self.refuse("d_model", f"must be divisible by model.num_heads ({heads})")
         if heads % self.num_kv_heads:
             self.refuse("num_kv_heads", f"must divide model.num_heads ({heads})")
@@ -279,8 +285,9 @@ class ModelConfig(Section, prefix="model."):
         return [name for name in self.position_pattern if name in PER_LAYER]
 
     @property
-    def head_width(self) -> int:
-        return self.d_model // self.num_heads
+    def attention_width(self) -> int:
+        """The width of all heads together."""
+        return self.num_heads * self.head_width
 
     @property
     def rotated_width(self) -> int:

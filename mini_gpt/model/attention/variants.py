@@ -32,7 +32,7 @@ class Variants(nnx.Module):
             draw = jax.random.uniform(rngs.params(), (CANON_TAPS, config.d_model), jnp.float32, -most, most)
             self.canon = nnx.Param(draw)
         if variants.gate != "none":
-            width = heads if variants.gate == "head" else config.d_model
+            width = heads if variants.gate == "head" else config.attention_width
             self.gate = Linear(config, config.d_model, width, rngs=rngs)
 
     def convolved(self, x_BLD: jax.Array, segments_BL: jax.Array | None, past: Past | None) -> jax.Array:
