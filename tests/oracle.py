@@ -23,7 +23,7 @@ def activate(name, x):
 def norm(config, p, x):
     centred = x if config.norm == "rmsnorm" else x - x.mean(-1, keepdims=True)
     size = np.sqrt((centred**2).mean(-1, keepdims=True) + config.norm_epsilon)
-    return centred / size * p["scale"] + p.get("bias", 0.0)
+    return centred / size * p.get("scale", 1.0) + p.get("bias", 0.0)
 
 
 def linear(p, x):
@@ -316,15 +316,15 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
         sublayers[1:1] = [] if memory is None else [(cross, "cross_norm")]
         if config.parallel_residual != "none":
             of_mlp = "attention_norm" if config.parallel_residual == "one_norm" else "mlp_norm"
-            x = x + attend(norm(config, p["attention_norm"], x)) + mlp(norm(config, p[of_mlp], x))
+            x = x + attend(norm(config, p.get("attention_norm", {}), x)) + mlp(norm(config, p.get(of_mlp, {}), x))
             continue
         for sublayer, name in sublayers:
             if config.norm_placement == "pre":
-                added = sublayer(norm(config, p[name], x))
+                added = sublayer(norm(config, p.get(name, {}), x))
                 x = x + added if config.residual else added
             else:
                 added = sublayer(x)
                 x = norm(config, p[name], x + added if config.residual else added)
     if config.norm_placement == "pre":
-        x = norm(config, parameters["final_norm"], x)
+        x = norm(config, parameters.get("final_norm", {}), x)
     return x

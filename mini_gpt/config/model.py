@@ -88,6 +88,7 @@ class ModelConfig(Section, prefix="model."):
         "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)",
         before="none",
     )
+    norm_weights: bool = field(True, "trained weights of norms, and biases of layernorm with use_bias", before=True)
     norm_epsilon: Epsilon = field(1e-5, "of all norms but QK-norm, added to the mean square", before=1e-5)
     embedding_norm: bool = field(False, "a norm of the embeddings, after positions are added", before=False)
     use_bias: bool = field(True, "bias in every projection and in layernorm; default of the two biases below")

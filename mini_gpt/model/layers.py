@@ -73,11 +73,18 @@ class Mlp(nnx.Module):
 def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
     """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), computed in float32."""
     if config.norm == "rmsnorm":
-        return nnx.RMSNorm(config.d_model, epsilon=config.norm_epsilon, dtype=jnp.float32, rngs=rngs)
+        return nnx.RMSNorm(
+            config.d_model,
+            epsilon=config.norm_epsilon,
+            use_scale=config.norm_weights,
+            dtype=jnp.float32,
+            rngs=rngs,
+        )
     return nnx.LayerNorm(
         config.d_model,
         epsilon=config.norm_epsilon,
-        use_bias=config.use_bias,
+        use_scale=config.norm_weights,
+        use_bias=config.use_bias and config.norm_weights,
         use_fast_variance=False,
         dtype=jnp.float32,
         rngs=rngs,

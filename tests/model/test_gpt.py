@@ -105,6 +105,8 @@ SLOW = [
     {"use_bias": False, "qkv_bias": True, "num_kv_heads": 2, "output_bias": True},
     {"qkv_bias": False, "position": "alibi", "scan_layers": True},
     {"attention_out_bias": False, "norm": "rmsnorm"},
+    {"norm_weights": False, "parallel_residual": "two_norms"},
+    {"norm_weights": False, "norm": "rmsnorm", "position": "alibi", "scan_layers": True},
     {"d_model": 24, "num_heads": 5, "head_width": 6, "variants.gate": "entry", "variants.qk_norm": "weighted"},
 ]
 
