@@ -64,6 +64,7 @@ def write_model(
         "vocab_size": len(arrays["embedding"]),
         "bos_token_id": None,
         "eos_token_id": None,
+        "pad_token_id": None,
         **ids,
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": "float32",
