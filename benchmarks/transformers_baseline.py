@@ -28,7 +28,6 @@ from mini_gpt.generation import prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import exporting
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError, require
 
@@ -82,7 +81,7 @@ def set_fastest_threads(model: Any) -> None:
 def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
     """Generate texts in alternating runs, and return the JSON object."""
     config = configs.load(config_path, overrides)
-    check_length(config.model, prompt_tokens + tokens)
+    config.model.check_length(prompt_tokens + tokens)
     model, dtype = decoding_speed.random_model(config), prompts.dtype(config.model).name
     prompt, sampling = (
         np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens),

@@ -23,7 +23,7 @@ def activate(name, x):
 def norm(config, p, x):
     centred = x if config.norm == "rmsnorm" else x - x.mean(-1, keepdims=True)
     size = np.sqrt((centred**2).mean(-1, keepdims=True) + config.norm_epsilon)
-    return centred / size * p["scale"] + p.get("bias", 0.0)
+    return centred / size * p.get("scale", 1.0) + p.get("bias", 0.0)
 
 
 def linear(p, x):
@@ -185,13 +185,13 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
     """memory: the keys' and values' sequence in cross-attention, at positions 0, 1, … tables: of the encodings."""
     position = at_layer(config.position, layer) if memory is None or config.cross_positions else "none"
     of_keys = positions if memory is None else range(len(memory))
-    length, width = x.shape
+    length = len(x)
     if config.variants.canon:
         x = convolved(p["variants"]["canon"], x, segments)
-    K, H, G = width // config.num_heads, config.num_heads, config.num_kv_heads
+    K, H, G = config.head_width, config.num_heads, config.num_kv_heads
     keys_from = x if memory is None else memory
     q, k, v = linear(p["query"], x), linear(p["key"], keys_from), linear(p["value"], keys_from)
-    out, subtracted = np.zeros((length, width)), None
+    out, subtracted = np.zeros((length, H * K)), None
     for h in range(H):
         g = h // (H // G)
         qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]
@@ -265,7 +265,7 @@ def forward(config, parameters, tokens, positions=None, segments=None, source=No
         head = parameters["prediction_head"]
         x = norm(config, head["norm"], activate(config.activation, linear(head["dense"], x)))
         return x @ table.T + head["bias"]
-    return x @ table.T
+    return x @ table.T + (parameters["output_bias"]["bias"] if config.output_bias else 0)
 
 
 def hidden(config, parameters, tokens, positions, segments, memory=None, is_padding=None):
@@ -314,13 +314,17 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
 
         sublayers = [(attend, "attention_norm"), (mlp, "mlp_norm")]
         sublayers[1:1] = [] if memory is None else [(cross, "cross_norm")]
+        if config.parallel_residual != "none":
+            of_mlp = "attention_norm" if config.parallel_residual == "one_norm" else "mlp_norm"
+            x = x + attend(norm(config, p.get("attention_norm", {}), x)) + mlp(norm(config, p.get(of_mlp, {}), x))
+            continue
         for sublayer, name in sublayers:
             if config.norm_placement == "pre":
-                added = sublayer(norm(config, p[name], x))
+                added = sublayer(norm(config, p.get(name, {}), x))
                 x = x + added if config.residual else added
             else:
                 added = sublayer(x)
                 x = norm(config, p[name], x + added if config.residual else added)
     if config.norm_placement == "pre":
-        x = norm(config, parameters["final_norm"], x)
+        x = norm(config, parameters.get("final_norm", {}), x)
     return x

@@ -15,7 +15,6 @@ from mini_gpt.generation import decoding, prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.attention.inputs import Memory
-from mini_gpt.model.gpt import check_length
 from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -68,10 +67,11 @@ def _encode(model: LoadedModel, source_BS: jax.Array) -> Memory:
 def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
     """Measure decoding with random weights and top-k sampling, of a random prompt.
 
-    With an encoder, the source is random, and the target starts with a separator. Raises the errors of `check_length`.
+    With an encoder, the source is random, and the target starts with a separator. Raises the errors of
+    `ModelConfig.check_length`.
     """
     config = configs.load(path, overrides)
-    check_length(config.model, prompt_tokens + (0 if config.model.encoder_layers else tokens))
+    config.model.check_length(prompt_tokens + (0 if config.model.encoder_layers else tokens))
     model = random_model(config)
     prompt, source = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens), None
     if config.model.encoder_layers:

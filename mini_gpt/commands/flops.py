@@ -22,7 +22,7 @@ def flops_per_token(config: Config, parameters: Parameters) -> float:
         """Return the operations per token of self-attention in all layers of a stack."""
         reach = lambda window: length if window is None else min(length, window if model.causal else 2 * window - 1)
         keys = statistics.mean(reach(kind.window) for kind in model.layer_kinds)
-        return 12 * model.num_layers * model.d_model * keys
+        return 12 * model.num_layers * model.attention_width * keys
 
     looked_up = LOOKED_UP if model.tie_embeddings else (*LOOKED_UP, "embedding")
     sizes = {name: x.size for name, x in by_name(parameters).items() if name not in looked_up}
@@ -33,6 +33,6 @@ def flops_per_token(config: Config, parameters: Parameters) -> float:
     of_source = sum(  # keys and values of cross-attention are those of the source
         size for name, size in sizes.items() if "cross_attention/key" in name or "cross_attention/value" in name
     )
-    cross = 12 * model.num_layers * model.d_model * source
+    cross = 12 * model.num_layers * model.attention_width * source
     moved = 6 * (of_encoder + of_source)
     return flops - moved + cross + source / length * (moved + attention(model.encoder, source))

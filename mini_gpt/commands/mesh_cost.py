@@ -107,10 +107,12 @@ def _activations(config: Config, tensor: int) -> float:
     m = config.model
     norm = m.d_model * (STREAM_BYTES + ACTIVATION_BYTES)  # input and output, replicated over tensor
     last = norm if m.norm_placement == "pre" else 0
-    queries_and_outputs = 2 * m.d_model / tensor * ACTIVATION_BYTES
+    queries_and_outputs = 2 * m.attention_width / tensor * ACTIVATION_BYTES
     keys_and_values = 2 * m.num_kv_heads * m.head_width / tensor * ACTIVATION_BYTES
     hidden = HIDDEN[m.activation] * m.d_ff / tensor * ACTIVATION_BYTES
-    block = 2 * norm + queries_and_outputs + keys_and_values + hidden
+    outputs = m.d_model * ACTIVATION_BYTES * (m.parallel_residual == "two_norms")
+    norms = 2 * norm if m.parallel_residual == "none" else norm + outputs  # parallel branches share their input
+    block = norms + queries_and_outputs + keys_and_values + hidden
     target = m.num_layers * block + last
     if not m.encoder_layers:
         return config.context_length * target

@@ -22,6 +22,7 @@ from mini_gpt.config.attention import (
     pattern,
 )
 from mini_gpt.config.fields import OptionalSize, Range, Rate, Section, Size, field, specs, up_to
+from mini_gpt.runtime.errors import UserError
 
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
 CROSS_POSITIONS = ("rope", "alibi", "t5", "kerple")  # encodings that cross-attention can have
@@ -35,6 +36,11 @@ def _feed_forward_width(values: Mapping[str, Any]) -> int:
     # They have three matrices, not two. 8/3 × d_model keeps the parameter count (Shazeer 2020).
     width = values["model.d_model"]
     return 8 * round(width / 3) if values["model.activation"] in GATED else 4 * width
+
+
+def _head_width(values: Mapping[str, Any]) -> int:
+    """model.d_model / model.num_heads"""
+    return max(1, values["model.d_model"] // values["model.num_heads"])
 
 
 def _most_positions(values: Mapping[str, Any]) -> int:
@@ -67,8 +73,9 @@ class ModelConfig(Section, prefix="model."):
         False, "relative positions in cross-attention too: a target token's place minus a source token's", before=False
     )
     d_model: Size = field(128, "width of the residual stream")
-    num_heads: Size = field(4, "query heads; must divide d_model")
+    num_heads: Size = field(4, "query heads; must divide d_model, unless head_width is given")
     num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
+    head_width: Size = field(None, "width of a head's queries, keys and values", _head_width, None)
     d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
     dropout: Rate = field(0.0, "default of the three dropout rates below")
     embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
@@ -76,14 +83,23 @@ class ModelConfig(Section, prefix="model."):
     attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
     norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
     norm_placement: Literal["pre", "post"] = field("pre", "pre: x + f(norm(x)); post: norm(x + f(x))")
+    parallel_residual: Literal["none", "two_norms", "one_norm"] = field(
+        "none",
+        "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)",
+        before="none",
+    )
+    norm_weights: bool = field(True, "trained weights of norms, and biases of layernorm with use_bias", before=True)
     norm_epsilon: Epsilon = field(1e-5, "of all norms but QK-norm, added to the mean square", before=1e-5)
     embedding_norm: bool = field(False, "a norm of the embeddings, after positions are added", before=False)
-    use_bias: bool = field(True, "bias in every projection and in layernorm")
+    use_bias: bool = field(True, "bias in every projection and in layernorm; default of the two biases below")
+    qkv_bias: bool = field(None, "bias of the projections to queries, keys and values", "model.use_bias", None)
+    attention_out_bias: bool = field(None, "bias of the output projection of attention", "model.use_bias", None)
     activation: Literal["gelu", "gelu_exact", "relu", "swiglu", "geglu"] = field(
         "gelu", "gelu: tanh, as in GPT-2; exact: erf; swiglu, geglu: silu or gelu of a gate (Shazeer 2020)"
     )
     causal: bool = field(True, "false: bidirectional, for the masked objective")
     tie_embeddings: bool = field(True, "the output projection is the transposed embedding")
+    output_bias: bool = field(False, "a bias of the logits", before=False)
     prediction_head: bool = field(
         False, "before the logits a layer, an activation and a norm, and a bias of the logits, as in BERT", before=False
     )
@@ -110,7 +126,7 @@ class ModelConfig(Section, prefix="model."):
         for name in PATTERNS:
             self._check_pattern(name)
         encodings, heads, period = self.position_pattern, self.num_heads, self.period
-        if self.d_model % heads:
+        if self.d_model % heads and self.head_width == self.d_model // heads:
             self.refuse("d_model", f"must be divisible by model.num_heads ({heads})")
         if heads % self.num_kv_heads:
             self.refuse("num_kv_heads", f"must divide model.num_heads ({heads})")
@@ -122,10 +138,14 @@ class ModelConfig(Section, prefix="model."):
         if self.scan_layers and len(encodings) > 1 and self.own_encodings:
             reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
             self.refuse("position", f"with model.scan_layers, {reason}")
+        if self.parallel_residual != "none":
+            self._check_parallel_residual()
         self._check_causal()
         self._check_encoder()
         if self.prediction_head and self.gated:
             self.refuse("prediction_head", f"must be False with model.activation={self.activation}, which needs a gate")
+        if self.prediction_head and self.output_bias:
+            self.refuse("output_bias", "must be False with model.prediction_head, which has a bias of the logits")
         if self.variants.normaliser == "stick_breaking" and self.variants.sink != "none":
             self.refuse("variants.sink", "must be none: stick-breaking gives the remaining weight to the token itself")
         if "pope" in encodings and "rope" not in encodings and self.rope.fraction != 1:
@@ -172,6 +192,11 @@ class ModelConfig(Section, prefix="model."):
         if self.random_positions is not None:
             self.refuse("random_positions", "must be None with model.encoder_layers")
 
+    def _check_parallel_residual(self) -> None:
+        for name, needed in {"norm_placement": "pre", "residual": True, "encoder_layers": 0}.items():
+            if getattr(self, name) != needed:
+                self.refuse("parallel_residual", f"needs model.{name}={needed}")
+
     def _check_hard_alibi(self) -> None:
         if self.hard_alibi.heads > self.num_heads:
             self.refuse("hard_alibi.heads", f"must be at most model.num_heads ({self.num_heads})")
@@ -207,6 +232,17 @@ class ModelConfig(Section, prefix="model."):
             self.refuse(name, f"the pattern must not be longer than model.num_layers ({self.num_layers})")
         if len(values) == 1:
             object.__setattr__(section, leaf, values[0])
+
+    def check_length(self, length: int) -> None:
+        """Raise UserError if a length needs more positions than the model has; JAX would silently clamp indices."""
+        count = self.random_positions
+        if count is not None and length > count:
+            raise UserError(f"model.random_positions: found {count}; must be at least the length {length}")
+        if self.position == "learned" and length > self.max_positions:
+            raise UserError(
+                f"model.max_positions: the learned table has {self.max_positions} positions; found a length of "
+                f"{length}; use at most as many, or train with a larger model.max_positions"
+            )
 
     @functools.cached_property
     def encoder(self) -> "ModelConfig":
@@ -250,8 +286,9 @@ class ModelConfig(Section, prefix="model."):
         return [name for name in self.position_pattern if name in PER_LAYER]
 
     @property
-    def head_width(self) -> int:
-        return self.d_model // self.num_heads
+    def attention_width(self) -> int:
+        """The width of all heads together."""
+        return self.num_heads * self.head_width
 
     @property
     def rotated_width(self) -> int:

@@ -13,7 +13,6 @@ from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.evaluation.scoring import NllFn, Score
-from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError, require
@@ -96,7 +95,7 @@ def result(score: Score, model: LoadedModel) -> dict[str, Any]:
 
 def check_scorable(config: Config, num_tokens: int) -> None:
     """Raise UserError if the split is too short to score a token, or the context exceeds the model's positions."""
-    check_length(config.model, config.context_length)
+    config.model.check_length(config.context_length)
     least = 2 if config.train.objective == "next_token" else text_batches.text_length(config)
     if num_tokens < least:
         raise UserError(f"data.corpus: the split has {num_tokens} tokens; must have at least {least}")
@@ -105,7 +104,7 @@ def check_scorable(config: Config, num_tokens: int) -> None:
 def why_undefined(config: ModelConfig, length: int) -> str | None:
     """Return the reason why a model has no loss at a length, or None if it has one."""
     try:
-        check_length(config, length)
+        config.check_length(length)
     except UserError as error:
         return str(error)
     return None

@@ -46,7 +46,7 @@ def fill(model: LoadedModel, tokens_L: np.ndarray, top: int = 5) -> Filling:
     tokens_L: token ids; `model.vocab_size` is the mask. The text is one document. top: the number of tokens for each
     mask, K. Probabilities are over the tokenizer's tokens, without the mask token. Raises UserError if the model was
     not trained with the masked objective, `top` is out of range, or logits are not finite. Raises the errors of
-    `check_length`.
+    `ModelConfig.check_length`.
     """
     objective, position_ids = model.config.train.objective, model.config.data.position_ids
     require(model.masked, "train.objective", objective, "must be masked, to fill in masks")

@@ -14,7 +14,6 @@ from flax import nnx
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.generation import cache as caches
 from mini_gpt.model import gpt
-from mini_gpt.model.gpt import check_length
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError, require
@@ -51,7 +50,7 @@ def prepare(
     lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths_B.max())
     capacity = longest + length
-    check_length(config, capacity - (config.encoder_layers > 0))  # the last token of a target is not an input
+    config.check_length(capacity - (config.encoder_layers > 0))  # the last token of a target is not an input
     if config.random_positions is None:  # random positions depend on the capacity
         capacity = math.ceil(capacity / BLOCK) * BLOCK
     padded = min(capacity, max(SHORTEST, 2 ** math.ceil(math.log2(longest))))
@@ -88,7 +87,7 @@ def _sources(
     before = [] if separator is None else [separator]
     sources = [np.array([*before, *source], np.int32) for source in sources]
     longest = max(map(len, sources))
-    check_length(config, longest)
+    config.check_length(longest)
     size = max(SHORTEST, math.ceil(longest / SHORTEST) * SHORTEST)
     if config.position == "learned":
         size = min(size, config.max_positions)

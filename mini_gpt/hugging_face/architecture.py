@@ -1,7 +1,7 @@
 """The base class of the supported Transformers architectures."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,7 +13,12 @@ from mini_gpt.hugging_face.tensors import Shape, Tensor
 
 Arrays = dict[str, np.ndarray]
 Ids = Mapping[str, int | None]
-OF_TOKENS = ("embedding", "unembedding", "prediction_head/bias")  # parameters with a row for each token
+OF_TOKENS = (
+    "embedding",
+    "unembedding",
+    "prediction_head/bias",
+    "output_bias/bias",
+)  # parameters with a row for each token
 # Values that architectures need, unless their `needs` has others. Fields for training only are not checked.
 NEEDED = {
     "causal": True,
@@ -22,6 +27,9 @@ NEEDED = {
     "residual": True,
     "embedding_norm": False,
     "prediction_head": False,
+    "parallel_residual": "none",
+    "output_bias": False,
+    "norm_weights": True,
     "share_embeddings": True,
     "scale_attention": True,  # GPT-2's config can express False, but some versions of Transformers ignore it
     "attention_window": None,
@@ -47,7 +55,7 @@ class Architecture:
 
     needs: values of fields of `ModelConfig` that differ from NEEDED. pipeline, auto_class: for the model card.
     context: the field of the context length, and its default. sizes: the fields for SIZES; the last may be missing.
-    epsilon: the field of the norms' epsilon, and its default.
+    epsilon: the field of the norms' epsilon, and its default; None without one.
     fixed: {field: its only supported value}. if_missing: Transformers' defaults that differ from `fixed`.
     exported: other fields that an export writes. activations: an export writes the first name that matches.
     prefix: start of all tensor names except the output layer's; missing in files without that layer. buffers: pattern
@@ -73,7 +81,7 @@ class Architecture:
     context: tuple[str, int]
     sizes: tuple[str, ...]
     sizes_by_default: tuple[int, ...]
-    epsilon: tuple[str, float]
+    epsilon: tuple[str, float] | None
     fixed: ClassVar[dict[str, Any]] = {}
     if_missing: ClassVar[dict[str, Any]] = {}
     exported: ClassVar[dict[str, str]] = {}
@@ -111,8 +119,11 @@ class Architecture:
         """Return the supported values of fields of `ModelConfig`."""
         activations = tuple(dict.fromkeys(self.activations.values()))
         own = {"norm": (self.norm,), "activation": activations, "num_kv_heads": (model.num_heads,)}
-        own |= {"position": (self.position,)}
-        return {name: (value,) for name, value in self.needed.items()} | own
+        own |= {"position": (self.position,), "head_width": (model.d_model // model.num_heads,)}
+        if not self.always_biased:
+            own |= {"qkv_bias": (model.use_bias,), "attention_out_bias": (model.use_bias,)}
+        needed = {name: (value,) for name, value in self.needed.items()}
+        return needed | own | {name: needed[name] for name in self.needs}
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         """Return the fields of config.json that depend on the architecture. ids: the token ids in config.json."""
@@ -123,7 +134,8 @@ class Architecture:
         if self.activation_field:
             matching = (theirs for theirs, ours in self.activations.items() if ours == model.activation)
             values[self.activation_field] = next(matching)
-        values[self.epsilon[0]] = model.norm_epsilon
+        if self.epsilon:
+            values[self.epsilon[0]] = model.norm_epsilon
         return {self.context[0]: config.context_length} | values | self.fixed
 
     def fields(self, settings: Settings) -> dict[str, Any]:
@@ -139,13 +151,14 @@ class Architecture:
             "model.position": self.position,
             "model.num_kv_heads": given["model.num_heads"],
             "model.norm": self.norm,
-            "model.norm_epsilon": settings.number(*self.epsilon),
             "model.use_bias": self.always_biased,
             "model.activation": activation,
             "model.tie_embeddings": settings.boolean("tie_word_embeddings", self.tied_by_default),
             "model.scale_embeddings": False,
         }
-        return {f"model.{name}": value for name, value in self.needed.items()} | given | fields
+        if self.epsilon:
+            fields["model.norm_epsilon"] = settings.number(*self.epsilon)
+        return given | fields | {f"model.{name}": value for name, value in self.needed.items()}
 
     def tensors(self, model: ModelConfig) -> list[Tensor]:
         """Return all tensors of a model, and the parameters that they hold."""
@@ -181,9 +194,30 @@ class Architecture:
     def _module(self, name: str, paths: list[str], model: ModelConfig) -> list[Tensor]:
         """Return the weight, and the bias if any, of a norm or of a linear layer that joins `paths`."""
         is_norm = paths[0].endswith("norm")
+        if is_norm and not model.norm_weights:
+            return []
         heads = model.num_heads if self.interleaved and len(paths) > 1 else None
         weights = tuple(f"{path}/{'scale' if is_norm else 'kernel'}" for path in paths)
         weight = Tensor(f"{name}.weight", weights, self.transposed, heads)
-        if not model.use_bias or (is_norm and self.norm == "rmsnorm"):
+        biased = model.use_bias
+        if paths[0].endswith(("attention/query", "attention/key", "attention/value")):
+            biased = model.qkv_bias
+        if paths[0].endswith("attention/out"):
+            biased = model.attention_out_bias
+        if not biased or (is_norm and self.norm == "rmsnorm"):
             return [weight]
         return [weight, Tensor(f"{name}.bias", tuple(f"{path}/bias" for path in paths), heads=heads)]
+
+
+def one_window(model: ModelConfig) -> dict[str, tuple]:
+    """Return the supported values of the window of an architecture with one for all layers, or none."""
+    window = model.attention_window
+    return {"attention_window": ("one number for all layers",) if isinstance(window, tuple) else (window,)}
+
+
+def shortest(values: Sequence[Any]) -> Any:
+    """Return the shortest tuple that repeats to `values`, or its value if there is only one."""
+    for size in range(1, len(values) + 1):
+        if all(value == values[index % size] for index, value in enumerate(values)):
+            break
+    return values[0] if size == 1 else tuple(values[:size])

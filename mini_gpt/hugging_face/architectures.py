@@ -1,20 +1,29 @@
 """The supported Transformers architectures, and the choice of one."""
 
+import itertools
 import operator
 import types
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.hugging_face.architecture import Architecture, Ids
 from mini_gpt.hugging_face.bert import Bert, Roberta
-from mini_gpt.hugging_face.causal import GPT2, MPT, GPTNeoX, Llama
+from mini_gpt.hugging_face.causal import GPT2, MPT, OPT, Bloom, GPTNeo
+from mini_gpt.hugging_face.llama import Llama, Mistral, Olmo, Qwen2, Qwen3, SmolLM3
+from mini_gpt.hugging_face.rotary import GPTNeoX, Phi, StarCoder2
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.t5 import T5
 from mini_gpt.runtime.errors import UserError, shown
 
 NO_IDS: Ids = types.MappingProxyType({})
-ARCHITECTURES: dict[str, type[Architecture]] = {
-    each.model_type: each for each in (GPT2, Llama, GPTNeoX, MPT, T5, Bert, Roberta)
+BY_POSITION: dict[str, tuple[type[Architecture], ...]] = {  # in the order in which an export tries them
+    "learned": (GPT2, GPTNeo, OPT),
+    "rope": (GPTNeoX, Phi, StarCoder2, Olmo),
+    "rope, rmsnorm": (Llama, Mistral, Qwen2, Qwen3),
+    "rope and none": (SmolLM3,),
+    "alibi": (MPT, Bloom),
 }
+ALL: tuple[type[Architecture], ...] = (*itertools.chain(*BY_POSITION.values()), T5, Bert, Roberta)
+ARCHITECTURES = {each.model_type: each for each in ALL}
 
 
 def choose(model: ModelConfig, ids: Ids = NO_IDS, model_type: str | None = None) -> Architecture:
@@ -22,30 +31,38 @@ def choose(model: ModelConfig, ids: Ids = NO_IDS, model_type: str | None = None)
 
     ids: the token ids in config.json. model_type: of the architecture; None: the first that fits.
     """
-    chosen = ARCHITECTURES[model_type] if model_type else _by_fields(model)
-    architecture, problems = chosen.with_ids(ids), []
+    candidates = [ARCHITECTURES[model_type]] if model_type else _by_fields(model)
+    found = [(each.with_ids(ids), _problems(each.with_ids(ids), model)) for each in candidates]
+    architecture, problems = next((pair for pair in found if not pair[1]), found[0])
+    if problems:
+        raise UserError("; ".join([*problems, f"{_kind(model)} is exported as {architecture.title}"]))
+    return architecture
+
+
+def _problems(architecture: Architecture, model: ModelConfig) -> list[str]:
+    """Return an error for each field of the model that the architecture can't express."""
+    problems = []
     if isinstance(model.rope.base, tuple):
         problems.append(f"model.rope.base: found {shown(model.rope.base)}; must be one number for all layers")
     for name, values in architecture.supported(model).items():
         found = operator.attrgetter(name)(model)
         if found not in values:
             problems.append(f"model.{name}: found {shown(found)}; must be {' or '.join(map(str, values))}")
-    if problems:
-        raise UserError("; ".join([*problems, f"{_kind(model)} is exported as {architecture.title}"]))
-    return architecture
+    return problems
 
 
-def _by_fields(model: ModelConfig) -> type[Architecture]:
+def _by_fields(model: ModelConfig) -> tuple[type[Architecture], ...]:
+    """Return the architectures that may express a model. Raises UserError if there is none for its positions."""
     if model.encoder_layers:
-        return T5
+        return (T5,)
     if not model.causal:
-        return Bert
-    rotary = Llama if model.norm == "rmsnorm" else GPTNeoX
-    by_position: dict[str, type[Architecture]] = {"learned": GPT2, "alibi": MPT, "rope": rotary}
-    if not isinstance(model.position, str) or model.position not in by_position:
-        right = f"which can't be exported; must be one of {', '.join(by_position)}"
+        return (Bert,)
+    kind = " and ".join(sorted(set(model.position_pattern), reverse=True))
+    kind += ", rmsnorm" if kind == "rope" and model.norm == "rmsnorm" else ""
+    if kind not in BY_POSITION:
+        right = "which can't be exported; must be one of learned, alibi, rope, or a pattern of rope and none"
         raise UserError(f"model.position: found {shown(model.position)}, {right}")
-    return by_position[model.position]
+    return BY_POSITION[kind]
 
 
 def _kind(model: ModelConfig) -> str:

@@ -1,54 +1,14 @@
-"""GPT-2, GPT-NeoX, Llama and MPT: causal language models."""
+"""GPT-2, GPT-Neo, OPT, MPT and Bloom: causal language models without RoPE."""
 
 from typing import Any, ClassVar
 
+import numpy as np
+
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import QKV, Architecture, Ids
+from mini_gpt.hugging_face.architecture import QKV, Architecture, Arrays, Ids, shortest
 from mini_gpt.hugging_face.settings import Settings
-
-
-class Rotary(Architecture):
-    """An architecture with RoPE. Queries and keys are half-split, as in mini_gpt."""
-
-    position = "rope"
-    activation_field = "hidden_act"
-    context = ("max_position_embeddings", 2048)
-    sizes: tuple[str, ...] = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    layers = "layers"
-    base_field: str
-    fraction_field: str
-    fraction_by_default: float
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        # No YaRN: Transformers' ramp is linear in the pair index. The ramp of the paper is linear in rotations.
-        return super().supported(model) | {"rope.scaling": ("none", "linear", "ntk"), "rope.turning": (1.0,)}
-
-    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        rope, width = config.model.rope, config.model.rotated_width
-        base = rope.base * rope.factor ** (width / (width - 2)) if rope.scaling == "ntk" else rope.base
-        linear = {"rope_type": "linear", "type": "linear", "factor": rope.factor}  # "type": for versions before 4.45
-        scaling = linear if rope.scaling == "linear" else None
-        return super().describe(config, ids) | {self.base_field: base, "rope_scaling": scaling}
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        """Return also the fields of RoPE, from rope_scaling or from rope_parameters (Transformers 5)."""
-        old = settings.section("rope_scaling")
-        found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 does
-        kind_field = "type" if found.get("rope_type") is None else "rope_type"  # null counts as missing
-        kind = found.get(kind_field, "default")
-        if kind not in ("default", "linear"):
-            raise found.error(kind_field, "must be default or linear to be imported")
-        factor = found.number("factor", 0.0) if kind == "linear" else 1.0
-        if factor < 1:
-            raise found.error("factor", "must be at least 1")
-        fraction = settings.number(self.fraction_field, self.fraction_by_default)
-        return super().fields(settings) | {
-            "model.rope.base": found.number("rope_theta", settings.number(self.base_field, 10_000.0)),
-            "model.rope.fraction": found.number("partial_rotary_factor", fraction),
-            "model.rope.scaling": "linear" if factor > 1 else "none",
-            "model.rope.factor": factor,
-        }
+from mini_gpt.hugging_face.tensors import Shape, Tensor
 
 
 class GPT2(Architecture):
@@ -80,67 +40,100 @@ class GPT2(Architecture):
         return fields | {"model.max_positions": fields["context_length"], "model.d_ff": d_ff}
 
 
-class GPTNeoX(Rotary):
-    """GPT-NeoX (Black et al. 2022) with sequential residuals: RoPE, LayerNorm, an MLP of two matrices."""
+class GPTNeo(Architecture):
+    """GPT-Neo (Black et al. 2021) and TinyStories: scores without a scale, and windows in every second layer."""
 
-    model_type, title, class_name = "gpt_neox", "GPT-NeoX", "GPTNeoXForCausalLM"
-    always_biased = True
-    sizes_by_default = (6144, 44, 64, 24_576)
-    epsilon = ("layer_norm_eps", 1e-5)
-    fixed: ClassVar = {"attention_bias": True, "use_parallel_residual": False}
-    if_missing: ClassVar = {"use_parallel_residual": True}
+    model_type, title, class_name, position = "gpt_neo", "GPT-Neo", "GPTNeoForCausalLM", "learned"
+    needs: ClassVar = {"scale_attention": False, "use_bias": True, "qkv_bias": False, "attention_out_bias": True}
+    tied_by_default = True
+    activation_field, activation_by_default = "activation_function", "gelu_new"
+    context = ("max_position_embeddings", 2048)
+    sizes, sizes_by_default = ("hidden_size", "num_layers", "num_heads"), (2048, 24, 16)
+    epsilon = ("layer_norm_epsilon", 1e-5)
     exported: ClassVar = {
-        "hidden_dropout": "sublayer_dropout",
-        "attention_dropout": "attention_dropout",
-        "rotary_pct": "rope.fraction",
-    }
-    base_field, fraction_field, fraction_by_default = "rotary_emb_base", "rotary_pct", 0.25
-    prefix, buffers = "gpt_neox.", r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
-    tables: ClassVar = {"embed_in": "embedding"}
-    final_norm, head, interleaved = "final_layer_norm", "embed_out", True
-    layer = (
-        *("input_layernorm", "attention.query_key_value", "attention.dense"),
-        *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-    )
-
-
-class Llama(Rotary):
-    """Llama (Touvron et al. 2023): RoPE, RMSNorm, SwiGLU."""
-
-    model_type, title, class_name, norm = "llama", "Llama", "LlamaForCausalLM", "rmsnorm"
-    activation_by_default = "silu"
-    activations: ClassVar = {"silu": "swiglu", "swish": "swiglu"}
-    sizes_by_default = (4096, 32, 32, 11_008)
-    epsilon = ("rms_norm_eps", 1e-6)
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_width",
-        "attention_bias": "use_bias",
-        "mlp_bias": "use_bias",
+        "max_position_embeddings": "max_positions",
+        "intermediate_size": "d_ff",
+        "embed_dropout": "embedding_dropout",
+        "resid_dropout": "sublayer_dropout",
         "attention_dropout": "attention_dropout",
     }
-    base_field, fraction_field, fraction_by_default = "rope_theta", "partial_rotary_factor", 1.0
-    prefix, buffers = "model.", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
-    tables: ClassVar = {"embed_tokens": "embedding"}
-    final_norm = "norm"
+    prefix, buffers = "transformer.", r"h\.\d+\.attn\.attention\.(masked_)?bias"
+    tables: ClassVar = {"wte": "embedding", "wpe": "positions/learned/embedding"}
+    layers, final_norm = "h", "ln_f"
     layer = (
-        *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-        *("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+        *("ln_1", "attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+        *("attn.attention.out_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"),
     )
-    parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp_norm", "mlp/gate", "mlp/up", "mlp/down")
+    parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp_norm", "mlp/up", "mlp/down")
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | {"num_kv_heads": (model.num_kv_heads,), "rope.fraction": (1.0,)}
+        windows = {kind.window for kind in model.layer_kinds} - {None}
+        one = "None and one number" if len(windows) > 1 else model.attention_window
+        return super().supported(model) | {"attention_window": (one,)}
+
+    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
+        windows = [kind.window for kind in config.model.layer_kinds]
+        kinds = ["global" if window is None else "local" for window in windows]
+        size = next((window for window in windows if window is not None), 256)
+        return super().describe(config, ids) | {"attention_types": [[kinds, 1]], "window_size": size}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        for where in (settings, settings.section("rope_parameters")):  # Transformers' Llama ignores this field
-            where.require({"partial_rotary_factor": 1.0})
-        fields, biased = super().fields(settings), settings.boolean("attention_bias", False)
-        heads = fields["model.num_heads"]
-        settings.require({"head_dim": fields["model.d_model"] // heads})
-        settings.require({"mlp_bias": biased}, if_missing={"mlp_bias": False})
-        kv_heads = settings.whole("num_key_value_heads", heads)
-        return fields | {"model.num_kv_heads": kv_heads, "model.use_bias": biased}
+        fields, window = super().fields(settings), settings.whole("window_size", 256)
+        layers, types = fields["model.num_layers"], settings.get("attention_types", [[["global", "local"], 12]])
+        try:
+            kinds = [kind for pattern, times in types for _ in range(min(times, layers)) for kind in pattern]
+        except (TypeError, ValueError):
+            kinds = []
+        if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
+            raise settings.error("attention_types", f"must give global or local for each of the {layers} layers")
+        return fields | {
+            "model.max_positions": fields["context_length"],
+            "model.d_ff": settings.whole("intermediate_size", 4 * fields["model.d_model"]),
+            "model.attention_window": shortest([window if kind == "local" else None for kind in kinds]),
+        }
+
+
+class OPT(Architecture):
+    """OPT (Zhang et al. 2022) with norms first: learned positions, of which the file has two more rows at the start."""
+
+    model_type, title, class_name, position = "opt", "OPT", "OPTForCausalLM", "learned"
+    needs: ClassVar = {"norm_epsilon": 1e-5}
+    always_biased = tied_by_default = True
+    activation_field, activation_by_default = "activation_function", "relu"
+    context = ("max_position_embeddings", 2048)
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim")
+    sizes_by_default = (768, 12, 12, 3072)
+    epsilon = None
+    fixed: ClassVar = {"do_layer_norm_before": True, "enable_bias": True, "layer_norm_elementwise_affine": True}
+    exported: ClassVar = {
+        "max_position_embeddings": "max_positions",
+        "word_embed_proj_dim": "d_model",
+        "dropout": "sublayer_dropout",
+        "attention_dropout": "attention_dropout",
+    }
+    prefix = "model.decoder."
+    tables: ClassVar = {"embed_tokens": "embedding", "embed_positions": "file/positions"}
+    layers, final_norm = "layers", "final_layer_norm"
+    layer = (
+        *("self_attn_layer_norm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"),
+        *("final_layer_norm", "fc1", "fc2"),
+    )
+    parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp_norm", "mlp/up", "mlp/down")
+    skipped = 2  # rows before that of the first token
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        fields = super().fields(settings)
+        settings.require({"word_embed_proj_dim": fields["model.d_model"], "_remove_final_layer_norm": False})
+        return fields | {"model.max_positions": fields["context_length"]}
+
+    def shapes(self, model: ModelConfig) -> dict[str, Shape]:
+        return {"file/positions": (model.max_positions + self.skipped, model.d_model)}
+
+    def fold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
+        return arrays | {"positions/learned/embedding": arrays.pop("file/positions")[self.skipped :]}
+
+    def unfold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
+        return arrays | {"file/positions": np.pad(arrays["positions/learned/embedding"], ((self.skipped, 0), (0, 0)))}
 
 
 class MPT(Architecture):
@@ -171,3 +164,35 @@ class MPT(Architecture):
         settings.require({"logit_scale": None})
         fields = super().fields(settings)
         return fields | {"model.d_ff": 4 * fields["model.d_model"]}
+
+
+class Bloom(Architecture):
+    """Bloom (BigScience 2022): ALiBi, and a norm after the embedding."""
+
+    model_type, title, class_name, position = "bloom", "Bloom", "BloomForCausalLM", "alibi"
+    needs: ClassVar = {"embedding_norm": True}
+    always_biased = tied_by_default = True
+    context = ("seq_length", 2048)
+    sizes, sizes_by_default = ("hidden_size", "n_layer", "n_head"), (64, 2, 8)
+    activations: ClassVar = {"gelu": "gelu"}  # always the tanh form
+    epsilon = ("layer_norm_epsilon", 1e-5)
+    fixed: ClassVar = {"apply_residual_connection_post_layernorm": False}
+    exported: ClassVar = {"hidden_dropout": "sublayer_dropout", "attention_dropout": "attention_dropout"}
+    prefix = "transformer."
+    tables: ClassVar = {"word_embeddings": "embedding"}
+    layers, final_norm, interleaved = "h", "ln_f", True
+    layer = (
+        *("input_layernorm", "self_attention.query_key_value", "self_attention.dense"),
+        *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+    )
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        return super().supported(model) | {"d_ff": (4 * model.d_model,)}
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        fields = super().fields(settings)
+        return fields | {"model.d_ff": 4 * fields["model.d_model"]}
+
+    def tensors(self, model: ModelConfig) -> list[Tensor]:
+        embedding_norm = self._module(f"{self.prefix}word_embeddings_layernorm", ["embedding_norm"], model)
+        return super().tensors(model) + embedding_norm

@@ -66,6 +66,7 @@ def write_model(
         "vocab_size": len(arrays["embedding"]),
         "bos_token_id": None,
         "eos_token_id": None,
+        "pad_token_id": None,
         **ids,
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": "float32",
@@ -89,7 +90,9 @@ def _equivalent(model: LoadedModel, *, biased: bool) -> tuple[ModelConfig, dict[
         arrays.setdefault("unembedding", arrays["embedding"])
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(config.d_model))
         config = dataclasses.replace(config, scale_embeddings=False, tie_embeddings=False)
-    config = dataclasses.replace(config, scan_layers=False, use_bias=config.use_bias or biased)
+    config = dataclasses.replace(config, scan_layers=False)
+    if biased:
+        config = dataclasses.replace(config, use_bias=True, qkv_bias=True, attention_out_bias=True)
     for name, leaf in model_parameters.by_name(gpt.abstract(config, len(arrays["embedding"]))[1]).items():
         arrays.setdefault(name, np.zeros(leaf.shape, leaf.dtype))  # biases that the model lacks
     return config, arrays

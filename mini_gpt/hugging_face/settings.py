@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -60,6 +60,13 @@ class Settings:
         if not isinstance(value, str) or value not in known:
             raise self.error(name, f"must be {' or '.join(known)} to be imported")
         return known[value]
+
+    def of_layers(self, name: str, default: Sequence[Any], layers: int, known: Sequence[Any]) -> Sequence[Any]:
+        """Return a list with one of the known values for each layer."""
+        values = self.get(name, default)
+        if not isinstance(values, list) or len(values) != layers or not all(value in known for value in values):
+            raise self.error(name, f"must be a list of {layers} values, each {' or '.join(map(str, known))}")
+        return values
 
     def require(self, wanted: Mapping[str, Any], if_missing: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Raise UserError if a field differs from `wanted`. if_missing: other values of missing fields."""

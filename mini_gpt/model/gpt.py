@@ -19,7 +19,7 @@ from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.inputs import Context, KeyValues, Mask, Memory
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options
 from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.layers import INIT_STD, PRODUCT, Mlp, PredictionHead, dropout, make_norm
+from mini_gpt.model.layers import INIT_STD, PRODUCT, Mlp, OutputBias, PredictionHead, dropout, make_norm
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.model.stacked import at, stack_blocks, unstack
 from mini_gpt.runtime import devices, sharding
@@ -73,19 +73,21 @@ class Trace(NamedTuple):
 class Block(nnx.Module):
     """Attention, then the feed-forward, each in a residual branch: x + f(norm(x)) (pre) or norm(x + f(x)) (post).
 
-    With an encoder, cross-attention is between them (Vaswani et al. 2017, 3.1).
+    With an encoder, cross-attention is between them (Vaswani et al. 2017, 3.1). With parallel residuals, both branches
+    start from the input of the block (Wang and Komatsuzaki 2021).
     """
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, own: Any, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, own: Any, *, rngs: nnx.Rngs):
         self.config = config
         self.attention_norm = make_norm(config, rngs=rngs)
-        self.attention = MultiHeadAttention(config, dtype, own, rngs=rngs)
+        self.attention = MultiHeadAttention(config, own, rngs=rngs)
         if config.encoder_layers:
             self.cross_norm = make_norm(config, rngs=rngs)
             of_cross = own if config.cross_positions else positions.Position
-            self.cross_attention = MultiHeadAttention(config, dtype, of_cross, rngs=rngs)
-        self.mlp_norm = make_norm(config, rngs=rngs)
-        self.mlp = Mlp(config, dtype, rngs=rngs)
+            self.cross_attention = MultiHeadAttention(config, of_cross, rngs=rngs)
+        if config.parallel_residual != "one_norm":
+            self.mlp_norm = make_norm(config, rngs=rngs)
+        self.mlp = Mlp(config, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Trace]:
         """Return (x_BLD, keys and values to cache, trace)."""
@@ -102,8 +104,10 @@ class Block(nnx.Module):
             added_BLD, source, cross_maps = self.cross_attention(queries_BLD, context.of_memory(), options)
             x_BLD = self._add_branch(x_BLD, added_BLD, self.cross_norm, keys[4])
             cache = cache._replace(source=source)
-        units_BLF = self.mlp.units(self._branch_input(x_BLD, self.mlp_norm))
-        x_BLD = self._add_branch(x_BLD, self.mlp.down(units_BLF), self.mlp_norm, keys[2])
+        mlp_norm = self.attention_norm if self.config.parallel_residual == "one_norm" else self.mlp_norm
+        mlp_BLD = x_BLD if self.config.parallel_residual == "none" else before_BLD
+        units_BLF = self.mlp.units(self._branch_input(mlp_BLD, mlp_norm))
+        x_BLD = self._add_branch(x_BLD, self.mlp.down(units_BLF), mlp_norm, keys[2])
         return x_BLD, cache, Trace(maps, before_BLD, x_BLD, units_BLF, cross_maps)
 
     def _branch_input(self, x_BLD, norm) -> jax.Array:
@@ -118,7 +122,7 @@ class Block(nnx.Module):
 class Stack(nnx.Module):
     """Blocks with their positional encodings, and with a last norm if norms come first."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
         if config.embedding_norm:
@@ -129,11 +133,11 @@ class Stack(nnx.Module):
         own = [encoding if encoding.per_layer else None for encoding in pattern]
         self.blocks: Any
         if config.scan_layers:
-            make_block = lambda rngs: Block(config, dtype, own[0], rngs=rngs)
+            make_block = lambda rngs: Block(config, own[0], rngs=rngs)
             self.blocks = stack_blocks(make_block, config.num_layers, rngs)
         else:
             layers = (own[layer % len(own)] for layer in range(config.num_layers))
-            self.blocks = nnx.List([Block(config, dtype, encoding, rngs=rngs) for encoding in layers])
+            self.blocks = nnx.List([Block(config, encoding, rngs=rngs) for encoding in layers])
         if config.norm_placement == "pre":
             self.final_norm = make_norm(config, rngs=rngs)
 
@@ -218,13 +222,15 @@ class MiniGPT(Stack):
         init = nnx.initializers.normal(std)
         make_table = lambda: nnx.Param(init(rngs.params(), (vocab_size, config.d_model), jnp.float32))
         self.embedding = make_table()
-        super().__init__(config, self.dtype, rngs=rngs)
+        super().__init__(config, rngs=rngs)
         if not config.tie_embeddings:
             self.unembedding = make_table()
         if config.prediction_head:
-            self.prediction_head = PredictionHead(config, vocab_size, self.dtype, rngs=rngs)
+            self.prediction_head = PredictionHead(config, vocab_size, rngs=rngs)
+        if config.output_bias:
+            self.output_bias = OutputBias(vocab_size)
         if config.encoder_layers:
-            self.encoder = Stack(config.encoder, self.dtype, rngs=rngs)
+            self.encoder = Stack(config.encoder, rngs=rngs)
             if not config.share_embeddings:
                 self.source_embedding = make_table()
 
@@ -250,10 +256,15 @@ class MiniGPT(Stack):
     def output_table(self) -> jax.Array:
         """The unembedding table_VD, float32; the logits are its product with the last hidden states.
 
-        With a prediction head, both have one more column, for the bias of the logits.
+        With a bias of the logits, both have one more column for it.
         """
         table_VD = (self.embedding if self.config.tie_embeddings else self.unembedding)[...]
-        return self.prediction_head.table(table_VD) if self.config.prediction_head else table_VD
+        return self.head.table(table_VD) if self.head else table_VD
+
+    @property
+    def head(self) -> OutputBias | None:
+        """The module between the last norm and the output table, if there is one."""
+        return self.prediction_head if self.config.prediction_head else getattr(self, "output_bias", None)
 
     def forward(
         self,
@@ -272,11 +283,11 @@ class MiniGPT(Stack):
         returned caches hold all keys and values, including the new ones; they are None if `caches` is None. trace: a
         function applied to the Trace of each layer of the decoder, with attention maps. The returned traces are the
         function's results. memory: the result of `encode`, in the place of a source. Raises UserError if there is an
-        encoder and no source, or the opposite. Without positions, raises the errors of `check_length`.
+        encoder and no source, or the opposite. Without positions, raises the errors of `ModelConfig.check_length`.
         """
         config, (tokens_BL, positions_BL, segments_BL, source_BS, *of_source) = self.config, inputs
         if positions_BL is None:
-            check_length(config, tokens_BL.shape[1])
+            config.check_length(tokens_BL.shape[1])
             positions_BL = jnp.arange(tokens_BL.shape[1])[None]
         needs_source = config.encoder_layers > 0 and memory is None and (caches is None or caches[0] is None)
         if needs_source != (source_BS is not None):
@@ -288,7 +299,7 @@ class MiniGPT(Stack):
         of_target = StackInputs(positions_BL, segments_BL, memory)
         x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, own_NBH, cross_NBH)
         x_BLD, new_caches, traces = self.run(x_BLD, of_target, options, caches, trace)
-        x_BLD = self.prediction_head(x_BLD) if config.prediction_head else x_BLD
+        x_BLD = self.head(x_BLD) if self.head else x_BLD
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
 
     def encode(
@@ -303,10 +314,11 @@ class MiniGPT(Stack):
     ) -> tuple[Memory, list[Any]]:
         """Return the encoder's last hidden states, and the traces of its layers as `forward` does.
 
-        See `Inputs` for the arguments. head_mask_NBH: of the encoder's layers only. Raises `check_length`'s errors.
+        See `Inputs` for the arguments. head_mask_NBH: of the encoder's layers only. Raises the errors of
+        `ModelConfig.check_length`.
         """
         if positions_BS is None:
-            check_length(self.config, source_BS.shape[1])
+            self.config.check_length(source_BS.shape[1])
             positions_BS = jnp.arange(source_BS.shape[1])[None]
         segments_BS = jnp.zeros_like(source_BS) if segments_BS is None else segments_BS
         segments_BS = jnp.where(source_BS < 0, PADDING_SEGMENT, segments_BS)
@@ -333,15 +345,3 @@ def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
 def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
     """Return a model's definition and its parameters' shapes and dtypes, without allocating arrays."""
     return split(nnx.eval_shape(lambda: MiniGPT(config, vocab_size, rngs=nnx.Rngs(0))))
-
-
-def check_length(config: ModelConfig, length: int) -> None:
-    """Raise UserError if a length needs more positions than the model has; JAX would silently clamp indices."""
-    count = config.random_positions
-    if count is not None and length > count:
-        raise UserError(f"model.random_positions: found {count}; must be at least the length {length}")
-    if config.position == "learned" and length > config.max_positions:
-        raise UserError(
-            f"model.max_positions: the learned table has {config.max_positions} positions; found a length of {length}; "
-            "use at most as many, or train with a larger model.max_positions"
-        )

@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.xla_workarounds import cpu_matmul, recompute_in_backward
+from mini_gpt.runtime import devices
 
 INIT_STD = 0.02  # Radford et al. 2019
 PRODUCT = "product"  # name of a Linear's output for checkpoint policies
@@ -24,13 +25,21 @@ ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
 
 
 class Linear(nnx.Linear):
-    """A linear layer with float32 parameters and matrix products in `dtype`."""
+    """A linear layer with float32 parameters and matrix products in `model.dtype`. use_bias: None: `model.use_bias`."""
 
     def __init__(
-        self, config: ModelConfig, d_in: int, d_out: int, dtype: jnp.dtype, *, std: float = INIT_STD, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        d_in: int,
+        d_out: int,
+        *,
+        std: float = INIT_STD,
+        use_bias: bool | None = None,
+        rngs: nnx.Rngs,
     ):
+        biased, dtype = config.use_bias if use_bias is None else use_bias, devices.compute_dtype(config.dtype)
         kernel_init = nnx.initializers.normal(std)
-        super().__init__(d_in, d_out, use_bias=config.use_bias, dtype=dtype, kernel_init=kernel_init, rngs=rngs)
+        super().__init__(d_in, d_out, use_bias=biased, dtype=dtype, kernel_init=kernel_init, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]  # no out_sharding
         x_TD = x.reshape(-1, x.shape[-1]).astype(self.dtype)
@@ -45,12 +54,12 @@ class Linear(nnx.Linear):
 class Mlp(nnx.Module):
     """The feed-forward sublayer: two linear layers with an activation between, or three with a gate (Shazeer 2020)."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.up = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
+        self.up = Linear(config, config.d_model, config.d_ff, rngs=rngs)
         if config.gated:
-            self.gate = Linear(config, config.d_model, config.d_ff, dtype, rngs=rngs)
-        self.down = Linear(config, config.d_ff, config.d_model, dtype, std=residual_std(config), rngs=rngs)
+            self.gate = Linear(config, config.d_model, config.d_ff, rngs=rngs)
+        self.down = Linear(config, config.d_ff, config.d_model, std=residual_std(config), rngs=rngs)
 
     def units(self, x_BLD: jax.Array) -> jax.Array:
         """Return units_BLF, the output of the activation."""
@@ -64,38 +73,55 @@ class Mlp(nnx.Module):
 def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
     """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), computed in float32."""
     if config.norm == "rmsnorm":
-        return nnx.RMSNorm(config.d_model, epsilon=config.norm_epsilon, dtype=jnp.float32, rngs=rngs)
+        return nnx.RMSNorm(
+            config.d_model,
+            epsilon=config.norm_epsilon,
+            use_scale=config.norm_weights,
+            dtype=jnp.float32,
+            rngs=rngs,
+        )
     return nnx.LayerNorm(
         config.d_model,
         epsilon=config.norm_epsilon,
-        use_bias=config.use_bias,
+        use_scale=config.norm_weights,
+        use_bias=config.use_bias and config.norm_weights,
         use_fast_variance=False,
         dtype=jnp.float32,
         rngs=rngs,
     )
 
 
-class PredictionHead(nnx.Module):
-    """A linear layer, an activation and a norm before the output table, and a bias of the logits (Devlin et al. 2019).
+class OutputBias(nnx.Module):
+    """A bias of the logits.
 
-    The bias is one more column of the table, for which the hidden states have a column of ones. So the logits stay the
+    It is one more column of the output table, for which the hidden states have a column of ones. So the logits stay the
     product of hidden states and table; in bfloat16, the bias is rounded like the table.
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, dtype: jnp.dtype, *, rngs: nnx.Rngs):
-        self.activate = ACTIVATIONS[config.activation]
-        self.dense = Linear(config, config.d_model, config.d_model, dtype, rngs=rngs)
-        self.norm = make_norm(config, rngs=rngs)
+    def __init__(self, vocab_size: int):
         self.bias = nnx.Param(jnp.zeros((vocab_size,), jnp.float32))
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         """Return x_BLE with E = D + 1, float32."""
-        x_BLD = self.norm(self.activate(self.dense(x_BLD)))
         return jnp.concatenate([x_BLD, jnp.ones_like(x_BLD[..., :1])], axis=-1)
 
     def table(self, table_VD: jax.Array) -> jax.Array:
         """Return table_VE, the output table with the bias."""
         return jnp.concatenate([table_VD, self.bias[...][:, None]], axis=-1)
+
+
+class PredictionHead(OutputBias):
+    """A linear layer, an activation and a norm before the output table, and its bias (Devlin et al. 2019)."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
+        super().__init__(vocab_size)
+        self.activate = ACTIVATIONS[config.activation]
+        self.dense = Linear(config, config.d_model, config.d_model, rngs=rngs)
+        self.norm = make_norm(config, rngs=rngs)
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        """Return x_BLE with E = D + 1, float32."""
+        return super().__call__(self.norm(self.activate(self.dense(x_BLD))))
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model.gpt import Inputs, MiniGPT, check_length
+from mini_gpt.model.gpt import Inputs, MiniGPT
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding
@@ -81,12 +81,12 @@ class LoadedModel:
     ) -> Inputs:
         """Return the inputs with positions and segments. Takes the arguments of `hidden`.
 
-        Raises the errors of `check_length`.
+        Raises the errors of `ModelConfig.check_length`.
         """
         if not self.layout.operator_ids:  # these restart positions, so that a row may be longer than the table
-            check_length(self.config.model, tokens_BL.shape[1])
+            self.config.model.check_length(tokens_BL.shape[1])
         if source_BS is not None:
-            check_length(self.config.model, source_BS.shape[1])
+            self.config.model.check_length(source_BS.shape[1])
         text_BL = tokens_BL if text_BL is None else text_BL
         of_target, of_source = self.layout.of(self.config.model, text_BL, keys_B), self.layout.of_source(source_BS)
         return Inputs(self.layout.read(tokens_BL), *of_target, self.layout.read_source(source_BS), *of_source)

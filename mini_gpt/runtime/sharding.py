@@ -28,6 +28,7 @@ RULES = (
     (r"norm/(scale|bias)$", PartitionSpec()),
     (r"prediction_head/dense/kernel$", PartitionSpec(None, "fsdp")),
     (r"prediction_head/(dense/)?bias$", PartitionSpec()),
+    (r"output_bias/bias$", PartitionSpec()),
     (r"variants/(sink|query_factor|canon)$", PartitionSpec()),
     (r"(^|/)(un|source_)?embedding$", PartitionSpec(None, "fsdp")),
     (r"(^|/|_)positions?/", PartitionSpec()),  # parameters of a position encoding other than its embedding table

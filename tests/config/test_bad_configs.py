@@ -46,6 +46,16 @@ BAD = [
     ),
     ({"model.attention_window": ()}, "at least one"),
     ({"model.share_embeddings": False}, r"^model\.share_embeddings: found False; needs an encoder: set"),
+    (
+        {"model.parallel_residual": "one_norm", "model.norm_placement": "post"},
+        r"^model\.parallel_residual: found 'one_norm'; needs model\.norm_placement=pre$",
+    ),
+    (
+        {"model.parallel_residual": "two_norms", "model.residual": False},
+        r"^model\.parallel_residual: found 'two_norms'; needs model\.residual=True$",
+    ),
+    ({"model.head_width": 0}, r"^model\.head_width: found 0; must be"),
+    ({"model.head_width": 7}, r"^model\.d_model: .* rope needs an even number of rotated dimensions"),
     ({"model.cross_positions": True}, r"^model\.cross_positions: found True; needs an encoder: set"),
     (
         {"model.cross_positions": True, "model.encoder_layers": 4, "model.position": "learned"},
@@ -68,6 +78,10 @@ BAD = [
     ({"model.norm_epsilon": 0.0}, r"model\.norm_epsilon: found 0\.0; must be in 1e-15\.\.0\.01"),
     ({"model.norm_epsilon": 0.1}, r"model\.norm_epsilon: found 0\.1; must be in 1e-15\.\.0\.01"),
     ({"model.embedding_norm": 2}, r"model\.embedding_norm: found 2; must be true or false"),
+    (
+        {"model.prediction_head": True, "model.output_bias": True},
+        r"^model\.output_bias: found True; must be False with model\.prediction_head, which has a bias of the logits$",
+    ),
     (
         {"model.prediction_head": True, "model.activation": "geglu"},
         r"model\.prediction_head: found True; must be False with model\.activation=geglu",

@@ -13,6 +13,7 @@ from mini_gpt.runtime import sharding
 T5 = {"position": "t5", "norm": "rmsnorm", "use_bias": False, "scale_attention": False, "encoder_layers": 2}
 BERT = {"position": "learned", "causal": False, "norm_placement": "post", "embedding_norm": True}
 BERT |= {"prediction_head": True, "activation": "gelu_exact"}
+LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False}
 # Name: (model_type of the exported config.json, model fields).
 EXPORTABLE = {
     "learned": ("gpt2", {"position": "learned"}),
@@ -34,6 +35,35 @@ EXPORTABLE = {
         "llama",
         {"norm": "rmsnorm", "activation": "swiglu", "rope.scaling": "linear", "rope.factor": 3.0, "num_kv_heads": 1},
     ),
+    "llama, llama3, wide heads": (
+        "llama",
+        {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "qkv_bias": True, "attention_out_bias": True}
+        | {"rope.scaling": "llama3", "rope.factor": 3.0, "rope.original_context": 40, "head_width": 6, "d_model": 20},
+    ),
+    "pythia": ("gpt_neox", {"parallel_residual": "two_norms", "rope.fraction": 0.25, "tie_embeddings": False}),
+    "phi": (
+        "phi",
+        {"parallel_residual": "one_norm", "output_bias": True, "rope.fraction": 0.5, "num_kv_heads": 2}
+        | {"tie_embeddings": False, "qkv_bias": False},
+    ),
+    "starcoder2": ("starcoder2", {"num_kv_heads": 2, "attention_window": 5, "scan_layers": True}),
+    "mistral": ("mistral", LLAMA | {"num_kv_heads": 2, "attention_window": 4, "head_width": 10}),
+    "qwen2": ("qwen2", LLAMA | {"qkv_bias": True, "attention_window": (None, 3), "num_layers": 3}),
+    "qwen3": (
+        "qwen3",
+        LLAMA
+        | {"variants.qk_norm": "weighted", "norm_epsilon": 1e-6, "head_width": 12, "attention_window": 4}
+        | {"qkv_bias": True, "attention_out_bias": True, "num_kv_heads": 1, "tie_embeddings": False},
+    ),
+    "smollm3": ("smollm3", LLAMA | {"position": ("rope", "none"), "num_layers": 3, "num_kv_heads": 2}),
+    "olmo": ("olmo", LLAMA | {"norm": "layernorm", "norm_weights": False, "tie_embeddings": False}),
+    "gpt_neo": (
+        "gpt_neo",
+        {"position": "learned", "scale_attention": False, "qkv_bias": False, "attention_window": (None, 4)}
+        | {"num_layers": 3, "max_positions": 16},
+    ),
+    "opt": ("opt", {"position": "learned", "activation": "relu", "use_bias": False, "max_positions": 16}),
+    "bloom": ("bloom", {"position": "alibi", "embedding_norm": True, "num_heads": 6, "d_model": 48}),
     "alibi": ("mpt", {"position": "alibi", "activation": "gelu_exact", "use_bias": False}),
     "alibi, six heads": (
         "mpt",
@@ -98,5 +128,6 @@ def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
     model = LoadedModel(drawn, definition, config, mesh, config.batch_tokens, PLAIN)
     kind = EXPORTABLE[name][0]
     ids = {"bos_token_id": end, "eos_token_id": end} | ({"pad_token_id": 3} if kind == "roberta" else {})
-    exporting.write_model(model, directory, ids=ids, model_type="roberta" if kind == "roberta" else None)
+    named = kind if kind in ("roberta", "opt") else None  # others are chosen by their fields
+    exporting.write_model(model, directory, ids=ids, model_type=named)
     return config, drawn

@@ -1,9 +1,9 @@
-"""Float64 NumPy forward passes of seven Hugging Face architectures, to be used as test oracles.
+"""Float64 NumPy forward passes of Hugging Face architectures, to be used as test oracles.
 
-`logits` takes a parsed config.json and the tensors of model.safetensors. It supports the model types gpt2, llama,
-gpt_neox, mpt, bert, roberta and t5. It is written from the architectures' definitions and shares no code
-with the code under test. All
-arithmetic is in float64. (Transformers computes some angles, norms and softmaxes in float32 for every dtype.)
+`logits` takes a parsed config.json and the tensors of model.safetensors. The model types gpt2, gpt_neox, mpt, bert,
+roberta and t5 are here, and the others in numpy_decoders.py. Both files are written from the architectures' definitions
+and share no code with the code under test. All arithmetic is in float64. (Transformers computes some angles, norms and
+softmaxes in float32 for every dtype.)
 Unsupported settings raise ValueError, so that the oracle is never silently wrong.
 
 Shape suffixes: B batch, L and M query and key position, D model, H heads, G key/value heads, K head width,
@@ -29,7 +29,10 @@ def logits(config: dict, tensors: dict[str, np.ndarray], tokens_BL: np.ndarray, 
 
     source_BS: the encoder's tokens for t5; -1 is padding.
     """
-    forwards = {"gpt2": _gpt2, "llama": _llama, "gpt_neox": _gpt_neox, "mpt": _mpt, "bert": _bert, "roberta": _bert}
+    from tests.hugging_face import numpy_decoders
+
+    forwards = {"gpt2": _gpt2, "gpt_neox": _gpt_neox, "mpt": _mpt, "bert": _bert, "roberta": _bert}
+    forwards |= numpy_decoders.FORWARDS
     if source_BS is not None:
         forwards = {"t5": lambda *inputs: _t5(*inputs, np.asarray(source_BS))}
     _require(config.get("model_type") in forwards, f"model_type {config.get('model_type')!r}")
@@ -129,29 +132,6 @@ def _gpt2(config, t, tokens_BL):
         x_BLD = x_BLD + _linear(t, f"h.{i}.mlp.c_proj", _activation(config["activation_function"])(f_BLF))
     x_BLD = _layer_norm(t, "ln_f", x_BLD, eps)
     return _head(t, x_BLD, config.get("tie_word_embeddings", True), "wte.weight", "lm_head.weight")
-
-
-def _llama(config, t, tokens_BL):
-    H, eps, act = config["num_attention_heads"], config["rms_norm_eps"], _activation(config["hidden_act"])
-    G, K = config.get("num_key_value_heads") or H, config.get("head_dim") or config["hidden_size"] // H
-    bias, mlp_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
-    angles_LR = _rope_angles(config, tokens_BL.shape[1], K, config.get("rope_theta", 10000.0), 1.0)
-    _require(2 * angles_LR.shape[1] == K and config.get("partial_rotary_factor", 1) == 1, "llama with partial rotary")
-    x_BLD = t["model.embed_tokens.weight"][tokens_BL]
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}."
-        y_BLD = _rms_norm(t, layer + "input_layernorm", x_BLD, eps)
-        q_BHLK = _rotate(_heads(_linear(t, layer + "self_attn.q_proj", y_BLD, bias), H), angles_LR)
-        k_BGLK = _rotate(_heads(_linear(t, layer + "self_attn.k_proj", y_BLD, bias), G), angles_LR)
-        v_BGLK = _heads(_linear(t, layer + "self_attn.v_proj", y_BLD, bias), G)
-        a_BLX = _attention(q_BHLK, k_BGLK, v_BGLK, K**-0.5)
-        x_BLD = x_BLD + _linear(t, layer + "self_attn.o_proj", a_BLX, bias)
-        y_BLD = _rms_norm(t, layer + "post_attention_layernorm", x_BLD, eps)
-        f_BLF = act(_linear(t, layer + "mlp.gate_proj", y_BLD, mlp_bias))
-        f_BLF = f_BLF * _linear(t, layer + "mlp.up_proj", y_BLD, mlp_bias)
-        x_BLD = x_BLD + _linear(t, layer + "mlp.down_proj", f_BLF, mlp_bias)
-    x_BLD = _rms_norm(t, "model.norm", x_BLD, eps)
-    return _head(t, x_BLD, config.get("tie_word_embeddings", False), "model.embed_tokens.weight", "lm_head.weight")
 
 
 def _gpt_neox(config, t, tokens_BL):

@@ -166,10 +166,13 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
     assert read(tmp_path, "gpt_neox", hidden_act="gelu_fast").model.activation == "gelu"
 
 
+SMALL = {"num_hidden_layers": 2}
+
+
 @pytest.mark.parametrize(
     "model_type, changes, message",
     [
-        ("opt", {}, r'model_type: found "opt"; must be gpt2 or llama or gpt_neox or mpt or t5 or bert or roberta to'),
+        ("rwkv", {}, r'model_type: found "rwkv"; must be gpt2 or gpt_neo or opt or gpt_neox or '),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx: found true; must be"),
         ("gpt2", {"scale_attn_weights": False}, r"scale_attn_weights: found false; must be true to be imported"),
         ("gpt2", {"layer_norm_epsilon": 0}, r"model.norm_epsilon: found 0.0; must be in 1e-15..0.01"),
@@ -179,10 +182,15 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
         ("gpt2", {"n_inner": 0}, r"n_inner: found 0; must be a whole number in 1..16777216"),
         ("gpt2", {"quantization_config": {"bits": 4}}, r"quantization_config: found .*; must be null to be imported"),
         ("gpt2", {"n_head": 5}, r"model.d_model: found 24; must be divisible by model.num_heads \(5\)"),
-        ("llama", {"head_dim": 8}, r"head_dim: found 8; must be 6 to be imported"),
-        ("llama", {"mlp_bias": False}, r"mlp_bias: found false; must be true to be imported"),
+        ("llama", {"head_dim": 0}, r"head_dim: found 0; must be a whole number"),
+        ("llama", {"mlp_bias": 1}, r"mlp_bias: found 1; must be true or false"),
         ("llama", {"hidden_act": "gelu"}, r'hidden_act: found "gelu"; must be silu or swish to be imported'),
-        ("llama", {"rope_parameters": {"rope_type": "llama3"}}, r'rope_parameters.rope_type: found "llama3"; must be '),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, r'rope_parameters.rope_type: found "yarn"; must be '),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "llama3", "factor": 2}},
+            r"original_max_position_embeddings: found n",
+        ),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, r"rope_parameters.factor: found nothing; must be at l"),
         ("llama", {"rope_scaling": {"rope_type": None, "type": "yarn", "factor": 4.0}}, r'type: found "yarn"; must be'),
         (
@@ -193,12 +201,29 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
         ("llama", {"rope_parameters": {"rope_theta": 10**400}}, r"rope_theta: found 1000.*; must be a finite number"),
         ("llama", {"vocab_size": 2**40, "hidden_size": 2**40}, r"hidden_size: found 1099511627776; must be a whole n"),
         ("llama", {"rope_parameters": 3}, r"rope_parameters: found 3; must be a JSON object"),
+        ("gpt_neox", {"use_parallel_residual": 1}, r"use_parallel_residual: found 1; must be true or false"),
+        ("mistral", SMALL | {"sliding_window": 0}, r"sliding_window: found 0; must be a whole number"),
+        ("qwen2", SMALL | {"layer_types": ["full_attention"]}, r"layer_types: found .*; must be a list of 2 values"),
         (
-            "gpt_neox",
-            {"use_parallel_residual": True},
-            r"use_parallel_residual: found true; must be false to be",
+            "qwen2",
+            SMALL | {"layer_types": 2 * ["sliding_attention"]},
+            r"layer_types: .*; must be full_attention without",
         ),
-        ("gpt_neox", {"use_parallel_residual": ...}, r"use_parallel_residual: found nothing; must be"),
+        ("qwen3", SMALL | {"rms_norm_eps": 1e-5}, r"rms_norm_eps: found 1e-05; must be 1e-06 to be imported"),
+        ("smollm3", SMALL | {"no_rope_layers": [1, 2]}, r"no_rope_layers: found \[1, 2\]; must be a list of 2 values"),
+        ("smollm3", SMALL | {"use_sliding_window": True}, r"use_sliding_window: found true; must be false"),
+        ("olmo", SMALL | {"clip_qkv": 8.0}, r"clip_qkv: found 8.0; must be null to be imported"),
+        ("phi", SMALL | {"qk_layernorm": True}, r"qk_layernorm: found true; must be false to be imported"),
+        ("starcoder2", SMALL | {"use_bias": False}, r"use_bias: found false; must be true to be imported"),
+        ("gpt_neo", {"num_layers": 2, "attention_types": [[["near"], 2]]}, r"attention_types: .*; must give global or"),
+        ("gpt_neo", {"num_layers": 2, "attention_types": 3}, r"attention_types: found 3; must give global or local"),
+        ("opt", {"do_layer_norm_before": False}, r"do_layer_norm_before: found false; must be true to be imported"),
+        ("opt", {"word_embed_proj_dim": 512}, r"word_embed_proj_dim: found 512; must be 768 to be imported"),
+        (
+            "bloom",
+            {"apply_residual_connection_post_layernorm": True},
+            r"apply_residual_connection_post_layernorm: found",
+        ),
         ("gpt_neox", {"attention_bias": False}, r"attention_bias: found false; must be true to be imported"),
         ("gpt_neox", {"rotary_pct": "x", "rope_parameters": ...}, r'rotary_pct: found "x"; must be a finite number'),
         ("mpt", {"attn_config": {"alibi": False}}, r"attn_config.alibi: found false; must be true to be imported"),
@@ -261,7 +286,11 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ),
         ({"position": "t5"}, "model.position: found 't5', which can"),
         ({"position": "sinusoidal"}, "model.position: found 'sinusoidal', which can"),
-        ({"position": ("rope", "none")}, r"model.position: found \('rope', 'none'\), which can"),
+        ({"position": ("rope", "t5")}, r"model.position: found \('rope', 't5'\), which can"),
+        ({"position": ("rope", "none")}, r"model.norm: found 'layernorm'; must be rmsnorm"),
+        ({"parallel_residual": "one_norm"}, r"model.parallel_residual: found 'one_norm'; must be none or two_norms"),
+        ({"position": "rope", "head_width": 8}, r"model.head_width: found 8; must be 32"),
+        ({"position": "learned", "output_bias": True}, r"model.output_bias: found True; must be False"),
         (
             {"position": "learned", "norm": "rmsnorm"},
             "model.norm: found 'rmsnorm'; must be ",
@@ -294,7 +323,6 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"position": "rope", "random_positions": 512}, "model.random_positions: found 512; must be None"),
         ({"position": "rope", "activation": "swiglu"}, "model.activation: found 'swiglu'; must be gelu"),
         ({"position": "rope", "rope.turning": 0.5}, "model.rope.turning: found 0.5; must be 1.0"),
-        ({"position": "rope", "rope.scaling": "llama3", "rope.factor": 2}, "model.rope.scaling: found 'llama3'; must"),
         ({"position": "rope", "variants.qk_norm": "plain"}, "model.variants.qk_norm: found 'plain'; must be none"),
         ({"position": "rope", "variants.query_scale": "ssmax"}, "model.variants.query_scale: found 'ssmax'; must be"),
         ({"position": "alibi", "variants.soft_cap": 5.0}, "model.variants.soft_cap: found 5.0; must be None"),

@@ -89,6 +89,8 @@ T5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 50}
 BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 50}
 BERT |= {"max_position_embeddings": 16, "type_vocab_size": 2, "pad_token_id": 0}
 LLAMA = NEOX | {"rms_norm_eps": 1e-5}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64}
 TRANSFORMERS_MODELS = {
     "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}),
     "gpt2, relu, untied": (
@@ -107,6 +109,31 @@ TRANSFORMERS_MODELS = {
         NEOX | {"use_parallel_residual": False, "hidden_act": "gelu_new", "tie_word_embeddings": True},
     ),
     "mpt": ("Mpt", {"d_model": 48, "n_layers": 2, "n_heads": 6}),
+    "pythia": ("GPTNeoX", NEOX | {"use_parallel_residual": True}),
+    "phi": ("Phi", NEOX | {"num_key_value_heads": 2}),
+    "starcoder2": ("Starcoder2", NEOX | {"num_key_value_heads": 2, "sliding_window": 5}),
+    "mistral": ("Mistral", NEOX | {"num_key_value_heads": 2, "sliding_window": 6, "head_dim": 10}),
+    "llama 3.1": (
+        "Llama",
+        LLAMA | {"num_key_value_heads": 2, "rope_scaling": LLAMA3, "head_dim": 12, "attention_bias": True},
+    ),
+    "qwen2": ("Qwen2", NEOX | {"num_key_value_heads": 2}),
+    "qwen2, windows": (
+        "Qwen2",
+        NEOX
+        | {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+        | {"num_hidden_layers": 3, "tie_word_embeddings": True},
+    ),
+    "qwen3": ("Qwen3", NEOX | {"num_key_value_heads": 2, "head_dim": 12}),
+    "smollm3": ("SmolLM3", NEOX | {"num_key_value_heads": 2, "no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "olmo": ("Olmo", NEOX | {"num_key_value_heads": 2}),
+    "opt": ("OPT", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 50}),
+    "gpt_neo": (
+        "GPTNeo",
+        {"hidden_size": 32, "num_layers": 3, "num_heads": 4, "window_size": 5}
+        | {"attention_types": [[["global", "local"], 1], [["local"], 1]], "max_position_embeddings": 20},
+    ),
+    "bloom": ("Bloom", {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
     "t5": ("T5", T5),
     "t5, odd": ("T5", T5 | {"d_model": 21, "num_heads": 3, "d_kv": 7, "num_decoder_layers": 3, "d_ff": 11}),
     "t5 1.1": ("T5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),

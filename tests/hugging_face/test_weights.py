@@ -69,20 +69,22 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
     assert differing <= {"model.dtype", "model.scan_layers"} | CHANGED_FIELDS.get(name, set())
 
 
+BIASES = {"model.use_bias", "model.qkv_bias", "model.attention_out_bias"}
 CHANGED_FIELDS = {
     # Biases of 0 are added. The others follow the context length, which is the size of the table after the import.
-    "learned, no bias, long": {
-        "model.use_bias",
+    "learned, no bias, long": BIASES
+    | {
         "model.fire.threshold",
         "model.cope.positions",
         "model.variants.ssmax_start",
     },
-    "bert, no bias, stacked": {"model.use_bias"},
+    "bert, no bias, stacked": BIASES,
+    "opt": BIASES,
+    "phi": {"model.qkv_bias"},
     "bert, untied, odd": {"model.fire.threshold", "model.cope.positions", "model.variants.ssmax_start"},
     "learned, scaled": {"model.scale_embeddings", "model.tie_embeddings"},
     "rope, linear": {"model.rope.original_context"},
-    "rope, ntk": {"model.rope.base", "model.rope.scaling", "model.rope.factor", "model.rope.original_context"}
-    | {"model.use_bias"},
+    "rope, ntk": {"model.rope.base", "model.rope.scaling", "model.rope.factor", "model.rope.original_context"} | BIASES,
 }
 
 

@@ -33,7 +33,7 @@ def draw(*shape, seed=0, dtype=jnp.float32):
 
 def test_projections_heads_and_maps_have_the_expected_shapes():
     config = configs.load("configs/default.py", {"model.d_model": 8, "model.num_heads": 2}).model
-    attention = MultiHeadAttention(config, jnp.float32, rngs=nnx.Rngs(0))
+    attention = MultiHeadAttention(config, rngs=nnx.Rngs(0))
     x_BLD = draw(1, 3, 8)
     assert attention.query(x_BLD).shape == (1, 3, 8)
     heads_BLHK = split_heads(attention.query(x_BLD), 2)

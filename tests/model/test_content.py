@@ -151,7 +151,7 @@ def test_stick_breaking_weights_add_up_to_1_and_prefer_recent_keys():
 
 
 def test_a_canon_layer_starts_like_a_convolution_and_stays_in_its_document():
-    layer = Variants(make(**{"variants.canon": True}), jnp.float32, rngs=nnx.Rngs(0))
+    layer = Variants(make(**{"variants.canon": True}), rngs=nnx.Rngs(0))
     assert 0.4 < np.abs(layer.canon[...]).max() <= 0.5  # not 0.02
     x = draw(1, 9, 32, seed=0)
     segments = jnp.array([[0] * 5 + [1] * 4])

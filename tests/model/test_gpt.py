@@ -100,6 +100,14 @@ SLOW = [
     {"position": "alibi", "causal": False, "norm_placement": "post"},
     {"norm_placement": "post", "activation": "relu"},
     {"residual": False},
+    {"parallel_residual": "two_norms", "rope.fraction": 0.25, "d_model": 64, "scan_layers": True},
+    {"parallel_residual": "one_norm", "position": "learned", "tie_embeddings": False, "output_bias": True},
+    {"use_bias": False, "qkv_bias": True, "num_kv_heads": 2, "output_bias": True},
+    {"qkv_bias": False, "position": "alibi", "scan_layers": True},
+    {"attention_out_bias": False, "norm": "rmsnorm"},
+    {"norm_weights": False, "parallel_residual": "two_norms"},
+    {"norm_weights": False, "norm": "rmsnorm", "position": "alibi", "scan_layers": True},
+    {"d_model": 24, "num_heads": 5, "head_width": 6, "variants.gate": "entry", "variants.qk_norm": "weighted"},
 ]
 
 

@@ -13,8 +13,8 @@ from mini_gpt.model.layers import Linear, make_norm
 @pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
 def test_a_bfloat16_linear_equals_exact_sums(tokens, d_in, d_out):
     """Operands are bfloat16 and sums are float32. Only activations are rounded to bfloat16."""
-    config = configs.load("configs/default.py").model
-    linear = Linear(config, d_in, d_out, jnp.dtype("bfloat16"), std=1.0, rngs=nnx.Rngs(0))
+    config = configs.load("configs/default.py", {"model.dtype": "bfloat16"}).model
+    linear = Linear(config, d_in, d_out, std=1.0, rngs=nnx.Rngs(0))
     definition, weights = nnx.split(linear)
     x, dy = (jax.random.normal(jax.random.key(i), (tokens, d), jnp.bfloat16) for i, d in enumerate((d_in, d_out)))
 

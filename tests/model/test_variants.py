@@ -25,7 +25,7 @@ def make(**fields):
 
 
 def variants(**fields):
-    return Variants(make(**fields), jnp.float32, rngs=nnx.Rngs(0))
+    return Variants(make(**fields), rngs=nnx.Rngs(0))
 
 
 def maps(**fields):

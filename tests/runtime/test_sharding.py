@@ -135,9 +135,13 @@ def test_variants_of_attention_equal_one_device(small, scan, position):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_prediction_head_equals_one_device(small, tied):
-    fields = {"model__prediction_head": True, "model__embedding_norm": True, "model__activation": "gelu"}
-    fields |= {"model__tie_embeddings": tied, "model__dtype": "float32", "model__norm_placement": "post"}
+@pytest.mark.parametrize("name", ["BERT", "Phi"])
+def test_biases_of_the_logits_equal_one_device(small, name, tied):
+    fields = {"model__prediction_head": True, "model__embedding_norm": True, "model__norm_placement": "post"}
+    if name == "Phi":
+        fields = {"model__output_bias": True, "model__parallel_residual": "one_norm", "model__head_width": 6}
+        fields |= {"model__qkv_bias": False}
+    fields |= {"model__tie_embeddings": tied, "model__dtype": "float32", "model__activation": "gelu"}
     results = []
     for mesh in ((1, 1, 1), (2, 2, 2)):
         sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
@@ -202,6 +206,7 @@ def test_every_parameter_has_a_sharding_rule(small):
             {},
             {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},
             {"model__prediction_head": True, "model__embedding_norm": True, "model__activation": "relu"},
+            {"model__output_bias": True, "model__parallel_residual": "one_norm"},
             {f"model__variants__{name}": VARIANTS[name] for name in VARIANTS if position != "hard_alibi"},
         ):
             _, shapes = gpt.abstract(small(model__position=position, **extra).model, VOCAB)

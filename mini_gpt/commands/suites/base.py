@@ -16,7 +16,6 @@ from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.evaluation import extrapolation, task_accuracy
 from mini_gpt.insight import examples, samples
 from mini_gpt.insight.examples import Example
-from mini_gpt.model.gpt import check_length
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
@@ -144,7 +143,7 @@ def file_stem(
 def split_tokens(run: Run, split: str) -> np.ndarray:
     """Return the tokens of a split. Raise UserError if it is too short, or the model has too few positions."""
     tokens, length = run.store.tokens(split), run.config.context_length
-    check_length(run.config.model, length)
+    run.config.model.check_length(length)
     if len(tokens) <= length:
         raise UserError(
             f"--split={split}: found {len(tokens)} tokens; needs more than the context length of {length}; "
@@ -155,7 +154,7 @@ def split_tokens(run: Run, split: str) -> np.ndarray:
 
 def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
     """Return (question, answer) problems of a task: at least one, and at most `num_tokens` tokens with padding."""
-    check_length(run.config.model, run.config.context_length)
+    run.config.model.check_length(run.config.context_length)
     task_batches.check_fits(run.config)
     return run.problems(split, max(1, num_tokens // run.config.context_length))
 
@@ -191,7 +190,7 @@ def example(run: Run, options: SuiteOptions) -> Example:
 def example_of(run: Run, source: str, target: str) -> Example:
     """Return the example of two texts. Raise UserError if the model has too few positions for them."""
     found = examples.of_texts(source, target, run.config, run.tokenizer)
-    check_length(run.config.model, max(len(found.source), len(found.inputs)))
+    run.config.model.check_length(max(len(found.source), len(found.inputs)))
     return found
 
 
@@ -205,7 +204,7 @@ def examples_of(run: Run, split: str, num_tokens: int | None = None) -> list[Exa
     if config.data.is_task:
         found = problems(run, split, config.eval.tokens if num_tokens is None else num_tokens)
         return [examples.of_problem(problem, config, run.tokenizer) for problem in found]
-    check_length(config.model, config.context_length)
+    config.model.check_length(config.context_length)
     return samples.of_split(run.store.tokens(split), split, config, run.tokenizer, num_tokens)
 
 
@@ -216,7 +215,7 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
         tokens = run.tokenizer.encode(options.text)[:most].astype(np.int32)
         require(len(tokens) > 0, "--text", options.text, "must have at least one character")
         if run.model.layout.operator_ids:  # a text without an operator ends at this position
-            check_length(run.config.model, len(tokens) + 1)
+            run.config.model.check_length(len(tokens) + 1)
         return tokens
     if not data.is_task:
         return np.asarray(run.store.tokens(options.split)[:most], np.int32)

@@ -12,7 +12,6 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tokenizers
 from mini_gpt.evaluation import progress
 from mini_gpt.insight.heads import figure, inputs, report
-from mini_gpt.model.gpt import check_length
 from mini_gpt.training.run import Run
 
 PRINTED = ("attention", "layer", "head", "label", "strength", "also", "entropy", "distance", "slope", "offset", "pair")
@@ -92,7 +91,7 @@ def _own_text(run: Run, options: SuiteOptions) -> inputs.Inputs:
     """Return --text, in as few windows of equal length as possible."""
     tokens = base.opening(run, options, inputs.TOKENS)
     windows = math.ceil(len(tokens) / run.config.context_length)
-    check_length(run.config.model, run.config.context_length)
+    run.config.model.check_length(run.config.context_length)
     return inputs.of_text(tokens, run.tokenizer, len(tokens) // windows)
 
 

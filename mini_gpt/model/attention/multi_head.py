@@ -39,14 +39,15 @@ class MultiHeadAttention(nnx.Module):
     own: the class of the positional encoding if each layer has its own parameters, else None.
     """
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, own: Any = None, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, own: Any = None, *, rngs: nnx.Rngs):
         self.config = config
-        kv_width = config.num_kv_heads * config.head_width
-        self.query = Linear(config, config.d_model, config.d_model, dtype, rngs=rngs)
-        self.key = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
-        self.value = Linear(config, config.d_model, kv_width, dtype, rngs=rngs)
-        self.out = Linear(config, config.d_model, config.d_model, dtype, std=residual_std(config), rngs=rngs)
-        self.variants = Variants(config, dtype, rngs=rngs)
+        width, kv_width = config.d_model, config.num_kv_heads * config.head_width
+        self.query = Linear(config, width, config.attention_width, use_bias=config.qkv_bias, rngs=rngs)
+        self.key = Linear(config, width, kv_width, use_bias=config.qkv_bias, rngs=rngs)
+        self.value = Linear(config, width, kv_width, use_bias=config.qkv_bias, rngs=rngs)
+        std = residual_std(config)
+        self.out = Linear(config, config.attention_width, width, std=std, use_bias=config.attention_out_bias, rngs=rngs)
+        self.variants = Variants(config, rngs=rngs)
         if own is not None:
             self.position = own(config, rngs=rngs)
 
@@ -82,9 +83,9 @@ class MultiHeadAttention(nnx.Module):
             out_BLHK = out_BLHK * head_mask_BH[:, None, :, None].astype(out_BLHK.dtype)
         out_BLHK = self.variants.gated(out_BLHK, x_BLD)
         # 4. Concatenate the heads.
-        out_BLD = out_BLHK.reshape(x_BLD.shape)
+        out_BLE = out_BLHK.reshape(*x_BLD.shape[:-1], config.attention_width)
         # 5. Project.
-        return self.out(out_BLD), cache, maps
+        return self.out(out_BLE), cache, maps
 
     @property
     def scale(self) -> float:

@@ -16,7 +16,7 @@ CANON_TAPS = 4  # tokens that a canon layer sees, the newest included
 class Variants(nnx.Module):
     """The variants of `model.variants`. By default, all methods return their input."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config, variants, heads = config, config.variants, config.num_heads
         if variants.qk_norm != "none":
             norm = lambda: nnx.RMSNorm(
@@ -32,8 +32,8 @@ class Variants(nnx.Module):
             draw = jax.random.uniform(rngs.params(), (CANON_TAPS, config.d_model), jnp.float32, -most, most)
             self.canon = nnx.Param(draw)
         if variants.gate != "none":
-            width = heads if variants.gate == "head" else config.d_model
-            self.gate = Linear(config, config.d_model, width, dtype, rngs=rngs)
+            width = heads if variants.gate == "head" else config.attention_width
+            self.gate = Linear(config, config.d_model, width, rngs=rngs)
 
     def convolved(self, x_BLD: jax.Array, segments_BL: jax.Array | None, past: Past | None) -> jax.Array:
         """Return x plus a causal depthwise convolution of x with 4 taps, within a segment (canon-A, Allen-Zhu 2025)."""

@@ -1,0 +1,204 @@
+"""Llama, and models that differ from it in a few fields: Mistral, Qwen2, Qwen3, SmolLM3 and OLMo."""
+
+from typing import Any, ClassVar
+
+from mini_gpt.config.attention import pattern
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.config.schema import Config
+from mini_gpt.hugging_face.architecture import QKV, Ids, one_window, shortest
+from mini_gpt.hugging_face.rotary import Rotary
+from mini_gpt.hugging_face.settings import Settings
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # entries of layer_types
+
+
+class Llama(Rotary):
+    """Llama (Touvron et al. 2023): RoPE, RMSNorm, SwiGLU."""
+
+    model_type, title, class_name, norm = "llama", "Llama", "LlamaForCausalLM", "rmsnorm"
+    activation_by_default = "silu"
+    activations: ClassVar = {"silu": "swiglu", "swish": "swiglu"}
+    sizes_by_default = (4096, 32, 32, 11_008)
+    epsilon: tuple[str, float] | None = ("rms_norm_eps", 1e-6)
+    exported: ClassVar = {
+        "num_key_value_heads": "num_kv_heads",
+        "head_dim": "head_width",
+        "attention_bias": "qkv_bias",
+        "mlp_bias": "use_bias",
+        "attention_dropout": "attention_dropout",
+    }
+    final_norm = "norm"
+    layer: tuple[str, ...] = (
+        *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+        *("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    )
+    parameters: tuple[str, ...] = (
+        "attention_norm",
+        *QKV.split(),
+        "attention/out",
+        "mlp_norm",
+        "mlp/gate",
+        "mlp/up",
+        "mlp/down",
+    )
+    kv_heads_by_default: int | None = None  # None: those of the queries
+    head_width_by_default: int | None = None  # None: d_model / num_heads
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        biases = {name: (getattr(model, name),) for name in ("use_bias", "qkv_bias")}
+        biases["attention_out_bias"] = biases["qkv_bias"]
+        for field, ours in (("attention_bias", "qkv_bias"), ("mlp_bias", "use_bias")):
+            if field not in self.exported:
+                biases[ours] = (self.needs.get(ours, False),)
+        if "attention_bias" not in self.exported:
+            biases["attention_out_bias"] = (False,)
+        free = {name: (getattr(model, name),) for name in ("num_kv_heads", "head_width")}
+        return super().supported(model) | free | biases | {"rope.fraction": (1.0,)}
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        for where in (settings, settings.section("rope_parameters")):  # Transformers' Llama ignores this field
+            where.require({"partial_rotary_factor": 1.0})
+        fields = super().fields(settings)
+        heads, width = fields["model.num_heads"], fields["model.d_model"]
+        biased = settings.boolean("attention_bias", False) if "attention_bias" in self.exported else False
+        of_mlp = settings.boolean("mlp_bias", False) if "mlp_bias" in self.exported else False
+        return fields | {
+            "model.num_kv_heads": settings.whole("num_key_value_heads", self.kv_heads_by_default or heads),
+            "model.head_width": settings.whole("head_dim", self.head_width_by_default or max(1, width // heads)),
+            "model.use_bias": of_mlp,
+            "model.qkv_bias": self.needs.get("qkv_bias", biased),
+            "model.attention_out_bias": biased,
+        }
+
+
+class Mistral(Llama):
+    """Mistral (Jiang et al. 2023): Llama with a window, and without biases."""
+
+    model_type, title, class_name = "mistral", "Mistral", "MistralForCausalLM"
+    context = ("max_position_embeddings", 131_072)
+    sizes_by_default = (4096, 32, 32, 14_336)
+    kv_heads_by_default = 8
+    exported: ClassVar = {
+        "num_key_value_heads": "num_kv_heads",
+        "head_dim": "head_width",
+        "sliding_window": "attention_window",
+        "attention_dropout": "attention_dropout",
+    }
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        return super().supported(model) | one_window(model)
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        has_window = settings.values.get("sliding_window", 4096) is not None
+        window = settings.whole("sliding_window", 4096) if has_window else None
+        return super().fields(settings) | {"model.attention_window": window}
+
+
+class Qwen2(Llama):
+    """Qwen2 and Qwen2.5 (Qwen Team 2024): Llama with biases of queries, keys and values, and windows in some layers."""
+
+    model_type, title, class_name = "qwen2", "Qwen2", "Qwen2ForCausalLM"
+    needs: ClassVar = {"qkv_bias": True}
+    context = ("max_position_embeddings", 32_768)
+    sizes_by_default = (4096, 32, 32, 22_016)
+    kv_heads_by_default: int | None = 32
+    exported: ClassVar = {"num_key_value_heads": "num_kv_heads", "attention_dropout": "attention_dropout"}
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        windows = {window for window in pattern(model.attention_window) if window is not None}
+        one = "None and one number" if len(windows) > 1 else model.attention_window
+        width = () if "head_dim" in self.exported else (model.d_model // model.num_heads,)
+        found = super().supported(model) | {"attention_window": (one,)}
+        return found | ({"head_width": width} if width else {})
+
+    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
+        windows = [kind.window for kind in config.model.layer_kinds]
+        window = next((window for window in windows if window is not None), None)
+        return super().describe(config, ids) | {
+            "use_sliding_window": window is not None,
+            "sliding_window": window,
+            "layer_types": [FULL if window is None else SLIDING for window in windows],
+        }
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        fields = super().fields(settings)
+        layers, window = fields["model.num_layers"], None
+        if settings.boolean("use_sliding_window", False):
+            window = settings.whole("sliding_window", 4096)
+        first = settings.whole("max_window_layers", 28)
+        by_default = [SLIDING if layer >= first else FULL for layer in range(layers)]
+        kinds = settings.of_layers("layer_types", by_default, layers, (FULL, SLIDING))
+        if window is None and SLIDING in kinds and "layer_types" in settings.values:
+            raise settings.error("layer_types", f"must be {FULL} without use_sliding_window")
+        return fields | {"model.attention_window": shortest([window if kind == SLIDING else None for kind in kinds])}
+
+
+class Qwen3(Qwen2):
+    """Qwen3 (Qwen Team 2025), dense: a norm of each head's queries and keys, and a head width of its own."""
+
+    model_type, title, class_name = "qwen3", "Qwen3", "Qwen3ForCausalLM"
+    needs: ClassVar = {"variants.qk_norm": "weighted", "norm_epsilon": 1e-6}  # that of QK-norm is always 1e-6
+    exported: ClassVar = {
+        "num_key_value_heads": "num_kv_heads",
+        "head_dim": "head_width",
+        "attention_bias": "qkv_bias",
+        "attention_dropout": "attention_dropout",
+    }
+    head_width_by_default = 128
+    layer = (*Llama.layer, "self_attn.q_norm", "self_attn.k_norm")
+    parameters = (*Llama.parameters, "attention/variants/query_norm", "attention/variants/key_norm")
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        settings.require({"rms_norm_eps": 1e-6})
+        return super().fields(settings)
+
+
+class SmolLM3(Llama):
+    """SmolLM3 (Hugging Face 2025): Llama without positions in some layers."""
+
+    model_type, title, class_name = "smollm3", "SmolLM3", "SmolLM3ForCausalLM"
+    tied_by_default = True
+    context = ("max_position_embeddings", 32_768)
+    sizes_by_default = (2048, 36, 16, 11_008)
+    kv_heads_by_default = 4
+    fixed: ClassVar = {"use_sliding_window": False}
+    exported: ClassVar = {
+        "num_key_value_heads": "num_kv_heads",
+        "attention_bias": "qkv_bias",
+        "mlp_bias": "use_bias",
+        "attention_dropout": "attention_dropout",
+    }
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        fits = set(model.position_pattern) == {"rope", "none"}
+        allowed = {"position": (model.position if fits else "a pattern of rope and none",)}
+        return super().supported(model) | allowed | {"head_width": (model.d_model // model.num_heads,)}
+
+    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
+        rotated = [int(kind.position == "rope") for kind in config.model.layer_kinds]
+        return super().describe(config, ids) | {"no_rope_layers": rotated, "layer_types": [FULL] * len(rotated)}
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        fields, every = super().fields(settings), settings.whole("no_rope_layer_interval", 4)
+        layers = fields["model.num_layers"]
+        by_default = [int((layer + 1) % every != 0) for layer in range(layers)]
+        rotated = settings.of_layers("no_rope_layers", by_default, layers, (0, 1))
+        settings.of_layers("layer_types", [FULL] * layers, layers, (FULL,))
+        return fields | {"model.position": shortest(["rope" if each else "none" for each in rotated])}
+
+
+class Olmo(Llama):
+    """OLMo (Groeneveld et al. 2024): Llama with LayerNorm without parameters."""
+
+    model_type, title, class_name, norm = "olmo", "OLMo", "OlmoForCausalLM", "layernorm"
+    needs: ClassVar = {"norm_weights": False, "norm_epsilon": 1e-5}
+    fixed: ClassVar = {"clip_qkv": None}
+    epsilon = None
+    exported: ClassVar = {
+        "num_key_value_heads": "num_kv_heads",
+        "attention_bias": "qkv_bias",
+        "attention_dropout": "attention_dropout",
+    }
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        return super().supported(model) | {"head_width": (model.d_model // model.num_heads,)}
