@@ -62,7 +62,8 @@ class T5(Architecture):
         return cls(settings.boolean("scale_decoder_outputs", tied))
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | {"encoder_layers": (model.encoder_layers,)}
+        free = {name: (getattr(model, name),) for name in ("encoder_layers", "head_width")}
+        return super().supported(model) | free
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         start = {"decoder_start_token_id": ids.get("decoder_start_token_id", ids.get("eos_token_id"))}
@@ -71,11 +72,11 @@ class T5(Architecture):
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return also the fields of the encoder. Only the weights tell whether a model of Transformers 5 is tied."""
         fields, layers = super().fields(settings), settings.whole("num_layers", self.sizes_by_default[1])
-        settings.require({"d_kv": fields["model.d_model"] // fields["model.num_heads"]}, if_missing={"d_kv": 64})
         return fields | {
             "train.objective": self.objective,
             "model.num_layers": settings.whole("num_decoder_layers", layers),
             "model.encoder_layers": layers,
+            "model.head_width": settings.whole("d_kv", 64),
             "model.t5.num_buckets": settings.whole("relative_attention_num_buckets", 32),
             "model.t5.max_distance": settings.whole("relative_attention_max_distance", 128),
             "model.tie_embeddings": None if "scale_decoder_outputs" in settings.values else self.scaled,

@@ -80,7 +80,7 @@ EXPORTABLE = {
     "t5, gated, odd": (
         "t5",
         T5
-        | {"activation": "geglu", "d_model": 21, "num_heads": 3, "d_ff": 13, "tie_embeddings": False}
+        | {"activation": "geglu", "d_model": 22, "num_heads": 3, "d_ff": 13, "tie_embeddings": False, "head_width": 5}
         | {"encoder_layers": 1, "num_layers": 3, "t5.num_buckets": 8, "t5.max_distance": 9, "norm_epsilon": 1e-6},
     ),
     "t5, tied, odd": ("t5", T5 | {"activation": "swiglu", "d_model": 24, "num_heads": 2, "d_ff": 7}),

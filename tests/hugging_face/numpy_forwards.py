@@ -242,7 +242,6 @@ def _t5_bucket(distance, bidirectional, buckets, longest):
 
 def _t5(config, t, tokens_BL, source_BS):
     H, eps = config["num_heads"], config["layer_norm_epsilon"]
-    _require(H * config["d_kv"] == config["d_model"], "heads of another width")
     gated, _, name = config["feed_forward_proj"].rpartition("-")
     _require(gated in ("", "gated"), f"feed_forward_proj {config['feed_forward_proj']!r}")
     act = _activation("gelu_new" if gated and name == "gelu" else name)

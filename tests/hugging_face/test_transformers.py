@@ -135,7 +135,7 @@ TRANSFORMERS_MODELS = {
     ),
     "bloom": ("Bloom", {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
     "t5": ("T5", T5),
-    "t5, odd": ("T5", T5 | {"d_model": 21, "num_heads": 3, "d_kv": 7, "num_decoder_layers": 3, "d_ff": 11}),
+    "t5, odd": ("T5", T5 | {"d_model": 22, "num_heads": 3, "d_kv": 9, "num_decoder_layers": 3, "d_ff": 11}),
     "t5 1.1": ("T5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "t5 1.1, small buckets": (
         "T5",
