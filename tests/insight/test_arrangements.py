@@ -17,7 +17,7 @@ from mini_gpt.model.parameters import by_name
 from mini_gpt.runtime import sharding
 from tests.conftest import slow
 from tests.evaluation.models import random_model
-from tests.insight import broken
+from tests.insight import broken_encoders
 
 TASK = {
     "data__corpus": "task:copy",
@@ -65,9 +65,9 @@ def healthy(small):
     return make
 
 
-@pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in broken.ARRANGED if name not in QUICK))])
+@pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in broken_encoders.ARRANGED if name not in QUICK))])
 def test_an_arrangement_is_named_with_its_place(healthy, name):
-    overrides, change, wrong = broken.ARRANGED[name]
+    overrides, change, wrong = broken_encoders.ARRANGED[name]
     model, loss_of = healthy(**overrides)
     other = change(model)
     excess = loss_of(other) - loss_of(model)

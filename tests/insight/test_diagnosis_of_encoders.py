@@ -23,7 +23,7 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 from tests.conftest import slow
 from tests.evaluation.models import random_model
-from tests.insight import broken
+from tests.insight import broken, broken_encoders
 
 TASK = {
     "data__corpus": "task:copy",
@@ -56,7 +56,7 @@ def with_wrong_mask(monkeypatch):
     """Return a function that breaks the code of models by name, for all functions that are traced during the test."""
 
     def change(name):
-        broken.MASKS[name][0](monkeypatch)
+        broken_encoders.MASKS[name][0](monkeypatch)
         jax.clear_caches()
 
     yield change
@@ -87,13 +87,13 @@ def test_right_masks_change_no_bit(initial, fields):
     assert results["encoder direction"].value > 1e-4
 
 
-@pytest.mark.parametrize("name", broken.MASKS)
+@pytest.mark.parametrize("name", broken_encoders.MASKS)
 @pytest.mark.parametrize("fields", [{}, *slow({"model__attention": "blockwise", "model__scan_layers": True})], ids=str)
 def test_each_wrong_mask_is_found_by_its_check_only(initial, with_wrong_mask, name, fields):
     model, inputs_BL, source_BS = initial(**fields)
     with_wrong_mask(name)
     found = [result for result in masks.check(model, inputs_BL, source_BS) if result.found]
-    _, check, cause = broken.MASKS[name]
+    _, check, cause = broken_encoders.MASKS[name]
     assert [result.check for result in found] == [check], [result.says for result in found]
     assert most_likely(found).startswith(cause)
 
@@ -178,11 +178,11 @@ def test_nothing_is_found_in_a_healthy_run(small, open_run, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", broken.MASKS)
+@pytest.mark.parametrize("name", broken_encoders.MASKS)
 def test_a_run_that_was_trained_with_a_wrong_mask_has_one_finding(small, open_run, with_wrong_mask, name):
     with_wrong_mask(name)
     result = suites.evaluate(open_run(small, name), "diagnose", SuiteOptions())
-    _, check, cause = broken.MASKS[name]
+    _, check, cause = broken_encoders.MASKS[name]
     assert result["found"] == [check] and result["most_likely"].startswith(cause)
 
 
@@ -207,7 +207,7 @@ WEIGHTS = {
 HARMLESS = ("heads of the encoder", "heads of one layer", "dimensions of the encoder")
 WEIGHTS |= {
     name: (change, "definition", wrong)
-    for name, (overrides, change, wrong) in broken.ARRANGED.items()
+    for name, (overrides, change, wrong) in broken_encoders.ARRANGED.items()
     if not overrides and name not in HARMLESS
 }
 

@@ -104,9 +104,8 @@ SLOW = [
     {"parallel_residual": "one_norm", "position": "learned", "tie_embeddings": False, "output_bias": True},
     {"use_bias": False, "qkv_bias": True, "num_kv_heads": 2, "output_bias": True},
     {"qkv_bias": False, "position": "alibi", "scan_layers": True},
-    {"attention_out_bias": False, "norm": "rmsnorm"},
-    {"norm_weights": False, "parallel_residual": "two_norms"},
-    {"norm_weights": False, "norm": "rmsnorm", "position": "alibi", "scan_layers": True},
+    {"attention_out_bias": False, "norm_weights": False},
+    {"norm_weights": False, "norm": "rmsnorm", "parallel_residual": "two_norms", "scan_layers": True},
     {"d_model": 24, "num_heads": 5, "head_width": 6, "variants.gate": "entry", "variants.qk_norm": "weighted"},
 ]
 
