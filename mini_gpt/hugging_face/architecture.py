@@ -79,6 +79,7 @@ class Architecture:
     always_biased = False
     tied_by_default = False
     context: tuple[str, int]
+    limits_length = False  # Transformers reads no longer texts, although the positions have no limit
     sizes: tuple[str, ...]
     sizes_by_default: tuple[int, ...]
     epsilon: tuple[str, float] | None

@@ -143,6 +143,7 @@ class MPT(Architecture):
     tied_by_default = True
     activations: ClassVar = {"gelu": "gelu_exact"}
     context = ("max_seq_len", 2048)
+    limits_length = True
     sizes, sizes_by_default = ("d_model", "n_layers", "n_heads"), (2048, 24, 16)
     epsilon = ("layer_norm_epsilon", 1e-5)
     fixed: ClassVar = {"expansion_ratio": 4, "no_bias": True}

@@ -35,6 +35,10 @@ def text(run: Run, architecture: Architecture) -> str:
         characters = run.tokenizer.characters
         alphabet = f" The vocabulary has {len(characters)} characters; any other character is an error."
         prompt = prompt if set(prompt) <= set(characters) else characters[0]
+    if config.data.isolate_documents:
+        facts["documents"] = "attention and positions of one document only; give texts of one document"
+    if architecture.limits_length:
+        facts["longer texts"] = f"from_pretrained with {architecture.context[0]} of their length, in tokens"
     rows = "\n".join(f"| {name} | {_table_cell(str(value))} |" for name, value in facts.items())
     return f"""---
 library_name: transformers

@@ -207,7 +207,7 @@ def read_json(path: Path) -> Any:
     Raises UserError like `open_regular`, ValueError for invalid JSON or UTF-8, RecursionError for too deep nesting.
     """
     with open_regular(path, most=MOST_BYTES) as file:
-        return json.loads(file.read(MOST_BYTES).decode())
+        return json.loads(file.read(MOST_BYTES).decode("utf-8-sig"))  # a byte-order mark is left out
 
 
 def check_contents(directory: Path) -> None:

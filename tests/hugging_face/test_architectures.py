@@ -152,6 +152,14 @@ def test_fields_of_transformers_4_give_the_same_config(tmp_path):
     assert without_a_fraction.model.rope.fraction == 0.25, "GPT-NeoX's own default"
 
 
+def test_a_byte_order_mark_is_left_out(tmp_path):
+    plain = read(tmp_path, "gpt2")
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    described = settings.read(path)
+    assert configs.load("configs/default.py", architectures.find(described).fields(described)) == plain
+
+
 def test_equivalent_settings_give_equal_configs(tmp_path):
     plain = read(tmp_path, "llama", rope_parameters={"rope_type": "default", "rope_theta": 5000})
     for scaling in ({"type": "linear", "factor": 1.0}, {"rope_type": "default"}):

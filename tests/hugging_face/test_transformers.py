@@ -221,6 +221,20 @@ def test_greedy_texts_are_equal(run):
     assert other[0, len(prompt) :].tolist() == mine.tolist()
 
 
+def test_an_mpt_reads_longer_texts_as_its_card_says(small, tmp_path):
+    fields = {"model__position": "alibi", "model__activation": "gelu_exact", "model__use_bias": False}
+    loop.train(small(train__steps=20, data__isolate_documents=True, **fields), tmp_path, conclude=False)
+    run, out = Run(tmp_path), tmp_path / "out"
+    exporting.export(run, out)
+    card = (out / "README.md").read_text()
+    assert "| longer texts | from_pretrained with max_seq_len of their length, in tokens |" in card
+    assert "| documents | attention and positions of one document only; give texts of one document |" in card
+    tokens_BL = np.random.default_rng(5).integers(97, 122, (1, 3 * run.config.context_length))
+    with torch.inference_mode():
+        found_BLV = loaded(out, max_seq_len=tokens_BL.shape[1]).eval()(torch.from_numpy(tokens_BL)).logits.numpy()
+    np.testing.assert_allclose(found_BLV, run.model.logits(jnp.array(tokens_BL)), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "characters"])
 def test_masked_tokens_are_predicted_alike(tokenizer, small, tmp_path):
     fields = {f"model__{name}": value for name, value in BERT_FIELDS.items()} | {"train__objective": "masked"}
