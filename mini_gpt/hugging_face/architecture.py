@@ -77,6 +77,7 @@ class Architecture:
     activation_by_default = "gelu"
     activations: ClassVar[dict[str, str]] = GELUS
     always_biased = False
+    scales_embeddings = False  # by sqrt(d_model); if not, an export multiplies the factor into the table
     tied_by_default = False
     context: tuple[str, int]
     limits_length = False  # Transformers reads no longer texts, although the positions have no limit

@@ -8,7 +8,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.hugging_face.architecture import Architecture, Ids
 from mini_gpt.hugging_face.bert import Bert, Roberta
 from mini_gpt.hugging_face.causal import GPT2, MPT, OPT, Bloom, GPTNeo
-from mini_gpt.hugging_face.llama import Llama, Mistral, Olmo, Qwen2, Qwen3, SmolLM3
+from mini_gpt.hugging_face.llama import Gemma, Llama, Mistral, Olmo, Qwen2, Qwen3, SmolLM3
 from mini_gpt.hugging_face.rotary import GPTNeoX, Phi, StarCoder2
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.t5 import T5
@@ -18,7 +18,7 @@ NO_IDS: Ids = types.MappingProxyType({})
 BY_POSITION: dict[str, tuple[type[Architecture], ...]] = {  # in the order in which an export tries them
     "learned": (GPT2, GPTNeo, OPT),
     "rope": (GPTNeoX, Phi, StarCoder2, Olmo),
-    "rope, rmsnorm": (Llama, Mistral, Qwen2, Qwen3),
+    "rope, rmsnorm": (Llama, Mistral, Qwen2, Qwen3, Gemma),
     "rope and none": (SmolLM3,),
     "alibi": (MPT, Bloom),
 }

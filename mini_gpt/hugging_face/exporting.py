@@ -56,7 +56,7 @@ def write_model(
     architecture = architectures.choose(model.config.model, ids, model_type)
     position_ids = model.config.data.position_ids
     require(position_ids == "sequence", "data.position_ids", position_ids, "must be sequence to be exported")
-    config, arrays = _equivalent(model, biased=architecture.always_biased)
+    config, arrays = _equivalent(model, architecture)
     if order is not None:
         order = np.concatenate([order, np.arange(len(order), len(arrays["embedding"]), dtype=order.dtype)])
         arrays |= {name: arrays[name][order] for name in OF_TOKENS if name in arrays}
@@ -81,17 +81,19 @@ def write_model(
     return architecture
 
 
-def _equivalent(model: LoadedModel, *, biased: bool) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Return an equivalent model that the architectures can express, and its parameters by path."""
+def _equivalent(model: LoadedModel, architecture: Architecture) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    """Return an equivalent model in the form of the architecture, and its parameters by path."""
     config = model.config.model
     one_by_one = jax.device_get(model_parameters.with_layers(model.parameters, stacked=False))
     arrays = {name: np.asarray(leaf) for name, leaf in model_parameters.by_name(one_by_one).items()}
-    if config.scale_embeddings:  # the output layer can't share a scaled embedding table
+    if (
+        config.scale_embeddings and not architecture.scales_embeddings
+    ):  # the output layer can't share a scaled embedding table
         arrays.setdefault("unembedding", arrays["embedding"])
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(config.d_model))
         config = dataclasses.replace(config, scale_embeddings=False, tie_embeddings=False)
     config = dataclasses.replace(config, scan_layers=False)
-    if biased:
+    if architecture.always_biased:
         config = dataclasses.replace(config, use_bias=True, qkv_bias=True, attention_out_bias=True)
     for name, leaf in model_parameters.by_name(gpt.abstract(config, len(arrays["embedding"]))[1]).items():
         arrays.setdefault(name, np.zeros(leaf.shape, leaf.dtype))  # biases that the model lacks

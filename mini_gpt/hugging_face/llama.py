@@ -1,11 +1,13 @@
-"""Llama, and models that differ from it in a few fields: Mistral, Qwen2, Qwen3, SmolLM3 and OLMo."""
+"""Llama, and models that differ from it in a few fields: Mistral, Qwen2, Qwen3, SmolLM3, OLMo and Gemma."""
 
 from typing import Any, ClassVar
+
+import numpy as np
 
 from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import QKV, Ids, one_window, shortest
+from mini_gpt.hugging_face.architecture import QKV, Arrays, Ids, one_window, shortest
 from mini_gpt.hugging_face.rotary import Rotary
 from mini_gpt.hugging_face.settings import Settings
 
@@ -202,3 +204,35 @@ class Olmo(Llama):
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         return super().supported(model) | {"head_width": (model.d_model // model.num_heads,)}
+
+
+class Gemma(Llama):
+    """Gemma (Gemma Team 2024): Llama with GEGLU and scaled embeddings. Files hold the weights of norms minus 1."""
+
+    model_type, title, class_name = "gemma", "Gemma", "GemmaForCausalLM"
+    needs: ClassVar = {"scale_embeddings": True}
+    scales_embeddings = tied_by_default = True
+    activation_by_default = "gelu_pytorch_tanh"
+    activations: ClassVar = {"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}  # both are the tanh form there
+    context = ("max_position_embeddings", 8192)
+    sizes_by_default = (3072, 28, 16, 24_576)
+    kv_heads_by_default = 16
+    head_width_by_default = 256
+    fixed: ClassVar = {"use_bidirectional_attention": None}
+    exported: ClassVar = {
+        "num_key_value_heads": "num_kv_heads",
+        "head_dim": "head_width",
+        "attention_bias": "qkv_bias",
+        "attention_dropout": "attention_dropout",
+    }
+
+    def fold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
+        return _moved(arrays, 1)
+
+    def unfold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
+        return _moved(arrays, -1)
+
+
+def _moved(arrays: Arrays, by: int) -> Arrays:
+    """Return the arrays, with `by` added to the weights of norms."""
+    return {name: array + np.float32(by) if name.endswith("norm/scale") else array for name, array in arrays.items()}

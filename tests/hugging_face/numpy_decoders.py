@@ -49,6 +49,10 @@ def _llama_like(config, t, tokens_BL):
     biased, of_mlp = config.get("attention_bias", False), config.get("mlp_bias", False)
     of_qkv = kind == "qwen2" or biased
     norm = lambda name, x: base._rms_norm(t, name, x, config["rms_norm_eps"])
+    if kind == "gemma":
+        norm = lambda name, x: base._rms_norm(
+            {name + ".weight": 1 + t[name + ".weight"]}, name, x, config["rms_norm_eps"]
+        )
     if kind == "olmo":
         norm = lambda name, x: _plain_norm(x)
     windows, rotated = [None] * config["num_hidden_layers"], [1] * config["num_hidden_layers"]
@@ -60,7 +64,7 @@ def _llama_like(config, t, tokens_BL):
     if kind == "smollm3":
         rotated = config["no_rope_layers"]
     angles_LR = _angles(config, L, K, 1.0)
-    x_BLD = t["model.embed_tokens.weight"][tokens_BL]
+    x_BLD = t["model.embed_tokens.weight"][tokens_BL] * (math.sqrt(D) if kind == "gemma" else 1)
     for i in range(config["num_hidden_layers"]):
         layer, turned = f"model.layers.{i}.", angles_LR * rotated[i]
         y_BLD = norm(layer + "input_layernorm", x_BLD)
@@ -230,5 +234,5 @@ def _bloom(config, t, tokens_BL):
     return base._head(t, x_BLD, tied, "word_embeddings.weight", "lm_head.weight")
 
 
-FORWARDS = {name: _llama_like for name in ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo")}
+FORWARDS = {name: _llama_like for name in ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo", "gemma")}
 FORWARDS |= {"phi": _phi, "starcoder2": _starcoder2, "opt": _opt, "gpt_neo": _gpt_neo, "bloom": _bloom}

@@ -216,6 +216,11 @@ SMALL = {"num_hidden_layers": 2}
         ("qwen3", SMALL | {"rms_norm_eps": 1e-5}, r"rms_norm_eps: found 1e-05; must be 1e-06 to be imported"),
         ("smollm3", SMALL | {"no_rope_layers": [1, 2]}, r"no_rope_layers: found \[1, 2\]; must be a list of 2 values"),
         ("smollm3", SMALL | {"use_sliding_window": True}, r"use_sliding_window: found true; must be false"),
+        (
+            "gemma",
+            SMALL | {"use_bidirectional_attention": True},
+            r"use_bidirectional_attention: found true; must be null",
+        ),
         ("olmo", SMALL | {"clip_qkv": 8.0}, r"clip_qkv: found 8.0; must be null to be imported"),
         ("phi", SMALL | {"qk_layernorm": True}, r"qk_layernorm: found true; must be false to be imported"),
         ("starcoder2", SMALL | {"use_bias": False}, r"use_bias: found false; must be true to be imported"),

@@ -126,6 +126,7 @@ TRANSFORMERS_MODELS = {
     ),
     "qwen3": ("Qwen3", NEOX | {"num_key_value_heads": 2, "head_dim": 12}),
     "smollm3": ("SmolLM3", NEOX | {"num_key_value_heads": 2, "no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "gemma": ("Gemma", NEOX | {"num_key_value_heads": 1, "head_dim": 12}),
     "olmo": ("Olmo", NEOX | {"num_key_value_heads": 2}),
     "opt": ("OPT", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 50}),
     "gpt_neo": (
