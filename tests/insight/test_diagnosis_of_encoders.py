@@ -179,11 +179,14 @@ def test_nothing_is_found_in_a_healthy_run(small, open_run, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", broken_encoders.MASKS)
-def test_a_run_that_was_trained_with_a_wrong_mask_has_one_finding(small, open_run, with_wrong_mask, name):
+def test_a_wrong_mask_in_training_is_the_most_likely_cause(small, open_run, with_wrong_mask, name):
+    """With visible padding, the loss depends on the padding. The diagnosis has other padding than the training."""
     with_wrong_mask(name)
     result = suites.evaluate(open_run(small, name), "diagnose", SuiteOptions())
     _, check, cause = broken_encoders.MASKS[name]
-    assert result["found"] == [check] and result["most_likely"].startswith(cause)
+    consequences = {"recorded loss", "definition"} if check == "source padding" else set()
+    assert check in result["found"] and {*result["found"]} <= {check, *consequences}
+    assert result["most_likely"].startswith(cause)
 
 
 WEIGHTS = {
