@@ -151,6 +151,11 @@ TABLE = {
         "alibi for rope": (fields(model__position="alibi"), "definition", "model.position is alibi, but rope fits"),
         "unscaled": (fields(model__scale_attention=False), "definition", "model.scale_attention is False, but True"),
         "embeddings scaled": (fields(model__scale_embeddings=True), "definition", "model.scale_embeddings is True"),
+        "parallel": (
+            fields(model__parallel_residual="two_norms"),
+            "definition",
+            "model.parallel_residual is two_norms, b",
+        ),
         "relu for gelu": (fields(model__activation="relu"), "definition", "model.activation is relu, but gelu fits"),
         "window": (fields(model__attention_window=2), "definition", "model.attention_window is 2, but None fits"),
         "queries and keys": (exchange("attention", "query", "key"), "definition", "the weights of query and key are e"),

@@ -1,4 +1,4 @@
-"""Thirty-eight ways to break a trained model are found and named, and nothing is found in healthy models."""
+"""Thirty-nine ways to break a trained model are found and named, and nothing is found in healthy models."""
 
 import functools
 
@@ -43,6 +43,7 @@ HEALTHY = {
     "stopped": {"train__steps": 120, "model__rope__fraction": 0.5},
     "yarn": {"model__rope__scaling": "yarn", "model__rope__factor": 2.0},
     "one layer": {"model__num_layers": 1, "model__num_heads": 1},
+    "Phi": {"model__parallel_residual": "one_norm", "model__output_bias": True, "model__head_width": 12},
     "random positions": {"model__random_positions": 96, "model__position": "learned"},
 }
 OVERFIT = {

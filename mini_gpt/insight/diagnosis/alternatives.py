@@ -63,6 +63,7 @@ def fields(config: ModelConfig) -> Iterator[tuple[str, Any]]:
     yield from (("model.position", name) for name in ("none", "sinusoidal", "rope", "alibi", "hard_alibi"))
     yield from (("model.activation", name) for name in ("gelu", "relu") if not config.gated)
     yield from ((f"model.{name}", not getattr(config, name)) for name in ("scale_attention", "scale_embeddings"))
+    yield from (("model.parallel_residual", value) for value in ("none", "two_norms"))
     yield "model.attention_window", None
     if config.encoder_layers:
         yield "model.cross_positions", not config.cross_positions

@@ -73,7 +73,8 @@ def changes(config: ModelConfig) -> Iterator[Change]:
         pairs.append(("query", "key"))
     for a, b in pairs:
         yield Change(f"the weights of {a} and {b} are exchanged", functools.partial(_exchanged, a=a, b=b))
-    yield Change("the kernels of out are transposed", lambda part: _with_out(part, part["out"]["kernel"].T))
+    if config.attention_width == config.d_model:
+        yield Change("the kernels of out are transposed", lambda part: _with_out(part, part["out"]["kernel"].T))
     for wrong, order in head_orders(config.num_heads, config.head_width).items():
         yield Change(wrong, functools.partial(_with_out_rows, order=order))
     if config.gated:
