@@ -71,11 +71,12 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     `ModelConfig.check_length`.
     """
     config = configs.load(path, overrides)
-    config.model.check_length(prompt_tokens + (0 if config.model.encoder_layers else tokens))
+    config.model.check_length(prompt_tokens + (1 if config.model.encoder_layers else tokens))  # a separator
     model = random_model(config)
     prompt, source = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens), None
     if config.model.encoder_layers:
-        prompt, source = np.array([model.vocab_size - 1]), prompt
+        separator = model.vocab_size - 1
+        prompt, source = np.array([separator]), prompt % separator  # a separator would end the source
     decode_text = functools.partial(time_decoding, model, prompt, tokens, Sampling(top_k=40), source)
     compile_seconds, _ = decode_text()
     times = decoding_speed([decode_text() for _ in range(ROUNDS)])

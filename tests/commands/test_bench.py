@@ -182,8 +182,9 @@ def test_encoding_is_measured_apart_from_decoding(decoded, monkeypatch):
     report, calls = decoded(**fields, model__encoder_layers=2, model__position="learned", source_length=12)
     assert sum(count for count, _, _ in calls) == 3 * 20
     for _, (prompt,), (source,) in calls:
-        assert len(prompt) == 1 and len(source) == 5 and (source == encoded[0][0, :5]).all()
-    assert len(encoded) == 3 and encoded[0].shape == (1, 16) and (encoded[0][0, 5:] == -1).all()
+        assert len(prompt) == 1 and len(source) == 5 and (source == encoded[0][0, 1:6]).all()
+        assert prompt[0] == encoded[0][0, 0] not in source, "one separator, before the source"
+    assert len(encoded) == 3 and encoded[0].shape == (1, 16) and (encoded[0][0, 6:] == -1).all()
     assert (report["prompt_tokens"], report["source_tokens"], report["tokens"]) == (1, 5, 20)
     seconds = report["seconds_to_encode"]
     assert 0 < seconds["quartiles"][0] <= seconds["median"] < report["compile_seconds"]
@@ -192,7 +193,7 @@ def test_encoding_is_measured_apart_from_decoding(decoded, monkeypatch):
 
 @pytest.mark.parametrize(
     "prompt_tokens, tokens, encoder_layers, longest",
-    [(40, 2, 1, 40), (3, 32, 1, None), (3, 33, 1, 33), (16, 17, 0, 33), (33, 2, 0, 35)],
+    [(40, 2, 1, 41), (3, 32, 1, None), (3, 33, 1, 33), (16, 17, 0, 33), (33, 2, 0, 35)],
 )
 def test_too_many_positions_are_refused(small, monkeypatch, prompt_tokens, tokens, encoder_layers, longest):
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
