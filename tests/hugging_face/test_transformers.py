@@ -89,7 +89,7 @@ T5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 50}
 BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 50}
 BERT |= {"max_position_embeddings": 16, "type_vocab_size": 2, "pad_token_id": 0}
 LLAMA = NEOX | {"rms_norm_eps": 1e-5}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64}
 TRANSFORMERS_MODELS = {
     "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}),
@@ -115,7 +115,9 @@ TRANSFORMERS_MODELS = {
     "mistral": ("Mistral", NEOX | {"num_key_value_heads": 2, "sliding_window": 6, "head_dim": 10}),
     "llama 3.1": (
         "Llama",
-        LLAMA | {"num_key_value_heads": 2, "rope_scaling": LLAMA3, "head_dim": 12, "attention_bias": True},
+        LLAMA
+        | {"num_key_value_heads": 2, "rope_theta": 5000.0, "rope_scaling": LLAMA3}
+        | {"head_dim": 12, "attention_bias": True},
     ),
     "qwen2": ("Qwen2", NEOX | {"num_key_value_heads": 2}),
     "qwen2, windows": (
