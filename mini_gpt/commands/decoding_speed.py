@@ -76,7 +76,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     prompt, source = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens), None
     if config.model.encoder_layers:
         separator = model.vocab_size - 1
-        prompt, source = np.array([separator]), prompt % separator  # a separator would end the source
+        prompt, source = np.array([separator]), prompt % separator  # without it: it would divide the source
     decode_text = functools.partial(time_decoding, model, prompt, tokens, Sampling(top_k=40), source)
     compile_seconds, _ = decode_text()
     times = decoding_speed([decode_text() for _ in range(ROUNDS)])

@@ -140,7 +140,7 @@ def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int, advance:
     length = text_batches.text_length(model.config)
     rows = model.rows_at_a_time(length)
     blocks = corrupted_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
-    return score_batches(model, blocks, advance=lambda rows: advance(rows * length))
+    return score_batches(model, blocks, advance=lambda scored: advance(scored * length))
 
 
 def score_batches(model: LoadedModel, filled_batches: Iterable[tuple[int, Batch]], *, advance: Advance) -> Score:

@@ -217,6 +217,12 @@ def one_window(model: ModelConfig) -> dict[str, tuple]:
     return {"attention_window": ("one number for all layers",) if isinstance(window, tuple) else (window,)}
 
 
+def window_in_some_layers(model: ModelConfig) -> dict[str, tuple]:
+    """Return the supported values of the window of an architecture in which a layer has one window or none."""
+    sizes = {kind.window for kind in model.layer_kinds} - {None}
+    return {"attention_window": ("None and one number",) if len(sizes) > 1 else (model.attention_window,)}
+
+
 def shortest(values: Sequence[Any]) -> Any:
     """Return the shortest tuple that repeats to `values`, or its value if there is only one."""
     for size in range(1, len(values) + 1):

@@ -6,7 +6,7 @@ import numpy as np
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import QKV, Architecture, Arrays, Ids, shortest
+from mini_gpt.hugging_face.architecture import QKV, Architecture, Arrays, Ids, shortest, window_in_some_layers
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 
@@ -67,9 +67,7 @@ class GPTNeo(Architecture):
     parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp_norm", "mlp/up", "mlp/down")
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        windows = {kind.window for kind in model.layer_kinds} - {None}
-        one = "None and one number" if len(windows) > 1 else model.attention_window
-        return super().supported(model) | {"attention_window": (one,)}
+        return super().supported(model) | window_in_some_layers(model)
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         windows = [kind.window for kind in config.model.layer_kinds]

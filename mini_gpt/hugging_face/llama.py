@@ -4,10 +4,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import QKV, Arrays, Ids, one_window, shortest
+from mini_gpt.hugging_face.architecture import QKV, Arrays, Ids, one_window, shortest, window_in_some_layers
 from mini_gpt.hugging_face.rotary import Rotary
 from mini_gpt.hugging_face.settings import Settings
 
@@ -47,15 +46,13 @@ class Llama(Rotary):
     head_width_by_default: int | None = None  # None: d_model / num_heads
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        biases = {name: (getattr(model, name),) for name in ("use_bias", "qkv_bias")}
-        biases["attention_out_bias"] = biases["qkv_bias"]
-        for field, ours in (("attention_bias", "qkv_bias"), ("mlp_bias", "use_bias")):
-            if field not in self.exported:
-                biases[ours] = (self.needs.get(ours, False),)
-        if "attention_bias" not in self.exported:
-            biases["attention_out_bias"] = (False,)
-        free = {name: (getattr(model, name),) for name in ("num_kv_heads", "head_width")}
-        return super().supported(model) | free | biases | {"rope.fraction": (1.0,)}
+        of_attention = model.qkv_bias if "attention_bias" in self.exported else False
+        of_mlp = model.use_bias if "mlp_bias" in self.exported else False
+        values = {"num_kv_heads": model.num_kv_heads, "rope.fraction": 1.0, "use_bias": of_mlp}
+        values |= {"qkv_bias": self.needs.get("qkv_bias", of_attention), "attention_out_bias": of_attention}
+        if "head_dim" in self.exported:
+            values["head_width"] = model.head_width
+        return super().supported(model) | {name: (value,) for name, value in values.items()}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         for where in (settings, settings.section("rope_parameters")):  # Transformers' Llama ignores this field
@@ -107,11 +104,7 @@ class Qwen2(Llama):
     exported: ClassVar = {"num_key_value_heads": "num_kv_heads", "attention_dropout": "attention_dropout"}
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        windows = {window for window in pattern(model.attention_window) if window is not None}
-        one = "None and one number" if len(windows) > 1 else model.attention_window
-        width = () if "head_dim" in self.exported else (model.d_model // model.num_heads,)
-        found = super().supported(model) | {"attention_window": (one,)}
-        return found | ({"head_width": width} if width else {})
+        return super().supported(model) | window_in_some_layers(model)
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         windows = [kind.window for kind in config.model.layer_kinds]
@@ -174,7 +167,7 @@ class SmolLM3(Llama):
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         fits = set(model.position_pattern) == {"rope", "none"}
         allowed = {"position": (model.position if fits else "a pattern of rope and none",)}
-        return super().supported(model) | allowed | {"head_width": (model.d_model // model.num_heads,)}
+        return super().supported(model) | allowed
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         rotated = [int(kind.position == "rope") for kind in config.model.layer_kinds]
@@ -201,9 +194,6 @@ class Olmo(Llama):
         "attention_bias": "qkv_bias",
         "attention_dropout": "attention_dropout",
     }
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | {"head_width": (model.d_model // model.num_heads,)}
 
 
 class Gemma(Llama):

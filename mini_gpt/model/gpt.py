@@ -264,7 +264,9 @@ class MiniGPT(Stack):
     @property
     def head(self) -> OutputBias | None:
         """The module between the last norm and the output table, if there is one."""
-        return self.prediction_head if self.config.prediction_head else getattr(self, "output_bias", None)
+        if self.config.prediction_head:
+            return self.prediction_head
+        return self.output_bias if self.config.output_bias else None
 
     def forward(
         self,

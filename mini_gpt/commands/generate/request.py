@@ -49,7 +49,8 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
     encoded = {text: encode(text) for text in dict.fromkeys(texts)}
     longest = max(encoded.values(), key=len)
     start = np.array([tokenizers.separator(run.tokenizer)])
-    check_tokens("--source" if has_encoder else "--prompt", longest)
+    flag = "--prompt" if not has_encoder else "--source" if flags.source_file is None else "--source_file"
+    check_tokens(flag, longest)
     if has_encoder:
         shown, prompt, sources = "", start, [encoded[text] for text in texts]
         used = 0  # the start of a target is not counted in its length
