@@ -47,6 +47,12 @@ def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_
         return plain * factor ** (2 * pair / (width - 2))
     if scaling == "dynamic":
         return plain * max(1, factor * length / original_context - (factor - 1)) ** (2 * pair / (width - 2))
+    if scaling == "yarn_by_index":
+        slow, fast = betas
+        place = lambda turns: math.log(original_context / (2 * math.pi * turns), base) * width / 2
+        low, high = max(math.floor(place(fast)), 0), min(math.ceil(place(slow)), width - 1)
+        share = 1.0 if pair <= low else 0.0 if pair >= high else 1 - (pair - low) / (high - low)
+        return 1 / ((1 - share) / (factor * plain) + share / plain)
     if scaling in ("yarn", "llama3"):
         rotations = original_context / plain
         slow, fast = betas
@@ -191,14 +197,24 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
     K, H, G = config.head_width, config.num_heads, config.num_kv_heads
     keys_from = x if memory is None else memory
     q, k, v = linear(p["query"], x), linear(p["key"], keys_from), linear(p["value"], keys_from)
+    if config.variants.clip_qkv:
+        q, k, v = (
+            np.minimum(np.maximum(rows, -config.variants.clip_qkv), config.variants.clip_qkv) for rows in (q, k, v)
+        )
+    epsilon = config.variants.qk_norm_epsilon
+    if config.variants.qk_norm == "all_heads":
+        q, k = (
+            rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon) * p["variants"][name]["scale"]
+            for rows, name in ((q, "query_norm"), (k, "key_norm"))
+        )
     out, subtracted = np.zeros((length, H * K)), None
     for h in range(H):
         g = h // (H // G)
         qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]
-        if config.variants.qk_norm != "none":
+        if config.variants.qk_norm in ("plain", "weighted"):
             of = p["variants"] if config.variants.qk_norm == "weighted" else {}
             qh, kh = (
-                rows / np.sqrt((rows**2).mean(1, keepdims=True) + 1e-6) * of.get(name, {"scale": 1.0})["scale"]
+                rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon) * of.get(name, {"scale": 1.0})["scale"]
                 for rows, name in ((qh, "query_norm"), (kh, "key_norm"))
             )
         if position == "rope":
@@ -218,8 +234,8 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             qh = qh * (p["variants"]["query_factor"][h] * np.log(visible.sum(1)))[:, None]
         if variants.query_scale == "llama4":
             qh = qh * np.array([1 + 0.1 * math.log(math.floor((at + 1) / 8192) + 1) for at in positions])[:, None]
-        logits = np.real(qh @ kh.conj().T) / (math.sqrt(K) if config.scale_attention else 1.0)
-        if position == "rope" and config.rope.scaling == "yarn":
+        logits = np.real(qh @ kh.conj().T) / (math.sqrt(config.scale_width) if config.scale_attention else 1.0)
+        if position == "rope" and config.rope.scaling in ("yarn", "yarn_by_index"):
             logits *= (0.1 * math.log(config.rope.factor) + 1) ** 2
         if variants.soft_cap:
             logits = variants.soft_cap * np.tanh(logits / variants.soft_cap)
@@ -246,7 +262,8 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
         if variants.gate != "none":
             own = slice(h, h + 1) if variants.gate == "head" else slice(h * K, (h + 1) * K)
             out[:, h * K : (h + 1) * K] /= 1 + np.exp(-linear(p["variants"]["gate"], x)[:, own])
-    return linear(p["out"], out)
+    out = linear(p["out"], out)
+    return norm(config, p.get("output_norm", {}), out) if config.output_norm else out
 
 
 def forward(config, parameters, tokens, positions=None, segments=None, source=None):
@@ -265,7 +282,10 @@ def forward(config, parameters, tokens, positions=None, segments=None, source=No
         head = parameters["prediction_head"]
         x = norm(config, head["norm"], activate(config.activation, linear(head["dense"], x)))
         return x @ table.T + head["bias"]
-    return x @ table.T + (parameters["output_bias"]["bias"] if config.output_bias else 0)
+    logits = x @ table.T + (parameters["output_bias"]["bias"] if config.output_bias else 0)
+    return (
+        logits if config.output_soft_cap is None else config.output_soft_cap * np.tanh(logits / config.output_soft_cap)
+    )
 
 
 def hidden(config, parameters, tokens, positions, segments, memory=None, is_padding=None):
@@ -303,9 +323,9 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
             return attention(config, p["attention"], x, layer, tables, positions, seen, segments)
 
         def mlp(x, p=p["mlp"]):
-            if config.activation in ("swiglu", "geglu"):
-                return linear(p["down"], activate(config.activation, linear(p["gate"], x)) * linear(p["up"], x))
-            return linear(p["down"], activate(config.activation, linear(p["up"], x)))
+            units = activate(config.activation, linear(p["gate" if "gate" in p else "up"], x))
+            out = linear(p["down"], units * linear(p["up"], x) if "gate" in p else units)
+            return norm(config, p.get("output_norm", {}), out) if config.output_norm else out
 
         def cross(x, p=p, layer=layer):
             seen = np.array([[not padded for padded in is_padding] for _ in range(length)])
@@ -319,12 +339,12 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
             x = x + attend(norm(config, p.get("attention_norm", {}), x)) + mlp(norm(config, p.get(of_mlp, {}), x))
             continue
         for sublayer, name in sublayers:
-            if config.norm_placement == "pre":
-                added = sublayer(norm(config, p.get(name, {}), x))
+            if config.norm_placement != "post":
+                added = sublayer(norm(config, p.get(name, {}), x) if config.norm_placement == "pre" else x)
                 x = x + added if config.residual else added
             else:
                 added = sublayer(x)
                 x = norm(config, p[name], x + added if config.residual else added)
-    if config.norm_placement == "pre":
+    if config.norm_placement != "post":
         x = norm(config, parameters.get("final_norm", {}), x)
     return x

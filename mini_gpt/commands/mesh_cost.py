@@ -106,17 +106,20 @@ def _activations(config: Config, tensor: int) -> float:
     """Return the bytes per sequence that the backward pass needs, without attention maps and logits."""
     m = config.model
     norm = m.d_model * (STREAM_BYTES + ACTIVATION_BYTES)  # input and output, replicated over tensor
-    last = norm if m.norm_placement == "pre" else 0
+    last = norm if m.norm_placement != "post" else 0
+    output = m.d_model * ACTIVATION_BYTES
+    branch = (output if m.norm_placement == "none" else norm) + output * m.output_norm  # without the sublayer
     queries_and_outputs = 2 * m.attention_width / tensor * ACTIVATION_BYTES
     keys_and_values = 2 * m.num_kv_heads * m.head_width / tensor * ACTIVATION_BYTES
     hidden = HIDDEN[m.activation] * m.d_ff / tensor * ACTIVATION_BYTES
-    outputs = m.d_model * ACTIVATION_BYTES * (m.parallel_residual == "two_norms")
-    norms = 2 * norm if m.parallel_residual == "none" else norm + outputs  # parallel branches share their input
-    block = norms + queries_and_outputs + keys_and_values + hidden
+    branches = 2 * branch
+    if m.parallel_residual != "none":  # both branches have one input, and with one norm also its output
+        branches -= m.d_model * (STREAM_BYTES + ACTIVATION_BYTES * (m.parallel_residual == "one_norm"))
+    block = branches + queries_and_outputs + keys_and_values + hidden
     target = m.num_layers * block + last
     if not m.encoder_layers:
         return config.context_length * target
-    target += m.num_layers * (norm + queries_and_outputs)  # cross-attention
+    target += m.num_layers * (branch + queries_and_outputs)  # cross-attention
     source = m.encoder_layers * block + last + m.num_layers * keys_and_values
     return config.context_length * target + config.source_length * source
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from mini_gpt.config.fields import Positive, Section, ShareAbove0, Size, above, at_least, field
+from mini_gpt.config.fields import Epsilon, Positive, Section, ShareAbove0, Size, above, at_least, field
 
 Rotary = Literal["rope", "pope"]
 Bias = Literal["alibi", "hard_alibi", "t5", "kerple", "fire"]
@@ -49,13 +49,14 @@ class RopeConfig(Section, prefix="model.rope."):
     turning: ShareAbove0 = field(
         1.0, "p-RoPE: share of the pairs, from the fastest, that turn (Barbero et al. 2025)", before=1.0
     )
-    scaling: Literal["none", "linear", "ntk", "dynamic", "yarn", "llama3"] = field(
-        "none", "for longer contexts: linear (Chen et al. 2023), ntk, dynamic, yarn (Peng et al. 2023), llama3"
+    scaling: Literal["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"] = field(
+        "none",
+        "for longer contexts: linear (Chen 2023), ntk, dynamic, yarn and yarn_by_index (Peng 2023), llama3",
     )
     factor: Annotated[float, at_least(1)] = field(1.0, "target context length, as a multiple of the original one")
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
-    beta_slow: Positive = field(1.0, "yarn, llama3: pairs with fewer turns in the original context are interpolated")
-    beta_fast: float = field(None, "yarn, llama3: pairs with more turns are unchanged", beta_fast)
+    beta_slow: Positive = field(1.0, "yarns, llama3: pairs with fewer turns in the original context are interpolated")
+    beta_fast: float = field(None, "yarns, llama3: pairs with more turns are unchanged", beta_fast)
 
     @property
     def of_first_layer(self) -> "RopeConfig":
@@ -136,8 +137,14 @@ def _ssmax_start(values: Mapping[str, Any]) -> float:
 class VariantsConfig(Section, prefix="model.variants."):
     """Variants of attention. By default, none."""
 
-    qk_norm: Literal["none", "plain", "weighted"] = field(
-        "none", "divide each query and key by its root mean square; weighted: with trained weights", before="none"
+    qk_norm: Literal["none", "plain", "weighted", "all_heads"] = field(
+        "none",
+        "divide queries and keys by their root mean square; weighted: trained; all_heads: trained, of all together",
+        before="none",
+    )
+    qk_norm_epsilon: Epsilon = field(1e-6, "of qk_norm, added to the mean square", before=1e-6)
+    clip_qkv: Annotated[float | None, above(0)] = field(
+        None, "limit the entries of queries, keys and values to ± this (MPT, OLMo); None: no limit", before=None
     )
     query_scale: Literal["none", "ssmax", "llama4"] = field(
         "none",

@@ -21,7 +21,19 @@ from mini_gpt.config.attention import (
     VariantsConfig,
     pattern,
 )
-from mini_gpt.config.fields import OptionalSize, Range, Rate, Section, Size, field, specs, up_to
+from mini_gpt.config.fields import (
+    Epsilon,
+    OptionalSize,
+    Positive,
+    Range,
+    Rate,
+    Section,
+    Size,
+    above,
+    field,
+    specs,
+    up_to,
+)
 from mini_gpt.runtime.errors import UserError
 
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
@@ -48,9 +60,6 @@ def _most_positions(values: Mapping[str, Any]) -> int:
     source = values["source_length"] if values["model.encoder_layers"] else 0
     length = max(values["context_length"], source) + (values["data.position_ids"] != "sequence")
     return values["model.random_positions"] or values["train.random_offsets"] or length
-
-
-Epsilon = Annotated[float, Range("in 1e-15..0.01", lambda value: 1e-15 <= value <= 0.01)]
 
 
 class ModelConfig(Section, prefix="model."):
@@ -82,7 +91,14 @@ class ModelConfig(Section, prefix="model."):
     sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", "model.dropout")
     attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
     norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
-    norm_placement: Literal["pre", "post"] = field("pre", "pre: x + f(norm(x)); post: norm(x + f(x))")
+    norm_placement: Literal["pre", "post", "none"] = field(
+        "pre", "pre: x + f(norm(x)); post: norm(x + f(x)); none: x + f(x), for output_norm"
+    )
+    output_norm: bool = field(
+        False,
+        "a norm of each sublayer's output (Gemma 2; OLMo 2 with norm_placement none)",
+        before=False,
+    )
     parallel_residual: Literal["none", "two_norms", "one_norm"] = field(
         "none",
         "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)",
@@ -100,11 +116,15 @@ class ModelConfig(Section, prefix="model."):
     causal: bool = field(True, "false: bidirectional, for the masked objective")
     tie_embeddings: bool = field(True, "the output projection is the transposed embedding")
     output_bias: bool = field(False, "a bias of the logits", before=False)
+    output_soft_cap: Annotated[float | None, above(0)] = field(
+        None, "c: the model's logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap", before=None
+    )
     prediction_head: bool = field(
         False, "before the logits a layer, an activation and a norm, and a bias of the logits, as in BERT", before=False
     )
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
-    scale_attention: bool = field(True, "divide the scores by sqrt(head width); false for ablation only")
+    scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
+    scale_width: Positive = field(None, "see scale_attention; Gemma 2 and 3 have their own", "model.head_width", None)
     residual: bool = field(True, "residual connections; false for ablation only")
     remat: Literal["none", "dots", "block"] = field(
         "none", "recompute activations: dots (all except outputs of weight matmuls), block (all)", before="none"

@@ -101,7 +101,8 @@ def _loss_sum(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: jax.Arr
     x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]), batch.get("source"))
     with sharding.use_mesh(model.mesh):
         table_VD = model.merge().output_table
-        loss = losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, 0.0, model.mesh)[0]
+        fields = losses.Objective(soft_cap=model.config.model.output_soft_cap)
+        loss = losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, fields, model.mesh)[0]
     return sharding.replicate(loss, model.mesh)
 
 

@@ -73,20 +73,21 @@ class Trace(NamedTuple):
 class Block(nnx.Module):
     """Attention, then the feed-forward, each in a residual branch: x + f(norm(x)) (pre) or norm(x + f(x)) (post).
 
-    With an encoder, cross-attention is between them (Vaswani et al. 2017, 3.1). With parallel residuals, both branches
-    start from the input of the block (Wang and Komatsuzaki 2021).
+    With `output_norm`, f ends with a norm of its own. With an encoder, cross-attention is between them (Vaswani et al.
+    2017, 3.1). With parallel residuals, both branches start from the input of the block (Wang and Komatsuzaki 2021).
     """
 
     def __init__(self, config: ModelConfig, own: Any, *, rngs: nnx.Rngs):
         self.config = config
-        self.attention_norm = make_norm(config, rngs=rngs)
+        norm = lambda: None if config.norm_placement == "none" else make_norm(config, rngs=rngs)
+        self.attention_norm = norm()
         self.attention = MultiHeadAttention(config, own, rngs=rngs)
         if config.encoder_layers:
-            self.cross_norm = make_norm(config, rngs=rngs)
+            self.cross_norm = norm()
             of_cross = own if config.cross_positions else positions.Position
             self.cross_attention = MultiHeadAttention(config, of_cross, rngs=rngs)
         if config.parallel_residual != "one_norm":
-            self.mlp_norm = make_norm(config, rngs=rngs)
+            self.mlp_norm = norm()
         self.mlp = Mlp(config, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Trace]:
@@ -107,7 +108,7 @@ class Block(nnx.Module):
         mlp_norm = self.attention_norm if self.config.parallel_residual == "one_norm" else self.mlp_norm
         mlp_BLD = x_BLD if self.config.parallel_residual == "none" else before_BLD
         units_BLF = self.mlp.units(self._branch_input(mlp_BLD, mlp_norm))
-        x_BLD = self._add_branch(x_BLD, self.mlp.down(units_BLF), mlp_norm, keys[2])
+        x_BLD = self._add_branch(x_BLD, self.mlp.output(units_BLF), mlp_norm, keys[2])
         return x_BLD, cache, Trace(maps, before_BLD, x_BLD, units_BLF, cross_maps)
 
     def _branch_input(self, x_BLD, norm) -> jax.Array:
@@ -116,11 +117,11 @@ class Block(nnx.Module):
     def _add_branch(self, x_BLD, added_BLD, norm, key) -> jax.Array:
         added_BLD = dropout(added_BLD, self.config.sublayer_dropout, key)
         x_BLD = x_BLD + added_BLD if self.config.residual else added_BLD.astype(x_BLD.dtype)
-        return x_BLD if self.config.norm_placement == "pre" else norm(x_BLD)
+        return norm(x_BLD) if self.config.norm_placement == "post" else x_BLD
 
 
 class Stack(nnx.Module):
-    """Blocks with their positional encodings, and with a last norm if norms come first."""
+    """Blocks with their positional encodings, and with a last norm unless norms are after the sums."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -138,7 +139,7 @@ class Stack(nnx.Module):
         else:
             layers = (own[layer % len(own)] for layer in range(config.num_layers))
             self.blocks = nnx.List([Block(config, encoding, rngs=rngs) for encoding in layers])
-        if config.norm_placement == "pre":
+        if config.norm_placement != "post":
             self.final_norm = make_norm(config, rngs=rngs)
 
     def run(
@@ -173,9 +174,7 @@ class Stack(nnx.Module):
         else:  # with caches, layers are not scanned: a scan would copy the caches for each token
             blocks = unstack(*nnx.split(self.blocks)) if config.scan_layers else self.blocks
             x_BLD, new_caches, traces = self._run_layers(x_BLD, blocks, contexts, options, trace, caches)
-        if config.norm_placement == "pre":
-            x_BLD = self.final_norm(x_BLD)
-        return x_BLD, new_caches, traces
+        return x_BLD if config.norm_placement == "post" else self.final_norm(x_BLD), new_caches, traces
 
     def _run_layers(self, x_BLD, blocks, contexts, options, trace, caches=None) -> tuple[jax.Array, Any, list[Any]]:
         """Run the blocks in order; return (x_BLD, new caches or None, the results of `trace`)."""
@@ -249,12 +248,13 @@ class MiniGPT(Stack):
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
         """Return the logits_BLV of last hidden states, in float32."""
-        x_TD = x_BLD.reshape(-1, x_BLD.shape[-1])
-        return loss.logits(x_TD, self.output_table.astype(self.dtype)).reshape(*x_BLD.shape[:-1], self.vocab_size)
+        x_TD, table_VD = x_BLD.reshape(-1, x_BLD.shape[-1]), self.output_table.astype(x_BLD.dtype)
+        logits_TV = loss.logits(x_TD, table_VD, self.config.output_soft_cap)
+        return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
 
     @property
     def output_table(self) -> jax.Array:
-        """The unembedding table_VD, float32; the logits are its product with the last hidden states.
+        """The unembedding table_VD, float32; the logits are its product with the last hidden states, before a cap.
 
         With a bias of the logits, both have one more column for it.
         """

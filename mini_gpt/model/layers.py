@@ -60,6 +60,8 @@ class Mlp(nnx.Module):
         if config.gated:
             self.gate = Linear(config, config.d_model, config.d_ff, rngs=rngs)
         self.down = Linear(config, config.d_ff, config.d_model, std=residual_std(config), rngs=rngs)
+        if config.output_norm:
+            self.output_norm = make_norm(config, rngs=rngs)
 
     def units(self, x_BLD: jax.Array) -> jax.Array:
         """Return units_BLF, the output of the activation."""
@@ -68,6 +70,11 @@ class Mlp(nnx.Module):
             activate = recompute_in_backward(activate)
         gate = [self.gate(x_BLD)] if self.config.gated else []
         return activate(*gate, self.up(x_BLD))
+
+    def output(self, units_BLF: jax.Array) -> jax.Array:
+        """Return out_BLD from the output of the activation."""
+        out_BLD = self.down(units_BLF)
+        return self.output_norm(out_BLD) if self.config.output_norm else out_BLD
 
 
 def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:

@@ -121,5 +121,5 @@ class LoadedModel:
         targets_BL: the next tokens; with the masked objective, the unmasked text. source_BS: see `hidden`.
         """
         x_BLD = self.hidden(inputs_BL, targets_BL if self.masked else None, source_BS=source_BS)
-        nll_BL = token_nll(x_BLD, self.merge().output_table, targets_BL, self.mesh)
+        nll_BL = token_nll(x_BLD, self.merge().output_table, targets_BL, self.mesh, self.config.model.output_soft_cap)
         return sharding.replicate(nll_BL, self.mesh)

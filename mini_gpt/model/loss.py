@@ -5,6 +5,7 @@ the losses of its own rows.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +23,33 @@ def nll(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits_BLV, axis=-1) - chosen_BL
 
 
-def logits(x_TD: jax.Array, table_VD: jax.Array) -> jax.Array:
-    """Return x Wᵀ as logits_TV in float32; both operands have the same dtype."""
-    return _product(x_TD, table_VD, (1, 1))
+class Objective(NamedTuple):
+    """The fields of the loss. smoothing: the targets' distribution is (1 - smoothing) one-hot + smoothing uniform.
+
+    soft_cap: that of `logits`.
+    """
+
+    smoothing: float = 0.0
+    soft_cap: float | None = None
 
 
-def token_nll(x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, mesh: Mesh) -> jax.Array:
-    """Return `nll` of the logits x Wᵀ as nll_BL in float32, sharded by rows."""
+def logits(x_TD: jax.Array, table_VD: jax.Array, soft_cap: float | None = None) -> jax.Array:
+    """Return x Wᵀ as logits_TV in float32; both operands have the same dtype.
+
+    soft_cap: c; the logits become c · tanh(logits / c) (Gemma Team 2024).
+    """
+    logits_TV = _product(x_TD, table_VD, (1, 1))
+    return logits_TV if soft_cap is None else soft_cap * jnp.tanh(logits_TV / soft_cap)
+
+
+def token_nll(
+    x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, mesh: Mesh, soft_cap: float | None = None
+) -> jax.Array:
+    """Return `nll` of the `logits` as nll_BL in float32, sharded by rows."""
 
     def local(x_BLD, table_VD, targets_BL):
         table_VD = table_VD.astype(x_BLD.dtype)
-        chunk_nll = lambda _, chunk: (None, nll(logits(chunk[0], table_VD), chunk[1]))
+        chunk_nll = lambda _, chunk: (None, nll(logits(chunk[0], table_VD, soft_cap), chunk[1]))
         return _scan(chunk_nll, None, (x_BLD, targets_BL), len(table_VD))[1].reshape(targets_BL.shape)
 
     rows = sharding.batch_sharding(mesh).spec
@@ -42,26 +59,27 @@ def token_nll(x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, mesh
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def loss_sums(
-    x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, weights_BL: jax.Array, smoothing: float, mesh: Mesh
+    x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, weights_BL: jax.Array, fields: Objective, mesh: Mesh
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the weighted sums of the smoothed cross-entropy and of `nll` for logits x Wᵀ, as float32 scalars.
+    """Return the weighted sums of the smoothed cross-entropy and of `nll` of the `logits`, as float32 scalars.
 
-    smoothing: the target distribution is (1 - smoothing) one-hot + smoothing uniform (Szegedy et al. 2016, 7). x_BLD is
-    sharded by rows. Matrix products have operands in x's dtype and float32 results. While the forward pass has a
-    chunk's logits, it also computes the gradient of the first sum with respect to x and the table (Hsu et al. 2024).
-    The second sum and other inputs have no gradient.
+    Label smoothing is that of Szegedy et al. 2016, 7. x_BLD is sharded by rows. Matrix products have operands in x's
+    dtype and float32 results. While the forward pass has a chunk's logits, it also computes the gradient of the first
+    sum with respect to x and the table (Hsu et al. 2024). The second sum and other inputs have no gradient.
     """
-    return _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)[0]
+    return _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, fields, mesh)[0]
 
 
-def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh):
+def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, fields, mesh):
+    smoothing, soft_cap = fields
+
     def local(x_BLD, table_VD, targets_BL, weights_BL):
         table_VD = table_VD.astype(x_BLD.dtype)
         classes_V = jnp.arange(len(table_VD))
 
         def add(carry, chunk):
             x_TD, targets_T, weights_T = chunk
-            logits_TV = logits(x_TD, table_VD)
+            logits_TV = logits(x_TD, table_VD, soft_cap)
             max_T1 = jnp.max(logits_TV, axis=-1, keepdims=True)
             exp_TV = jnp.exp(logits_TV - max_T1)
             sum_T1 = jnp.sum(exp_TV, axis=-1, keepdims=True)
@@ -71,7 +89,10 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)
             if smoothing:
                 objective_T = (1 - smoothing) * nll_T + smoothing * (lse_T - jnp.mean(logits_TV, axis=-1))
             target_TV = (1 - smoothing) * (classes_V == targets_T[:, None]) + smoothing / len(classes_V)
-            d_logits_TV = (weights_T[:, None] * (exp_TV / sum_T1 - target_TV)).astype(x_TD.dtype)
+            d_logits_TV = weights_T[:, None] * (exp_TV / sum_T1 - target_TV)
+            if soft_cap is not None:
+                d_logits_TV = d_logits_TV * (1 - jnp.square(logits_TV / soft_cap))  # the derivative of the cap
+            d_logits_TV = d_logits_TV.astype(x_TD.dtype)
             d_table_VD = _product(d_logits_TV, x_TD, (0, 0))
             sums = jnp.sum(objective_T * weights_T), jnp.sum(nll_T * weights_T), d_table_VD
             return jax.tree.map(jnp.add, carry, sums), _product(d_logits_TV, table_VD, (1, 0)).astype(x_TD.dtype)
@@ -87,7 +108,7 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, smoothing, mesh)
     return (objective, nll_sum), (d_x_BLD, d_table_VD.astype(table_VD.dtype))
 
 
-def _loss_sums_backward(smoothing, mesh, gradients, cotangents):
+def _loss_sums_backward(fields, mesh, gradients, cotangents):
     d_x_BLD, d_table_VD = gradients
     return (cotangents[0] * d_x_BLD).astype(d_x_BLD.dtype), cotangents[0] * d_table_VD, None, None
 

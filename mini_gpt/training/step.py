@@ -72,9 +72,8 @@ def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, lay
         of_source = layout.read_source(source_BS), *layout.of_source(source_BS)
         inputs = Inputs(layout.read(batch["inputs"]), positions_BL, segments_BL, *of_source)
         x_BLD = model.forward(inputs, dropout_key=key)[0]
-        objective, loss = losses.loss_sums(
-            x_BLD, model.output_table, batch["targets"], batch["weights"], config.train.label_smoothing, mesh
-        )
+        fields = losses.Objective(config.train.label_smoothing, config.model.output_soft_cap)
+        objective, loss = losses.loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], fields, mesh)
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
 
     def keyed_step(state: TrainState, batch: dict[str, jax.Array], key: jax.Array) -> tuple[TrainState, Metrics]:

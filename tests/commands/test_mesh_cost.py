@@ -88,6 +88,12 @@ def test_costs_equal_sums_by_hand():
         mesh_cost.cost(after, mesh_cost.abstract_state(after, 300), MeshConfig(1, 1, 1))["activations"]
         == alone["activations"] - 8 * 2 * 3 * 4
     )
+    # OLMo 2: the inputs of the sublayers and of the norms of their outputs, 2 bytes each; the last norm as before.
+    fields = {"model.norm_placement": "none", "model.output_norm": True}
+    outputs = mesh_cost.cost(
+        configs.override(config, fields), mesh_cost.abstract_state(config, 300), MeshConfig(1, 1, 1)
+    )
+    assert outputs["activations"] == 8 * 2 * (4 * 4 + 4 * 4 + 4 * 8 + 3 * 4)
     four = mesh_cost.cost(config, abstract, MeshConfig(4, 1, 1))
     assert four["parameters"] == alone["parameters"] and four["sent: gradients"] == 2 * 3 / 4 * alone["parameters"]
     four = mesh_cost.cost(config, abstract, MeshConfig(1, 4, 1))

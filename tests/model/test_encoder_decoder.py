@@ -26,6 +26,8 @@ QUICK = [
     {"position": ("rope", "t5"), "cross_positions": True},
 ]
 SLOW = [
+    {"output_norm": True, "output_soft_cap": 2.0, "variants.qk_norm": "all_heads", "num_kv_heads": 2, "scale_width": 3},
+    {"output_norm": True, "norm_placement": "none", "variants.clip_qkv": 0.05, "scan_layers": True},
     {"position": ("alibi", "kerple"), "cross_positions": True, "num_kv_heads": 2},
     {"position": "t5", "cross_positions": True, "scan_layers": True, "share_embeddings": False},
     {"position": "t5", "activation": "geglu", "embedding_norm": True, "prediction_head": False, "norm_epsilon": 1e-3},

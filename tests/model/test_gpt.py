@@ -43,7 +43,14 @@ def run(definition, params, *args, **kwargs):
 
 BERT = {"position": "learned", "causal": False, "norm_placement": "post", "embedding_norm": True}
 BERT |= {"prediction_head": True, "norm_epsilon": 1e-3}
+GEMMA = {"norm": "rmsnorm", "output_norm": True, "activation": "geglu", "scale_embeddings": True, "scale_width": 5.0}
+GEMMA |= {"output_soft_cap": 3.0, "variants.soft_cap": 2.0, "attention_window": (4, None), "use_bias": False}
+OLMO = {"norm": "rmsnorm", "norm_placement": "none", "output_norm": True, "num_kv_heads": 2, "variants.clip_qkv": 0.05}
+OLMO |= {"variants.qk_norm": "all_heads", "variants.qk_norm_epsilon": 1e-3}
+BY_INDEX = {"position": "rope", "rope.scaling": "yarn_by_index", "rope.factor": 3.0, "rope.original_context": 200}
 QUICK = [{"position": name} for name in ENCODINGS] + [
+    GEMMA,
+    OLMO,
     {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False},
     {"scale_attention": False, "activation": "gelu_exact"},
     BERT,
@@ -67,6 +74,13 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
     {"position": ("rope", "none"), "num_layers": 4, "attention_window": (3, None), "rope.base": (10.0, 1e4, 500.0)},
 ]
 SLOW = [
+    GEMMA | {"scan_layers": True, "variants.qk_norm": "weighted", "rope.base": (100.0, 1e4), "num_kv_heads": 2},
+    GEMMA | {"tie_embeddings": False, "output_bias": True, "parallel_residual": "two_norms", "norm_weights": False},
+    OLMO | {"scan_layers": True, "variants.qk_norm_epsilon": 1e-6},
+    OLMO | {"use_bias": False, "norm": "layernorm", "output_norm": False, "causal": False, "attention_window": 3},
+    BY_INDEX | {"d_model": 64, "rope.beta_fast": 8.0},
+    BY_INDEX | {"d_model": 64, "num_heads": 2, "rope.fraction": 0.5, "scan_layers": True},
+    BY_INDEX | {"d_model": 64, "num_heads": 2, "rope.original_context": 5},
     BERT | {"norm": "rmsnorm", "use_bias": False, "scan_layers": True, "activation": "relu", "tie_embeddings": False},
     {"prediction_head": True, "activation": "gelu_exact", "position": "sinusoidal", "embedding_norm": True},
     {"activation": "geglu", "scan_layers": True, "norm_epsilon": 1e-12},
@@ -320,7 +334,7 @@ def test_the_prediction_heads_bias_is_added_to_the_logits():
     def nll_sum(bias_V):
         model = nnx.merge(definition, params | {"prediction_head": head | {"bias": bias_V}})
         x_BLD, mesh = model.forward(Inputs(tokens))[0], sharding.make_mesh(1, 1, 1)
-        return losses.loss_sums(x_BLD, model.output_table, tokens, weights, 0.0, mesh)[0]
+        return losses.loss_sums(x_BLD, model.output_table, tokens, weights, losses.Objective(), mesh)[0]
 
     without = run(definition, params | {"prediction_head": head | {"bias": jnp.zeros(VOCAB)}}, tokens)
     logits = run(definition, params, tokens)

@@ -34,7 +34,7 @@ def test_nll_is_the_log_probability_of_the_target(logits_and_targets):
 def loss_sum(logits_BLV, targets_BL, weights_BL, smoothing):
     """Return the objective. The logits are passed as hidden states, with the identity as unembedding table."""
     table_VV, mesh = jnp.eye(logits_BLV.shape[-1]), sharding.make_mesh(1, 1, 1)
-    return losses.loss_sums(logits_BLV, table_VV, targets_BL, weights_BL, smoothing, mesh)[0]
+    return losses.loss_sums(logits_BLV, table_VV, targets_BL, weights_BL, losses.Objective(smoothing), mesh)[0]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
@@ -61,30 +61,36 @@ def arrays():
     return jnp.float32(x_BLD), jnp.float32(table_VD), rng.integers(V, size=(B, L)), jnp.float32(weights_BL)
 
 
-def plain(x_BLD, table_VD, targets_BL, weights_BL, smoothing):
+def plain_logits(x_BLD, table_VD, soft_cap):
     logits_BLV = jnp.einsum("bld,vd->blv", x_BLD, table_VD)
+    return soft_cap * jnp.tanh(logits_BLV / soft_cap) if soft_cap else logits_BLV
+
+
+def plain(x_BLD, table_VD, targets_BL, weights_BL, smoothing, soft_cap=None):
+    logits_BLV = plain_logits(x_BLD, table_VD, soft_cap)
     mixture_BLV = optax.smooth_labels(jax.nn.one_hot(targets_BL, table_VD.shape[0]), smoothing)
     objective_BL = optax.softmax_cross_entropy(logits_BLV, mixture_BLV)
     return jnp.sum(objective_BL * weights_BL), jnp.sum(losses.nll(logits_BLV, targets_BL) * weights_BL)
 
 
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
-@pytest.mark.parametrize("chunks, smoothing", [(1, 0.1), (4, 0.0), (4, 0.1)])
-def test_the_chunked_loss_equals_the_plain_one(arrays, monkeypatch, mesh, chunks, smoothing):
+@pytest.mark.parametrize("chunks, smoothing, soft_cap", [(1, 0.1, None), (4, 0.0, None), (4, 0.1, 1.5)])
+def test_the_chunked_loss_equals_the_plain_one(arrays, monkeypatch, mesh, chunks, smoothing, soft_cap):
     mesh = sharding.make_mesh(*mesh)
     rows = B // (mesh.shape["data"] * mesh.shape["fsdp"])
     monkeypatch.setattr(losses, "LIMIT", 4 * rows * L * V // chunks)
-    chunked = lambda *arrays: losses.loss_sums(*arrays, smoothing, mesh)
+    chunked = lambda *arrays: losses.loss_sums(*arrays, losses.Objective(smoothing, soft_cap), mesh)
     with_gradient = lambda function: jax.jit(
         lambda *arrays: jax.value_and_grad(lambda *a: (3 * function(*a)[0], function(*a)[1]), (0, 1), True)(*arrays)
     )
     found = with_gradient(chunked)(*arrays)
-    wanted = with_gradient(lambda *arrays: plain(*arrays, smoothing))(*arrays)
+    wanted = with_gradient(lambda *arrays: plain(*arrays, smoothing, soft_cap))(*arrays)
     for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-6)
     x_BLD, table_VD, targets_BL, _ = arrays
-    nll_BL = jax.jit(lambda *a: losses.token_nll(*a, mesh))(x_BLD, table_VD, targets_BL)
-    np.testing.assert_allclose(nll_BL, losses.nll(jnp.einsum("bld,vd->blv", x_BLD, table_VD), targets_BL), rtol=2e-5)
+    nll_BL = jax.jit(lambda *a: losses.token_nll(*a, mesh, soft_cap))(x_BLD, table_VD, targets_BL)
+    wanted_BL = losses.nll(plain_logits(x_BLD, table_VD, soft_cap), targets_BL)
+    np.testing.assert_allclose(nll_BL, wanted_BL, rtol=2e-5)
 
 
 @pytest.mark.slow
@@ -99,7 +105,7 @@ def test_the_chunked_loss_counts_every_token(arrays, monkeypatch):
     )
     monkeypatch.setattr(losses, "LIMIT", 4 * 10 * V)
     mesh = sharding.make_mesh(1, 1, 1)
-    chunked = lambda *arrays: losses.loss_sums(*arrays, 0.1, mesh)
+    chunked = lambda *arrays: losses.loss_sums(*arrays, losses.Objective(0.1), mesh)
     assert "f32[10,11]" in str(jax.make_jaxpr(chunked)(*cut)) and "length=5" in str(jax.make_jaxpr(chunked)(*cut))
     for function in (lambda f: f, lambda f: jax.grad(lambda *arrays: f(*arrays)[0], (0, 1))):
         found, wanted = function(chunked)(*cut), function(lambda *arrays: plain(*arrays, 0.1))(*cut)
@@ -111,7 +117,7 @@ def test_the_chunked_loss_counts_every_token(arrays, monkeypatch):
 
 def test_bfloat16_loss_gradients_are_near_float32(arrays):
     mesh = sharding.make_mesh(1, 1, 1)
-    gradient = jax.jit(jax.grad(lambda *arrays: losses.loss_sums(*arrays, 0.1, mesh)[0], (0, 1)))
+    gradient = jax.jit(jax.grad(lambda *arrays: losses.loss_sums(*arrays, losses.Objective(0.1), mesh)[0], (0, 1)))
     narrow, wide = gradient(arrays[0].astype(jnp.bfloat16), *arrays[1:]), gradient(*arrays)
     assert [leaf.dtype for leaf in narrow] == [jnp.bfloat16, jnp.float32]
     for left, right in zip(narrow, wide, strict=True):
@@ -123,7 +129,8 @@ def test_loss_gradients_are_summed_over_devices_once(arrays, monkeypatch):
     monkeypatch.setattr(losses, "LIMIT", 4 * L * V // 3)
     x_BLD, table_VD, targets_BL, weights_BL = arrays
     put = jax.device_put((x_BLD, targets_BL, weights_BL), sharding.batch_sharding(mesh))
-    gradient = jax.grad(lambda x, table, *rest: losses.loss_sums(x, table, *rest, 0.1, mesh), (0, 1), has_aux=True)
+    sums = lambda x, table, *rest: losses.loss_sums(x, table, *rest, losses.Objective(0.1), mesh)
+    gradient = jax.grad(sums, (0, 1), has_aux=True)
     program = jax.jit(gradient).lower(put[0], table_VD, *put[1:]).compile().as_text()
     assert "all-gather" not in program and "while(" in program
     sums = [line for line in program.splitlines() if " all-reduce(" in line or " all-reduce-start(" in line]

@@ -125,6 +125,8 @@ SCALED = {
     "linear": [0.25, 0.025, 0.0025, 0.00025],
     "ntk": [1, 10 ** -(1 + math.log10(4) / 3), 10 ** -(2 + 2 * math.log10(4) / 3), 0.00025],
     "yarn": [1, 0.1, (1 - 0.0728868785) * 0.0025 + 0.0728868785 * 0.01, 0.00025],
+    # The bounds 32 and 1 of turns are at the pairs 1.008 and 2.513, which become 1 and 3.
+    "yarn_by_index": [1, 0.1, 0.5 * 0.0025 + 0.5 * 0.01, 0.00025],
     "llama3": [1, 0.1, (1 - 0.7531644115) * 0.0025 + 0.7531644115 * 0.01, 0.00025],
 }
 
@@ -135,8 +137,7 @@ def test_scaled_rope_has_the_frequencies_of_its_paper(scaling):
     encoding = make("rope", d_model=16, **rope)
     np.testing.assert_allclose(encoding.frequencies, SCALED[scaling], rtol=1e-8)
     rotated = np.asarray(encoding.rotate(jnp.ones((1, 1, 1, 8)), jnp.array([[3]])))[0, 0, 0]
-    temperature = 0.1 * math.log(4) + 1 if scaling == "yarn" else 1.0
-    assert temperature == pytest.approx(1.138629436 if scaling == "yarn" else 1)
+    temperature = 1.138629436 if scaling.startswith("yarn") else 1.0  # 0.1 ln 4 + 1
     for pair, frequency in enumerate(SCALED[scaling]):
         expected = temperature * np.array([math.cos(3 * frequency) - math.sin(3 * frequency),
                                            math.cos(3 * frequency) + math.sin(3 * frequency)])  # fmt: skip

@@ -135,12 +135,17 @@ def test_variants_of_attention_equal_one_device(small, scan, position):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", ["BERT", "Phi"])
-def test_biases_of_the_logits_equal_one_device(small, name, tied):
+@pytest.mark.parametrize("name", ["BERT", "Phi", "Gemma", "OLMo 2"])
+def test_fields_of_published_models_equal_one_device(small, name, tied):
     fields = {"model__prediction_head": True, "model__embedding_norm": True, "model__norm_placement": "post"}
     if name == "Phi":
         fields = {"model__output_bias": True, "model__parallel_residual": "one_norm", "model__head_width": 6}
         fields |= {"model__qkv_bias": False}
+    if name == "Gemma":
+        fields = {"model__output_norm": True, "model__output_soft_cap": 2.0, "model__scale_width": 5.0}
+    if name == "OLMo 2":
+        fields = {"model__output_norm": True, "model__norm_placement": "none", "model__variants__clip_qkv": 0.05}
+        fields |= {"model__variants__qk_norm": "all_heads"}
     fields |= {"model__tie_embeddings": tied, "model__dtype": "float32", "model__activation": "gelu"}
     results = []
     for mesh in ((1, 1, 1), (2, 2, 2)):

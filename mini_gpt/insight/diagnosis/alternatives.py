@@ -65,6 +65,7 @@ def fields(config: ModelConfig) -> Iterator[tuple[str, Any]]:
     yield from ((f"model.{name}", not getattr(config, name)) for name in ("scale_attention", "scale_embeddings"))
     yield from (("model.parallel_residual", value) for value in ("none", "two_norms"))
     yield "model.attention_window", None
+    yield "model.output_soft_cap", None
     if config.encoder_layers:
         yield "model.cross_positions", not config.cross_positions
     if "rope" in config.position_pattern:

@@ -57,10 +57,10 @@ def stream(model: LoadedModel, layers: list[Layer]) -> list[CheckResult]:
 def attention(model: LoadedModel, layers: list[Layer]) -> list[CheckResult]:
     """Check the scale of the attention logits and the entropy of the weights."""
     config, listed = model.config.model, lambda values: ", ".join(f"{value:.2f}" for value in values)
-    root = math.sqrt(config.head_width)
+    root = math.sqrt(config.scale_width)
     factor = 1.0 if config.scale_attention else root
     says = (
-        f"The attention logits are {factor:.2f} times QKᵀ/√d_k, with d_k = {config.head_width}. Without the scale "
+        f"The attention logits are {factor:.2f} times QKᵀ/√d_k, with d_k = {config.scale_width:g}. Without the scale "
         f"1/√d_k, this factor is √d_k = {root:.2f}. Standard deviation of the logits by layer: "
         f"{listed(float(layer.logits_B.mean()) for layer in layers)}."
     )

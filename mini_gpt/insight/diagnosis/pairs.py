@@ -84,5 +84,5 @@ def _run(
     statistics = lambda trace: probe.statistics(trace, is_target_BL)
     with sharding.use_mesh(model.mesh):
         x_BLD, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=statistics)
-        logits_BLV = x_BLD.astype(jnp.float32) @ module.output_table.T
+        logits_BLV = module.logits(x_BLD.astype(jnp.float32))
     return sharding.replicate((jax.nn.log_softmax(logits_BLV), layers), model.mesh)

@@ -87,7 +87,7 @@ def _inputs(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
 @jax.jit
 def _predictions(model: LoadedModel, inputs_BL: jax.Array, text_BL: jax.Array, at: jax.Array) -> jax.Array:
     x_BD = model.hidden(inputs_BL, text_BL)[:, at]
-    logits_BV = x_BD.astype(jnp.float32) @ model.merge().output_table.T
+    logits_BV = model.merge().logits(x_BD.astype(jnp.float32))
     return sharding.replicate(jax.nn.log_softmax(logits_BV), model.mesh)
 
 

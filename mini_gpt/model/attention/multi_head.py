@@ -13,7 +13,7 @@ from mini_gpt.model.attention import blockwise, cached, choice, kernels, referen
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.inputs import Context, Heads, KeyValues, Scoring
 from mini_gpt.model.attention.variants import Variants
-from mini_gpt.model.layers import Linear, dropout, residual_std
+from mini_gpt.model.layers import Linear, dropout, make_norm, residual_std
 
 IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splash": kernels.splash}
 
@@ -48,6 +48,8 @@ class MultiHeadAttention(nnx.Module):
         std = residual_std(config)
         self.out = Linear(config, config.attention_width, width, std=std, use_bias=config.attention_out_bias, rngs=rngs)
         self.variants = Variants(config, rngs=rngs)
+        if config.output_norm:
+            self.output_norm = make_norm(config, rngs=rngs)
         if own is not None:
             self.position = own(config, rngs=rngs)
 
@@ -63,7 +65,7 @@ class MultiHeadAttention(nnx.Module):
             x_BLD = self.variants.convolved(x_BLD, context.mask.segments_BL, past)
         from_BSD = x_BLD if context.memory is None else context.memory.x_BSD
         # 1. Project. With the cache of a memory, k and v are not used, and XLA leaves them out.
-        q_BLD, k_BSD, v_BSD = self.query(x_BLD), self.key(from_BSD), self.value(from_BSD)
+        q_BLD, k_BSD, v_BSD = map(self.variants.clipped, (self.query(x_BLD), self.key(from_BSD), self.value(from_BSD)))
         # 2. Split into heads. Rotary positions rotate queries and keys here.
         q_BLHK, k_BSGK = split_heads(q_BLD, config.num_heads), split_heads(k_BSD, config.num_kv_heads)
         q_BLHK, k_BSGK = self.variants.normalised(q_BLHK, k_BSGK)
@@ -85,12 +87,13 @@ class MultiHeadAttention(nnx.Module):
         # 4. Concatenate the heads.
         out_BLE = out_BLHK.reshape(*x_BLD.shape[:-1], config.attention_width)
         # 5. Project.
-        return self.out(out_BLE), cache, maps
+        out_BLD = self.out(out_BLE)
+        return self.output_norm(out_BLD) if config.output_norm else out_BLD, cache, maps
 
     @property
     def scale(self) -> float:
         """The factor by which qkᵀ is multiplied."""
-        return 1 / math.sqrt(self.config.head_width) if self.config.scale_attention else 1.0
+        return 1 / math.sqrt(self.config.scale_width) if self.config.scale_attention else 1.0
 
     def _decay(self, x_BLD: jax.Array, position: Any, past: Past | None) -> jax.Array | None:
         """Return the cumulative sum decay_BLH of the encoding's log gates, or None if it has no gates."""

@@ -19,10 +19,18 @@ class Variants(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config, variants, heads = config, config.variants, config.num_heads
         if variants.qk_norm != "none":
-            norm = lambda: nnx.RMSNorm(
-                config.head_width, epsilon=1e-6, use_scale=variants.qk_norm == "weighted", dtype=jnp.float32, rngs=rngs
+            epsilon, weighted = variants.qk_norm_epsilon, variants.qk_norm != "plain"
+            together = variants.qk_norm == "all_heads"
+            self.query_norm, self.key_norm = (
+                nnx.RMSNorm(
+                    count * config.head_width if together else config.head_width,
+                    epsilon=epsilon,
+                    use_scale=weighted,
+                    dtype=jnp.float32,
+                    rngs=rngs,
+                )
+                for count in (heads, config.num_kv_heads)
             )
-            self.query_norm, self.key_norm = norm(), norm()
         if variants.query_scale == "ssmax":
             self.query_factor = nnx.Param(jnp.full(heads, variants.ssmax_start, jnp.float32))
         if variants.sink == "trained":
@@ -52,11 +60,25 @@ class Variants(nnx.Module):
             mixed_BLD = mixed_BLD + taps_TD[age] * moved_BLD
         return mixed_BLD.astype(x_BLD.dtype)
 
+    def clipped(self, x_BLD: jax.Array) -> jax.Array:
+        """Limit the entries of projected queries, keys or values, as in MPT and OLMo."""
+        most = self.config.variants.clip_qkv
+        return x_BLD if most is None else jnp.clip(x_BLD, -most, most)
+
     def normalised(self, q_BLHK: jax.Array, k_BLGK: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Divide each query and key by its root mean square, before the rotation, as in Qwen3."""
-        if self.config.variants.qk_norm == "none":
+        """Divide queries and keys by their root mean squares, before the rotation.
+
+        Each head apart (Qwen3), or all heads of a token together (OLMo 2).
+        """
+        kind = self.config.variants.qk_norm
+        if kind == "none":
             return q_BLHK, k_BLGK
-        return self.query_norm(q_BLHK).astype(q_BLHK.dtype), self.key_norm(k_BLGK).astype(k_BLGK.dtype)
+
+        def normed(norm, x_BLHK):
+            parts = x_BLHK.reshape(*x_BLHK.shape[:2], -1) if kind == "all_heads" else x_BLHK
+            return norm(parts).reshape(x_BLHK.shape).astype(x_BLHK.dtype)
+
+        return normed(self.query_norm, q_BLHK), normed(self.key_norm, k_BLGK)
 
     def scaled_by_length(self, q_BLHK: jax.Array, context: Context, visible_BS: jax.Array | None) -> jax.Array:
         """Scale each query by a factor that grows with its visible keys or its position. visible_BS: of a KV cache.

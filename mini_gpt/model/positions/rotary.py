@@ -21,8 +21,8 @@ class Rope(Position):
     """Queries and keys rotated by position, so that <R(m)q, R(n)k> = qᵀR(n-m)k (Su et al. 2021, 3.2).
 
     The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Checkpoints with interleaved
-    pairs (RoFormer) need a permutation. `model.rope.scaling` and `model.rope.turning` change the frequencies; yarn also
-    scales the logits.
+    pairs (RoFormer) need a permutation. `model.rope.scaling` and `model.rope.turning` change the frequencies; both
+    forms of yarn also scale the logits.
     """
 
     name = "rope"
@@ -30,7 +30,7 @@ class Rope(Position):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.width, self.config = config.rotated_width, config.rope
         self.frequencies = tuple(map(float, rope_frequencies(config.rope, self.width)))
-        self.temperature = yarn_scale(config.rope.factor) if config.rope.scaling == "yarn" else 1.0
+        self.temperature = yarn_scale(config.rope.factor) if config.rope.scaling.startswith("yarn") else 1.0
 
     def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
         dtype = x_BLHK.dtype

@@ -22,8 +22,9 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
     base · s^(width/(width-2)), so that the slowest pair is divided by s and the fastest is unchanged (NTK-aware; Peng
     et al. 2023, 3.1). yarn: pairs with more than `beta_fast` turns in the original context are unchanged. Pairs with
     fewer than `beta_slow` turns are divided by s. In between, the two frequencies are averaged with weights linear in
-    the turns (Peng et al. 2023, 3.2, with bounds β and α; the released code is linear in the pair's index). llama3: as
-    yarn, by default between 1 and 4 turns (released code of Llama 3.1).
+    the turns (Peng et al. 2023, 3.2, with bounds β and α). yarn_by_index: the weights are linear in the pair's index,
+    between the bounds rounded to whole pairs (released code of YaRN, and Transformers). llama3: as yarn, by default
+    between 1 and 4 turns (released code of Llama 3.1).
 
     dynamic: unchanged here; see `dynamic_frequencies`. With `rope.turning` below 1, the slowest pairs get frequency 0
     (p-RoPE, Barbero et al. 2025).
@@ -43,6 +44,12 @@ def _scaled(rope: RopeConfig, width: int) -> np.ndarray:
     if rope.scaling in ("yarn", "llama3"):
         turns_P = rope.original_context * plain_P / (2 * np.pi)
         unscaled_P = np.clip((turns_P - rope.beta_slow) / (rope.beta_fast - rope.beta_slow), 0, 1)
+        return (1 - unscaled_P) * plain_P / s + unscaled_P * plain_P
+    if rope.scaling == "yarn_by_index":
+        assert rope.original_context is not None
+        pair = lambda turns: width * math.log(rope.original_context / (2 * math.pi * turns)) / (2 * math.log(rope.base))
+        first, last = max(math.floor(pair(rope.beta_fast)), 0), min(math.ceil(pair(rope.beta_slow)), width - 1)
+        unscaled_P = 1 - np.clip((np.arange(width // 2) - first) / max(last - first, 1e-3), 0, 1)
         return (1 - unscaled_P) * plain_P / s + unscaled_P * plain_P
     return plain_P
 
