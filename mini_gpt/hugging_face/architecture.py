@@ -29,6 +29,8 @@ NEEDED = {
     "prediction_head": False,
     "parallel_residual": "none",
     "output_bias": False,
+    "output_norm": False,
+    "output_soft_cap": None,
     "norm_weights": True,
     "share_embeddings": True,
     "scale_attention": True,  # GPT-2's config can express False, but some versions of Transformers ignore it
@@ -36,6 +38,7 @@ NEEDED = {
     "random_positions": None,
     "cross_positions": False,
     "variants.qk_norm": "none",
+    "variants.clip_qkv": None,
     "variants.query_scale": "none",
     "variants.soft_cap": None,
     "variants.normaliser": "softmax",
@@ -47,6 +50,7 @@ NEEDED = {
 GELUS = {"gelu_new": "gelu", "gelu": "gelu_exact", "relu": "relu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
 SIZES = ("d_model", "num_layers", "num_heads", "d_ff")
 QKV = "attention/query attention/key attention/value"
+FULL, SLIDING = "full_attention", "sliding_attention"  # entries of layer_types
 LAYER = ("attention_norm", QKV, "attention/out", "mlp_norm", "mlp/up", "mlp/down")
 
 
@@ -122,9 +126,11 @@ class Architecture:
         activations = tuple(dict.fromkeys(self.activations.values()))
         own = {"norm": (self.norm,), "activation": activations, "num_kv_heads": (model.num_heads,)}
         own |= {"position": (self.position,), "head_width": (model.d_model // model.num_heads,)}
+        own["rope.base"] = ("one number for all layers",) if isinstance(model.rope.base, tuple) else (model.rope.base,)
         if not self.always_biased:
             own |= {"qkv_bias": (model.use_bias,), "attention_out_bias": (model.use_bias,)}
         needed = {name: (value,) for name, value in self.needed.items()}
+        own["scale_width"] = (float(model.head_width),)
         return needed | own | {name: needed[name] for name in self.needs}
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:

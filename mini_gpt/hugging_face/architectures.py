@@ -8,8 +8,10 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.hugging_face.architecture import Architecture, Ids
 from mini_gpt.hugging_face.bert import Bert, Roberta
 from mini_gpt.hugging_face.causal import GPT2, MPT, OPT, Bloom, GPTNeo
-from mini_gpt.hugging_face.llama import Gemma, Llama, Mistral, Olmo, Qwen2, Qwen3, SmolLM3
-from mini_gpt.hugging_face.rotary import GPTNeoX, Phi, StarCoder2
+from mini_gpt.hugging_face.gemma import Gemma, Gemma2, Gemma3
+from mini_gpt.hugging_face.gpt_neox import GPTNeoX, Phi, StarCoder2
+from mini_gpt.hugging_face.llama import Mistral, Olmo, Olmo2, Qwen2, Qwen3, SmolLM3
+from mini_gpt.hugging_face.rotary import Llama
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.t5 import T5
 from mini_gpt.runtime.errors import UserError, shown
@@ -18,7 +20,7 @@ NO_IDS: Ids = types.MappingProxyType({})
 BY_POSITION: dict[str, tuple[type[Architecture], ...]] = {  # in the order in which an export tries them
     "learned": (GPT2, GPTNeo, OPT),
     "rope": (GPTNeoX, Phi, StarCoder2, Olmo),
-    "rope, rmsnorm": (Llama, Mistral, Qwen2, Qwen3, Gemma),
+    "rope, rmsnorm": (Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma2, Gemma3, Olmo2),
     "rope and none": (SmolLM3,),
     "alibi": (MPT, Bloom),
 }
@@ -42,8 +44,6 @@ def choose(model: ModelConfig, ids: Ids = NO_IDS, model_type: str | None = None)
 def _problems(architecture: Architecture, model: ModelConfig) -> list[str]:
     """Return an error for each field of the model that the architecture can't express."""
     problems = []
-    if isinstance(model.rope.base, tuple):
-        problems.append(f"model.rope.base: found {shown(model.rope.base)}; must be one number for all layers")
     for name, values in architecture.supported(model).items():
         found = operator.attrgetter(name)(model)
         if found not in values:

@@ -1,73 +1,12 @@
-"""Llama, and models that differ from it in a few fields: Mistral, Qwen2, Qwen3, SmolLM3, OLMo and Gemma."""
+"""Models that differ from Llama in a few fields: Mistral, Qwen2, Qwen3, SmolLM3 and OLMo."""
 
 from typing import Any, ClassVar
 
-import numpy as np
-
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import QKV, Arrays, Ids, one_window, shortest, window_in_some_layers
-from mini_gpt.hugging_face.rotary import Rotary
+from mini_gpt.hugging_face.architecture import FULL, QKV, SLIDING, Ids, one_window, shortest, window_in_some_layers
+from mini_gpt.hugging_face.rotary import Llama
 from mini_gpt.hugging_face.settings import Settings
-
-FULL, SLIDING = "full_attention", "sliding_attention"  # entries of layer_types
-
-
-class Llama(Rotary):
-    """Llama (Touvron et al. 2023): RoPE, RMSNorm, SwiGLU."""
-
-    model_type, title, class_name, norm = "llama", "Llama", "LlamaForCausalLM", "rmsnorm"
-    activation_by_default = "silu"
-    activations: ClassVar = {"silu": "swiglu", "swish": "swiglu"}
-    sizes_by_default = (4096, 32, 32, 11_008)
-    epsilon: tuple[str, float] | None = ("rms_norm_eps", 1e-6)
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_width",
-        "attention_bias": "qkv_bias",
-        "mlp_bias": "use_bias",
-        "attention_dropout": "attention_dropout",
-    }
-    final_norm = "norm"
-    layer: tuple[str, ...] = (
-        *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-        *("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-    )
-    parameters: tuple[str, ...] = (
-        "attention_norm",
-        *QKV.split(),
-        "attention/out",
-        "mlp_norm",
-        "mlp/gate",
-        "mlp/up",
-        "mlp/down",
-    )
-    kv_heads_by_default: int | None = None  # None: those of the queries
-    head_width_by_default: int | None = None  # None: d_model / num_heads
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        of_attention = model.qkv_bias if "attention_bias" in self.exported else False
-        of_mlp = model.use_bias if "mlp_bias" in self.exported else False
-        values = {"num_kv_heads": model.num_kv_heads, "rope.fraction": 1.0, "use_bias": of_mlp}
-        values |= {"qkv_bias": self.needs.get("qkv_bias", of_attention), "attention_out_bias": of_attention}
-        if "head_dim" in self.exported:
-            values["head_width"] = model.head_width
-        return super().supported(model) | {name: (value,) for name, value in values.items()}
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        for where in (settings, settings.section("rope_parameters")):  # Transformers' Llama ignores this field
-            where.require({"partial_rotary_factor": 1.0})
-        fields = super().fields(settings)
-        heads, width = fields["model.num_heads"], fields["model.d_model"]
-        biased = settings.boolean("attention_bias", False) if "attention_bias" in self.exported else False
-        of_mlp = settings.boolean("mlp_bias", False) if "mlp_bias" in self.exported else False
-        return fields | {
-            "model.num_kv_heads": settings.whole("num_key_value_heads", self.kv_heads_by_default or heads),
-            "model.head_width": settings.whole("head_dim", self.head_width_by_default or max(1, width // heads)),
-            "model.use_bias": of_mlp,
-            "model.qkv_bias": self.needs.get("qkv_bias", biased),
-            "model.attention_out_bias": biased,
-        }
 
 
 class Mistral(Llama):
@@ -132,7 +71,7 @@ class Qwen3(Qwen2):
     """Qwen3 (Qwen Team 2025), dense: a norm of each head's queries and keys, and a head width of its own."""
 
     model_type, title, class_name = "qwen3", "Qwen3", "Qwen3ForCausalLM"
-    needs: ClassVar = {"variants.qk_norm": "weighted", "norm_epsilon": 1e-6}  # that of QK-norm is always 1e-6
+    needs: ClassVar = {"variants.qk_norm": "weighted"}
     exported: ClassVar = {
         "num_key_value_heads": "num_kv_heads",
         "head_dim": "head_width",
@@ -142,10 +81,6 @@ class Qwen3(Qwen2):
     head_width_by_default = 128
     layer = (*Llama.layer, "self_attn.q_norm", "self_attn.k_norm")
     parameters = (*Llama.parameters, "attention/variants/query_norm", "attention/variants/key_norm")
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        settings.require({"rms_norm_eps": 1e-6})
-        return super().fields(settings)
 
 
 class SmolLM3(Llama):
@@ -187,42 +122,39 @@ class Olmo(Llama):
 
     model_type, title, class_name, norm = "olmo", "OLMo", "OlmoForCausalLM", "layernorm"
     needs: ClassVar = {"norm_weights": False, "norm_epsilon": 1e-5}
-    fixed: ClassVar = {"clip_qkv": None}
     epsilon = None
     exported: ClassVar = {
         "num_key_value_heads": "num_kv_heads",
         "attention_bias": "qkv_bias",
         "attention_dropout": "attention_dropout",
+        "clip_qkv": "variants.clip_qkv",
     }
 
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        return super().supported(model) | {"variants.clip_qkv": (model.variants.clip_qkv,)}
 
-class Gemma(Llama):
-    """Gemma (Gemma Team 2024): Llama with GEGLU and scaled embeddings. Files hold the weights of norms minus 1."""
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        clip = settings.number("clip_qkv", 0.0) or None
+        return super().fields(settings) | {"model.variants.clip_qkv": clip}
 
-    model_type, title, class_name = "gemma", "Gemma", "GemmaForCausalLM"
-    needs: ClassVar = {"scale_embeddings": True}
-    scales_embeddings = tied_by_default = True
-    activation_by_default = "gelu_pytorch_tanh"
-    activations: ClassVar = {"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}  # both are the tanh form there
-    context = ("max_position_embeddings", 8192)
-    sizes_by_default = (3072, 28, 16, 24_576)
-    kv_heads_by_default = 16
-    head_width_by_default = 256
-    fixed: ClassVar = {"use_bidirectional_attention": None}
+
+class Olmo2(Llama):
+    """OLMo 2 (OLMo Team 2024): Llama with norms of the sublayers' outputs only, and QK-norm over all heads."""
+
+    model_type, title, class_name = "olmo2", "OLMo 2", "Olmo2ForCausalLM"
+    needs: ClassVar = {"norm_placement": "none", "output_norm": True, "variants.qk_norm": "all_heads"}
+    epsilon = ("rms_norm_eps", 1e-5)
     exported: ClassVar = {
         "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_width",
         "attention_bias": "qkv_bias",
         "attention_dropout": "attention_dropout",
     }
-
-    def fold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
-        return _moved(arrays, 1)
-
-    def unfold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
-        return _moved(arrays, -1)
-
-
-def _moved(arrays: Arrays, by: int) -> Arrays:
-    """Return the arrays, with `by` added to the weights of norms."""
-    return {name: array + np.float32(by) if name.endswith("norm/scale") else array for name, array in arrays.items()}
+    layer = (
+        *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm", "self_attn.k_norm"),
+        *("self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+        "post_feedforward_layernorm",
+    )
+    parameters = (
+        *(*QKV.split(), "attention/variants/query_norm", "attention/variants/key_norm"),
+        *("attention/out", "attention/output_norm", "mlp/gate", "mlp/up", "mlp/down", "mlp/output_norm"),
+    )

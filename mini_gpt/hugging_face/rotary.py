@@ -1,12 +1,20 @@
-"""Causal language models with RoPE: GPT-NeoX, Phi and StarCoder2."""
+"""The base class of architectures with RoPE, and Llama."""
 
+import math
 from typing import Any, ClassVar
 
+from mini_gpt.config.attention import RopeConfig
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import GELUS, QKV, Architecture, Ids, one_window
+from mini_gpt.hugging_face.architecture import QKV, Architecture, Ids
 from mini_gpt.hugging_face.settings import Settings
-from mini_gpt.hugging_face.tensors import Tensor
+from mini_gpt.model.positions.waves import yarn_scale
+
+# Transformers' rope_type of model.rope.scaling. ntk is exported as the equivalent base. The paper's ramp of yarn is
+# linear in the turns, and has no rope_type: that of Transformers is linear in the index of the pair.
+TYPES = {"none": "default", "linear": "linear", "dynamic": "dynamic", "yarn_by_index": "yarn", "llama3": "llama3"}
+EXPORTED = (*TYPES, "ntk")
+LIMIT, ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
 
 
 class Rotary(Architecture):
@@ -24,146 +32,146 @@ class Rotary(Architecture):
     fraction_by_default = 1.0
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        # No YaRN: Transformers' ramp is linear in the pair index. The ramp of the paper is linear in rotations.
-        return super().supported(model) | {"rope.scaling": ("none", "linear", "ntk", "llama3"), "rope.turning": (1.0,)}
+        yarn = model.rope.scaling == "yarn_by_index"
+        rope = {"rope.scaling": EXPORTED, "rope.turning": (1.0,)}
+        # Transformers scales only rotated dimensions, and mini_gpt the logits.
+        return super().supported(model) | rope | ({"rope.fraction": (1.0,)} if yarn else {})
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        rope, width = config.model.rope, config.model.rotated_width
-        base = rope.base * rope.factor ** (width / (width - 2)) if rope.scaling == "ntk" else rope.base
-        scaling: dict[str, Any] | None = None
-        if rope.scaling in ("linear", "llama3"):  # "type": for versions before 4.45
-            scaling = {"rope_type": rope.scaling, "type": rope.scaling, "factor": rope.factor}
-        if scaling and rope.scaling == "llama3":
-            scaling |= {"low_freq_factor": rope.beta_slow, "high_freq_factor": rope.beta_fast}
-            scaling |= {"original_max_position_embeddings": rope.original_context}
-        return super().describe(config, ids) | {self.base_field: base, "rope_scaling": scaling}
+        rope = _described_rope(config.model.rope, config.model.rotated_width, self.base_field)
+        return super().describe(config, ids) | rope
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        """Return also the fields of RoPE, from rope_scaling or from rope_parameters (Transformers 5)."""
-        old = settings.section("rope_scaling")
-        found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 does
-        kind_field = "type" if found.get("rope_type") is None else "rope_type"  # null counts as missing
-        kind = found.get(kind_field, "default")
-        if kind not in ("default", "linear", "llama3"):
-            raise found.error(kind_field, "must be default, linear or llama3 to be imported")
-        factor = 1.0 if kind == "default" else found.number("factor", 0.0)
-        if factor < 1:
-            raise found.error("factor", "must be at least 1")
-        of_llama3: dict[str, Any] = {}
-        if kind == "llama3" and factor > 1:
-            of_llama3["model.rope.beta_slow"] = found.number("low_freq_factor", 1.0)
-            of_llama3["model.rope.beta_fast"] = found.number("high_freq_factor", 4.0)
-            of_llama3["model.rope.original_context"] = found.whole("original_max_position_embeddings")
+        """Return also the fields of RoPE."""
         fraction = settings.number(self.fraction_field, self.fraction_by_default)
-        fields = super().fields(settings) | of_llama3
+        rope = _rope_fields(settings, self.base_field, self.context, fraction)
+        return super().fields(settings) | rope
+
+
+class Llama(Rotary):
+    """Llama (Touvron et al. 2023): RoPE, RMSNorm, SwiGLU."""
+
+    model_type, title, class_name, norm = "llama", "Llama", "LlamaForCausalLM", "rmsnorm"
+    activation_by_default = "silu"
+    activations: ClassVar = {"silu": "swiglu", "swish": "swiglu"}
+    sizes_by_default = (4096, 32, 32, 11_008)
+    epsilon: tuple[str, float] | None = ("rms_norm_eps", 1e-6)
+    exported: ClassVar = {
+        "num_key_value_heads": "num_kv_heads",
+        "head_dim": "head_width",
+        "attention_bias": "qkv_bias",
+        "mlp_bias": "use_bias",
+        "attention_dropout": "attention_dropout",
+    }
+    final_norm = "norm"
+    layer: tuple[str, ...] = (
+        *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+        *("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    )
+    parameters: tuple[str, ...] = (
+        "attention_norm",
+        *QKV.split(),
+        "attention/out",
+        "mlp_norm",
+        "mlp/gate",
+        "mlp/up",
+        "mlp/down",
+    )
+    kv_heads_by_default: int | None = None  # None: those of the queries
+    head_width_by_default: int | None = None  # None: d_model / num_heads
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        of_attention = model.qkv_bias if "attention_bias" in self.exported else False
+        of_mlp = model.use_bias if "mlp_bias" in self.exported else False
+        values = {"num_kv_heads": model.num_kv_heads, "rope.fraction": 1.0, "use_bias": of_mlp}
+        values |= {"qkv_bias": self.needs.get("qkv_bias", of_attention), "attention_out_bias": of_attention}
+        if "head_dim" in self.exported:
+            values["head_width"] = model.head_width
+        if self.needed["variants.qk_norm"] != "none":
+            values["variants.qk_norm_epsilon"] = model.norm_epsilon
+        return super().supported(model) | {name: (value,) for name, value in values.items()}
+
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        for where in (settings, settings.section("rope_parameters")):  # Transformers' Llama ignores this field
+            where.require({"partial_rotary_factor": 1.0})
+        fields = super().fields(settings)
+        heads, width = fields["model.num_heads"], fields["model.d_model"]
+        biased = settings.boolean("attention_bias", False) if "attention_bias" in self.exported else False
+        of_mlp = settings.boolean("mlp_bias", False) if "mlp_bias" in self.exported else False
+        if self.needed["variants.qk_norm"] != "none":
+            fields["model.variants.qk_norm_epsilon"] = fields["model.norm_epsilon"]
         return fields | {
-            "model.rope.base": found.number("rope_theta", settings.number(self.base_field, 10_000.0)),
-            "model.rope.fraction": found.number("partial_rotary_factor", fraction),
-            "model.rope.scaling": kind if factor > 1 else "none",
-            "model.rope.factor": factor,
+            "model.num_kv_heads": settings.whole("num_key_value_heads", self.kv_heads_by_default or heads),
+            "model.head_width": settings.whole("head_dim", self.head_width_by_default or max(1, width // heads)),
+            "model.use_bias": of_mlp,
+            "model.qkv_bias": self.needs.get("qkv_bias", biased),
+            "model.attention_out_bias": biased,
         }
 
 
-class GPTNeoX(Rotary):
-    """GPT-NeoX (Black et al. 2022) and Pythia: RoPE, LayerNorm, parallel or sequential residuals."""
-
-    model_type, title, class_name = "gpt_neox", "GPT-NeoX", "GPTNeoXForCausalLM"
-    always_biased = True
-    sizes_by_default = (6144, 44, 64, 24_576)
-    epsilon = ("layer_norm_eps", 1e-5)
-    fixed: ClassVar = {"attention_bias": True}
-    exported: ClassVar = {
-        "hidden_dropout": "sublayer_dropout",
-        "attention_dropout": "attention_dropout",
-        "rotary_pct": "rope.fraction",
-    }
-    base_field, fraction_field, fraction_by_default = "rotary_emb_base", "rotary_pct", 0.25
-    prefix, buffers = "gpt_neox.", r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
-    tables: ClassVar = {"embed_in": "embedding"}
-    final_norm, head, interleaved = "final_layer_norm", "embed_out", True
-    layer = (
-        *("input_layernorm", "attention.query_key_value", "attention.dense"),
-        *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-    )
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | {"parallel_residual": ("none", "two_norms")}
-
-    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        is_parallel = config.model.parallel_residual != "none"
-        return super().describe(config, ids) | {"use_parallel_residual": is_parallel}
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        is_parallel = settings.boolean("use_parallel_residual", True)
-        return super().fields(settings) | {"model.parallel_residual": "two_norms" if is_parallel else "none"}
+def _described_rope(rope: RopeConfig, width: int, base_field: str) -> dict[str, Any]:
+    """Return the fields of config.json. width: rotated dimensions of a head."""
+    if rope.scaling == "ntk":
+        assert isinstance(rope.base, float)
+        return {base_field: rope.base * rope.factor ** (width / (width - 2)), "rope_scaling": None}
+    if rope.scaling == "none":
+        return {base_field: rope.base, "rope_scaling": None}
+    kind = TYPES[rope.scaling]
+    scaling: dict[str, Any] = {"rope_type": kind, "type": kind, "factor": rope.factor}  # "type": before 4.45
+    described = {base_field: rope.base, "rope_scaling": scaling}
+    if kind == "llama3":
+        scaling |= {"low_freq_factor": rope.beta_slow, "high_freq_factor": rope.beta_fast}
+    if kind == "yarn":
+        scaling |= {"beta_slow": rope.beta_slow, "beta_fast": rope.beta_fast}
+    if kind in ("llama3", "yarn"):
+        scaling |= {ORIGINAL: rope.original_context}
+    assert rope.original_context is not None
+    if kind == "yarn":  # Transformers 4 reads the factor from these lengths
+        described |= {LIMIT: round(rope.factor * rope.original_context)}
+    if kind == "dynamic":
+        described |= {LIMIT: rope.original_context}
+    return described
 
 
-class Phi(Rotary):
-    """Phi-1, 1.5 and 2 (Li et al. 2023): parallel residuals with one norm, and a bias of the logits."""
+def _rope_fields(settings: Settings, base_field: str, limit: tuple[str, int], fraction: float) -> dict[str, Any]:
+    """Return the fields of mini_gpt's config, from rope_scaling or from rope_parameters (Transformers 5).
 
-    model_type, title, class_name = "phi", "Phi", "PhiForCausalLM"
-    needs: ClassVar = {"parallel_residual": "one_norm", "output_bias": True}
-    always_biased = True
-    activation_by_default = "gelu_new"
-    sizes_by_default = (2048, 24, 32, 8192)
-    epsilon = ("layer_norm_eps", 1e-5)
-    fixed: ClassVar = {"qk_layernorm": False}
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "partial_rotary_factor": "rope.fraction",
-        "resid_pdrop": "sublayer_dropout",
-        "embd_pdrop": "embedding_dropout",
-        "attention_dropout": "attention_dropout",
-    }
-    fraction_by_default = 0.5
-    final_norm = "final_layernorm"
-    layer = (
-        *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.dense"),
-        *("mlp.fc1", "mlp.fc2"),
-    )
-    parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp/up", "mlp/down")
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | {"num_kv_heads": (model.num_kv_heads,)}
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        fields = super().fields(settings)
-        return fields | {"model.num_kv_heads": settings.whole("num_key_value_heads", fields["model.num_heads"])}
-
-    def tensors(self, model: ModelConfig) -> list[Tensor]:
-        return [*super().tensors(model), Tensor("lm_head.bias", ("output_bias/bias",))]
+    limit: the field of the context length, and its default. fraction: that of the model, which a section of RoPE may
+    replace. Raises UserError for an unsupported setting.
+    """
+    old = settings.section("rope_scaling")
+    found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 does
+    kind_field = "type" if found.get("rope_type") is None else "rope_type"  # null counts as missing
+    kind = found.get(kind_field, "default")
+    if kind not in TYPES.values():
+        raise found.error(kind_field, f"must be {', '.join(TYPES.values())} to be imported")
+    factor = 1.0 if kind == "default" else found.number("factor", 0.0)
+    if factor < 1:
+        raise found.error("factor", "must be at least 1")
+    base = found.number("rope_theta", settings.number(base_field, 10_000.0))
+    if factor == 1:
+        kind = "default"
+    scaling = next(ours for ours, theirs in TYPES.items() if theirs == kind)
+    fraction = found.number("partial_rotary_factor", fraction)
+    read = {"base": base, "scaling": scaling, "factor": factor, "fraction": fraction}
+    if kind == "llama3":
+        read |= {"beta_slow": found.number("low_freq_factor", 1.0), "beta_fast": found.number("high_freq_factor", 4.0)}
+        read |= {"original_context": found.whole(ORIGINAL)}
+    if kind == "yarn":
+        _require_plain_yarn(found, factor, fraction)
+        read |= {"beta_slow": found.number("beta_slow", 1.0), "beta_fast": found.number("beta_fast", 32.0)}
+        read |= {"original_context": found.whole(ORIGINAL, settings.whole(*limit))}
+    if kind == "dynamic":
+        read |= {"original_context": settings.whole(*limit)}
+        found.require({ORIGINAL: read["original_context"]})
+    return {f"model.rope.{name}": value for name, value in read.items()}
 
 
-class StarCoder2(Rotary):
-    """StarCoder2 (Lozhkov et al. 2024): RoPE, LayerNorm, grouped queries, a window."""
-
-    model_type, title, class_name = "starcoder2", "StarCoder2", "Starcoder2ForCausalLM"
-    tied_by_default = True
-    activation_by_default = "gelu_pytorch_tanh"
-    activations: ClassVar = {"gelu_pytorch_tanh": "gelu", **GELUS}
-    sizes_by_default = (3072, 30, 24, 12_288)
-    epsilon = ("norm_epsilon", 1e-5)
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "sliding_window": "attention_window",
-        "residual_dropout": "sublayer_dropout",
-        "embedding_dropout": "embedding_dropout",
-        "attention_dropout": "attention_dropout",
-    }
-    fixed: ClassVar = {"use_bias": True}
-    always_biased = True
-    final_norm = "norm"
-    layer = (
-        *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-        *("post_attention_layernorm", "mlp.c_fc", "mlp.c_proj"),
-    )
-    parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp_norm", "mlp/up", "mlp/down")
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        free = {"num_kv_heads": (model.num_kv_heads,), "rope.fraction": (1.0,)}
-        return super().supported(model) | free | one_window(model)
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        window = settings.whole("sliding_window") if settings.get("sliding_window") else None
-        kv_heads = settings.whole("num_key_value_heads", 2)
-        return super().fields(settings) | {"model.num_kv_heads": kv_heads, "model.attention_window": window}
+def _require_plain_yarn(found: Settings, factor: float, fraction: float) -> None:
+    """Raise UserError for a form of YaRN with another ramp, or another scale of the logits than its paper."""
+    found.require({"truncate": True, "mscale": None, "mscale_all_dim": None})
+    if fraction != 1:  # Transformers scales only the rotated dimensions, and mini_gpt the logits
+        raise found.error("rope_type", "must not be yarn, because only a part of the dimensions is rotated")
+    usual = yarn_scale(factor)
+    if not math.isclose(found.number("attention_factor", usual), usual, rel_tol=1e-6):
+        raise found.error("attention_factor", f"must be 0.1 ln(factor) + 1 = {usual:.6g} to be imported")

@@ -14,6 +14,7 @@ T5 = {"position": "t5", "norm": "rmsnorm", "use_bias": False, "scale_attention":
 BERT = {"position": "learned", "causal": False, "norm_placement": "post", "embedding_norm": True}
 BERT |= {"prediction_head": True, "activation": "gelu_exact"}
 LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False}
+GEMMA2 = LLAMA | {"activation": "geglu", "scale_embeddings": True, "output_norm": True}
 # Name: (model_type of the exported config.json, model fields).
 EXPORTABLE = {
     "learned": ("gpt2", {"position": "learned"}),
@@ -52,7 +53,7 @@ EXPORTABLE = {
     "qwen3": (
         "qwen3",
         LLAMA
-        | {"variants.qk_norm": "weighted", "norm_epsilon": 1e-6, "head_width": 12, "attention_window": 4}
+        | {"variants.qk_norm": "weighted", "variants.qk_norm_epsilon": 1e-5, "head_width": 12, "attention_window": 4}
         | {"qkv_bias": True, "attention_out_bias": True, "num_kv_heads": 1, "tie_embeddings": False},
     ),
     "smollm3": ("smollm3", LLAMA | {"position": ("rope", "none"), "num_layers": 3, "num_kv_heads": 2}),
@@ -60,7 +61,40 @@ EXPORTABLE = {
         "gemma",
         LLAMA | {"activation": "geglu", "scale_embeddings": True, "head_width": 10, "num_kv_heads": 1},
     ),
-    "olmo": ("olmo", LLAMA | {"norm": "layernorm", "norm_weights": False, "tie_embeddings": False}),
+    "gemma2": (
+        "gemma2",
+        GEMMA2
+        | {"head_width": 10, "num_kv_heads": 2, "scale_width": 20.0, "attention_window": (3, None)}
+        | {"output_soft_cap": 6.0, "variants.soft_cap": 2.0, "num_layers": 3},
+    ),
+    "gemma2, untied, no caps": (
+        "gemma2",
+        GEMMA2 | {"tie_embeddings": False, "qkv_bias": True, "attention_out_bias": True},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        GEMMA2
+        | {"variants.qk_norm": "weighted", "variants.qk_norm_epsilon": 1e-3, "norm_epsilon": 1e-3, "scale_width": 6.0}
+        | {"attention_window": (3, 3, None), "rope.base": (10.0, 10.0, 1e4), "num_layers": 5, "output_soft_cap": 5.0},
+    ),
+    "olmo": (
+        "olmo",
+        LLAMA | {"norm": "layernorm", "norm_weights": False, "tie_embeddings": False, "variants.clip_qkv": 0.4},
+    ),
+    "olmo2": (
+        "olmo2",
+        LLAMA
+        | {"norm_placement": "none", "output_norm": True, "variants.qk_norm": "all_heads", "num_kv_heads": 2}
+        | {"variants.qk_norm_epsilon": 1e-5, "tie_embeddings": False},
+    ),
+    "llama, yarn": (
+        "llama",
+        LLAMA | {"rope.scaling": "yarn_by_index", "rope.factor": 2.0, "rope.original_context": 8, "head_width": 12},
+    ),
+    "llama, dynamic": (
+        "llama",
+        LLAMA | {"rope.scaling": "dynamic", "rope.factor": 3.0, "rope.original_context": 8, "num_kv_heads": 1},
+    ),
     "gpt_neo": (
         "gpt_neo",
         {"position": "learned", "scale_attention": False, "qkv_bias": False, "attention_window": (None, 4)}

@@ -9,6 +9,8 @@ import numpy as np
 
 from tests.hugging_face import numpy_forwards as base
 
+GEMMAS = ("gemma", "gemma2", "gemma3_text")
+
 
 def _window(L, size):
     """Return visible_LM of a causal mask in which a query sees `size` keys, its own included; None: all before it."""
@@ -19,7 +21,16 @@ def _window(L, size):
 
 def _angles(config, L, K, fraction):
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if rope.get("rope_type") != "llama3":
+    kind = rope.get("rope_type")
+    if kind == "dynamic" and config["max_position_embeddings"] < L:  # another base for longer texts
+        stretch = rope["factor"] * L / config["max_position_embeddings"] - (rope["factor"] - 1)
+        theta = config["rope_theta"] * stretch ** (K / (K - 2))
+        return np.arange(L)[:, None] * theta ** (-np.arange(0, K, 2) / K)
+    if kind == "yarn":
+        return _yarn_angles(config, rope, L, K)
+    if kind != "llama3":
+        rope = {"rope_type": "linear", **rope} if kind == "linear" else {}
+        config = config | {"rope_scaling": rope}
         return base._rope_angles(config, L, K, config.get("rope_theta", 10000.0), fraction)
     frequencies_R = config["rope_theta"] ** (-np.arange(0, K, 2) / K)
     scaled = []
@@ -37,6 +48,19 @@ def _angles(config, L, K, fraction):
     return np.arange(L)[:, None] * np.array(scaled)
 
 
+def _yarn_angles(config, rope, L, K):
+    """The pairs between the bounds are mixed by their index."""
+    theta, original = config["rope_theta"], rope["original_max_position_embeddings"]
+    index = lambda turns: K / 2 * math.log(original / (turns * 2 * math.pi), theta)
+    low, high = max(0, math.floor(index(rope["beta_fast"]))), min(K - 1, math.ceil(index(rope["beta_slow"])))
+    frequencies = []
+    for pair in range(K // 2):
+        share = min(1.0, max(0.0, (pair - low) / (high - low)))  # of interpolation
+        frequency = theta ** (-2 * pair / K)
+        frequencies.append(share * frequency / rope["factor"] + (1 - share) * frequency)
+    return np.arange(L)[:, None] * np.array(frequencies)
+
+
 def _plain_norm(x_BLD, eps=1e-5):
     centred_BLD = x_BLD - x_BLD.mean(-1, keepdims=True)
     return centred_BLD / np.sqrt((centred_BLD**2).mean(-1, keepdims=True) + eps)
@@ -45,11 +69,11 @@ def _plain_norm(x_BLD, eps=1e-5):
 def _llama_like(config, t, tokens_BL):
     kind, H, L = config["model_type"], config["num_attention_heads"], tokens_BL.shape[1]
     D, G = config["hidden_size"], config.get("num_key_value_heads") or H
-    K, act = config.get("head_dim") or D // H, base._activation(config["hidden_act"])
+    K, act = config.get("head_dim") or D // H, base._activation(config.get("hidden_activation") or config["hidden_act"])
     biased, of_mlp = config.get("attention_bias", False), config.get("mlp_bias", False)
     of_qkv = kind == "qwen2" or biased
     norm = lambda name, x: base._rms_norm(t, name, x, config["rms_norm_eps"])
-    if kind == "gemma":
+    if kind in GEMMAS:
         norm = lambda name, x: base._rms_norm(
             {name + ".weight": 1 + t[name + ".weight"]}, name, x, config["rms_norm_eps"]
         )
@@ -58,31 +82,47 @@ def _llama_like(config, t, tokens_BL):
     windows, rotated = [None] * config["num_hidden_layers"], [1] * config["num_hidden_layers"]
     if kind == "mistral":
         windows = [config["sliding_window"]] * len(windows)
-    if kind in ("qwen2", "qwen3"):
+    if kind in ("qwen2", "qwen3", "gemma2", "gemma3_text"):
         sliding = [each == "sliding_attention" for each in config["layer_types"]]
         windows = [config["sliding_window"] if each else None for each in sliding]
     if kind == "smollm3":
         rotated = config["no_rope_layers"]
-    angles_LR = _angles(config, L, K, 1.0)
-    x_BLD = t["model.embed_tokens.weight"][tokens_BL] * (math.sqrt(D) if kind == "gemma" else 1)
+    all_angles = [_angles(config, L, K, 1.0) for _ in windows]
+    if kind == "gemma3_text":
+        local = config | {"rope_theta": config["rope_local_base_freq"]}
+        all_angles = [_angles(config if window is None else local, L, K, 1.0) for window in windows]
+    scale = config.get("query_pre_attn_scalar", K) ** -0.5
+    if (config.get("rope_scaling") or {}).get("rope_type") == "yarn":
+        scale *= (0.1 * math.log(config["rope_scaling"]["factor"]) + 1) ** 2
+    after = kind in ("gemma2", "gemma3_text", "olmo2")  # norms of the outputs
+    of_mlp_input = "pre_feedforward_layernorm" if after else "post_attention_layernorm"
+    of_output = lambda name, x: norm(name, x) if after else x
+    of_input = lambda name, x: x if kind == "olmo2" else norm(name, x)
+    x_BLD = t["model.embed_tokens.weight"][tokens_BL] * (math.sqrt(D) if kind in GEMMAS else 1)
     for i in range(config["num_hidden_layers"]):
-        layer, turned = f"model.layers.{i}.", angles_LR * rotated[i]
-        y_BLD = norm(layer + "input_layernorm", x_BLD)
-        q_BHLK = base._heads(base._linear(t, layer + "self_attn.q_proj", y_BLD, of_qkv), H)
-        k_BGLK = base._heads(base._linear(t, layer + "self_attn.k_proj", y_BLD, of_qkv), G)
-        v_BGLK = base._heads(base._linear(t, layer + "self_attn.v_proj", y_BLD, of_qkv), G)
-        if kind == "qwen3":
-            q_BHLK = base._rms_norm(t, layer + "self_attn.q_norm", q_BHLK, config["rms_norm_eps"])
-            k_BGLK = base._rms_norm(t, layer + "self_attn.k_norm", k_BGLK, config["rms_norm_eps"])
+        layer, turned = f"model.layers.{i}.", all_angles[i] * rotated[i]
+        y_BLD = of_input(layer + "input_layernorm", x_BLD)
+        q_BLX, k_BLX, v_BLX = (base._linear(t, f"{layer}self_attn.{each}_proj", y_BLD, of_qkv) for each in "qkv")
+        if config.get("clip_qkv"):
+            q_BLX, k_BLX, v_BLX = (np.clip(x, -config["clip_qkv"], config["clip_qkv"]) for x in (q_BLX, k_BLX, v_BLX))
+        if kind == "olmo2":
+            q_BLX, k_BLX = norm(layer + "self_attn.q_norm", q_BLX), norm(layer + "self_attn.k_norm", k_BLX)
+        q_BHLK, k_BGLK, v_BGLK = base._heads(q_BLX, H), base._heads(k_BLX, G), base._heads(v_BLX, G)
+        if kind in ("qwen3", "gemma3_text"):
+            q_BHLK, k_BGLK = norm(layer + "self_attn.q_norm", q_BHLK), norm(layer + "self_attn.k_norm", k_BGLK)
         q_BHLK, k_BGLK = base._rotate(q_BHLK, turned), base._rotate(k_BGLK, turned)
-        a_BLX = base._attention(q_BHLK, k_BGLK, v_BGLK, K**-0.5, visible=_window(L, windows[i]))
-        x_BLD = x_BLD + base._linear(t, layer + "self_attn.o_proj", a_BLX, biased)
-        y_BLD = norm(layer + "post_attention_layernorm", x_BLD)
+        cap, visible_LM = config.get("attn_logit_softcapping"), _window(L, windows[i])
+        a_BLX = base._attention(q_BHLK, k_BGLK, v_BGLK, scale, visible=visible_LM, cap=cap)
+        a_BLD = base._linear(t, layer + "self_attn.o_proj", a_BLX, biased)
+        x_BLD = x_BLD + of_output(layer + "post_attention_layernorm", a_BLD)
+        y_BLD = of_input(layer + of_mlp_input, x_BLD)
         f_BLF = act(base._linear(t, layer + "mlp.gate_proj", y_BLD, of_mlp))
         f_BLF = f_BLF * base._linear(t, layer + "mlp.up_proj", y_BLD, of_mlp)
-        x_BLD = x_BLD + base._linear(t, layer + "mlp.down_proj", f_BLF, of_mlp)
-    tied = config["tie_word_embeddings"]
-    return base._head(t, norm("model.norm", x_BLD), tied, "model.embed_tokens.weight", "lm_head.weight")
+        f_BLD = base._linear(t, layer + "mlp.down_proj", f_BLF, of_mlp)
+        x_BLD = x_BLD + of_output(layer + "post_feedforward_layernorm", f_BLD)
+    tied, cap = config["tie_word_embeddings"], config.get("final_logit_softcapping")
+    logits_BLV = base._head(t, norm("model.norm", x_BLD), tied, "model.embed_tokens.weight", "lm_head.weight")
+    return logits_BLV if cap is None else cap * np.tanh(logits_BLV / cap)
 
 
 def _phi(config, t, tokens_BL):
@@ -234,5 +274,6 @@ def _bloom(config, t, tokens_BL):
     return base._head(t, x_BLD, tied, "word_embeddings.weight", "lm_head.weight")
 
 
-FORWARDS = {name: _llama_like for name in ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo", "gemma")}
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo", "olmo2", *GEMMAS)
+FORWARDS = dict.fromkeys(LLAMAS, _llama_like)
 FORWARDS |= {"phi": _phi, "starcoder2": _starcoder2, "opt": _opt, "gpt_neo": _gpt_neo, "bloom": _bloom}

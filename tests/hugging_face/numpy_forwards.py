@@ -78,11 +78,12 @@ def _heads(x_BLX, H):
     return x_BLX.reshape(*x_BLX.shape[:2], H, -1).swapaxes(1, 2)  # BHLK
 
 
-def _attention(q_BHLK, k_BGMK, v_BGMK, scale, bias_HLM=0.0, visible=None):
+def _attention(q_BHLK, k_BGMK, v_BGMK, scale, bias_HLM=0.0, visible=None, cap=None):
     B, H, L, _ = q_BHLK.shape
     # Query head h reads key/value head h // (H / G).
     k_BHMK, v_BHMK = (np.repeat(x_BGMK, H // x_BGMK.shape[1], axis=1) for x_BGMK in (k_BGMK, v_BGMK))
-    scores_BHLM = scale * q_BHLK @ k_BHMK.swapaxes(-1, -2) + bias_HLM
+    scores_BHLM = scale * q_BHLK @ k_BHMK.swapaxes(-1, -2)
+    scores_BHLM = (scores_BHLM if cap is None else cap * np.tanh(scores_BHLM / cap)) + bias_HLM
     visible = np.tril(np.ones((L, L), bool)) if visible is None else visible
     scores_BHLM = np.where(visible, scores_BHLM, -np.inf)
     weights_BHLM = np.exp(scores_BHLM - scores_BHLM.max(-1, keepdims=True))

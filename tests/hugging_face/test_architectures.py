@@ -170,6 +170,7 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
     assert read(tmp_path, "gpt_neox", hidden_act="gelu_fast").model.activation == "gelu"
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0}
 SMALL = {"num_hidden_layers": 2}
 
 
@@ -189,14 +190,44 @@ SMALL = {"num_hidden_layers": 2}
         ("llama", {"head_dim": 0}, r"head_dim: found 0; must be a whole number"),
         ("llama", {"mlp_bias": 1}, r"mlp_bias: found 1; must be true or false"),
         ("llama", {"hidden_act": "gelu"}, r'hidden_act: found "gelu"; must be silu or swish to be imported'),
-        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, r'rope_parameters.rope_type: found "yarn"; must be '),
+        ("llama", {"rope_parameters": {"rope_type": "longrope"}}, r'rope_parameters.rope_type: found "longrope"; must'),
+        (
+            "llama",
+            {"rope_parameters": YARN | {"truncate": False}},
+            r"truncate: found false; must be true",
+        ),
+        ("llama", {"rope_parameters": YARN | {"mscale": 1.0}}, r"mscale: found 1.0; must be null to be imported"),
+        (
+            "llama",
+            {"rope_parameters": YARN | {"attention_factor": 1.0}},
+            r"attention_factor: found 1.0; must be 0.1 ln\(factor\) \+ 1 = 1.13863 to be imported",
+        ),
+        ("gpt_neox", {"rope_parameters": YARN}, r'rope_type: found "yarn"; must not be yarn, because only a part of'),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 9}},
+            r"original_max_position_embeddings: found 9; must be 16 to be imported",
+        ),
+        (
+            "gemma2",
+            SMALL | {"hidden_activation": "gelu"},
+            r'hidden_activation: found "gelu"; must be gelu_py',
+        ),
+        ("gemma2", SMALL | {"query_pre_attn_scalar": 0}, r"query_pre_attn_scalar: found 0; must be a whole number"),
+        ("gemma3_text", SMALL | {"attn_logit_softcapping": 5.0}, r"attn_logit_softcapping: found 5.0; must be null"),
+        ("gemma3_text", SMALL | {"rope_scaling": {"factor": 8.0}}, r"rope_scaling: found .*; must be null to be impo"),
+        (
+            "gemma3_text",
+            SMALL | {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+            r'rope_parameters.full_attention.rope_type: found "linear"; must be "default" to be imported',
+        ),
         (
             "llama",
             {"rope_parameters": {"rope_type": "llama3", "factor": 2}},
             r"original_max_position_embeddings: found n",
         ),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, r"rope_parameters.factor: found nothing; must be at l"),
-        ("llama", {"rope_scaling": {"rope_type": None, "type": "yarn", "factor": 4.0}}, r'type: found "yarn"; must be'),
+        ("llama", {"rope_scaling": {"rope_type": None, "type": "su", "factor": 4.0}}, r'type: found "su"; must be'),
         (
             "llama",
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
@@ -213,7 +244,6 @@ SMALL = {"num_hidden_layers": 2}
             SMALL | {"layer_types": 2 * ["sliding_attention"]},
             r"layer_types: .*; must be full_attention without",
         ),
-        ("qwen3", SMALL | {"rms_norm_eps": 1e-5}, r"rms_norm_eps: found 1e-05; must be 1e-06 to be imported"),
         ("smollm3", SMALL | {"no_rope_layers": [1, 2]}, r"no_rope_layers: found \[1, 2\]; must be a list of 2 values"),
         ("smollm3", SMALL | {"use_sliding_window": True}, r"use_sliding_window: found true; must be false"),
         (
@@ -221,7 +251,7 @@ SMALL = {"num_hidden_layers": 2}
             SMALL | {"use_bidirectional_attention": True},
             r"use_bidirectional_attention: found true; must be null",
         ),
-        ("olmo", SMALL | {"clip_qkv": 8.0}, r"clip_qkv: found 8.0; must be null to be imported"),
+        ("olmo", SMALL | {"clip_qkv": "8"}, r'clip_qkv: found "8"; must be a finite number'),
         ("phi", SMALL | {"qk_layernorm": True}, r"qk_layernorm: found true; must be false to be imported"),
         ("starcoder2", SMALL | {"use_bias": False}, r"use_bias: found false; must be true to be imported"),
         ("gpt_neo", {"num_layers": 2, "attention_types": [[["near"], 2]]}, r"attention_types: .*; must give global or"),

@@ -62,6 +62,8 @@ def loaded(directory, **options):
     """Load a model. Raise AssertionError if a tensor is missing, unexpected or of another shape."""
     model_type = settings.read(directory / "config.json").values["model_type"]
     load = auto_class(model_type).from_pretrained
+    if model_type == "gemma2":  # other implementations of some versions leave the soft cap out
+        options["attn_implementation"] = "eager"
     model, about = load(directory, output_loading_info=True, **options)
     assert not any(about.values()), about
     return model
@@ -129,7 +131,30 @@ TRANSFORMERS_MODELS = {
     "qwen3": ("Qwen3", NEOX | {"num_key_value_heads": 2, "head_dim": 12}),
     "smollm3": ("SmolLM3", NEOX | {"num_key_value_heads": 2, "no_rope_layer_interval": 2, "pad_token_id": 0}),
     "gemma": ("Gemma", NEOX | {"num_key_value_heads": 1, "head_dim": 12}),
-    "olmo": ("Olmo", NEOX | {"num_key_value_heads": 2}),
+    "gemma2": (
+        "Gemma2",
+        NEOX
+        | {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 20}
+        | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        NEOX
+        | {"num_key_value_heads": 1, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 20}
+        | {"num_hidden_layers": 7},
+    ),
+    "olmo": ("Olmo", NEOX | {"num_key_value_heads": 2, "clip_qkv": 0.1}),
+    "olmo2": ("Olmo2", NEOX | {"num_key_value_heads": 2}),
+    "llama, yarn": (
+        "Llama",
+        LLAMA
+        | {"max_position_embeddings": 40, "rope_theta": 5000.0, "head_dim": 16}
+        | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10}},
+    ),
+    "llama, dynamic": (
+        "Llama",
+        LLAMA | {"max_position_embeddings": 8, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    ),
     "opt": ("OPT", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 50}),
     "gpt_neo": (
         "GPTNeo",

@@ -69,11 +69,18 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
     assert differing <= {"model.dtype", "model.scan_layers"} | CHANGED_FIELDS.get(name, set())
 
 
+LENGTHS = {"model.max_positions", "model.fire.threshold", "model.cope.positions", "model.variants.ssmax_start"}
 BIASES = {"model.use_bias", "model.qkv_bias", "model.attention_out_bias"}
 CHANGED_FIELDS = {
     # Biases of 0 are added. The others follow the context length, which is the size of the table after the import.
     "learned, no bias, long": BIASES
     | {
+        "model.fire.threshold",
+        "model.cope.positions",
+        "model.variants.ssmax_start",
+    },
+    "llama, dynamic": {
+        "model.max_positions",
         "model.fire.threshold",
         "model.cope.positions",
         "model.variants.ssmax_start",
