@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from tqdm import tqdm
 
 from mini_gpt.config import loading as configs
 from mini_gpt.config import places
@@ -18,27 +19,27 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer
-from mini_gpt.hugging_face import architectures, settings, tokenizer_files
+from mini_gpt.hugging_face import architectures, settings, stored, tokenizer_files
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture
-from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS, Settings
+from mini_gpt.hugging_face.settings import CONFIG, Settings
+from mini_gpt.hugging_face.stored import FLOATS, Stored
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 from mini_gpt.model import gpt
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.runtime import files, sharding
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, printable, shown
-from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
-
-INDEX = f"{WEIGHTS}.index.json"
-FLOATS = ("F64", "F32", "F16", "BF16")
+from mini_gpt.training.orbax_files import UnreadArray
+from mini_gpt.training.state import TrainState
 
 
 def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping[str, str]) -> Config:
     """Import a model as a run at step 0, and return the config. A failed import leaves no files.
 
     Model, context length and tokenizer come from `source`. Other fields come from the config file and the overrides.
+    The weights are read and written one array at a time. The checkpoint has no optimizer state.
     Raises UserError if the run exists, a file can't be read, or a setting is not supported.
     """
     described = settings.read(source / CONFIG)
@@ -48,21 +49,21 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     start = described.get("decoder_start_token_id") if architecture.has_targets else None
     tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"), start=start, masked=masked)
     config = _config(read_fields(source, architecture, described), tokenizer, config_path, overrides)
-    with contextlib.ExitStack() as opened:  # check the tensor names before the slow steps
-        _match(source, architecture, config.model, _open(source, opened))
-    mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
-    _, abstract_state = states.abstract(config, vocab_size, mesh)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, SubwordTokenizer):
-        arrays |= {name: arrays[name][tokenizer.order] for name in OF_TOKENS if name in arrays}
+        arrays |= {name: _in_order(arrays[name], tokenizer.order) for name in OF_TOKENS if name in arrays}
     places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
-    parameters = _tree(arrays, abstract_state.parameters, stacked=config.model.scan_layers)
-    state = states.first(config, parameters, abstract_state)
-    with files.directory_written_whole(workdir) as draft:
+    shapes = gpt.abstract(config.model, vocab_size)[1]
+    twice = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))  # for checksums, to be saved
+    with (
+        tqdm(total=twice, unit="B", unit_scale=True, disable=None, leave=False, desc="reading weights") as bar,
+        files.directory_written_whole(workdir) as draft,
+    ):
         workdirs.claim(draft, config, corpus, tokenizer)
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
-            checkpoints.save(0, state, Record())
+            parameters = _tree(arrays, shapes, bar, stacked=config.model.scan_layers)
+            checkpoints.save(0, TrainState(jnp.int32(0), parameters, None, jnp.bool(False)), Record())
         workdirs.record_import(draft, source, architecture.title)
     return config
 
@@ -71,8 +72,7 @@ def read_fields(source: Path, architecture: Architecture, described: Settings) -
     """Return the fields of mini_gpt's config. If config.json does not tell whether the model is tied, the files do."""
     fields = architecture.fields(described)
     if fields["model.tie_embeddings"] is None:
-        with contextlib.ExitStack() as opened:
-            fields["model.tie_embeddings"] = architecture.head_tensor not in _open(source, opened)
+        fields["model.tie_embeddings"] = architecture.head_tensor not in stored.find(source)
     return fields
 
 
@@ -88,36 +88,48 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
     return config
 
 
-def read_weights(
-    source: Path, architecture: Architecture, model: ModelConfig, vocab_size: int
-) -> dict[str, np.ndarray]:
-    """Return all parameters of a model by path, float32, layers not stacked.
+def read_weights(source: Path, architecture: Architecture, model: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """Return all parameters of a model by path, float32, layers not stacked: UnreadArrays, or NumPy arrays if folded.
 
-    Names, shapes and dtypes are checked before any value is read. Raises UserError if one is wrong.
+    Names, shapes and dtypes are compared with the headers of the files before any value is read. Raises UserError if
+    one is wrong, or, when an array is read, if a value is not finite.
     """
+    wanted, found = _match(source, architecture, model, stored.find(source))  # its cost grows with the files only
     one_by_one = dataclasses.replace(model, scan_layers=False)
     leaves = gpt.abstract(one_by_one, vocab_size)[1]
     shapes = {name: leaf.shape for name, leaf in model_parameters.by_name(leaves).items()}
     shapes |= architecture.shapes(model)
-    arrays: dict[str, np.ndarray] = {}
-    with contextlib.ExitStack() as opened:
-        wanted, found = _match(source, architecture, model, _open(source, opened))
-        for name, tensor in wanted.items():
-            _check(f"{source}: {name}", found[name], tensor.shape([shapes[path] for path in tensor.paths]))
-        originals = {tensor.paths: tensor.name for tensor in wanted.values() if not tensor.optional}
-        copies = {tensor.name: originals[tensor.paths] for tensor in wanted.values() if tensor.optional}
-        copies |= dict.fromkeys(_copies(architecture) & found.keys() - wanted.keys(), originals["embedding",])
-        for name, original in copies.items():
-            if not np.array_equal(found[name][:], found[original][:]):
-                reason = "and Transformers uses one of them" if name in wanted else f"but {CONFIG} ties them"
-                raise UserError(f"{source}: {name}: it differs from {original}, {reason}")
-        for name, tensor in wanted.items():
-            values = np.asarray(found[name][:]).astype(np.float32)
-            if not np.isfinite(values).all():
-                raise UserError(f"{source}: {name}: found non-finite values (NaN or infinity); download it again")
-            parts = tensor.unpack(values, [shapes[path] for path in tensor.paths])
-            arrays |= dict(zip(tensor.paths, parts, strict=True))
+    for name, tensor in wanted.items():
+        _check(found[name], tensor.shape([shapes[path] for path in tensor.paths]))
+    originals = {tensor.paths: tensor.name for tensor in wanted.values() if not tensor.optional}
+    copies = {tensor.name: originals[tensor.paths] for tensor in wanted.values() if tensor.optional}
+    copies |= dict.fromkeys(_copies(architecture) & found.keys() - wanted.keys(), originals["embedding",])
+    for name, original in copies.items():
+        if not found[name].equals(found[original]):
+            reason = "and Transformers uses one of them" if name in wanted else f"but {CONFIG} ties them"
+            raise UserError(f"{source}: {name}: it differs from {original}, {reason}")
+    arrays: dict[str, Any] = {}
+    for name, tensor in wanted.items():
+        for index, path in enumerate(tensor.paths):
+            read = functools.partial(_part, tensor, found[name], [shapes[each] for each in tensor.paths], index)
+            arrays[path] = UnreadArray(shapes[path], np.dtype(np.float32), read)
     return architecture.fold(arrays, model)
+
+
+def _part(tensor: Tensor, values: Stored, shapes: list[Shape], index: int) -> np.ndarray:
+    """Return one of the parameters that a tensor joins."""
+    return tensor.unpack(values.read(), shapes)[index]
+
+
+def _in_order(array: UnreadArray | np.ndarray, order: np.ndarray) -> UnreadArray:
+    """Return `array[order]`; most rows keep their places."""
+
+    def read() -> np.ndarray:
+        values, moved = np.array(array), np.flatnonzero(order != np.arange(len(order)))
+        values[moved] = values[order[moved]]
+        return values
+
+    return UnreadArray(array.shape, array.dtype, read)
 
 
 def _copies(architecture: Architecture) -> set[str]:
@@ -125,33 +137,16 @@ def _copies(architecture: Architecture) -> set[str]:
     return {architecture.head_tensor, *architecture.table_copies}
 
 
-def _open(source: Path, opened: contextlib.ExitStack) -> dict[str, Any]:
-    """Return unread slices of all tensors in the files. Raises UserError if a file can't be read."""
-    found: dict[str, Any] = {}
-    for file in _files(source):
-        path = settings.find_file(source, file)
-        try:
-            files.open_regular(path).close()
-            tensors = opened.enter_context(safe_open(path, framework="np"))
-        except FileNotFoundError:
-            raise UserError(f"{source / file}: not found; {INDEX} names it") from None
-        except (SafetensorError, OSError) as error:
-            problem = f"not a complete safetensors file ({shown(str(error))}); download it again"
-            raise UserError(f"{source / file}: {problem}") from None
-        found |= {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  not a mapping
-    return found
-
-
 def _match(
-    source: Path, architecture: Architecture, model: ModelConfig, stored: Mapping[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    source: Path, architecture: Architecture, model: ModelConfig, in_files: Mapping[str, Stored]
+) -> tuple[dict[str, Tensor], dict[str, Stored]]:
     """Return the tensors that the model needs, and the stored ones with their full names.
 
     Raises UserError for a missing or an unexpected tensor.
     """
     wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
-    found: dict[str, Any] = {}
-    for name, values in stored.items():
+    found: dict[str, Stored] = {}
+    for name, values in in_files.items():
         prefixed = architecture.prefix + name  # if the model was saved without its output layer
         found[name if name in wanted or prefixed not in wanted else prefixed] = values
     wanted = {name: tensor for name, tensor in wanted.items() if name in found or not tensor.optional}
@@ -166,32 +161,31 @@ def _match(
     return wanted, found
 
 
-def _files(source: Path) -> list[str]:
-    if (source / WEIGHTS).exists():
-        return [WEIGHTS]
-    if not (source / INDEX).exists():
-        convert = "never from pickle: convert them with save_pretrained(DIR, safe_serialization=True)"
-        raise UserError(f"{source / WEIGHTS}: not found; weights are read from safetensors only, {convert}")
-    try:
-        listed = sorted(set(files.read_json(settings.find_file(source, INDEX))["weight_map"].values()))
-        outside = [file for file in listed if Path(file).name != file or file in ("", "..")]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{source / INDEX}: not an index of files ({type(error).__name__}: {error})") from None
-    if outside:
-        raise UserError(f"{source / INDEX}: found {shown(outside[0])}; must be a file in the same directory")
-    return listed
+def _check(found: Stored, wanted: Shape) -> None:
+    if found.shape != wanted:
+        raise UserError(f"{found.label}: found the shape {found.shape}; {CONFIG} requires {wanted}")
+    if found.dtype not in FLOATS:
+        raise UserError(f"{found.label}: found {found.dtype}; must be one of {', '.join(FLOATS)}")
 
 
-def _check(where: str, found: Any, wanted: Shape) -> None:
-    shape, dtype = tuple(found.get_shape()), found.get_dtype()
-    if shape != wanted:
-        raise UserError(f"{where}: found the shape {shape}; {CONFIG} requires {wanted}")
-    if dtype not in FLOATS:
-        raise UserError(f"{where}: found {dtype}; must be one of {', '.join(FLOATS)}")
+def _tree(arrays: Mapping[str, Any], shapes: Parameters, bar: tqdm, *, stacked: bool) -> Parameters:
+    """Return the parameters as a pytree of UnreadArrays, in the layout and the dtype of `shapes`."""
 
+    def leaf(path: tuple, wanted: jax.ShapeDtypeStruct) -> UnreadArray:
+        name = model_parameters.path_name(path)
+        block = re.fullmatch(r"(.*\bblocks)/(.*)", name) if stacked else None
+        layers = [arrays[f"{block[1]}/{layer}/{block[2]}"] for layer in range(wanted.shape[0])] if block else None
 
-def _tree(arrays: dict[str, np.ndarray], shapes: Parameters, *, stacked: bool) -> Parameters:
-    one_by_one = jax.eval_shape(lambda tree: model_parameters.with_layers(tree, stacked=False), shapes)
-    leaf = lambda path, _: jnp.asarray(arrays[model_parameters.path_name(path)])
-    tree = jax.tree_util.tree_map_with_path(leaf, one_by_one)
-    return model_parameters.convert_layout(tree, shapes, stacked=stacked)
+        def read() -> np.ndarray:
+            if layers is None:
+                values = np.asarray(arrays[name]).astype(wanted.dtype, copy=False)
+            else:
+                values = np.empty(wanted.shape, wanted.dtype)
+                for number, layer in enumerate(layers):
+                    values[number] = layer
+            bar.update(values.nbytes)
+            return values
+
+        return UnreadArray(wanted.shape, np.dtype(wanted.dtype), read)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)

@@ -41,6 +41,10 @@ class Assembly(NamedTuple):
             return states.first(self.config, parameters, self.abstract_state)
         return states.create(self.config, self.vocab_size, self.abstract_state)
 
+    def ready(self, state: TrainState) -> TrainState:
+        """Return the state with an optimizer state: that of step 0 if an import has none."""
+        return self.first_state(state.parameters) if state.optimizer_state is None else state
+
     def loaded(self, parameters: Parameters) -> LoadedModel:
         """Return the model with these parameters, for evaluation."""
         fields = (self.definition, self.config, self.mesh, self.config.batch_tokens, self.layout)

@@ -104,7 +104,7 @@ class Checkpoints:
         )
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for part in PARTS:
-            handlers.add(part, ocp.args.StandardSave, VerifyingHandler(directory))
+            handlers.add(part, ocp.args.PyTreeSave, VerifyingHandler(directory))
         self.directory = directory
         self.keep = keep
         self.run = workdirs.identity(directory.parent)
@@ -136,20 +136,20 @@ class Checkpoints:
         """
         body = {"format": FORMAT, "run": self.run, "step": step, **dataclasses.asdict(record)}
         body |= {"checksums": checksums(_parts(state))}
-        items = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
+        items = {name: ocp.args.PyTreeSave(part) for name, part in _parts(state).items()}
         items["format"] = ocp.args.JsonSave(files.with_checksum(body))
         self.records[step] = record
         self.manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def restore(self, step: int, abstract_state: TrainState) -> TrainState:
-        """Return the state of a checkpoint. abstract_state: ShapeDtypeStructs with shardings.
+        """Return the state of a checkpoint; in that of an import, the optimizer state is None.
 
-        Raises Damaged, or UserError for an unknown format.
+        abstract_state: ShapeDtypeStructs with shardings. Raises Damaged, or UserError for an unknown format.
         """
         restored = self._restore(step, _parts(abstract_state))
-        training = restored["training"]
-        halted = jax.jit(lambda: jnp.bool(False), out_shardings=abstract_state.halted.sharding)()
-        return TrainState(training["step"], restored["parameters"], training["optimizer_state"], halted)
+        training, scalar = restored.get("training", {}), abstract_state.halted.sharding
+        zero, halted = jax.jit(lambda: (jnp.int32(0), jnp.bool(False)), out_shardings=scalar)()
+        return TrainState(training.get("step", zero), restored["parameters"], training.get("optimizer_state"), halted)
 
     def restore_parameters(self, choice: str, abstract_parameters: Parameters) -> tuple[int, Parameters]:
         """Return (step, parameters) of the checkpoint that 'last', 'best' or a number denotes.
@@ -257,8 +257,7 @@ class Checkpoints:
         """Return the step with the lowest validation loss, among losses on as many tokens as the last one."""
         records = {step: self._record_or_empty(step) for step in steps}
         scored = [step for step in steps if records[step].loss_or_infinity < math.inf] or steps
-        samples = (records[scored[-1]].eval_tokens, None)
-        same = [step for step in scored if records[step].eval_tokens in samples]
+        same = [step for step in scored if records[step].eval_tokens in (records[scored[-1]].eval_tokens, None)]
         return min(reversed(same), key=lambda step: records[step].loss_or_infinity)
 
     def _record_or_empty(self, step: int) -> Record:
@@ -292,6 +291,9 @@ class Checkpoints:
     def _read_parts(self, step: int, abstract: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the checksums in the record, and the restored parts."""
         body, directory = self._body(step), self.path / str(step)
+        sums = body.get("checksums")
+        if isinstance(sums, dict) and not any(name.startswith("training/") for name in sums):  # an import
+            abstract = {"parameters": abstract["parameters"]}
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
         # The manager would make all processes wait for a process that fails to read.
         handler, parts = ocp.StandardCheckpointHandler(), dict[str, Any]()
@@ -303,7 +305,7 @@ class Checkpoints:
                 if missing := missing_arrays(directory / name, shapes_by_name(part)):
                     raise Damaged(f"{missing[0]} is missing, or does not have the shape that config.json implies")
                 parts[name] = handler.restore(directory / name, args=ocp.args.StandardRestore(part))
-        return body.get("checksums"), parts
+        return sums, parts
 
     def _damaged_directory(self) -> Path:
         return self.directory.parent / DAMAGED
@@ -345,4 +347,4 @@ def _in_all_processes(read: Callable[[], Any]) -> Any:
 
 def _parts(state: TrainState) -> dict[str, Any]:
     training = {"step": state.step, "optimizer_state": state.optimizer_state}
-    return {"parameters": state.parameters, "training": training}
+    return {"parameters": state.parameters} | ({} if state.optimizer_state is None else {"training": training})

@@ -8,6 +8,8 @@ import numpy as np
 
 from mini_gpt.model.parameters import by_name
 
+BLOCK = 2**18  # entries
+
 
 def checksums(tree: Any) -> dict[str, str]:
     """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
@@ -16,8 +18,20 @@ def checksums(tree: Any) -> dict[str, str]:
     One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
     """
     # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
-    sums = {name: np.asarray(_sums(leaf)) for name, leaf in by_name(tree).items()}
+    sums = {name: _of_array(leaf) for name, leaf in by_name(tree).items()}
     return {name: "".join(f"{int(part):08x}" for part in both) for name, both in sums.items()}
+
+
+def _of_array(leaf: Any) -> np.ndarray:
+    """Return both sums of an array, uint32. NumPy sums those that JAX does not have, block by block."""
+    if isinstance(leaf, jax.Array):
+        return np.asarray(_sums(leaf))
+    bits, totals = np.asarray(leaf).reshape(-1), np.zeros(2, np.uint32)
+    for first in range(0, bits.size, BLOCK):
+        block = bits[first : first + BLOCK].view(f"uint{8 * bits.itemsize}").astype(np.uint32)
+        index = np.arange(first, first + len(block), dtype=np.uint64).astype(np.uint32)
+        totals += np.array([np.sum(block * factor, dtype=np.uint32) for factor in _factors(index)])
+    return totals
 
 
 @jax.jit
@@ -27,12 +41,16 @@ def _sums(x: jax.Array) -> jax.Array:
     index = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):  # not flattened: a sharded array stays sharded
         index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-    first, second = (_hash(index ^ jnp.uint32(seed)) | 1 for seed in (0x9E3779B9, 0x7F4A7C15))
-    return jnp.stack([jnp.sum(bits * odd, dtype=jnp.uint32) for odd in (first, second)])
+    return jnp.stack([jnp.sum(bits * factor, dtype=jnp.uint32) for factor in _factors(index)])
 
 
-def _hash(x: jax.Array) -> jax.Array:
+def _factors(index: Any) -> list[Any]:
+    """Return the odd factors of the entries with these indices, uint32, for both sums."""
+    return [_hash(index ^ np.uint32(seed)) | np.uint32(1) for seed in (0x9E3779B9, 0x7F4A7C15)]
+
+
+def _hash(x: Any) -> Any:
     """Return a hash of each uint32 number (the finaliser of MurmurHash3, Appleby 2016)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

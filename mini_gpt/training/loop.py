@@ -129,6 +129,7 @@ def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> 
             compiling = background.submit(run.compiled_step) if last not in checkpoints.steps() else None
             restored = checkpoints.restore_last(run.abstract_state)
             start, state, record = restored or (0, first_state(), Record())
+            state = run.ready(state)
             if start:
                 log.info(f"{workdir} is at step {start}: {'resuming' if start < last else 'nothing is left to train'}")
             if start < last:
@@ -277,6 +278,7 @@ class _Loop:
         self.checkpoints.wait()
         restored = self.checkpoints.restore_last(self.assembly.abstract_state, scheduled=True)
         start, state, _ = restored or (0, self.first_state(), None)
+        state = self.assembly.ready(state)
         self.record = Record(data_offset=self.record.data_offset + step - start, bad_steps=count)
         self.checkpoints.delete_after(start)
         self.reporter.drop_after(start)

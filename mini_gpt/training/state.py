@@ -18,8 +18,9 @@ from mini_gpt.training.optimizer import make_optimizer
 
 
 class TrainState(NamedTuple):
-    """step: optimizer steps so far, int32 scalar. parameters: nested dicts, float32. optimizer_state: from optax.
+    """step: optimizer steps so far, int32 scalar. parameters: nested dicts, float32.
 
+    optimizer_state: from optax; None in the checkpoint of an import, which no step has trained.
     halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
     """
 

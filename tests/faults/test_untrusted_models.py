@@ -51,7 +51,8 @@ def weights(model):
     fields = settings.read(model / "config.json")
     architecture = architectures.find(fields)
     config = configs.load("configs/default.py", architecture.fields(fields))
-    return importing.read_weights(model, architecture, config.model, fields.whole("vocab_size"))
+    arrays = importing.read_weights(model, architecture, config.model, fields.whole("vocab_size"))
+    return {path: np.asarray(array) for path, array in arrays.items()}
 
 
 def test_links_of_the_hubs_cache_are_followed(model, tmp_path):

@@ -34,7 +34,8 @@ def read(directory):
     architecture = architectures.find(described)
     fields = importing.read_fields(directory, architecture, described)
     config = configs.load("configs/default.py", FURTHER.get(architecture.model_type, {}) | fields)
-    return config, importing.read_weights(directory, architecture, config.model, described.whole("vocab_size"))
+    arrays = importing.read_weights(directory, architecture, config.model, described.whole("vocab_size"))
+    return config, {path: np.asarray(array) for path, array in arrays.items()}
 
 
 @pytest.mark.parametrize("name", EXPORTABLE)

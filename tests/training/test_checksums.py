@@ -30,11 +30,17 @@ def independent_sums(array: np.ndarray) -> str:
 def test_checksums_on_any_mesh_equal_an_independent_sum(shape, dtype):
     array = jnp.asarray(np.random.default_rng(0).normal(size=shape) * 100).astype(dtype)
     expected = {"x": independent_sums(np.asarray(array))}
-    assert checksums({"x": array}) == expected
+    assert checksums({"x": array}) == checksums({"x": np.asarray(array)}) == expected
     mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     if shape and shape[-1] % 8 == 0:
         divided = jax.device_put(array, NamedSharding(mesh, PartitionSpec(*[None] * (len(shape) - 1), "d")))
         assert checksums({"x": divided}) == expected
+
+
+def test_an_array_of_several_blocks_has_one_checksum(monkeypatch):
+    array = np.random.default_rng(0).normal(size=(9, 17)).astype(np.float32)
+    monkeypatch.setattr("mini_gpt.training.checksums.BLOCK", 10)
+    assert checksums({"x": array}) == {"x": independent_sums(array)}
 
 
 def test_any_flipped_bit_changes_both_sums():

@@ -1,17 +1,23 @@
 """Runs that start from the weights of another run (--init_from)."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mini_gpt.commands import convert_layers
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training import state as states
+from mini_gpt.training.checkpoint import Checkpoints, Record
+from mini_gpt.training.orbax_files import UnreadArray
 from mini_gpt.training.run import Run, find_initial_weights
+from mini_gpt.training.state import TrainState
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 
 
@@ -40,6 +46,30 @@ def test_a_run_starts_from_the_weights_of_another(small, tmp_path, monkeypatch, 
         loop.train(fast, tmp_path / "cut")
     with pytest.raises(UserError, match=r"--init_from: found .*tuned; the run in .*source was started from random"):
         loop.train(small(model__position="rope"), tmp_path / "source", init_from=tmp_path / "tuned")
+
+
+@pytest.mark.slow
+def test_parameters_without_optimizer_state_are_trained_in_place_or_anew(small, tmp_path):
+    """The checkpoint of an import is such a one; a new run from it and training in place end with the same bits."""
+    config, alone = small(checkpoint__every=2), tmp_path / "alone"
+    source = loop.train(config, alone)
+    for name in ("checkpoints", "metrics.jsonl", "tensorboard", "eval"):
+        path = alone / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    kept = jax.tree.map(np.asarray, source.parameters)
+    unread = jax.tree.map(lambda leaf: UnreadArray(leaf.shape, leaf.dtype, lambda: leaf), kept)
+    with contextlib.closing(Checkpoints(alone / "checkpoints")) as checkpoints:
+        checkpoints.save(0, TrainState(jnp.int32(0), unread, None, jnp.bool(False)), Record())
+    assert not (alone / "checkpoints" / "0" / "training").exists()
+    read = Run(alone)
+    assert read.step == 0
+    for left, right in zip(jax.tree.leaves(kept), jax.tree.leaves(read.model.parameters), strict=True):
+        np.testing.assert_array_equal(left, right)
+    convert_layers.convert(alone, tmp_path / "stacked")
+    assert Run(tmp_path / "stacked").model.config.model.scan_layers
+    anew = loop.train(config, tmp_path / "anew", init_from=alone)
+    assert_same_bits(anew, loop.train(config, alone))
+    assert int(anew.step) == 8 and any(map(np.any, map(np.asarray, jax.tree.leaves(anew.optimizer_state))))
 
 
 @pytest.mark.slow

@@ -1,0 +1,138 @@
+"""An import reads one array at a time, and compares sizes with the files before it allocates anything."""
+
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import tokenizers as library
+from safetensors.numpy import load_file, save_file
+from tokenizers import decoders, models, pre_tokenizers
+
+from mini_gpt.hugging_face import importing, stored
+from mini_gpt.runtime.errors import UserError
+from tests.conftest import REPOSITORY
+from tests.faults.limits import seconds
+from tests.hugging_face.models import written
+from tests.hugging_face.test_weights import read
+
+
+def described(directory, **fields):
+    """Change fields of a config.json."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"n_embd": 2**20, "n_inner": 2**22}, r"\(29, 32\); config.json requires \(29, 1048576\)$"),
+        ({"n_layer": 4096}, r"h.2.ln_1.weight"),
+        ({"n_layer": 2**24}, r"model.num_layers: found 16777216; must be"),
+        ({"n_positions": 2**24}, r"wpe.weight: found the shape \(16, 32\); config.json requires \(16777216, 32\)$"),
+    ],
+)
+def test_a_config_larger_than_the_files_is_refused_at_once(fields, message, tmp_path):
+    written("learned", tmp_path / "out")
+    described(tmp_path / "out", **fields)
+    tracemalloc.start()
+    try:
+        with seconds(20), pytest.raises(UserError, match=message) as raised:
+            read(tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 2**28 and "\n" not in str(raised.value)
+    finally:
+        tracemalloc.stop()
+
+
+def sparse(path, shape):
+    """Write a safetensors file with one tensor, of whose values no byte is on the disk."""
+    size = 4 * int(np.prod(shape))
+    tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}
+    header = json.dumps({"transformer.wte.weight": tensor}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    return len(header) + 8 + size
+
+
+def test_files_with_shapes_of_impossible_size_are_refused(tmp_path):
+    size = sparse(tmp_path / "model.safetensors", [2**24, 2**16])
+    with pytest.raises(UserError, match=r"model.safetensors: not a complete safetensors file \(.*\); download it"):
+        stored.find(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", size)
+    with seconds(10), pytest.raises(UserError, match=r"4,398,[0-9,]+ bytes, but nearly all of them are holes"):
+        stored.find(tmp_path)
+
+
+def test_tensors_are_read_in_blocks_of_any_float(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "BLOCK", 7)
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.normal(size=(5, 4)).astype(name) for name in ("float64", "float32", "float16")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = stored.find(tmp_path)
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(found[name].read(), tensor.astype(np.float32))
+        assert found[name].equals(found[name])
+    assert not found["float64"].equals(found["float16"])
+    tensors["float32"][4, 3] = np.nan
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="float32: found non-finite values"):
+        stored.find(tmp_path)["float32"].read()
+
+
+def like_gpt2(directory, vocab_size, width, layers):
+    """Write a GPT-2 with random weights and a tokenizer of its size; return the bytes of its weights."""
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    shapes = {"wte.weight": (vocab_size, width), "wpe.weight": (1024, width)}
+    shapes |= {f"ln_f.{part}": (width,) for part in ("weight", "bias")}
+    for layer in range(layers):
+        for name, (rows, columns) in {
+            "attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)
+        }.items():  # fmt: skip
+            shapes[f"h.{layer}.{name}.weight"] = (rows * width, columns * width)
+            shapes[f"h.{layer}.{name}.bias"] = (columns * width,)
+        shapes |= {f"h.{layer}.ln_{norm}.{part}": (width,) for norm in (1, 2) for part in ("weight", "bias")}
+    tensors = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    save_file(tensors, directory / "model.safetensors")
+    fields = {"model_type": "gpt2", "vocab_size": vocab_size, "n_embd": width, "n_layer": layers, "n_head": 8}
+    (directory / "config.json").write_text(json.dumps(fields | {"n_positions": 1024, "eos_token_id": vocab_size - 1}))
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [(left, right) for left in letters for right in letters][: vocab_size - 1 - len(letters)]
+    tokens = [*letters, *map("".join, merges)]
+    tokenizer = library.Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    tokenizer.add_special_tokens([library.AddedToken("<|endoftext|>", special=True, normalized=False)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+# VmHWM is the peak of this program. ru_maxrss would start at the peak of the tests' process.
+IMPORT = """
+import re
+from pathlib import Path
+peak = lambda: 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+from mini_gpt.commands import hugging_face
+base = peak()
+hugging_face.main()
+print("above:", peak() - base)
+"""
+
+
+@pytest.mark.slow
+def test_the_peak_memory_of_an_import_is_below_1_3_times_the_weights(tmp_path, corpus_files):
+    weights = like_gpt2(tmp_path / "model", 50_257, 512, 10)
+    assert weights > 230e6
+    flags = ["import", f"--input={tmp_path / 'model'}", f"--workdir={tmp_path / 'run'}"]
+    flags += ["--config.data.corpus=text", f"--config.data.path={corpus_files}"]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT, *flags], env=environment, text=True, capture_output=True, check=True
+    )
+    above = int(done.stdout.partition("above:")[2])
+    assert 0.4 * weights < above < 1.3 * weights  # the largest table alone is 0.45 of the weights
+    wte = load_file(tmp_path / "model" / "model.safetensors")["wte.weight"]
+    found = importing.stored.find(tmp_path / "model")["wte.weight"]
+    np.testing.assert_array_equal(found.read(), wte)
