@@ -40,6 +40,10 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> np.ndarray: ...
     def to_dict(self) -> dict: ...
 
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Encode the text of a prompt. In imported tokenizers, names of special tokens in it are these tokens."""
+        return self.encode(text)
+
     def pieces(self, text: str) -> Iterator[str]:
         """Cut a text into pieces whose tokens, one after the other, are those of the text. This saves memory."""
         return _pieces(text)
@@ -94,9 +98,9 @@ class SubwordTokenizer(Tokenizer):
 
     Arguments other than `model` are for imported models. separator: the separator's id in `model`; this class swaps it
     with the last id. vocab_size: ids of this class, at least the number of tokens. special: {role: token} of the other
-    special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them. The role start_token is that before
-    each target. mask: the id in `model` of the mask
-    token, which is `vocab_size` here, above the tokens of this class.
+    special tokens, such as {"bos_token": "<s>"}; only `encode_prompt` encodes a text as one of them. The role
+    start_token is that before each target. mask: the id in `model` of the mask token, which is `vocab_size` here, above
+    the tokens of this class.
 
     An imported model may add tokens around a text. A separator after a text is left out, because one follows each
     document in any case.
@@ -147,6 +151,23 @@ class SubwordTokenizer(Tokenizer):
         if self.separator is None:
             return ids
         return self.inverse[ids[:-1] if len(ids) and ids[-1] == self.separator else ids]
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        if self.separator is None:
+            return self.encode(text)
+        with no_panic(), self._special_tokens():
+            ids = np.array(self.model.encode(text).ids, np.uint32)
+            adds_separator = self.model.encode("").ids[-1:] == [self.separator]
+        return self.inverse[ids[:-1] if adds_separator else ids]
+
+    @contextlib.contextmanager
+    def _special_tokens(self) -> Iterator[None]:
+        """Let the model read the names of special tokens as these tokens."""
+        self.model.encode_special_tokens = False
+        try:
+            yield
+        finally:
+            self.model.encode_special_tokens = True
 
     def encode_masked(self, text: str, name: str) -> np.ndarray:
         """Encode a whole text with all tokens that an imported model adds around it. name: of the mask token in it."""

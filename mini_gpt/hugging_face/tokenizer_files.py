@@ -150,15 +150,43 @@ def read(directory: Path, vocab_size: int, end: Any, *, start: Any = None, maske
         require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
         plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
         same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
+        model = _with_special(model, end)
         if same and start == end == tokens - 1 == len(vocabulary) and mask in (None, tokens):
             return ByteTokenizer()
     special = {name: names[name] for name in (*SPECIAL, *(OF_MASKED if masked else ())) if name in names}
     special |= {} if start == end else {START: model.id_to_token(start) or ""}
     try:
-        return (BpeTokenizer if kind == "BPE" else ImportedTokenizer)(model, end, tokens, special, mask)
+        made = (BpeTokenizer if kind == "BPE" else ImportedTokenizer)(model, end, tokens, special, mask)
+        name = model.id_to_token(end) or ""
+        ends_in = lambda text: made.encoder.encode(text).ids.count(end)
+        is_text = any(ends_in(text) > ends_in("") for text in (name, _as_text(name)))
+        require(not is_text, "the token that ends a document", name, "must be one that no text becomes")
+        return made
     except Exception as error:  # the library raises bare Exceptions
         reason = str(error) if isinstance(error, UserError) else f"not supported ({type(error).__name__}: {error})"
         raise UserError(f"{path}: {reason}") from None
+
+
+def _with_special(model: library.Tokenizer, end: int) -> library.Tokenizer:
+    """Return a tokenizer in which the token that ends a document is special: no text of a corpus may become it.
+
+    Transformers reads the tokens that tokenizer_config.json names as special too.
+    """
+    described = json.loads(model.to_str())
+    listed = [token for token in described["added_tokens"] if token["id"] == end]
+    if all(token["special"] for token in listed):
+        if not listed:
+            model.add_special_tokens([library.AddedToken(model.id_to_token(end), special=True, normalized=False)])
+        return model
+    for token in listed:
+        token["special"] = True
+    return ours.parse(described)
+
+
+def _as_text(name: str) -> str:
+    """Return the text of a token of byte-level BPE, or "" if the name is not that of one."""
+    alphabet = byte_alphabet()
+    return bytes(alphabet.get(character, 0xFF) for character in name).decode(errors="ignore")
 
 
 def _characters(path: Path, model: library.Tokenizer, tokens: list[str], end: int) -> CharacterTokenizer:

@@ -45,7 +45,7 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
     config = run.config
     has_encoder = config.model.encoder_layers > 0
     has_spans = config.train.objective == "span_corruption"
-    encode = lambda text: spans.encode(text, run.tokenizer) if has_spans else run.tokenizer.encode(text)
+    encode = lambda text: spans.encode(text, run.tokenizer) if has_spans else run.tokenizer.encode_prompt(text)
     encoded = {text: encode(text) for text in dict.fromkeys(texts)}
     longest = max(encoded.values(), key=len)
     start = np.array([tokenizers.separator(run.tokenizer)])
