@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data.tokenizers import SubwordTokenizer
-from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
+from mini_gpt.hugging_face import architectures, model_card, source_files, tokenizer_files
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.model import gpt
@@ -35,6 +35,8 @@ def export(run: Run, output: Path, model_type: str | None = None) -> str:
         sentinels = SENTINELS if run.config.train.objective == "span_corruption" else 0
         length, masked = run.config.context_length, run.model.masked
         ids = tokenizer_files.write(tokenizer, draft, length, masked=masked, sentinels=sentinels)
+        if not masked:
+            source_files.write(tokenizer.source, draft, ids)
         architecture = write_model(run.model, draft, order=order, ids=ids, model_type=model_type)
         (draft / "README.md").write_text(model_card.text(run, architecture), encoding="utf-8")
     return architecture.title
