@@ -1,4 +1,4 @@
-"""What the files of an imported model say about its use: token ids, settings of generation and chat templates."""
+"""What the files of an imported model say about its use: token ids, generation, chat templates and license."""
 
 import dataclasses
 import json
@@ -11,6 +11,8 @@ IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 MOST_ENDS = 256  # end tokens
 MOST_SETTINGS = 2**16  # characters of generation_config.json; Whisper's, the longest known, has 2**12
 LONGEST_TEMPLATE, MOST_TEMPLATES = 2**17, 16  # characters of a chat template, and templates with names
+LICENSE = ("license", "license_name", "license_link")
+LONGEST_LICENSE = 256  # characters of each of these
 MADE = {*IDS, "decoder_start_token_id", "transformers_version", "_from_model_config"}  # fields that a run can write
 
 
@@ -19,12 +21,13 @@ class ModelSource:
     """The contents are kept for a later export as they are. Raises UserError, naming the field, if one is invalid.
 
     ids: the fields of IDS in config.json. generation: generation_config.json; None without one. chat_template: a Jinja
-    template, a list of {"name": ..., "template": ...}, or None.
+    template, a list of {"name": ..., "template": ...}, or None. license: the fields of LICENSE that its card has.
     """
 
     ids: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     generation: Mapping[str, Any] | None = None
     chat_template: Any = None
+    license: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         ids, generation = self.ids, {} if self.generation is None else self.generation
@@ -38,6 +41,9 @@ class ModelSource:
             valid = len(listed) <= MOST_ENDS and all(type(token) is int or token is None for token in listed)
             remedy = f"must be a whole number or a list of at most {MOST_ENDS} of them"
             require(valid, f"{where}: eos_token_id", found, remedy)
+        valid = isinstance(self.license, dict) and {*self.license} <= {*LICENSE}
+        valid = valid and all(isinstance(text, str) and len(text) <= LONGEST_LICENSE for text in self.license.values())
+        require(valid, "license", self.license, f"must have texts of at most {LONGEST_LICENSE} characters")
         named, right = self.chat_template, "must be a text, or a list of objects with name and template"
         if isinstance(named, list):
             valid = all(isinstance(one, dict) and {*one} == {"name", "template"} for one in named)

@@ -42,7 +42,7 @@ def export(run: Run, output: Path, model_type: str | None = None, dtype: str = "
         if not masked:
             source_files.write(tokenizer.source, draft, ids)
         architecture = write_model(run.model, draft, order=order, ids=ids, model_type=model_type, dtype=dtype)
-        (draft / "README.md").write_text(model_card.text(run, architecture), encoding="utf-8")
+        (draft / "README.md").write_text(model_card.text(run, architecture, dtype), encoding="utf-8")
     return architecture.title
 
 

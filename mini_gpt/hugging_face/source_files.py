@@ -1,16 +1,20 @@
-"""Read and write what a model's files say about its use: generation_config.json and chat templates."""
+"""Read and write what a model's files say about its use: generation_config.json, chat templates, license."""
 
+import itertools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mini_gpt.data.model_source import IDS, LONGEST_TEMPLATE, MOST_SETTINGS, ModelSource
+from mini_gpt.data.model_source import IDS, LONGEST_LICENSE, LONGEST_TEMPLATE, MOST_SETTINGS, ModelSource
 from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
-GENERATION, TEMPLATE = "generation_config.json", "chat_template.jinja"
+GENERATION, TEMPLATE, CARD = "generation_config.json", "chat_template.jinja", "README.md"
+LONGEST_HEADER = 2**16  # bytes of the card in which its fields are looked for
+FIELD = re.compile(r"(license|license_name|license_link): *([\"']?)([\w.:/+ -]+)\2 *", re.ASCII)
 BYTES = 4  # of a character, at most
 
 
@@ -27,7 +31,8 @@ def read(directory: Path, config: Mapping[str, Any], of_tokenizer: Mapping[str, 
     except (ValueError, RecursionError) as error:
         raise UserError(f"{directory / GENERATION}: not valid JSON ({error})") from None
     try:
-        return ModelSource(ids, described, of_tokenizer.get("chat_template") if template is None else template)
+        template = of_tokenizer.get("chat_template") if template is None else template
+        return ModelSource(ids, described, template, _license(directory))
     except UserError as error:
         raise UserError(f"{directory}: {error}") from None
 
@@ -40,6 +45,20 @@ def write(source: ModelSource, directory: Path, ids: Mapping[str, Any]) -> None:
     (directory / GENERATION).write_text(content, encoding="utf-8")
     if isinstance(source.chat_template, str):
         (directory / TEMPLATE).write_bytes(source.chat_template.encode())
+
+
+def _license(directory: Path) -> dict[str, str]:
+    """Return the fields of LICENSE in the YAML before a model card. Values that are not plain text are left out."""
+    try:
+        with files.open_regular(find_file(directory, CARD)) as file:
+            lines = file.read(LONGEST_HEADER).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return {}
+    if not lines or lines[0].strip() != "---":
+        return {}
+    header = itertools.takewhile(lambda line: line.strip() != "---", lines[1:])
+    found = {match[1]: match[3].strip() for line in header if (match := FIELD.fullmatch(line))}
+    return {name: value for name, value in found.items() if len(value) <= LONGEST_LICENSE}
 
 
 def _read(directory: Path, name: str, longest: int) -> str | None:

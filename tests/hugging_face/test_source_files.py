@@ -1,15 +1,19 @@
 """Settings of generation, end tokens and chat templates of an imported model are used, and exported as they were."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import tokenizers as library
 
+from mini_gpt.config import loading as configs
 from mini_gpt.data import tokenizers
 from mini_gpt.data.model_source import LONGEST_TEMPLATE, MOST_SETTINGS, ModelSource
 from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer
-from mini_gpt.hugging_face import source_files, tokenizer_files
+from mini_gpt.hugging_face import model_card, source_files, tokenizer_files
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import workdir as workdirs
 from tests.hugging_face.test_tokenizer_files import BPE, characters
 
 NAMES = ("<|begin|>", "<|end|>", "<|eom|>", "<|eot|>")
@@ -126,6 +130,64 @@ def test_end_tokens_that_the_model_lacks_are_kept_but_not_used(tmp_path):
     ids, rows = directory(tmp_path, None, {"eos_token_id": [10**6, -1]})
     read = tokenizer_files.read(tmp_path, rows, ids["<|end|>"], config={"eos_token_id": ids["<|end|>"]})
     assert read.other_ends == () and read.source.generation["eos_token_id"] == [10**6, -1]
+
+
+@pytest.mark.parametrize(
+    "card, license",
+    [
+        ("---\nlicense: apache-2.0\ntags: [a]\n---\nlicense: mit", {"license": "apache-2.0"}),
+        ("---\r\nlicense: 'mit' \r\n---", {"license": "mit"}),
+        (
+            '---\nlicense: other\nlicense_name: "llama3.2"\nlicense_link: https://example.org/a\n---',
+            {"license": "other", "license_name": "llama3.2", "license_link": "https://example.org/a"},
+        ),
+        ("license: mit", {}),
+        ("# A\n---\nlicense: mit\n---", {}),
+        ("---\nlicense: [mit]\nlicense_name: a`b\nlicense_link: |\n  x\n---", {}),
+        ("---\nlicense: " + "a" * 300 + "\n---", {}),
+        ("---\n  license: mit\n---", {}),
+        ("---\nlicense: mit" + "\nx: y" * 2**20, {"license": "mit"}),
+        ("", {}),
+    ],
+)
+def test_the_license_is_that_of_the_source_s_card(card, license, tmp_path):
+    ids, rows = directory(tmp_path)
+    (tmp_path / "README.md").write_text(card)
+    read = tokenizer_files.read(tmp_path, rows, ids["<|end|>"])
+    assert read.source.license == license
+    tokenizers.save(read, tmp_path / "saved")
+    assert tokenizers.load(tmp_path / "saved").source.license == license
+
+
+def card_of(tokenizer, workdir):
+    """Return the text of a model card that depends on the tokenizer and the directory of a run."""
+    config = configs.load("configs/tiny.py", {"data.tokenizer": "bytes"})
+    run = SimpleNamespace(tokenizer=tokenizer, workdir=workdir, config=config, step=3)
+    return f"{model_card._metadata(run)}\n{model_card._about_license(run)}"
+
+
+def test_a_card_names_the_license_and_the_base_model(tmp_path):
+    ids, rows = directory(tmp_path / "in")
+    read = lambda: tokenizer_files.read(tmp_path / "in", rows, ids["<|end|>"])
+    assert card_of(ByteTokenizer(), tmp_path).startswith('license: "unknown"\nLicense: not stated. Before you publish')
+    assert "\nLicense: not found in the files of the source. Check its terms" in card_of(read(), tmp_path)
+    (tmp_path / "in" / "README.md").write_text("---\nlicense: other\nlicense_name: a-b\n---")
+    first, tuned, again = (tmp_path / name for name in ("first", "tuned", "again"))
+    for workdir in (first, tuned, again):
+        workdir.mkdir()
+    copy = tmp_path / "models--Some-One--a.Model_1--b" / "snapshots" / "0123"
+    workdirs.record_import(first, copy, "Llama")
+    files.write_json(tuned / workdirs.INIT_FROM, {"workdir": str(first), "checkpoint_step": 0})
+    files.write_json(again / workdirs.INIT_FROM, {"workdir": str(tuned), "checkpoint_step": 3})
+    for workdir in (first, tuned, again):
+        yaml, about = card_of(read(), workdir).rsplit("\n", 1)
+        assert yaml == 'license: "other"\nlicense_name: "a-b"\nbase_model: "Some-One/a.Model_1--b"'
+        assert about.startswith("License: other, as the card of the source states. Check its terms before you use or")
+    workdirs.record_import(first, tmp_path / "models" / "a", "Llama")
+    files.write_json(tuned / workdirs.INIT_FROM, {"workdir": str(tuned), "checkpoint_step": 0})  # a loop
+    (again / workdirs.INIT_FROM).write_text("{")
+    for workdir in (first, tuned, again):
+        assert "base_model" not in card_of(read(), workdir)
 
 
 @pytest.mark.parametrize(
