@@ -1,6 +1,7 @@
 """Generate text with a trained run.
 
 python sample.py --workdir=runs/tiny --prompt='def '
+python sample.py --workdir=runs/imported --chat --prompt='What is RoPE?'
 python sample.py --workdir=runs/seq2seq --source='3 March 1994'
 python sample.py --workdir=runs/seq2seq --source_file=sources.txt --temperature=0 > targets.txt
 python sample.py --workdir=runs/masked --fill='def [MASK](self):'
@@ -26,7 +27,7 @@ from mini_gpt.training.run import Run
 MOST_TOKENS, MOST_BEAMS = 10**6, 2**10  # of --length, and of --beams
 NOT_WITH_FILL = (
     *("length", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("stop", "samples", "seed", "beams", "length_penalty"),
+    *("stop", "samples", "seed", "beams", "length_penalty", "chat"),
 )
 TEXTS = ("prompt", "source", "source_file", "prompt_file", "interactive", "fill")  # flags, of which one must be given
 log = logging.getLogger("mini_gpt.sample")
@@ -43,6 +44,8 @@ def _parse() -> argparse.Namespace:
     prompt.add_argument("--source_file", type=files.expanded, metavar="FILE", help=lines)
     prompt.add_argument("--prompt_file", type=files.expanded, help="a file with the text to continue, in UTF-8")
     prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
+    as_message = "the prompt is a user's message, in the chat template of the imported model; print only the answer"
+    parser.add_argument("--chat", action="store_true", help=as_message)
     masks = "a text with [MASK]s, each for one token to predict; for a run with train.objective=masked"
     prompt.add_argument("--fill", type=command_line.utf8, metavar="TEXT", help=masks)
     add = parser.add_argument
@@ -93,8 +96,8 @@ def main() -> None:
     for number, texts in enumerate(_rows(flags)):
         try:
             texts = [command_line.utf8(text) for text in texts] if flags.interactive else texts
-            if run.config.model.encoder_layers and flags.prompt_file:
-                texts = [text.removesuffix("\n") for text in texts]  # the file's last newline is not in the source
+            if (run.config.model.encoder_layers or flags.chat) and flags.prompt_file:
+                texts = [text.removesuffix("\n") for text in texts]  # the file's last newline is not in the message
             asked = request.make(run, texts, flags, seed=(flags.seed + number) % 2**31)
             if flags.beams is None:
                 sampled.write(run, asked, flags, sampling)
@@ -120,6 +123,7 @@ def _check_text(flags: argparse.Namespace, config: Config) -> None:
         if given == "fill":
             remedy = "the run does not have train.objective=masked; use --prompt"
     found = getattr(flags, given)
+    require(not (flags.chat and config.model.encoder_layers), "--chat", True, "is not for a model with an encoder")
     require(given in allowed, f"--{given}", str(found) if isinstance(found, Path) else found, remedy)
 
 

@@ -1,12 +1,14 @@
 """Text to token ids and back, by bytes, characters or subwords. The last id is the document separator."""
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,12 +16,13 @@ import tokenizers
 
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.data import tokenizer_limits
+from mini_gpt.data.model_source import ModelSource
 from mini_gpt.data.token_texts import Library, token_texts, unknown_token, with_hidden_names
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
 
 FILE = "tokenizer.json"
-IMPORTED = ("separator", "vocab_size", "special", "mask")  # arguments of SubwordTokenizer for imported models
+IMPORTED = ("separator", "vocab_size", "special", "mask", "source")  # arguments of SubwordTokenizer for imported models
 PIECE = 2**16  # characters after which a text is cut at the next space
 LONGEST_PIECE = 2**17
 BEFORE_SPACE = re.compile(r"\S(?=[ \n])")
@@ -36,9 +39,20 @@ class Tokenizer(Protocol):
     texts: Sequence[bytes]
     token_bytes: np.ndarray
     start: int | None = None  # the token before each target, if it is not the separator
+    other_ends: tuple[int, ...] = ()  # tokens that end a generated text like the separator
+    source: ModelSource = ModelSource()
+    special: Mapping[str, str] = MappingProxyType({})  # {role: token} of the special tokens that have a name
 
     def encode(self, text: str) -> np.ndarray: ...
     def to_dict(self) -> dict: ...
+
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
+        """Encode the text of a prompt. In imported tokenizers, names of special tokens in it are these tokens.
+
+        add_special_tokens: add the tokens that an imported tokenizer adds around a text.
+        """
+        del add_special_tokens
+        return self.encode(text)
 
     def pieces(self, text: str) -> Iterator[str]:
         """Cut a text into pieces whose tokens, one after the other, are those of the text. This saves memory."""
@@ -94,9 +108,9 @@ class SubwordTokenizer(Tokenizer):
 
     Arguments other than `model` are for imported models. separator: the separator's id in `model`; this class swaps it
     with the last id. vocab_size: ids of this class, at least the number of tokens. special: {role: token} of the other
-    special tokens, such as {"bos_token": "<s>"}; no text is encoded as one of them. The role start_token is that before
-    each target. mask: the id in `model` of the mask
-    token, which is `vocab_size` here, above the tokens of this class.
+    special tokens, such as {"bos_token": "<s>"}; only `encode_prompt` encodes a text as one of them. The role
+    start_token is that before each target. mask: the id in `model` of the mask token, which is `vocab_size` here, above
+    the tokens of this class. source: what the model's files say about its use.
 
     An imported model may add tokens around a text. A separator after a text is left out, because one follows each
     document in any case.
@@ -109,9 +123,10 @@ class SubwordTokenizer(Tokenizer):
         vocab_size: int = 0,
         special: dict | None = None,
         mask: int | None = None,
+        source: ModelSource | None = None,
     ):
         self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special or {})
-        self.mask = mask
+        self.mask, self.source = mask, source or ModelSource()
         model.encode_special_tokens = True  # encode the name of a special token as ordinary text
         texts = token_texts(model)
         size = len(texts) + 1 if separator is None else vocab_size
@@ -128,6 +143,8 @@ class SubwordTokenizer(Tokenizer):
         self.texts = [texts.get(token, b"") for token in self.order[:size].tolist()]
         if "start_token" in self.special:
             self.start = int(self.inverse[model.token_to_id(self.special["start_token"])])
+        others = [token for token in self.source.ends if token in range(len(self.order))]
+        self.other_ends = tuple(int(self.inverse[token]) for token in others if token not in (separator, mask))
         self.token_bytes = np.array([len(text) for text in self.texts])
         example = self.encode("a")
         if mask is not None and size in example:
@@ -148,6 +165,23 @@ class SubwordTokenizer(Tokenizer):
             return ids
         return self.inverse[ids[:-1] if len(ids) and ids[-1] == self.separator else ids]
 
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
+        if self.separator is None:
+            return self.encode(text)
+        with no_panic(), self._special_tokens():
+            ids = np.array(self.model.encode(text, add_special_tokens=add_special_tokens).ids, np.uint32)
+            adds_separator = add_special_tokens and self.model.encode("").ids[-1:] == [self.separator]
+        return self.inverse[ids[:-1] if adds_separator else ids]
+
+    @contextlib.contextmanager
+    def _special_tokens(self) -> Iterator[None]:
+        """Let the model read the names of special tokens as these tokens."""
+        self.model.encode_special_tokens = False
+        try:
+            yield
+        finally:
+            self.model.encode_special_tokens = True
+
     def encode_masked(self, text: str, name: str) -> np.ndarray:
         """Encode a whole text with all tokens that an imported model adds around it. name: of the mask token in it."""
         described = json.loads(self.encoder.to_str())
@@ -167,6 +201,8 @@ class SubwordTokenizer(Tokenizer):
             described |= {"separator": self.separator, "vocab_size": self.vocab_size, "special": self.special}
         if self.mask is not None:
             described["mask"] = self.mask
+        if self.source != ModelSource():
+            described["source"] = dataclasses.asdict(self.source)
         return described
 
 
@@ -255,6 +291,8 @@ def load(directory: Path) -> Tokenizer:
                 return CharacterTokenizer(values["characters"])
             case "bpe" | "imported" as kind:
                 options = {name: values[name] for name in IMPORTED if name in values}
+                if "source" in options:
+                    options["source"] = ModelSource(**options["source"])
                 made = BpeTokenizer if kind == "bpe" else ImportedTokenizer
                 return made(parse(values[kind]), **options)
             case kind:

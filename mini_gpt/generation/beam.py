@@ -50,15 +50,15 @@ class Beam(NamedTuple):
 
 
 class Options(NamedTuple):
-    """end: the token that ends a text. length: maximum number of new tokens. beams: number of texts to extend.
-
-    alpha: of the length penalty; 0: none.
+    """end, other_ends: the tokens that end a text. length: maximum number of new tokens. beams: number of texts to
+    extend. alpha: of the length penalty; 0: none.
     """
 
     end: int
     length: int
     beams: int = 4
     alpha: float = 0.6
+    other_ends: tuple[int, ...] = ()
 
 
 def search(
@@ -106,11 +106,13 @@ def _search(model: LoadedModel, beams: int, capacity: int, options: Options, pro
         number, texts, ended, logits_XV, cache = carry
         log_BKV = texts.log_probabilities_BK[..., None] + jax.nn.log_softmax(logits_XV).reshape(B, K, V)
         # Texts that end here compete with those that have ended before.
-        tokens_BKN = texts.tokens_BKN.at[:, :, number].set(options.end)
-        ended = ended.joined(Beam(tokens_BKN, texts.lengths_BK + 1, log_BKV[..., options.end]))
+        for end in (options.end, *options.other_ends):
+            tokens_BKN = texts.tokens_BKN.at[:, :, number].set(end)
+            ended = ended.joined(Beam(tokens_BKN, texts.lengths_BK + 1, log_BKV[..., end]))
         ended = ended.best(K, ended.scores_BK(alpha))
         # The others continue: the K best of all texts and tokens.
-        log_BKV = log_BKV.at[..., options.end].set(-jnp.inf)
+        for end in (options.end, *options.other_ends):
+            log_BKV = log_BKV.at[..., end].set(-jnp.inf)
         log_BK, chosen_BK = jax.lax.top_k(log_BKV.reshape(B, -1), K)
         parents_BK, new_BK = chosen_BK // V, chosen_BK % V
         tokens_BKN = jnp.take_along_axis(texts.tokens_BKN, parents_BK[..., None], axis=1).at[:, :, number].set(new_BK)

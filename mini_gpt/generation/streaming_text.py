@@ -10,15 +10,17 @@ from mini_gpt.data.tokenizers import Tokenizer
 class Writer:
     """One row's text, which grows as tokens are added.
 
-    The text ends before a stop string, or at the separator of documents. Bytes of an incomplete character
-    and a possible start of a stop string are held back. If nothing ends the text, it equals `tokenizer.decode(tokens)`.
+    The text ends before a stop string, at the separator of documents, or at another end token of an imported model.
+    Bytes of an incomplete character and a possible start of a stop string are held back. If nothing ends the text, it
+    equals `tokenizer.decode(tokens)`.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
         self.tokenizer, self.stops = tokenizer, tuple(stops)
-        self.separator = tokenizers.separator(tokenizer)
+        self.ends = dict.fromkeys(tokenizer.other_ends, "end token")
+        self.ends[tokenizers.separator(tokenizer)] = "end of document"
         self.tokens: list[int] = []  # up to the end
-        self.ended_by: str | None = None  # a stop string, or "end of document"
+        self.ended_by: str | None = None  # a stop string, "end of document" or "end token"
         self.text = ""  # all that `add` and `finish` have returned
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held_text = ""
@@ -29,9 +31,9 @@ class Writer:
         for token in map(int, tokens):
             if self.ended_by is not None:
                 break
-            if token == self.separator:
+            if token in self.ends:
                 new += self.finish()
-                self.ended_by = self.ended_by or "end of document"
+                self.ended_by = self.ended_by or self.ends[token]
                 break
             self.tokens.append(token)
             is_text = token < len(self.tokenizer.texts)  # else a sentinel of span corruption

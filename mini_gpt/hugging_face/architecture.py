@@ -12,7 +12,7 @@ from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 
 Arrays = dict[str, np.ndarray]
-Ids = Mapping[str, int | None]
+Ids = Mapping[str, Any]  # {field of config.json: id, list of ids or None}
 OF_TOKENS = (
     "embedding",
     "unembedding",

@@ -6,28 +6,32 @@ import math
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data.tokenizers import SubwordTokenizer
-from mini_gpt.hugging_face import architectures, model_card, tokenizer_files
-from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Ids
+from mini_gpt.hugging_face import architectures, model_card, source_files, tokenizer_files
+from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
+from mini_gpt.hugging_face.tensors import Tensor
 from mini_gpt.model import gpt
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import require
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
+DTYPES = {name: jnp.dtype(name) for name in ("float32", "bfloat16", "float16")}  # of the weights
 
-def export(run: Run, output: Path, model_type: str | None = None) -> str:
+
+def export(run: Run, output: Path, model_type: str | None = None, dtype: str = "float32") -> str:
     """Write the run's model and return the title of its Transformers architecture. A failed export leaves no files.
 
-    model_type: see `architectures.choose`. Raises UserError if the directory exists, or if the architecture can't
-    express the model.
+    model_type: see `architectures.choose`. dtype: see `write_model`. Raises UserError if the directory exists, and the
+    errors of `write_model`.
     """
     tokenizer = run.tokenizer
     order = tokenizer.inverse if isinstance(tokenizer, SubwordTokenizer) and tokenizer.separator is not None else None
@@ -35,8 +39,10 @@ def export(run: Run, output: Path, model_type: str | None = None) -> str:
         sentinels = SENTINELS if run.config.train.objective == "span_corruption" else 0
         length, masked = run.config.context_length, run.model.masked
         ids = tokenizer_files.write(tokenizer, draft, length, masked=masked, sentinels=sentinels)
-        architecture = write_model(run.model, draft, order=order, ids=ids, model_type=model_type)
-        (draft / "README.md").write_text(model_card.text(run, architecture), encoding="utf-8")
+        if not masked:
+            source_files.write(tokenizer.source, draft, ids)
+        architecture = write_model(run.model, draft, order=order, ids=ids, model_type=model_type, dtype=dtype)
+        (draft / "README.md").write_text(model_card.text(run, architecture, dtype), encoding="utf-8")
     return architecture.title
 
 
@@ -47,11 +53,13 @@ def write_model(
     order: np.ndarray | None = None,
     ids: Ids = architectures.NO_IDS,
     model_type: str | None = None,
+    dtype: str = "float32",
 ) -> Architecture:
     """Write config.json and model.safetensors; return the Transformers architecture.
 
     order: mini_gpt's id of each exported token id; later ones are equal, and all if it is None. ids: the token ids in
-    config.json. model_type: see `architectures.choose`. Raises UserError if the architecture can't express the model.
+    config.json. model_type: see `architectures.choose`. dtype: one of DTYPES, to which weights are rounded. Raises
+    UserError if the architecture can't express the model, or a weight is too large for the dtype.
     """
     architecture = architectures.choose(model.config.model, ids, model_type)
     position_ids = model.config.data.position_ids
@@ -69,16 +77,27 @@ def write_model(
         "pad_token_id": None,
         **ids,
         "tie_word_embeddings": config.tie_embeddings,
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,  # all versions of Transformers read this name; 4.56 and later write `dtype`
         "use_cache": True,
         **architecture.describe(dataclasses.replace(model.config, model=config), ids),
     }
     (directory / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tensors, arrays = architecture.tensors(config), architecture.unfold(arrays, config)
-    packed = {tensor.name: tensor.pack([arrays[path] for path in tensor.paths]) for tensor in tensors}
+    packed = {tensor.name: _rounded(tensor, arrays, dtype) for tensor in tensors}
     save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it readable only by its owner
     return architecture
+
+
+def _rounded(tensor: Tensor, arrays: Arrays, dtype: str) -> np.ndarray:
+    """Return a tensor of the files. Raises UserError if one of its values is finite, but not in `dtype`."""
+    packed = tensor.pack([arrays[path] for path in tensor.paths])
+    with np.errstate(over="ignore"):
+        rounded = packed.astype(DTYPES[dtype])
+    if dtype != "float32" and np.isfinite(packed).all() and not np.isfinite(rounded).all():
+        largest = f"found {float(np.abs(packed).max()):g} in {tensor.name}"
+        raise UserError(f"--dtype: {largest}, too large for {dtype}; use bfloat16 or float32")
+    return rounded
 
 
 def _equivalent(model: LoadedModel, architecture: Architecture) -> tuple[ModelConfig, dict[str, np.ndarray]]:

@@ -47,7 +47,8 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     vocab_size = described.whole("vocab_size")
     masked = architecture.objective == "masked"
     start = described.get("decoder_start_token_id") if architecture.has_targets else None
-    tokenizer = tokenizer_files.read(source, vocab_size, described.get("eos_token_id"), start=start, masked=masked)
+    end, values = described.get("eos_token_id"), described.values
+    tokenizer = tokenizer_files.read(source, vocab_size, end, start=start, masked=masked, config=values)
     config = _config(read_fields(source, architecture, described), tokenizer, config_path, overrides)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, SubwordTokenizer):

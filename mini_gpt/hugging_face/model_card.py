@@ -1,19 +1,27 @@
 """The model card: the README.md of an exported model."""
 
+import json
 import re
+from pathlib import Path
 
 from mini_gpt.data import splits
+from mini_gpt.data.model_source import ModelSource
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.hugging_face.architecture import Architecture
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import printable
+from mini_gpt.runtime.errors import UserError, printable
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
+HUB_COPY = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)  # a directory of the Hub's cache
+LANGUAGE = re.compile(r"[a-z]{2,3}")  # an ISO 639 code
+MOST_RUNS = 100  # of which each started from the one before
+UNKNOWN = "unknown"  # an identifier of the Hub
 
-def text(run: Run, architecture: Architecture) -> str:
-    """Return the model card of a run that is exported as `architecture`."""
+
+def text(run: Run, architecture: Architecture, dtype: str) -> str:
+    """Return the model card of a run that is exported as `architecture`, with weights in `dtype`."""
     config, model = run.config, run.config.model
     layers = f"{model.encoder_layers} + {model.num_layers}" if model.encoder_layers else str(model.num_layers)
     trained = config.train.batch_size * config.context_length * run.step
@@ -30,6 +38,8 @@ def text(run: Run, architecture: Architecture) -> str:
     if run.step:
         facts["corpus"] = config.data.corpus
         facts["trained"] = f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}"
+    if dtype != "float32":
+        facts["weights"] = f"rounded to {dtype}"
     prompt, alphabet = "The ", ""
     if isinstance(run.tokenizer, CharacterTokenizer):
         characters = run.tokenizer.characters
@@ -43,6 +53,7 @@ def text(run: Run, architecture: Architecture) -> str:
     return f"""---
 library_name: transformers
 pipeline_tag: {architecture.pipeline}
+{_metadata(run)}
 tags: [mini_gpt]
 ---
 
@@ -60,8 +71,46 @@ model = {architecture.auto_class}.from_pretrained(DIRECTORY)
 {_use(architecture, prompt, run)}
 ```
 
+{_about_license(run)}
+
 Written by mini_gpt.{alphabet}
 """
+
+
+def _metadata(run: Run) -> str:
+    """Return the lines of YAML that the Hub reads, apart from those that all cards have."""
+    fields = {"license": UNKNOWN} | {**run.tokenizer.source.license}
+    base = _base_model(run.workdir)
+    if base is not None:
+        fields["base_model"] = base
+    lines = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
+    languages = [name for name in run.config.data.pair or () if LANGUAGE.fullmatch(name)]
+    return "\n".join([*lines, *([f"language: {json.dumps(languages)}"] if languages and run.step else [])])
+
+
+def _about_license(run: Run) -> str:
+    source, check = run.tokenizer.source, "Check its terms before you use or publish this model."
+    if "license" in source.license:
+        return f"License: {_table_cell(source.license['license'])}, as the card of the source states. {check}"
+    if source != ModelSource():
+        return f"License: not found in the files of the source. {check}"
+    return "License: not stated. Before you publish this model, choose one and write it at the start of this file."
+
+
+def _base_model(workdir: Path) -> str | None:
+    """Return the name on the Hub of the model of which the run is a copy or a further training; None if not known."""
+    try:
+        for _ in range(MOST_RUNS):
+            if imported := workdirs.read_import(workdir):
+                found = HUB_COPY.fullmatch(Path(imported["directory"]).parent.parent.name)
+                return f"{found[1]}/{found[2]}" if found else None
+            before = workdirs.initial_run(workdir)
+            if before is None:
+                return None
+            workdir = Path(before["workdir"])
+    except (UserError, OSError):  # the earlier run is no longer there
+        pass
+    return None
 
 
 def _use(architecture: Architecture, prompt: str, run: Run) -> str:

@@ -66,8 +66,12 @@ class T5(Architecture):
         return super().supported(model) | free
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        start = {"decoder_start_token_id": ids.get("decoder_start_token_id", ids.get("eos_token_id"))}
-        return super().describe(config, ids) | start | {"scale_decoder_outputs": config.model.tie_embeddings}
+        ends = ids.get("eos_token_id")
+        start = ids.get("decoder_start_token_id", ends[0] if isinstance(ends, list) else ends)
+        return super().describe(config, ids) | {
+            "decoder_start_token_id": start,
+            "scale_decoder_outputs": config.model.tie_embeddings,
+        }
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return also the fields of the encoder. Only the weights tell whether a model of Transformers 5 is tied."""

@@ -1,7 +1,9 @@
 """Write and read tokenizer.json, the file format of the tokenizers library."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers as library
@@ -17,6 +19,7 @@ from mini_gpt.data.tokenizers import (
     SubwordTokenizer,
     Tokenizer,
 )
+from mini_gpt.hugging_face import source_files
 from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
@@ -27,21 +30,23 @@ NOT_FOUND = "not found; AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR
 SENTINEL = "<extra_id_{}>"
 START = "start_token"  # role of the token before each target
 MASKS = ("<mask>", "<|mask|>")  # as SEPARATORS
-SPECIAL = ("bos_token", "unk_token", "pad_token")  # kept at import, for a later export
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")  # kept at import, for a later export
 OF_MASKED = ("cls_token", "sep_token", "mask_token")  # as SPECIAL, if there is a mask token
 
 
 def write(
     tokenizer: Tokenizer, directory: Path, context_length: int, *, masked: bool = False, sentinels: int = 0
-) -> dict[str, int | None]:
-    """Write the tokenizer's files. Return the token ids of config.json by field.
+) -> dict[str, Any]:
+    """Write the tokenizer's files. Return the token ids of config.json by field; eos_token_id may be a list of ids.
 
     masked: the model has a mask token, whose id is above those of the tokenizer. sentinels: the number of tokens above
     them that mark spans; <extra_id_0> is the last, as in T5.
     """
     model, end = _library_tokenizer(tokenizer)
     name = model.id_to_token(end)
-    special = {"bos_token": name, "eos_token": name, "pad_token": name} | getattr(tokenizer, "special", {})
+    is_imported = isinstance(tokenizer, SubwordTokenizer) and tokenizer.separator is not None
+    special = {} if is_imported else {"bos_token": name}
+    special |= {"eos_token": name, "pad_token": name} | {**tokenizer.special}
     start = special.pop(START, None)
     if masked:
         special = {"cls_token": name, "sep_token": name, "mask_token": _mask(tokenizer, model)} | special
@@ -56,9 +61,13 @@ def write(
         "model_max_length": context_length,
         "clean_up_tokenization_spaces": False,
     }
+    if isinstance(tokenizer.source.chat_template, list):  # only this file can have several
+        config["chat_template"] = tokenizer.source.chat_template
     (directory / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    ids = {f"{field}_id": model.token_to_id(special[field]) for field in ("bos_token", "pad_token")}
-    return ids | {"eos_token_id": end} | ({} if start is None else {"decoder_start_token_id": model.token_to_id(start)})
+    named = {field: special[field] for field in ("bos_token", "pad_token") if field in special}
+    ids: dict[str, Any] = {f"{field}_id": model.token_to_id(token or "") for field, token in named.items()}
+    ids |= {"eos_token_id": end} | {field: found for field, found in tokenizer.source.ids.items() if found is not None}
+    return ids | ({} if start is None else {"decoder_start_token_id": model.token_to_id(start)})
 
 
 def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
@@ -99,12 +108,21 @@ def _add(model: library.Tokenizer, name: str, token: int) -> None:
     require(found == token, f"tokenizer: the id of {name}", found, f"must be {token}; the tokenizer has {remedy}")
 
 
-def read(directory: Path, vocab_size: int, end: Any, *, start: Any = None, masked: bool = False) -> Tokenizer:
+def read(
+    directory: Path,
+    vocab_size: int,
+    end: Any,
+    *,
+    start: Any = None,
+    masked: bool = False,
+    config: Mapping[str, Any] = MappingProxyType({}),
+) -> Tokenizer:
     """Read the tokenizer of a model with `vocab_size` ids.
 
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
     tokenizer_config.json: that of eos_token, else that of sep_token. start: decoder_start_token_id; None: `end`.
-    masked: one of the ids is that of a mask token, which is not one of the returned tokenizer. Raises UserError if a
+    masked: one of the ids is that of a mask token, which is not one of the returned tokenizer. config: the values of
+    config.json, of which some are kept for an export. Raises UserError if a
     file is invalid or not supported.
     """
     path = find_file(directory, FILE)
@@ -123,7 +141,8 @@ def read(directory: Path, vocab_size: int, end: Any, *, start: Any = None, maske
     largest, right = max(model.get_vocab().values(), default=0), f"the model's vocab_size is {vocab_size}"
     if largest >= vocab_size:
         raise UserError(f"{path}: found a token with the id {largest}; {right}")
-    names = _names(directory)
+    of_tokenizer = _config(directory)
+    names, source = _names(of_tokenizer), source_files.read(directory, config, of_tokenizer)
     end = end[0] if isinstance(end, list) and end else end
     if end is None:
         end = model.token_to_id(names.get("eos_token", names.get("sep_token", "")))
@@ -143,6 +162,8 @@ def read(directory: Path, vocab_size: int, end: Any, *, start: Any = None, maske
             raise UserError(f"{path}: found {model.get_vocab_size()} tokens; {right}")
         require(mask in (None, tokens), f"{path}: the mask token's id", mask, f"must be the last one, {tokens}")
         require(start == end, f"{field}decoder_start_token_id", start, "must be eos_token_id, with these tokens")
+        right_use = "can't be kept for a tokenizer of characters; remove it"
+        require(not source.has_more, f"{directory}: chat template or settings of generation", "some", right_use)
         return _characters(path, model, [model.id_to_token(token) or "" for token in range(tokens)], end)
     if kind == "BPE":
         has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
@@ -150,15 +171,43 @@ def read(directory: Path, vocab_size: int, end: Any, *, start: Any = None, maske
         require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
         plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
         same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
-        if same and start == end == tokens - 1 == len(vocabulary) and mask in (None, tokens):
+        model = _with_special(model, end)
+        if same and start == end == tokens - 1 == len(vocabulary) and mask in (None, tokens) and not source.has_more:
             return ByteTokenizer()
     special = {name: names[name] for name in (*SPECIAL, *(OF_MASKED if masked else ())) if name in names}
     special |= {} if start == end else {START: model.id_to_token(start) or ""}
     try:
-        return (BpeTokenizer if kind == "BPE" else ImportedTokenizer)(model, end, tokens, special, mask)
+        made = (BpeTokenizer if kind == "BPE" else ImportedTokenizer)(model, end, tokens, special, mask, source)
+        name = model.id_to_token(end) or ""
+        ends_in = lambda text: made.encoder.encode(text).ids.count(end)
+        is_text = any(ends_in(text) > ends_in("") for text in (name, _as_text(name)))
+        require(not is_text, "the token that ends a document", name, "must be one that no text becomes")
+        return made
     except Exception as error:  # the library raises bare Exceptions
         reason = str(error) if isinstance(error, UserError) else f"not supported ({type(error).__name__}: {error})"
         raise UserError(f"{path}: {reason}") from None
+
+
+def _with_special(model: library.Tokenizer, end: int) -> library.Tokenizer:
+    """Return a tokenizer in which the token that ends a document is special: no text of a corpus may become it.
+
+    Transformers reads the tokens that tokenizer_config.json names as special too.
+    """
+    described = json.loads(model.to_str())
+    listed = [token for token in described["added_tokens"] if token["id"] == end]
+    if all(token["special"] for token in listed):
+        if not listed:
+            model.add_special_tokens([library.AddedToken(model.id_to_token(end), special=True, normalized=False)])
+        return model
+    for token in listed:
+        token["special"] = True
+    return ours.parse(described)
+
+
+def _as_text(name: str) -> str:
+    """Return the text of a token of byte-level BPE, or "" if the name is not that of one."""
+    alphabet = byte_alphabet()
+    return bytes(alphabet.get(character, 0xFF) for character in name).decode(errors="ignore")
 
 
 def _characters(path: Path, model: library.Tokenizer, tokens: list[str], end: int) -> CharacterTokenizer:
@@ -170,14 +219,19 @@ def _characters(path: Path, model: library.Tokenizer, tokens: list[str], end: in
     return CharacterTokenizer("".join(characters))
 
 
-def _names(directory: Path) -> dict[str, str]:
-    """Return the special tokens of tokenizer_config.json by field."""
+def _config(directory: Path) -> dict[str, Any]:
+    """Return the values of tokenizer_config.json."""
     try:
         config = files.read_json(find_file(directory, CONFIG))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
         raise UserError(f"{directory / CONFIG}: not valid JSON ({error})") from None
-    named = {name: config.get(name) for name in (*SPECIAL, *OF_MASKED, "eos_token")} if isinstance(config, dict) else {}
+    return config if isinstance(config, dict) else {}
+
+
+def _names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens of tokenizer_config.json by field."""
+    named = {name: config.get(name) for name in (*SPECIAL, *OF_MASKED)}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

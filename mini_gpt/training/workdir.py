@@ -132,11 +132,16 @@ def initial_run(workdir: Path) -> dict[str, Any] | None:
     return _read_record(workdir / INIT_FROM, "initial weights", {"workdir": str, "checkpoint_step": int})
 
 
+def read_import(workdir: Path) -> dict[str, Any] | None:
+    """Return what `record_import` has written; None if the run was not imported."""
+    if not (workdir / IMPORTED_FROM).exists():
+        return None
+    return _read_record(workdir / IMPORTED_FROM, "initial weights", {"directory": str, "architecture": str})
+
+
 def described_origin(workdir: Path) -> str | None:
     """Return a description of the source of the initial weights; None if they were random."""
-    if (workdir / IMPORTED_FROM).exists():
-        fields = {"directory": str, "architecture": str}
-        source = _read_record(workdir / IMPORTED_FROM, "initial weights", fields)
+    if source := read_import(workdir):
         return f"those of {Path(source['directory']).name}, a {source['architecture']}"
     if run := initial_run(workdir):
         return f"those of the run {Path(run['workdir']).name}, step {run['checkpoint_step']}"

@@ -267,6 +267,7 @@ BAD = [
     (["--prompt=a", "--seed=2147483648"], r"--seed: found 2147483648; must be in 0..2147483647"),
     (["--prompt=a", "--stop="], r"--stop: found ''; must have at least one character"),
     (["--prompt_file=/nowhere.txt"], r"--prompt_file: /nowhere\.txt: No such file or directory"),
+    (["--prompt=a", "--chat"], "--chat: the run has no chat template; only runs of an imported model with .*"),
 ]
 
 

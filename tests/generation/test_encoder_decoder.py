@@ -76,21 +76,21 @@ def test_rows_of_a_cache_can_be_exchanged():
 END, LONGEST = 0, 3
 
 
-def every_text(vocabulary):
+def every_text(vocabulary, ends):
     """Yield all texts that end, and those of LONGEST tokens that do not."""
-    others = [token for token in range(vocabulary) if token != END]
+    others = [token for token in range(vocabulary) if token not in ends]
     for length in range(LONGEST):
-        yield from ((*text, END) for text in itertools.product(others, repeat=length))
+        yield from ((*text, end) for text in itertools.product(others, repeat=length) for end in ends)
     yield from itertools.product(others, repeat=LONGEST)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-def test_a_wide_beam_finds_what_brute_force_finds(alpha):
+@pytest.mark.parametrize("alpha, others", [(0.0, ()), (0.6, (3, 7)), (2.0, ())])
+def test_a_wide_beam_finds_what_brute_force_finds(alpha, others):
     model, prompt, source = make(), [1, 2], [4, 5, 6]
     forward = jax.jit(lambda tokens: jax.nn.log_softmax(model.merge()(tokens, source_BS=jnp.array([source]))))
     by_prefix = {}
     scores = {}
-    for text in every_text(VOCAB):
+    for text in every_text(VOCAB, (END, *others)):
         total = 0.0
         for place, token in enumerate(text):
             prefix = text[:place]
@@ -101,7 +101,7 @@ def test_a_wide_beam_finds_what_brute_force_finds(alpha):
             total += by_prefix[prefix][token]
         scores[text] = total / ((5 + len(text)) / 6) ** alpha
     best = sorted(scores, key=scores.__getitem__, reverse=True)
-    options = beam.Options(END, LONGEST, beams=(VOCAB - 1) ** (LONGEST - 1), alpha=alpha)
+    options = beam.Options(END, LONGEST, beams=(VOCAB - 1) ** (LONGEST - 1), alpha=alpha, other_ends=others)
     (found,) = beam.search(model, [prompt], options, [source])
     assert [tuple(one.tokens.tolist()) for one in found[:20]] == best[:20]
     np.testing.assert_allclose([one.score for one in found[:20]], [scores[text] for text in best[:20]], rtol=1e-4)

@@ -75,6 +75,15 @@ def test_the_separator_ends_the_text():
     assert writer.ended_by == "end of document" and writer.tokens == [0, 1] and writer.text == "ab"
 
 
+@pytest.mark.parametrize("last, by", [(2, "end token"), (3, "end of document")])
+def test_another_end_token_ends_the_text(last, by):
+    tokenizer = CharacterTokenizer("abc")
+    tokenizer.other_ends = (2,)
+    writer = Writer(tokenizer)
+    assert written(writer, [0, 1, last, 0]) == ["a", "b", "", "", ""]
+    assert writer.ended_by == by and writer.tokens == [0, 1] and writer.text == "ab"
+
+
 def test_a_stop_string_before_the_separator_ends_the_text():
     writer = Writer(ByteTokenizer(), ["a\ufffd"])  # the incomplete character is decoded at the separator
     assert writer.add([*b"ba\xc3", 256]) == "b"

@@ -158,14 +158,16 @@ def make(name, vocab_size=VOCAB, **overrides):
     return config, jax.tree_util.tree_map_with_path(drawn, shapes)
 
 
-def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1):
-    """Export a model with random parameters to `directory`; return its config and parameters."""
+def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1, *, dtype="float32", changes=()):
+    """Export a model with random parameters, and `changes` by path; return its config and parameters."""
     config, drawn = make(name, vocab_size)
+    changed = lambda path, leaf: dict(changes).get(parameters.path_name(path), leaf)
+    drawn = jax.tree_util.tree_map_with_path(changed, drawn)
     directory.mkdir(parents=True)
     definition, mesh = gpt.abstract(config.model, vocab_size)[0], sharding.make_reading_mesh(1, 1)
     model = LoadedModel(drawn, definition, config, mesh, config.batch_tokens, PLAIN)
     kind = EXPORTABLE[name][0]
     ids = {"bos_token_id": end, "eos_token_id": end} | ({"pad_token_id": 3} if kind == "roberta" else {})
     named = kind if kind in ("roberta", "opt") else None  # others are chosen by their fields
-    exporting.write_model(model, directory, ids=ids, model_type=named)
+    exporting.write_model(model, directory, ids=ids, model_type=named, dtype=dtype)
     return config, drawn

@@ -64,7 +64,8 @@ def leaves(run):
 @pytest.mark.slow
 def test_an_exported_run_is_imported_again(run, out, imports, monkeypatch, tmp_path, capsys):
     assert sorted(path.name for path in out.iterdir()) == [
-        "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "README.md", "config.json", "generation_config.json", "model.safetensors",
+        "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None  # with the mesh of the imported run
     card, score = (out / "README.md").read_text(), json.loads((run / "eval" / "perplexity.json").read_text())
@@ -141,7 +142,7 @@ def test_an_imported_roberta_keeps_its_ids(imports, monkeypatch, tmp_path):
         ]
         assert type_in(monkeypatch, COMMAND, *command) is None
         assert f"| architecture | {title}, 2 layers" in (tmp_path / f"{name}2" / "README.md").read_text()
-    assert json.loads((tmp_path / "roberta2" / "config.json").read_text()) == described | {"bos_token_id": 0}
+    assert json.loads((tmp_path / "roberta2" / "config.json").read_text()) == described
     for name, tensor in load_file(tmp_path / "roberta2" / "model.safetensors").items():
         np.testing.assert_array_equal(tensor, tensors[name], name)
     as_bert = json.loads((tmp_path / "bert2" / "config.json").read_text())

@@ -12,6 +12,7 @@ from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterToken
 from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
+from tests.hugging_face.foreign_tokenizers import unigram
 
 TEXT = make_text(0, 300)
 HARD = "größer\t naïve 中文 \U0001f642 the  cat\n\n <|endoftext|> e\u0301 </s> dog"
@@ -224,6 +225,51 @@ def test_added_tokens_of_spaces_are_ordinary_text(tmp_path):
     text = "the    cat"
     assert model.token_to_id("    ") in read.order[read.encode(text)]
     assert read.decode(read.encode(text)) == text and read.token_bytes[read.encode(text)].sum() == len(text)
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_only_prompts_have_special_tokens(special, tmp_path):
+    model = library.Tokenizer.from_str(BPE.model.to_str())
+    names = ["<|im_start|>", "<|im_end|>"]
+    model.add_special_tokens(names[:1])
+    model.add_tokens([library.AddedToken(names[1], special=special, normalized=False)])
+    model.save(str(tmp_path / "tokenizer.json"))
+    rows, (start, end) = model.get_vocab_size() + 2, map(model.token_to_id, names)
+    text = "<|im_start|>the cat<|im_end|>\n<|im_start|>"
+    read = tokenizer_files.read(tmp_path, rows, end)
+    plain = read.encode(text)
+    assert read.decode(plain) == text and not {start, end} & set(read.order[plain].tolist())
+    assert read.token_bytes[plain].sum() == len(text) and read.token_bytes[-1] == 0
+    theirs = library.Tokenizer.from_str(model.to_str()).encode(text).ids
+    assert read.order[read.encode_prompt(text)].tolist() == theirs and (theirs[0], theirs.count(end)) == (start, 1)
+    assert read.encode_prompt(text).tolist().count(rows - 1) == 1, "the separator"
+    assert read.decode(read.encode_prompt(text)) == "the cat\n", "special tokens have no text"
+    assert read.encode(text).tolist() == plain.tolist(), "the corpus is plain text again"
+
+
+def test_a_word_that_ends_documents_is_refused(tmp_path):
+    BPE.model.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="the token that ends a document: found 'Ġcat'; must be one that no text"):
+        tokenizer_files.read(tmp_path, 299, BPE.model.token_to_id("Ġcat"))
+    described = json.loads(BPE.model.to_str())
+    described["model"] |= {"ignore_merges": True, "vocab": described["model"]["vocab"] | {"<end>": 291}}
+    described["pre_tokenizer"]["use_regex"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match="found '<end>'; must be one that no text becomes"):
+        tokenizer_files.read(tmp_path, 299, 291)
+
+
+def test_prompts_have_the_tokens_that_are_added_to_a_text_once(tmp_path):
+    for model, start, end in ((like_robertas(300), "<s>", 2), (foreign(), "<s>", 2), (unigram(), "", 1)):
+        model.save(str(tmp_path / "tokenizer.json"))
+        read = tokenizer_files.read(tmp_path, model.get_vocab_size() + 1, end)
+        for text in ("the cat", f"the {start}cat", "a</s>", "</s>", ""):
+            ids = model.encode(text).ids
+            adds_end = model.encode("").ids[-1:] == [end]
+            assert read.order[read.encode_prompt(text)].tolist() == (ids[:-1] if adds_end else ids), text
+        assert read.encode_prompt("the cat").tolist() == read.encode("the cat").tolist()
+    own = BpeTokenizer.train([TEXT], 300)
+    assert own.encode_prompt(HARD).tolist() == own.encode(HARD).tolist(), "a tokenizer of mini_gpt has no names"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,18 @@ def theirs(model):
         return model.eval()(**inputs).logits.float().numpy()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_transformers_reads_rounded_weights(dtype, tmp_path):
+    config, _ = written("llama, grouped, biased", tmp_path / "out", dtype=dtype)
+    model = loaded(tmp_path / "out", dtype="auto")
+    assert {tensor.dtype for tensor in model.parameters()} == {getattr(torch, dtype)}
+    assert model.config.dtype == getattr(torch, dtype)
+    described = settings.read(tmp_path / "out" / "config.json")
+    architecture = architectures.find(described)
+    arrays = importing.read_weights(tmp_path / "out", architecture, config.model, VOCAB)
+    assert_equal_logits(theirs(loaded(tmp_path / "out", dtype=torch.float32)), ours(config, arrays), config)
+
+
 T5_FIELDS = T5_MODEL | {"activation": "geglu"}
 TASK_FIELDS = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import flax as safetensors_flax
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mini_gpt.config import loading as configs
@@ -119,6 +120,44 @@ def test_split_bfloat16_and_older_weight_files_are_read(tmp_path):
     for path, leaf in original.items():
         assert arrays[path].dtype == np.float32
         np.testing.assert_array_equal(arrays[path], np.asarray(jnp.asarray(leaf).astype(jnp.bfloat16), np.float32))
+
+
+def rounded(values, bits):
+    """Return float32 values rounded to a float with `bits` of mantissa, half to even, by integers."""
+    drop = 23 - bits
+    whole = values.view(np.uint32).astype(np.uint64)
+    whole += (np.uint64(1) << np.uint64(drop - 1)) - np.uint64(1) + (whole >> np.uint64(drop) & np.uint64(1))
+    return (whole >> np.uint64(drop) << np.uint64(drop)).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("dtype, bits", [("bfloat16", 7), ("float16", 10)])
+@pytest.mark.parametrize("name", ["learned, scaled", "t5", *slow("llama", "rope, stacked", "bert", "qwen3")])
+def test_weights_are_rounded_once_to_the_dtype(name, dtype, bits, tmp_path):
+    written(name, tmp_path / "exact")
+    written(name, tmp_path / "out", dtype=dtype)
+    _, exact = read(tmp_path / "exact")
+    _, arrays = read(tmp_path / "out")
+    for path, leaf in exact.items():
+        if path == "final_norm/scale" and name == "t5":
+            leaf = leaf * 8  # the factor sqrt(64) is in the file
+            arrays[path] = arrays[path] * 8
+        normal = np.abs(leaf) >= 2.0**-14  # smaller ones have fewer bits in float16
+        np.testing.assert_array_equal(arrays[path][normal], rounded(leaf, bits)[normal], path)
+        np.testing.assert_allclose(arrays[path][~normal], leaf[~normal], atol=2.0**-25, rtol=2.0**-8)
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described == json.loads((tmp_path / "exact" / "config.json").read_text()) | {"torch_dtype": dtype}
+    with safe_open(tmp_path / "out" / "model.safetensors", "np") as file:
+        kinds = {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118  not a mapping
+    assert kinds == {{"bfloat16": "BF16", "float16": "F16"}[dtype]}
+
+
+def test_weights_too_large_for_float16_are_refused(tmp_path):
+    message = r"--dtype: found 70000 in transformer.ln_f.bias, too large for float16; use bfloat16 or float32"
+    grow = {"final_norm/bias": np.full(32, 70000, np.float32)}
+    with pytest.raises(UserError, match=message):
+        written("learned", tmp_path / "out", dtype="float16", changes=grow)
+    written("learned", tmp_path / "other", dtype="bfloat16", changes=grow)
+    assert read(tmp_path / "other")[1]["final_norm/bias"][0] == 70144
 
 
 def test_a_tied_table_may_be_stored_twice_if_equal(tmp_path):

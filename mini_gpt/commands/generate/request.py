@@ -5,12 +5,13 @@ import json
 import logging
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mini_gpt.data import spans, tokenizers
+from mini_gpt.generation import chat
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
@@ -45,7 +46,11 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
     config = run.config
     has_encoder = config.model.encoder_layers > 0
     has_spans = config.train.objective == "span_corruption"
-    encode = lambda text: spans.encode(text, run.tokenizer) if has_spans else run.tokenizer.encode(text)
+    encode: Callable[[str], np.ndarray] = run.tokenizer.encode_prompt
+    if has_spans:
+        encode = lambda text: spans.encode(text, run.tokenizer)
+    elif flags.chat:
+        encode = lambda text: chat.encode(text, run.tokenizer)
     encoded = {text: encode(text) for text in dict.fromkeys(texts)}
     longest = max(encoded.values(), key=len)
     start = np.array([tokenizers.separator(run.tokenizer)])
@@ -57,7 +62,8 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
         if len(longest) > config.source_length:
             log.warning(f"{len(longest)} tokens are more than the {config.source_length} of the sources in training")
     else:
-        shown, prompt, sources = texts[0], longest if texts[0] or config.data.is_task else start, None
+        is_document = not (texts[0] or config.data.is_task or flags.chat)
+        shown, prompt, sources = "" if flags.chat else texts[0], start if is_document else longest, None
         used = len(prompt)
     requested = max(1, config.context_length - used) if flags.length is None else flags.length
     return Request(texts, shown, [prompt] * len(texts), sources, _possible_length(run, used, requested), seed)

@@ -12,10 +12,11 @@ def write(run: Run, request: Request, flags: argparse.Namespace) -> None:
     """Print the best text of each row, or all texts as JSON. A text ends at the end of an answer or document."""
     ends_in_newline = run.config.data.is_task and request.sources is None
     end = int(run.tokenizer.encode(tasks.END)[0]) if ends_in_newline else tokenizers.separator(run.tokenizer)
-    options = beam.Options(end, request.length, flags.beams, flags.length_penalty)
+    options = beam.Options(end, request.length, flags.beams, flags.length_penalty, run.tokenizer.other_ends)
+    ends = (end, *options.other_ends)
     for row, found in enumerate(beam.search(run.model, request.prompts, options, request.sources)):
         for rank, one in enumerate(found if flags.json else found[:1]):
-            text = spans.decode([token for token in one.tokens if token != end], run.tokenizer)
+            text = spans.decode([token for token in one.tokens if token not in ends], run.tokenizer)
             if flags.json:
                 about = {"rank": rank, "log_probability": one.log_probability, "score": one.score}
                 print(request.json(row, text, one.tokens.tolist(), about))
