@@ -16,7 +16,6 @@ from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-MOST_ENTRIES = 2**27  # most entries of one layer's maps in a batch: half a gigabyte
 KINDS = ("encoder", "decoder", "cross")  # of attention in a model with an encoder
 LOGGED_TOKENS = 64  # first tokens of the maps that training logs
 
@@ -24,8 +23,7 @@ LOGGED_TOKENS = 64  # first tokens of the maps that training logs
 def rows_at_a_time(model: LoadedModel, length: int, windows: int) -> int:
     """Return the batch size for which attention maps fit in memory, a multiple of the number of shards."""
     shards = sharding.shards(model.mesh)
-    fitting = max(1, MOST_ENTRIES // (model.config.model.num_heads * length**2) // shards) * shards
-    return min(model.rows_at_a_time(length), fitting, -(-windows // shards) * shards)
+    return min(model.rows_at_a_time(length, "maps"), -(-windows // shards) * shards)
 
 
 def relative_entropy(weights_BHLS: jax.Array, seen_BHL: jax.Array) -> jax.Array:

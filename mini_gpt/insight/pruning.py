@@ -114,7 +114,7 @@ def _mask_gradient(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: ja
 def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of windows spread over a stream, with the targets of the model's objective."""
     config, length = model.config, model.config.context_length
-    rows = model.rows_at_a_time(length)
+    rows = model.rows_at_a_time(length, "gradients")
     for number, piece in enumerate(perplexity.stretches(tokens, IMPORTANCE_TOKENS, length)):
         if model.masked:
             yield from corrupted_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number)
@@ -128,7 +128,7 @@ def problem_batches(
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of a task's problems, which are pairs (question, answer). The model has no encoder."""
     config, length = model.config, model.config.context_length
-    for count, part in in_full_batches(problems, model.rows_at_a_time(length)):
+    for count, part in in_full_batches(problems, model.rows_at_a_time(length, "gradients")):
         yield count, task_batches.problem_batch(part, config, tokenizer, length)
 
 

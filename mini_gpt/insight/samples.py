@@ -12,6 +12,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.insight.examples import Example, batch_of, of_pair
+from mini_gpt.model import memory
 from mini_gpt.model.loaded import LoadedModel
 
 
@@ -42,10 +43,15 @@ def _corrupted(tokens: np.ndarray, config: Config, vocab_size: int, most_tokens:
             yield Example(row["source"][row["source"] >= 0], row["inputs"][is_target_L], row["targets"][is_target_L])
 
 
-def batches(model: LoadedModel, examples: Sequence[Example]) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) of examples that fit in training rows, as `in_full_batches` does."""
+def batches(
+    model: LoadedModel, examples: Sequence[Example], kept: memory.Kept = "losses"
+) -> Iterator[tuple[int, Batch]]:
+    """Yield (count, batch) of examples that fit in training rows, as `in_full_batches` does.
+
+    kept: see `LoadedModel.rows_at_a_time`.
+    """
     size = model.config.source_length, model.config.context_length
-    for count, part in in_full_batches(examples, model.rows_at_a_time(max(size))):
+    for count, part in in_full_batches(examples, model.rows_at_a_time(max(size), kept)):
         yield count, batch_of(part, size)
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
+from mini_gpt.model import memory
 from mini_gpt.model.gpt import Inputs, MiniGPT
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loss import token_nll
@@ -52,10 +53,15 @@ class LoadedModel:
         """The size of the tokenizer's vocabulary; with the masked objective, also the id of the mask token."""
         return len(self.parameters["embedding"]) - self.config.extra_tokens
 
-    def rows_at_a_time(self, length: int) -> int:
-        """Return the number of rows of a batch of about `batch_tokens` tokens, a positive multiple of the shards."""
+    def rows_at_a_time(self, length: int, kept: memory.Kept = "losses") -> int:
+        """Return the number of rows of a batch, a positive multiple of the shards.
+
+        The batch has about `batch_tokens` tokens, or fewer if that would take too much memory. kept: what the pass
+        returns or keeps.
+        """
         shards = sharding.shards(self.mesh)
-        return shards * max(1, self.batch_tokens // length // shards)
+        fitting = memory.rows_in_budget(self.config.model, len(self.parameters["embedding"]), length, kept)
+        return shards * max(1, min(self.batch_tokens // length // shards, fitting // self.batches_at_a_time))
 
     @property
     def batches_at_a_time(self) -> int:

@@ -24,7 +24,7 @@ class Pruning(Suite):
         if config.model.encoder_layers:
             scored = base.examples_of(run, options.split, pruning.SCORED_TOKENS)
             train_examples = base.examples_of(run, "train", pruning.IMPORTANCE_TOKENS)
-            train_batches = list(samples.batches(model, train_examples))
+            train_batches = list(samples.batches(model, train_examples, "gradients"))
         elif config.data.is_task:
             problems = base.problems(run, options.split, pruning.SCORED_TOKENS)
             train_problems = base.problems(run, "train", pruning.IMPORTANCE_TOKENS)

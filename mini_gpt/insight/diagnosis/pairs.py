@@ -65,7 +65,7 @@ def _token_counts(model: LoadedModel, train_examples: list[Example]) -> np.ndarr
 def targets(model: LoadedModel, shown: list[Example]) -> tuple[np.ndarray, np.ndarray, list[Layer]]:
     """Return (tokens_S, log-probabilities_SV) of the targets' tokens, and the statistics of each block over them."""
     tokens, log, layers = [], [], []
-    for count, batch in samples.batches(model, shown):
+    for count, batch in samples.batches(model, shown, "logits"):
         is_target_BL = batch["weights"] > 0
         inputs = (batch["inputs"], batch["source"], is_target_BL)
         log_BLV, of_layers = _run(model, *sharding.put_whole(inputs, model.mesh))

@@ -1,0 +1,57 @@
+"""How much memory a pass through a model takes, and so how many rows of tokens a batch may have.
+
+The estimates are upper bounds for XLA on CPUs. A test compares them with the compiler's own numbers.
+"""
+
+import functools
+import logging
+from typing import Literal
+
+from mini_gpt.config.model import ModelConfig
+
+BUDGET = 2**31  # bytes for one batch on one device, besides the parameters
+FLOAT = 4  # bytes
+# Arrays of a layer that are in memory together, of widths d_model and d_ff. A backward pass keeps all of them.
+OF_LAYER, KEPT_BY_LAYER = (16, 8), (12, 4)
+MAPS = 8  # arrays of the size of one layer's attention maps, while statistics of them are computed
+REFERENCE_MAPS = 3  # the same for attention that has all logits in memory
+
+# What a pass returns or keeps: the loss of each token, all logits, each layer's attention maps, or gradients.
+Kept = Literal["losses", "logits", "maps", "gradients"]
+
+log = logging.getLogger(__name__)
+
+
+def of_row(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int:
+    """Return about how many bytes a pass takes for each row of `length` tokens."""
+    wide, ff = max(config.d_model, config.attention_width), config.d_ff * (2 if config.gated else 1)
+    of_token = lambda widths: FLOAT * length * (widths[0] * wide + widths[1] * ff)
+    maps = FLOAT * config.num_heads * length**2
+    reference = REFERENCE_MAPS * maps if _needs_reference(config) else 0
+    if kept == "gradients":
+        return (config.num_layers + config.encoder_layers) * (of_token(KEPT_BY_LAYER) + reference)
+    if kept == "maps":
+        return of_token(OF_LAYER) + MAPS * maps
+    return of_token(OF_LAYER) + reference + (FLOAT * length * vocab_size if kept == "logits" else 0)
+
+
+def rows_in_budget(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int:
+    """Return the number of rows that fit in BUDGET, at least 1. Log once if a single row needs more."""
+    needed = of_row(config, vocab_size, length, kept)
+    if needed > BUDGET:
+        _warn(length, kept, needed)
+    return max(1, BUDGET // needed)
+
+
+@functools.cache
+def _warn(length: int, kept: Kept, needed: int) -> None:
+    log.warning(
+        f"one row of {length:,} tokens may take {needed / 1e9:.1f} GB for its {kept}, and a batch should take at most "
+        f"{BUDGET / 1e9:.1f} GB: going on with one row at a time"
+    )
+
+
+def _needs_reference(config: ModelConfig) -> bool:
+    """Return whether attention has all logits of a layer in memory at any length."""
+    by_variant = config.variants.selective or config.variants.normaliser == "stick_breaking"
+    return config.attention == "reference" or "cope" in config.position_pattern or by_variant
