@@ -279,7 +279,7 @@ def _cell(values: list) -> str:
         return "–"
     if isinstance(values[0], bool):
         return "yes" if all(values) else f"{sum(values)} of {len(values)}"
-    return f"{max(values):.0e}"
+    return f"{max(values):.0e}" if any(values) else "0"
 
 
 def main() -> None:

@@ -22,5 +22,5 @@ def test_a_family_computes_the_same_as_in_transformers(family, seed, tmp_path):
     results = families.measure(family, seed, tmp_path)
     errors = {name: value for name, value in results.items() if isinstance(value, float)}
     assert max(errors.values()) < 1e-4, errors
-    rounded = {"T5, T5 1.1", "Gemma 1", "Gemma 2", "Gemma 3, text"}
-    assert results["greedy text"] is not False and (results["same bits"] or family in rounded), results
+    assert results["greedy text"] is not False, results
+    assert results["same bits"] or family == "T5, T5 1.1", "only the last norm of T5 is rounded"
