@@ -51,8 +51,9 @@ def convert(workdir: Path, to: Path) -> None:
                         old = source.restore(step, old_shapes)
                         if bad := parameters.non_finite(old.parameters):
                             log.warning(f"{workdir}, step {step}: {bad}; copied unchanged")
-                        imported = {"optimizer_state": None} if old.optimizer_state is None else {}
-                        new = parameters.convert_layout(old, new_shapes._replace(**imported), stacked=stacked)
+                        is_import = old.optimizer_state is None
+                        shapes = new_shapes._replace(optimizer_state=None) if is_import else new_shapes
+                        new = parameters.convert_layout(old, shapes, stacked=stacked)
                         target.save(step, new, source.record(step))
                     except Damaged as reason:
                         raise UserError(f"{workdir}: checkpoint {step} is damaged ({reason}); move it away") from None

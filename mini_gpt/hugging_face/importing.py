@@ -29,6 +29,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, printable, shown
+from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.orbax_files import UnreadArray
@@ -54,7 +55,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
         arrays |= {name: _in_order(arrays[name], tokenizer.order) for name in OF_TOKENS if name in arrays}
     places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
-    shapes = gpt.abstract(config.model, vocab_size)[1]
+    shapes = states.parameter_shapes(config, vocab_size)[1]
     twice = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))  # for checksums, to be saved
     with (
         tqdm(total=twice, unit="B", unit_scale=True, disable=None, leave=False, desc="reading weights") as bar,
@@ -182,7 +183,7 @@ def _tree(arrays: Mapping[str, Any], shapes: Parameters, bar: tqdm, *, stacked: 
             else:
                 values = np.empty(wanted.shape, wanted.dtype)
                 for number, layer in enumerate(layers):
-                    values[number] = layer
+                    values[number] = np.asarray(layer)
             bar.update(values.nbytes)
             return values
 

@@ -1,19 +1,25 @@
 """An import reads one array at a time, and compares sizes with the files before it allocates anything."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tracemalloc
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as library
 from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import importing, stored
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import assembly, loop
+from mini_gpt.training.run import Run
 from tests.conftest import REPOSITORY
 from tests.faults.limits import seconds
 from tests.hugging_face.models import written
@@ -136,3 +142,40 @@ def test_the_peak_memory_of_an_import_is_below_1_3_times_the_weights(tmp_path, c
     wte = load_file(tmp_path / "model" / "model.safetensors")["wte.weight"]
     found = importing.stored.find(tmp_path / "model")["wte.weight"]
     np.testing.assert_array_equal(found.read(), wte)
+
+
+def imported(source, workdir, corpus, **overrides):
+    """Import a model for the small corpus; return the run."""
+    dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+    fields = {"data.corpus": "text", "data.path": corpus, "data.cache_dir": str(workdir.parent / "cache")}
+    fields |= {"model.dtype": "float32", "mesh.data": 1}
+    importing.import_run(source, workdir, "configs/default.py", fields | dotted)
+    return Run(workdir)
+
+
+@pytest.mark.slow
+def test_bfloat16_parameters_compute_as_the_rounded_weights(tmp_path, corpus_files):
+    like_gpt2(tmp_path / "model", 400, 32, 2)
+    narrow = imported(tmp_path / "model", tmp_path / "narrow", corpus_files, model__param_dtype="bfloat16").model
+    wide = imported(tmp_path / "model", tmp_path / "wide", corpus_files).model
+    assert {leaf.dtype for leaf in jax.tree.leaves(narrow.parameters)} == {jnp.dtype("bfloat16")}
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(model.parameters)) for model in (narrow, wide)]
+    assert 2 * sizes[0] == sizes[1]
+    rounded = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), wide.parameters)
+    tokens_BL = jnp.asarray(np.random.default_rng(0).integers(0, 400, (2, 9)), jnp.int32)
+    expected_BLV = dataclasses.replace(wide, parameters=rounded).logits(tokens_BL)
+    np.testing.assert_array_equal(narrow.logits(tokens_BL), expected_BLV)
+    assert np.abs(expected_BLV - wide.logits(tokens_BL)).max() > 1e-3
+    # A run may be read in either dtype, and trained in float32.
+    again = Run(tmp_path / "wide", overrides={"model.param_dtype": "bfloat16"}).model
+    np.testing.assert_array_equal(again.logits(tokens_BL), expected_BLV)
+    config = configs.override(
+        Run(tmp_path / "narrow").config, {"model.param_dtype": "float32", "train.steps": 1, "context_length": 32}
+    )
+    state = loop.train(config, tmp_path / "tuned", init_from=tmp_path / "narrow", conclude=False)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.parameters)} == {jnp.dtype("float32")}
+
+
+def test_training_with_bfloat16_parameters_is_refused(small):
+    with pytest.raises(UserError, match=r"model.param_dtype: found 'bfloat16'; training needs float32: give --init"):
+        assembly.make_mesh(small(model__param_dtype="bfloat16"))
