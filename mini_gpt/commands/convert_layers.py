@@ -51,8 +51,8 @@ def convert(workdir: Path, to: Path) -> None:
                         old = source.restore(step, old_shapes)
                         if bad := parameters.non_finite(old.parameters):
                             log.warning(f"{workdir}, step {step}: {bad}; copied unchanged")
-                        is_imported = old.optimizer_state is None
-                        shapes = new_shapes._replace(optimizer_state=None) if is_imported else new_shapes
+                        is_import = old.optimizer_state is None
+                        shapes = new_shapes._replace(optimizer_state=None) if is_import else new_shapes
                         new = parameters.convert_layout(old, shapes, stacked=stacked)
                         target.save(step, new, source.record(step))
                     except Damaged as reason:

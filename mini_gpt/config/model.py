@@ -68,6 +68,9 @@ class ModelConfig(Section, prefix="model."):
     position: Position | tuple[Position, ...] = field("rope", "positional encoding; a tuple repeats over the layers")
     max_positions: Size = field(None, "rows of the table of learned positions", _most_positions)
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
+    param_dtype: Literal["float32", "bfloat16"] = field(
+        "float32", "of the parameters; bfloat16 halves their memory, for evaluation and sampling only", before="float32"
+    )
     attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
         "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest", before="auto"
     )

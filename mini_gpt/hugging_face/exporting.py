@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
+from mini_gpt.config import loading as configs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data.tokenizers import SubwordTokenizer
@@ -22,6 +23,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
 DTYPES = {name: jnp.dtype(name) for name in ("float32", "bfloat16", "float16")}  # of the weights
@@ -37,11 +39,14 @@ def export(run: Run, output: Path, model_type: str | None = None, dtype: str = "
     order = tokenizer.inverse if isinstance(tokenizer, SubwordTokenizer) and tokenizer.separator is not None else None
     with files.directory_written_whole(output) as draft:
         sentinels = SENTINELS if run.config.train.objective == "span_corruption" else 0
-        length, masked = run.config.context_length, run.model.masked
+        # The import may have chosen a shorter context than that of the model, which has not changed.
+        of_model = (workdirs.imported_from(run.workdir) or {}).get("context_length", 0)
+        length, masked = max(run.config.context_length, of_model), run.model.masked
+        model = dataclasses.replace(run.model, config=configs.override(run.config, {"context_length": length}))
         ids = tokenizer_files.write(tokenizer, draft, length, masked=masked, sentinels=sentinels)
         if not masked:
             source_files.write(tokenizer.source, draft, ids)
-        architecture = write_model(run.model, draft, order=order, ids=ids, model_type=model_type, dtype=dtype)
+        architecture = write_model(model, draft, order=order, ids=ids, model_type=model_type, dtype=dtype)
         (draft / "README.md").write_text(model_card.text(run, architecture, dtype), encoding="utf-8")
     return architecture.title
 

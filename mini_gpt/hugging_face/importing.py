@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from tqdm import tqdm
 
 from mini_gpt.config import loading as configs
 from mini_gpt.config import places
+from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
@@ -29,10 +31,16 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, printable, shown
+from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.orbax_files import UnreadArray
 from mini_gpt.training.state import TrainState
+
+MOST_CONTEXT = 2048  # tokens; with BATCH_TOKENS for a laptop, unless an override says otherwise
+BATCH_TOKENS = 4096  # of one pass through the model in training
+MOST_NAMES = 5  # of tensors in a message
+log = logging.getLogger(__name__)
 
 
 def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping[str, str]) -> Config:
@@ -43,19 +51,18 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
     Raises UserError if the run exists, a file can't be read, or a setting is not supported.
     """
     described = settings.read(source / CONFIG)
-    architecture = architectures.find(described)
-    vocab_size = described.whole("vocab_size")
+    architecture, vocab_size, fields = settings.read_all(described, functools.partial(_architecture, source))
     masked = architecture.objective == "masked"
     start = described.get("decoder_start_token_id") if architecture.has_targets else None
     end, values = described.get("eos_token_id"), described.values
     tokenizer = tokenizer_files.read(source, vocab_size, end, start=start, masked=masked, config=values)
-    config = _config(read_fields(source, architecture, described), tokenizer, config_path, overrides)
+    config = _config(fields, tokenizer, config_path, overrides)
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if isinstance(tokenizer, SubwordTokenizer):
         arrays |= {name: _in_order(arrays[name], tokenizer.order) for name in OF_TOKENS if name in arrays}
     places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
-    shapes = gpt.abstract(config.model, vocab_size)[1]
+    shapes = states.parameter_shapes(config, vocab_size)[1]
     twice = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))  # for checksums, to be saved
     with (
         tqdm(total=twice, unit="B", unit_scale=True, disable=None, leave=False, desc="reading weights") as bar,
@@ -65,8 +72,14 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
             parameters = _tree(arrays, shapes, bar, stacked=config.model.scan_layers)
             checkpoints.save(0, TrainState(jnp.int32(0), parameters, None, jnp.bool(False)), Record())
-        workdirs.record_import(draft, source, architecture.title)
+        workdirs.record_import(draft, source, architecture.title, fields["context_length"])
     return config
+
+
+def _architecture(source: Path, described: Settings) -> tuple[Architecture, int, dict[str, Any]]:
+    """Return the architecture that a config.json names, the number of tokens, and the fields of mini_gpt's config."""
+    architecture = architectures.find(described)
+    return architecture, described.whole("vocab_size"), read_fields(source, architecture, described)
 
 
 def read_fields(source: Path, architecture: Architecture, described: Settings) -> dict[str, Any]:
@@ -78,14 +91,27 @@ def read_fields(source: Path, architecture: Architecture, described: Settings) -
 
 
 def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, overrides: Mapping[str, str]) -> Config:
-    given = fields | {"data.tokenizer": tokenizer.kind}
+    """Return the run's config, with a context and batches that a laptop holds; log both."""
+    given, length = fields | {"data.tokenizer": tokenizer.kind}, fields["context_length"]
     if isinstance(tokenizer, SubwordTokenizer):
         given["data.vocab_size"] = len(tokenizer.token_bytes)
+    if "rope" in pattern(fields["model.position"]):  # what follows from the model's context, not from a shorter one
+        before_scaling = max(1, round(length / fields.get("model.rope.factor", 1.0)))
+        given.setdefault("model.rope.original_context", before_scaling)
+    given["context_length"] = min(length, MOST_CONTEXT)
     config = configs.load(config_path, given | dict(overrides))
     found = configs.flatten(configs.to_dict(config))
     for name, value in given.items():
         if found[name] != value and name != "context_length":
             raise UserError(f"{name}: found {shown(found[name])}; the imported model has {shown(value)}")
+    shares = max(1, config.mesh.data) * config.mesh.fsdp
+    rows = shares * max(1, BATCH_TOKENS // config.longest_row // shares) * config.train.accumulation_steps
+    if rows < config.train.batch_size and "train.batch_size" not in overrides:
+        config = configs.override(config, {"train.batch_size": rows})
+    log.info(
+        f"context_length is {config.context_length:,}; the model was made for {length:,} tokens. train.batch_size is "
+        f"{config.train.batch_size}. To change them: --config.context_length=N --config.train.batch_size=N"
+    )
     return config
 
 
@@ -151,15 +177,24 @@ def _match(
         prefixed = architecture.prefix + name  # if the model was saved without its output layer
         found[name if name in wanted or prefixed not in wanted else prefixed] = values
     wanted = {name: tensor for name, tensor in wanted.items() if name in found or not tensor.optional}
-    for name in wanted:
-        if name not in found:
-            raise UserError(f"{source}: {name}: tensor not found; this {architecture.title} config needs it")
-    for name in found:
-        plain = name.removeprefix(architecture.prefix)
-        known = name in wanted or name in _copies(architecture)
-        if not known and not re.fullmatch(architecture.buffers, plain):
-            raise UserError(f"{source}: {printable(name)}: unexpected tensor for this {architecture.title} config")
+    known = wanted.keys() | _copies(architecture)
+    is_buffer = lambda name: re.fullmatch(architecture.buffers, name.removeprefix(architecture.prefix))
+    unexpected = [name for name in found if name not in known and not is_buffer(name)]
+    missing, title = [name for name in wanted if name not in found], f"this {architecture.title} config"
+    problems = []
+    if missing:
+        several, them = ("s", "them") if len(missing) > 1 else ("", "it")
+        problems.append(f"{_listed(missing)}: tensor{several} not found; {title} needs {them}")
+    if unexpected:
+        problems.append(f"{_listed(unexpected)}: unexpected tensor{'s' if len(unexpected) > 1 else ''} for {title}")
+    if problems:
+        raise UserError(f"{source}: {'; '.join(problems)}")
     return wanted, found
+
+
+def _listed(names: list[str]) -> str:
+    others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
+    return printable(", ".join(names[:MOST_NAMES])) + others
 
 
 def _check(found: Stored, wanted: Shape) -> None:
@@ -183,7 +218,7 @@ def _tree(arrays: Mapping[str, Any], shapes: Parameters, bar: tqdm, *, stacked: 
             else:
                 values = np.empty(wanted.shape, wanted.dtype)
                 for number, layer in enumerate(layers):
-                    values[number] = layer
+                    values[number] = np.asarray(layer)
             bar.update(values.nbytes)
             return values
 

@@ -101,7 +101,7 @@ def _base_model(workdir: Path) -> str | None:
     """Return the name on the Hub of the model of which the run is a copy or a further training; None if not known."""
     try:
         for _ in range(MOST_RUNS):
-            if imported := workdirs.read_import(workdir):
+            if imported := workdirs.imported_from(workdir):
                 found = HUB_COPY.fullmatch(Path(imported["directory"]).parent.parent.name)
                 return f"{found[1]}/{found[2]}" if found else None
             before = workdirs.initial_run(workdir)

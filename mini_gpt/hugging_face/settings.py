@@ -1,17 +1,27 @@
 """Read and check the fields of a Transformers config.json."""
 
+import copy
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+T = TypeVar("T")
+
+
+class FieldError(UserError):
+    """A field that is not supported. replace: gives it a value with which the next fields can be read."""
+
+    def __init__(self, message: str, replace: Callable[[], None]):
+        super().__init__(message)
+        self.replace = replace
 
 
 class Settings:
@@ -35,10 +45,10 @@ class Settings:
         return Settings(self.path, self.get(name, {}), f"{self.prefix}{name}.")
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Return a whole number in 1..LARGEST."""
+        """Return a whole number in 1..LARGEST. Others end `read_all`, because further fields depend on sizes."""
         value = self.get(name, default)
         if type(value) is not int or not 1 <= value <= LARGEST:
-            raise self.error(name, f"must be a whole number in 1..{LARGEST}")
+            raise UserError(str(self.error(name, f"must be a whole number in 1..{LARGEST}")))
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -72,11 +82,35 @@ class Settings:
         """Raise UserError if a field differs from `wanted`. if_missing: other values of missing fields."""
         for name, value in wanted.items():
             if self.get(name, if_missing.get(name, value)) != value:
-                raise self.error(name, f"must be {json.dumps(value)} to be imported")
+                raise self.error(name, f"must be {json.dumps(value)} to be imported", value)
 
-    def error(self, name: str, right: str) -> UserError:
+    def error(self, name: str, right: str, supported: Any = None) -> FieldError:
+        """Return an error for a field. supported: a value with which other fields can be read; None: the default."""
         found = json.dumps(self.values[name], ensure_ascii=False)[:200] if name in self.values else "nothing"
-        return UserError(f"{self.path}: {self.prefix}{name}: found {found}; {right}")
+        message = f"{self.path}: {self.prefix}{name}: found {found}; {right}"
+        return FieldError(message, lambda: self.values.update({name: supported}))
+
+
+def read_all(settings: Settings, use: Callable[[Settings], T]) -> T:
+    """Return `use(settings)`. Raises a UserError that names all fields that are not supported, not only the first."""
+    settings, start = Settings(settings.path, copy.deepcopy(settings.values)), f"{settings.path}: "
+    problems: dict[str, str] = {}  # by field
+    while True:
+        try:
+            used = use(settings)
+            break
+        except UserError as error:
+            message = str(error).removeprefix(start)
+            field = message.partition(": found ")[0]
+            repeated = field in problems
+            problems.setdefault(field, message)
+            if repeated or not isinstance(error, FieldError):
+                break
+            error.replace()
+    if problems:
+        several = f"{len(problems)} fields cannot be imported: " if len(problems) > 1 else ""
+        raise UserError(f"{start}{several}{'. '.join(problems.values())}")
+    return used
 
 
 def read(path: Path) -> Settings:

@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -30,9 +31,9 @@ class LoadedModel:
     It is a pytree, so that a jitted function takes it as one argument. Its leaves are the parameters and the head mask.
     All other fields are static.
 
-    parameters: nested dicts of float32 arrays, sharded over `mesh`. definition: the model without parameters.
-    batch_tokens: tokens in a batch. layout: where segments start and positions restart. head_mask_NBH: float32 factors
-    for the heads' outputs, or None; axis N is that of `head_masks.layers`, and the batch axis may be 1.
+    parameters: nested dicts of arrays of `model.param_dtype`, sharded over `mesh`. definition: the model without
+    parameters. batch_tokens: tokens in a batch. layout: where segments start and positions restart. head_mask_NBH:
+    float32 factors for the heads' outputs, or None; axis N is that of `head_masks.layers`, and the batch axis may be 1.
     """
 
     parameters: dict[str, Any]
@@ -75,8 +76,8 @@ class LoadedModel:
         return max(1, min(len(devices.cores()), MOST_TOKENS_AT_A_TIME // self.batch_tokens))
 
     def merge(self) -> MiniGPT:
-        """Return the module with its parameters; also works under jit."""
-        return nnx.merge(self.definition, self.parameters)
+        """Return the module with its parameters in float32; also works under jit."""
+        return nnx.merge(self.definition, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.parameters))
 
     def with_layout(
         self,

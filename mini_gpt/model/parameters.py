@@ -65,9 +65,13 @@ def with_layers(tree: Any, *, stacked: bool) -> Any:
 
 
 def convert_layout(tree: Any, target: Any, *, stacked: bool) -> Any:
-    """Return the tree with its blocks stacked or separate, sharded like the leaves of `target`."""
+    """Return the tree with its blocks stacked or separate, with the dtypes and the shardings of `target`."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
-    return jax.jit(functools.partial(with_layers, stacked=stacked), out_shardings=shardings)(tree)
+
+    def convert(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf, wanted: leaf.astype(wanted.dtype), with_layers(tree, stacked=stacked), target)
+
+    return jax.jit(convert, out_shardings=shardings)(tree)
 
 
 def count(parameters: Parameters) -> int:

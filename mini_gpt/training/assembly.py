@@ -16,7 +16,7 @@ from mini_gpt.model.layout import Layout, layout_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.state import TrainState
@@ -61,8 +61,11 @@ class Assembly(NamedTuple):
 def make_mesh(config: Config) -> Mesh:
     """Return the mesh of a training run.
 
-    Raises UserError if the devices do not fit the batch, `model.dtype` or `model.attention`.
+    Raises UserError if the devices do not fit the batch, `model.dtype` or `model.attention`, or if the parameters are
+    not float32.
     """
+    remedy = "training needs float32: give --init_from=RUN --config.model.param_dtype=float32, and a new --workdir"
+    require(config.model.param_dtype == "float32", "model.param_dtype", config.model.param_dtype, remedy)
     mesh = sharding.make_mesh(*config.mesh.sizes)
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
     choice.check(config.model.attention)

@@ -18,7 +18,7 @@ from mini_gpt.training.optimizer import make_optimizer
 
 
 class TrainState(NamedTuple):
-    """step: optimizer steps so far, int32 scalar. parameters: nested dicts, float32.
+    """step: optimizer steps so far, int32 scalar. parameters: nested dicts; float32 in training.
 
     optimizer_state: from optax; None in the checkpoint of an import, which no step has trained.
     halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
@@ -37,14 +37,20 @@ def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
 
 def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, TrainState]:
     """Return the model's definition and the state as ShapeDtypeStructs with shardings; nothing is allocated."""
-    definition, shapes = gpt.abstract(config.model, vocab_size)
+    definition, shapes = parameter_shapes(config, vocab_size)
     return definition, _with_shardings(jax.eval_shape(functools.partial(_initial, config), shapes), mesh)
 
 
 def abstract_parameters(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, Parameters]:
     """Return the model's definition and the parameters as ShapeDtypeStructs with shardings; nothing is allocated."""
-    definition, shapes = gpt.abstract(config.model, vocab_size)
+    definition, shapes = parameter_shapes(config, vocab_size)
     return definition, _with_shardings(shapes, mesh)
+
+
+def parameter_shapes(config: Config, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
+    """Return the model's definition and the parameters as ShapeDtypeStructs of `model.param_dtype`."""
+    definition, shapes = gpt.abstract(config.model, vocab_size)
+    return definition, jax.tree.map(lambda leaf: leaf.update(dtype=config.model.param_dtype), shapes)
 
 
 def first(config: Config, parameters: Parameters, abstract_state: TrainState) -> TrainState:
@@ -59,7 +65,7 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
 
     def initialize() -> TrainState:
         _, parameters = gpt.split(gpt.MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
-        return _initial(config, parameters)
+        return _initial(config, jax.tree.map(lambda leaf: leaf.astype(config.model.param_dtype), parameters))
 
     return jax.jit(initialize, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state))()
 

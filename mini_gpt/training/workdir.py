@@ -115,14 +115,25 @@ def claim(
     files.write_json(workdir / CONFIG, configs.to_dict(config))  # last: it marks the directory as complete
 
 
-def record_import(workdir: Path, source: Path, title: str) -> None:
-    """Write the directory and the architecture that a run was imported from."""
-    files.write_json(workdir / IMPORTED_FROM, {"directory": str(source.resolve()), "architecture": title})
+def record_import(workdir: Path, source: Path, title: str, length: int) -> None:
+    """Write the directory, the architecture and the context length of the model that a run was imported from."""
+    body = {"directory": str(source.resolve()), "architecture": title, "context_length": length}
+    files.write_json(workdir / IMPORTED_FROM, body)
 
 
 def identity(workdir: Path) -> str | None:
     """Return the identity of the run; None if an earlier version started it."""
     return _read_record(workdir / RUN, "a run", {"identity": str})["identity"] if (workdir / RUN).exists() else None
+
+
+def imported_from(workdir: Path) -> dict[str, Any] | None:
+    """Return the model that a run was imported from, {"directory", "architecture", ...}; None if it was not imported.
+
+    context_length: of the model, which the run's may be shorter than; older records lack it.
+    """
+    if not (workdir / IMPORTED_FROM).exists():
+        return None
+    return _read_record(workdir / IMPORTED_FROM, "initial weights", {"directory": str, "architecture": str})
 
 
 def initial_run(workdir: Path) -> dict[str, Any] | None:
@@ -132,16 +143,9 @@ def initial_run(workdir: Path) -> dict[str, Any] | None:
     return _read_record(workdir / INIT_FROM, "initial weights", {"workdir": str, "checkpoint_step": int})
 
 
-def read_import(workdir: Path) -> dict[str, Any] | None:
-    """Return what `record_import` has written; None if the run was not imported."""
-    if not (workdir / IMPORTED_FROM).exists():
-        return None
-    return _read_record(workdir / IMPORTED_FROM, "initial weights", {"directory": str, "architecture": str})
-
-
 def described_origin(workdir: Path) -> str | None:
     """Return a description of the source of the initial weights; None if they were random."""
-    if source := read_import(workdir):
+    if source := imported_from(workdir):
         return f"those of {Path(source['directory']).name}, a {source['architecture']}"
     if run := initial_run(workdir):
         return f"those of the run {Path(run['workdir']).name}, step {run['checkpoint_step']}"

@@ -1,22 +1,29 @@
 """An import reads one array at a time, and compares sizes with the files before it allocates anything."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tracemalloc
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as library
 from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
-from mini_gpt.hugging_face import importing, stored
+from mini_gpt.config import loading as configs
+from mini_gpt.hugging_face import exporting, importing, stored
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import assembly, loop
+from mini_gpt.training.run import Run
 from tests.conftest import REPOSITORY
 from tests.faults.limits import seconds
 from tests.hugging_face.models import written
+from tests.hugging_face.test_tokenizer_files import foreign
 from tests.hugging_face.test_weights import read
 
 
@@ -136,3 +143,90 @@ def test_the_peak_memory_of_an_import_is_below_1_3_times_the_weights(tmp_path, c
     wte = load_file(tmp_path / "model" / "model.safetensors")["wte.weight"]
     found = importing.stored.find(tmp_path / "model")["wte.weight"]
     np.testing.assert_array_equal(found.read(), wte)
+
+
+def imported(source, workdir, corpus, **overrides):
+    """Import a model for the small corpus; return the run."""
+    dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+    fields = {"data.corpus": "text", "data.path": corpus, "data.cache_dir": str(workdir.parent / "cache")}
+    fields |= {"model.dtype": "float32", "mesh.data": 1}
+    importing.import_run(source, workdir, "configs/default.py", fields | dotted)
+    return Run(workdir)
+
+
+@pytest.mark.slow
+def test_bfloat16_parameters_compute_as_the_rounded_weights(tmp_path, corpus_files):
+    like_gpt2(tmp_path / "model", 400, 32, 2)
+    narrow = imported(tmp_path / "model", tmp_path / "narrow", corpus_files, model__param_dtype="bfloat16").model
+    wide = imported(tmp_path / "model", tmp_path / "wide", corpus_files).model
+    assert {leaf.dtype for leaf in jax.tree.leaves(narrow.parameters)} == {jnp.dtype("bfloat16")}
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(model.parameters)) for model in (narrow, wide)]
+    assert 2 * sizes[0] == sizes[1]
+    rounded = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), wide.parameters)
+    tokens_BL = jnp.asarray(np.random.default_rng(0).integers(0, 400, (2, 9)), jnp.int32)
+    expected_BLV = dataclasses.replace(wide, parameters=rounded).logits(tokens_BL)
+    np.testing.assert_array_equal(narrow.logits(tokens_BL), expected_BLV)
+    assert np.abs(expected_BLV - wide.logits(tokens_BL)).max() > 1e-3
+    # A run may be read in either dtype, and trained in float32.
+    again = Run(tmp_path / "wide", overrides={"model.param_dtype": "bfloat16"}).model
+    np.testing.assert_array_equal(again.logits(tokens_BL), expected_BLV)
+    config = configs.override(
+        Run(tmp_path / "narrow").config, {"model.param_dtype": "float32", "train.steps": 1, "context_length": 32}
+    )
+    state = loop.train(config, tmp_path / "tuned", init_from=tmp_path / "narrow", conclude=False)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.parameters)} == {jnp.dtype("float32")}
+
+
+def test_training_with_bfloat16_parameters_is_refused(small):
+    with pytest.raises(UserError, match=r"model.param_dtype: found 'bfloat16'; training needs float32: give --init"):
+        assembly.make_mesh(small(model__param_dtype="bfloat16"))
+
+
+def refused(source, **fields):
+    """Return the message with which an import of a model with these fields of config.json is refused."""
+    described(source, **fields)
+    with pytest.raises(UserError) as raised:
+        importing.import_run(source, source.parent / "run", "configs/default.py", {})
+    return str(raised.value).removeprefix(f"{source / 'config.json'}: ")
+
+
+def test_one_error_names_all_fields_that_cannot_be_imported(tmp_path):
+    source = tmp_path / "model"
+    written("llama", source)
+    assert refused(source, hidden_act="relu") == 'hidden_act: found "relu"; must be silu or swish to be imported'
+    message = refused(
+        source,
+        attention_bias=1,
+        rms_norm_eps="small",
+        partial_rotary_factor=0.5,
+        quantization_config={"bits": 4},
+        rope_scaling={"rope_type": "longrope", "factor": 4.0},
+    )
+    fields = ["quantization_config", "partial_rotary_factor", "rope_scaling.rope_type", "attention_bias"]
+    fields += ["rms_norm_eps", "hidden_act"]
+    assert message.startswith("6 fields cannot be imported: ") and "\n" not in message
+    assert all(f"{name}: found " in message for name in fields)
+    message = refused(source, num_attention_heads=0)  # ends the list, since other fields depend on it
+    assert "num_attention_heads: found 0" in message and "attention_bias" not in message
+    message = refused(source, num_attention_heads=4, model_type="rwkv")
+    assert message.startswith('model_type: found "rwkv"; must be ')
+
+
+@pytest.mark.slow
+def test_an_import_chooses_a_context_and_batches_for_a_laptop(tmp_path, corpus_files, caplog):
+    source = tmp_path / "model"
+    written("llama", source, vocab_size=400)
+    foreign().save(str(source / "tokenizer.json"))
+    described(source, max_position_embeddings=8192, eos_token_id=2, bos_token_id=2)
+    with caplog.at_level("INFO", "mini_gpt"):
+        run = imported(source, tmp_path / "run", corpus_files)
+    assert "context_length is 2,048; the model was made for 8,192 tokens. train.batch_size is 2." in caplog.text
+    config = run.config
+    assert (config.context_length, config.train.batch_size, config.model.rope.original_context) == (2048, 2, 8192)
+    exporting.export(run, tmp_path / "out")
+    again = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert again["max_position_embeddings"] == 8192 and again["rope_theta"] == 10_000.0
+    chosen = imported(source, tmp_path / "chosen", corpus_files, context_length=4096, train__batch_size=3).config
+    assert (chosen.context_length, chosen.train.batch_size) == (4096, 3)
+    divided = imported(source, tmp_path / "divided", corpus_files, context_length=100, train__accumulation_steps=2)
+    assert divided.config.train.batch_size == 16, "16 rows of 100 tokens fit"

@@ -235,6 +235,11 @@ def without(name):
             r"h.0.extra: unexpected tensor for this GPT-2",
         ),
         (
+            lambda t: {name: t[name] for name in t if ".h.0." not in name} | {"a": t["transformer.ln_f.bias"]},
+            r": transformer.h.0.ln_1.weight, (\S+, ){3}\S+ and 7 others: tensors not found; this GPT-2 config needs "
+            r"them; a: unexpected tensor for this GPT-2 config$",
+        ),
+        (
             lambda t: t | {"transformer.h.1.mlp.c_fc.weight": np.zeros((128, 32), np.float32)},
             r"h.1.mlp.c_fc.weight: found the shape \(128, 32\); config.json requires \(32, 128\)",
         ),
