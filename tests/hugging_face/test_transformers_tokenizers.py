@@ -100,7 +100,7 @@ def test_masks_are_filled_in_as_by_transformers(name, imports, tmp_path):
             wanted_K = wanted_LV[place][order[best_K]]
             np.testing.assert_allclose(probabilities_K, wanted_K, rtol=1e-4, atol=1e-7)
             assert order[found.tokens_L[place]] == wanted_LV[place].argmax()
-    exporting.export(run, tmp_path / "out", name)
+    exporting.export(run, tmp_path / "out", exporting.Options(name))
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert again(HARD)["input_ids"] == theirs(HARD)["input_ids"]
 
