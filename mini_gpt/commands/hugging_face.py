@@ -1,7 +1,7 @@
 """Export a run to Hugging Face Transformers, or import a model of Transformers as a run.
 
 python -m mini_gpt.hugging_face export --workdir=runs/tiny --output=DIR [--checkpoint=best] [--architecture=NAME] \\
-    [--dtype=bfloat16]
+    [--dtype=bfloat16] [--length=N]
 python -m mini_gpt.hugging_face import --input=DIR --workdir=runs/imported [--config=FILE] [--config.FIELD=VALUE ...]
 
 An imported run has the model, the context length and the tokenizer of the input. All other fields, such as corpus and
@@ -32,6 +32,8 @@ def main() -> None:
     )
     rounded = "the weights are rounded to it; one of %(choices)s (default %(default)s)"
     out.add_argument("--dtype", choices=exporting.DTYPES, default="float32", help=rounded)
+    longest = "most tokens of a text in Transformers, for models of any length here; default: the context length"
+    out.add_argument("--length", type=int, help=longest)
     into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
     into.add_argument("--input", type=command_line.directory, required=True, help="directory from save_pretrained")
     into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")
@@ -42,7 +44,8 @@ def main() -> None:
         if rest:
             raise UserError(f"{rest[0]}: no such flag; see --help")
         run = Run(flags.workdir, checkpoint=flags.checkpoint)
-        title = exporting.export(run, flags.output, flags.architecture, flags.dtype)
+        options = exporting.Options(flags.architecture, flags.dtype, flags.length)
+        title = exporting.export(run, flags.output, options)
         log.info(f"{flags.output}: written as {title}; load it with from_pretrained({str(flags.output)!r})")
         return
     overrides = command_line.config_overrides(rest)

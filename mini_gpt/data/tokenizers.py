@@ -159,7 +159,7 @@ class SubwordTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         encoded = (self.encoder.encode(piece).ids for piece in self.pieces(text))
-        with no_panic():
+        with no_panic(text):
             ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32)
         if self.separator is None:
             return ids
@@ -168,7 +168,7 @@ class SubwordTokenizer(Tokenizer):
     def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         if self.separator is None:
             return self.encode(text)
-        with no_panic(), self._special_tokens():
+        with no_panic(text), self._special_tokens():
             ids = np.array(self.model.encode(text, add_special_tokens=add_special_tokens).ids, np.uint32)
             adds_separator = add_special_tokens and self.model.encode("").ids[-1:] == [self.separator]
         return self.inverse[ids[:-1] if adds_separator else ids]
@@ -313,10 +313,16 @@ def parse(described: Any) -> Library:
 
 
 @contextlib.contextmanager
-def no_panic() -> Iterator[None]:
-    """Turn a panic of the tokenizers library into a UserError. A panic is not an Exception."""
+def no_panic(text: str = "") -> Iterator[None]:
+    """Turn a panic of the tokenizers library into a UserError. A panic is not an Exception.
+
+    text: raises UnicodeEncodeError if it has a lone surrogate.
+    """
     try:
         yield
+    except TypeError:  # the library's error for a lone surrogate
+        text.encode()
+        raise
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise

@@ -133,6 +133,11 @@ class Architecture:
         own["scale_width"] = (float(model.head_width),)
         return needed | own | {name: needed[name] for name in self.needs}
 
+    def needs_table(self, model: ModelConfig) -> bool:
+        """Whether an export writes the positions of a model without learned ones as a table of learned ones."""
+        del model
+        return False
+
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         """Return the fields of config.json that depend on the architecture. ids: the token ids in config.json."""
         del ids

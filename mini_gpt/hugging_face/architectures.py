@@ -19,6 +19,8 @@ from mini_gpt.runtime.errors import UserError, shown
 NO_IDS: Ids = types.MappingProxyType({})
 BY_POSITION: dict[str, tuple[type[Architecture], ...]] = {  # in the order in which an export tries them
     "learned": (GPT2, GPTNeo, OPT),
+    "none": (GPT2,),
+    "sinusoidal": (GPT2,),
     "rope": (GPTNeoX, Phi, StarCoder2, Olmo),
     "rope, rmsnorm": (Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma2, Gemma3, Olmo2),
     "rope and none": (SmolLM3,),
@@ -60,7 +62,7 @@ def _by_fields(model: ModelConfig) -> tuple[type[Architecture], ...]:
     kind = " and ".join(sorted(set(model.position_pattern), reverse=True))
     kind += ", rmsnorm" if kind == "rope" and model.norm == "rmsnorm" else ""
     if kind not in BY_POSITION:
-        right = "which can't be exported; must be one of learned, alibi, rope, or a pattern of rope and none"
+        right = "which can't be exported; must be learned, none, sinusoidal, alibi, rope, or a pattern of rope and none"
         raise UserError(f"model.position: found {shown(model.position)}, {right}")
     return BY_POSITION[kind]
 

@@ -12,7 +12,10 @@ from mini_gpt.hugging_face.tensors import Shape, Tensor
 
 
 class GPT2(Architecture):
-    """GPT-2 (Radford et al. 2019): learned positions. Matrices are stored [in, out], as in mini_gpt."""
+    """GPT-2 (Radford et al. 2019): learned positions. Matrices are stored [in, out], as in mini_gpt.
+
+    Models without positions, or with sinusoidal ones, are exported with a table of these.
+    """
 
     model_type, title, class_name, position = "gpt2", "GPT-2", "GPT2LMHeadModel", "learned"
     always_biased = tied_by_default = True
@@ -31,6 +34,12 @@ class GPT2(Architecture):
     tables: ClassVar = {"wte": "embedding", "wpe": "positions/learned/embedding"}
     layers, final_norm, transposed = "h", "ln_f", False
     layer = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+
+    def supported(self, model: ModelConfig) -> dict[str, tuple]:
+        return super().supported(model) | ({"position": (model.position,)} if self.needs_table(model) else {})
+
+    def needs_table(self, model: ModelConfig) -> bool:
+        return set(model.position_pattern) in ({"none"}, {"sinusoidal"})
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         neutral = {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "add_cross_attention": False}

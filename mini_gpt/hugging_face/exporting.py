@@ -4,10 +4,12 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from safetensors.numpy import save_file
 
 from mini_gpt.config import loading as configs
@@ -18,7 +20,7 @@ from mini_gpt.hugging_face import architectures, model_card, source_files, token
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Tensor
-from mini_gpt.model import gpt
+from mini_gpt.model import gpt, positions
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files
@@ -27,13 +29,26 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
 DTYPES = {name: jnp.dtype(name) for name in ("float32", "bfloat16", "float16")}  # of the weights
+MOST_POSITIONS = 2**20
+LEARNED = "positions/learned/embedding"
 
 
-def export(run: Run, output: Path, model_type: str | None = None, dtype: str = "float32") -> str:
+class Options(NamedTuple):
+    """model_type: see `architectures.choose`. dtype: one of DTYPES, to which weights are rounded.
+
+    length: the most tokens of a text that Transformers can read; None: the context length. It is for models whose
+    positions have no limit here, but one there.
+    """
+
+    model_type: str | None = None
+    dtype: str = "float32"
+    length: int | None = None
+
+
+def export(run: Run, output: Path, options: Options = Options()) -> str:  # noqa: B008  immutable
     """Write the run's model and return the title of its Transformers architecture. A failed export leaves no files.
 
-    model_type: see `architectures.choose`. dtype: see `write_model`. Raises UserError if the directory exists, and the
-    errors of `write_model`.
+    Raises UserError if the directory exists, and the errors of `write_model`.
     """
     tokenizer = run.tokenizer
     order = tokenizer.inverse if isinstance(tokenizer, SubwordTokenizer) and tokenizer.separator is not None else None
@@ -46,8 +61,9 @@ def export(run: Run, output: Path, model_type: str | None = None, dtype: str = "
         ids = tokenizer_files.write(tokenizer, draft, length, masked=masked, sentinels=sentinels)
         if not masked:
             source_files.write(tokenizer.source, draft, ids)
-        architecture = write_model(model, draft, order=order, ids=ids, model_type=model_type, dtype=dtype)
-        (draft / "README.md").write_text(model_card.text(run, architecture, dtype), encoding="utf-8")
+        architecture = write_model(model, draft, order=order, ids=ids, options=options)
+        card = model_card.text(run, architecture, options.dtype, options.length)
+        (draft / "README.md").write_text(card, encoding="utf-8")
     return architecture.title
 
 
@@ -57,19 +73,19 @@ def write_model(
     *,
     order: np.ndarray | None = None,
     ids: Ids = architectures.NO_IDS,
-    model_type: str | None = None,
-    dtype: str = "float32",
+    options: Options = Options(),  # noqa: B008  immutable
 ) -> Architecture:
     """Write config.json and model.safetensors; return the Transformers architecture.
 
     order: mini_gpt's id of each exported token id; later ones are equal, and all if it is None. ids: the token ids in
-    config.json. model_type: see `architectures.choose`. dtype: one of DTYPES, to which weights are rounded. Raises
-    UserError if the architecture can't express the model, or a weight is too large for the dtype.
+    config.json. Raises UserError if the architecture can't express the model, a weight is too large for the dtype, or
+    the length can't be chosen.
     """
-    architecture = architectures.choose(model.config.model, ids, model_type)
+    architecture = architectures.choose(model.config.model, ids, options.model_type)
+    length = _length(model, architecture, options.length)
     position_ids = model.config.data.position_ids
     require(position_ids == "sequence", "data.position_ids", position_ids, "must be sequence to be exported")
-    config, arrays = _equivalent(model, architecture)
+    config, arrays = _equivalent(model, architecture, length)
     if order is not None:
         order = np.concatenate([order, np.arange(len(order), len(arrays["embedding"]), dtype=order.dtype)])
         arrays |= {name: arrays[name][order] for name in OF_TOKENS if name in arrays}
@@ -82,13 +98,13 @@ def write_model(
         "pad_token_id": None,
         **ids,
         "tie_word_embeddings": config.tie_embeddings,
-        "torch_dtype": dtype,  # all versions of Transformers read this name; 4.56 and later write `dtype`
+        "torch_dtype": options.dtype,  # all versions of Transformers read this name; 4.56 and later write `dtype`
         "use_cache": True,
-        **architecture.describe(dataclasses.replace(model.config, model=config), ids),
+        **architecture.describe(dataclasses.replace(model.config, model=config, context_length=length), ids),
     }
     (directory / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tensors, arrays = architecture.tensors(config), architecture.unfold(arrays, config)
-    packed = {tensor.name: _rounded(tensor, arrays, dtype) for tensor in tensors}
+    packed = {tensor.name: _rounded(tensor, arrays, options.dtype) for tensor in tensors}
     save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / WEIGHTS).chmod(0o644)  # safetensors makes it readable only by its owner
     return architecture
@@ -105,8 +121,32 @@ def _rounded(tensor: Tensor, arrays: Arrays, dtype: str) -> np.ndarray:
     return rounded
 
 
-def _equivalent(model: LoadedModel, architecture: Architecture) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Return an equivalent model in the form of the architecture, and its parameters by path."""
+def _length(model: LoadedModel, architecture: Architecture, asked: int | None) -> int:
+    """Return the most tokens of a text in Transformers. Raises UserError if the architecture's can't be chosen."""
+    context = model.config.context_length
+    if asked is None:
+        return context
+    can_choose = architecture.limits_length or architecture.needs_table(model.config.model)
+    remedy = "is only for models with positions none, sinusoidal or alibi that become GPT-2 or MPT"
+    require(can_choose, "--length", asked, remedy)
+    require(context <= asked <= MOST_POSITIONS, "--length", asked, f"must be in {context}..{MOST_POSITIONS}")
+    return asked
+
+
+def _positions(config: ModelConfig, length: int) -> np.ndarray:
+    """Return positions_PD, which the model adds to the embeddings of tokens; zeros if it adds none."""
+    encoding = positions.ENCODINGS[config.position_pattern[0]](config, rngs=nnx.Rngs(0))
+    zeros_1PD = jnp.zeros((1, length, config.d_model))
+    return np.asarray(encoding.embed(zeros_1PD, jnp.arange(length)[None])[0])
+
+
+def _equivalent(
+    model: LoadedModel, architecture: Architecture, length: int
+) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    """Return an equivalent model in the form of the architecture, and its parameters by path.
+
+    length: rows of a table of positions, if the model has none.
+    """
     config = model.config.model
     one_by_one = jax.device_get(model_parameters.with_layers(model.parameters, stacked=False))
     arrays = {name: np.asarray(leaf) for name, leaf in model_parameters.by_name(one_by_one).items()}
@@ -116,6 +156,9 @@ def _equivalent(model: LoadedModel, architecture: Architecture) -> tuple[ModelCo
         arrays.setdefault("unembedding", arrays["embedding"])
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(config.d_model))
         config = dataclasses.replace(config, scale_embeddings=False, tie_embeddings=False)
+    if architecture.needs_table(config):
+        arrays[LEARNED] = _positions(model.config.model, length)
+        config = dataclasses.replace(config, position="learned", max_positions=length)
     config = dataclasses.replace(config, scan_layers=False)
     if architecture.always_biased:
         config = dataclasses.replace(config, use_bias=True, qkv_bias=True, attention_out_bias=True)

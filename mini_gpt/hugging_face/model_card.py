@@ -20,8 +20,11 @@ MOST_RUNS = 100  # of which each started from the one before
 UNKNOWN = "unknown"  # an identifier of the Hub
 
 
-def text(run: Run, architecture: Architecture, dtype: str) -> str:
-    """Return the model card of a run that is exported as `architecture`, with weights in `dtype`."""
+def text(run: Run, architecture: Architecture, dtype: str, length: int | None) -> str:
+    """Return the model card of a run that is exported as `architecture`.
+
+    dtype: of the weights. length: the most tokens of a text there; None: the context length.
+    """
     config, model = run.config, run.config.model
     layers = f"{model.encoder_layers} + {model.num_layers}" if model.encoder_layers else str(model.num_layers)
     trained = config.train.batch_size * config.context_length * run.step
@@ -47,6 +50,8 @@ def text(run: Run, architecture: Architecture, dtype: str) -> str:
         prompt = prompt if set(prompt) <= set(characters) else characters[0]
     if config.data.isolate_documents:
         facts["documents"] = "attention and positions of one document only; give texts of one document"
+    if architecture.needs_table(model):
+        facts["longest text"] = f"{length or config.context_length:,} tokens, for which the files have positions"
     if architecture.limits_length:
         facts["longer texts"] = f"from_pretrained with {architecture.context[0]} of their length, in tokens"
     rows = "\n".join(f"| {name} | {_table_cell(str(value))} |" for name, value in facts.items())

@@ -68,7 +68,7 @@ def test_a_run_without_a_template_has_no_chat():
     ],
 )  # fmt: skip
 def test_a_template_that_fails_or_is_hostile_is_refused(template, message):
-    with seconds(60), pytest.raises(UserError, match=f"^--chat: the chat template of the run .*{message}"):
+    with seconds(90), pytest.raises(UserError, match=f"^--chat: the chat template of the run .*{message}"):
         chat.render("the cat", tokenizer(template))
 
 

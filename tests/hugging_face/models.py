@@ -22,6 +22,9 @@ EXPORTABLE = {
     "learned, no bias, long": ("gpt2", {"position": "learned", "use_bias": False, "max_positions": 48, "d_ff": 40}),
     "learned, exact": ("gpt2", {"position": "learned", "activation": "gelu_exact"}),
     "learned, scaled": ("gpt2", {"position": "learned", "scale_embeddings": True}),
+    "none": ("gpt2", {"position": ("none", "none"), "activation": "relu"}),
+    "sinusoidal": ("gpt2", {"position": "sinusoidal", "sinusoidal.amplitude": 3.0, "use_bias": False}),
+    "sinusoidal, scaled": ("gpt2", {"position": "sinusoidal", "scale_embeddings": True, "sinusoidal.base": 50.0}),
     "rope": ("gpt_neox", {"position": "rope"}),
     "rope, half rotated": ("gpt_neox", {"position": "rope", "rope.fraction": 0.5, "activation": "gelu_exact"}),
     "rope, linear": (
@@ -158,7 +161,7 @@ def make(name, vocab_size=VOCAB, **overrides):
     return config, jax.tree_util.tree_map_with_path(drawn, shapes)
 
 
-def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1, *, dtype="float32", changes=()):
+def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1, *, changes=(), **options):
     """Export a model with random parameters, and `changes` by path; return its config and parameters."""
     config, drawn = make(name, vocab_size)
     changed = lambda path, leaf: dict(changes).get(parameters.path_name(path), leaf)
@@ -169,5 +172,5 @@ def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1, *, dtype="float32"
     kind = EXPORTABLE[name][0]
     ids = {"bos_token_id": end, "eos_token_id": end} | ({"pad_token_id": 3} if kind == "roberta" else {})
     named = kind if kind in ("roberta", "opt") else None  # others are chosen by their fields
-    exporting.write_model(model, directory, ids=ids, model_type=named, dtype=dtype)
+    exporting.write_model(model, directory, ids=ids, options=exporting.Options(named, **options))
     return config, drawn

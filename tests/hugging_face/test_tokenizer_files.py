@@ -12,7 +12,7 @@ from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterToken
 from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
-from tests.hugging_face.foreign_tokenizers import unigram
+from tests.hugging_face.foreign_tokenizers import HARD_TEXTS, unigram
 
 TEXT = make_text(0, 300)
 HARD = "größer\t naïve 中文 \U0001f642 the  cat\n\n <|endoftext|> e\u0301 </s> dog"
@@ -225,6 +225,61 @@ def test_added_tokens_of_spaces_are_ordinary_text(tmp_path):
     text = "the    cat"
     assert model.token_to_id("    ") in read.order[read.encode(text)]
     assert read.decode(read.encode(text)) == text and read.token_bytes[read.encode(text)].sum() == len(text)
+
+
+ALPHABET = "".join(sorted(set("".join(HARD_TEXTS.values()))))
+OWN = (ByteTokenizer(), BPE, CharacterTokenizer(ALPHABET))
+
+
+@pytest.mark.parametrize("tokenizer", OWN, ids=lambda tokenizer: tokenizer.kind)
+def test_hard_texts_have_the_tokens_of_the_library(tokenizer, tmp_path):
+    end = tokenizer_files.write(tokenizer, tmp_path, 32)["eos_token_id"]
+    theirs = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    theirs.encode_special_tokens = True
+    again = tokenizer_files.read(tmp_path, end + 1, end)
+    for name, text in HARD_TEXTS.items():
+        ids = tokenizer.encode(text).tolist()
+        assert ids == theirs.encode(text).ids == again.encode(text).tolist(), name
+        assert name == "names" or ids == again.encode_prompt(text).tolist(), name
+        assert tokenizer.decode(ids) == theirs.decode(ids) == text, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("characters", [[*ALPHABET, *" \n\t\x1c\x85"], [*" \n\r\x1c\u00a0\u2028ab"]])
+def test_long_hard_texts_are_cut_where_a_token_begins(characters):
+    text = "".join(np.random.default_rng(0).choice(characters, 3 * 2**16))
+    assert len([*BPE.pieces(text)]) > 2
+    assert BPE.encode(text).tolist() == BPE.model.encode(text).ids and BPE.decode(BPE.encode(text)) == text
+
+
+def test_foreign_byte_level_tokenizers_keep_hard_texts(tmp_path):
+    llama3 = library.Tokenizer.from_str(BPE.model.to_str())
+    expression = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    split = library.pre_tokenizers.Split(library.Regex(expression + r"|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated")
+    byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    llama3.pre_tokenizer = library.pre_tokenizers.Sequence([split, byte_level])
+    llama3.add_special_tokens(["<|end_of_text|>"])
+    for model, end in ((llama3, "<|end_of_text|>"), (foreign(), "</s>"), (like_robertas(300), "</s>")):
+        is_llama2 = model.normalizer is not None
+        model.save(str(tmp_path / "tokenizer.json"))
+        read = tokenizer_files.read(tmp_path, model.get_vocab_size() + 2, model.token_to_id(end))
+        model.encode_special_tokens = True
+        for name, text in HARD_TEXTS.items():
+            ids = model.encode(text).ids
+            ids = ids[:-1] if ids[-1:] == [model.token_to_id(end)] else ids
+            assert read.order[read.encode(text)].tolist() == ids, name
+            shown = f" {text}".replace("\u2581", " ") if is_llama2 and text else text  # SentencePiece's mark of a space
+            assert read.decode(read.encode(text)) == shown, name
+
+
+@pytest.mark.parametrize("tokenizer", (*OWN, None), ids=lambda tokenizer: getattr(tokenizer, "kind", "imported"))
+def test_lone_surrogates_are_refused(tokenizer, tmp_path):
+    if tokenizer is None:
+        unigram().save(str(tmp_path / "tokenizer.json"))
+        tokenizer = tokenizer_files.read(tmp_path, 200, 1)
+    for encode in (tokenizer.encode, tokenizer.encode_prompt):
+        with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+            encode("a\ud800b")
 
 
 @pytest.mark.parametrize("special", [True, False])

@@ -20,6 +20,7 @@ from mini_gpt.model import gpt, parameters
 from mini_gpt.model.positions.biases import t5_bucket
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
+from tests.conftest import SMALL
 from tests.hugging_face.models import BERT as BERT_FIELDS
 from tests.hugging_face.models import EXPORTABLE, FURTHER, VOCAB, written
 from tests.hugging_face.models import T5 as T5_MODEL
@@ -271,8 +272,43 @@ def test_an_mpt_reads_longer_texts_as_its_card_says(small, tmp_path):
     assert "| documents | attention and positions of one document only; give texts of one document |" in card
     tokens_BL = np.random.default_rng(5).integers(97, 122, (1, 3 * run.config.context_length))
     with torch.inference_mode():
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            loaded(out).eval()(torch.from_numpy(tokens_BL))
         found_BLV = loaded(out, max_seq_len=tokens_BL.shape[1]).eval()(torch.from_numpy(tokens_BL)).logits.numpy()
+    wanted_BLV = run.model.logits(jnp.array(tokens_BL))
+    np.testing.assert_allclose(found_BLV, wanted_BLV, rtol=1e-4, atol=1e-4)
+    for length in (tokens_BL.shape[1], 4096):
+        exporting.export(run, tmp_path / str(length), exporting.Options(length=length))
+        model = loaded(tmp_path / str(length)).eval()
+        assert model.config.max_seq_len == length
+        for tokens in (tokens_BL, tokens_BL[:, :9]):
+            with torch.inference_mode():
+                found_BLV = model(torch.from_numpy(tokens)).logits.numpy()
+            np.testing.assert_allclose(found_BLV, wanted_BLV[:, : tokens.shape[1]], rtol=1e-4, atol=1e-4)
+    prompt, context = tokens_BL[:, :9], run.config.context_length
+    options = {"max_new_tokens": context, "min_new_tokens": context, "do_sample": False, "pad_token_id": 0}
+    other = model.generate(torch.from_numpy(prompt), **options)[0, prompt.shape[1] :].tolist()
+    (mine,) = generation.generate(run.model, prompt, length=context, sampling=Sampling(temperature=0.0))
+    assert other == mine.tolist(), "the text is longer than the context"
+
+
+@pytest.mark.parametrize("position", ["none", "sinusoidal"])
+def test_models_without_learned_positions_become_gpt2(position, small, tmp_path):
+    loop.train(small(train__steps=20, model__position=position), tmp_path, conclude=False)
+    run, length = Run(tmp_path), 3 * SMALL["context_length"]
+    exporting.export(run, tmp_path / "out", exporting.Options(length=length))
+    assert f"| longest text | {length} tokens, for which" in (tmp_path / "out" / "README.md").read_text()
+    tokens_BL = np.random.default_rng(5).integers(97, 122, (1, length))
+    model = loaded(tmp_path / "out").eval()
+    with torch.inference_mode():
+        found_BLV = model(torch.from_numpy(tokens_BL)).logits.numpy()
     np.testing.assert_allclose(found_BLV, run.model.logits(jnp.array(tokens_BL)), rtol=1e-4, atol=1e-4)
+    prompt = tokens_BL[:, :9]
+    options = {"max_new_tokens": length - 9, "min_new_tokens": length - 9, "do_sample": False, "pad_token_id": 0}
+    other = model.generate(torch.from_numpy(prompt), **options)[0, 9:].tolist()
+    (mine,) = generation.generate(run.model, prompt, length=length - 9, sampling=Sampling(temperature=0.0))
+    assert other == mine.tolist()
+    run_the_card(tmp_path / "out")
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "characters"])

@@ -11,9 +11,9 @@ from mini_gpt.generation import decoding as generation
 from mini_gpt.hugging_face import exporting, importing, tokenizer_files
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
-from tests.hugging_face.foreign_tokenizers import HARD, NAMES, TEXT, unigram, wordpiece
-from tests.hugging_face.test_foreign_tokenizers import KINDS
-from tests.hugging_face.test_tokenizer_files import like_robertas
+from tests.hugging_face.foreign_tokenizers import HARD, HARD_TEXTS, NAMES, TEXT, unigram, wordpiece
+from tests.hugging_face.test_foreign_tokenizers import KINDS, without_names
+from tests.hugging_face.test_tokenizer_files import OWN, like_robertas
 
 torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
 transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
@@ -30,13 +30,28 @@ def test_ids_are_those_of_transformers(kind, tmp_path):
     (tmp_path / "out").mkdir()
     tokenizer_files.write(read, tmp_path / "out", 32, masked=mask is not None)
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    for text in (HARD, TEXT):
+    for text in (HARD, TEXT, *without_names(HARD_TEXTS)):
         ids = theirs(text)["input_ids"]
         assert again(text)["input_ids"] == ids
-        assert read.order[read.encode(text)].tolist() == (ids[:-1] if ids[-1] == end else ids)
+        assert read.order[read.encode(text)].tolist() == (ids[:-1] if ids[-1:] == [end] else ids)
+    adds_end = theirs("")["input_ids"][-1:] == [end]
+    for name, text in HARD_TEXTS.items():
+        ids = theirs(text)["input_ids"]
+        assert again(text)["input_ids"] == ids, name
+        assert read.order[read.encode_prompt(text)].tolist() == (ids[:-1] if adds_end else ids), name
     assert again(NAMES)["input_ids"] == theirs(NAMES)["input_ids"]
     assert again.convert_tokens_to_ids(separator) == again.eos_token_id == end
     assert not mask or again.mask_token_id == theirs.mask_token_id == read.order[tokenizers.vocab_size(read)]
+
+
+@pytest.mark.parametrize("tokenizer", OWN, ids=lambda tokenizer: tokenizer.kind)
+def test_hard_texts_have_the_ids_of_transformers(tokenizer, tmp_path):
+    tokenizer_files.write(tokenizer, tmp_path, 32)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for name, text in HARD_TEXTS.items():
+        text = text.replace("<|endoftext|>", "")  # a token there
+        ids = tokenizer.encode(text).tolist()
+        assert theirs(text)["input_ids"] == ids and theirs.decode(ids) == text, name
 
 
 BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 50}
@@ -100,7 +115,7 @@ def test_masks_are_filled_in_as_by_transformers(name, imports, tmp_path):
             wanted_K = wanted_LV[place][order[best_K]]
             np.testing.assert_allclose(probabilities_K, wanted_K, rtol=1e-4, atol=1e-7)
             assert order[found.tokens_L[place]] == wanted_LV[place].argmax()
-    exporting.export(run, tmp_path / "out", name)
+    exporting.export(run, tmp_path / "out", exporting.Options(name))
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert again(HARD)["input_ids"] == theirs(HARD)["input_ids"]
 

@@ -54,7 +54,7 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
     found_BLV = numpy_forwards.logits(described, tensors, TOKENS_BL, source_BS)
     assert np.abs(expected_BLV).max() > 3
     # A factor sqrt(d_model) adds a rounding to float32, except for a power of four, as in "t5".
-    rounded = config.model.scale_embeddings or name in ("t5, tied, odd", "t5, stacked")
+    rounded = config.model.scale_embeddings or name in ("t5, tied, odd", "t5, stacked", "sinusoidal")
     tolerance = 1e-4 if rounded else 1e-9
     np.testing.assert_allclose(found_BLV, expected_BLV, rtol=tolerance, atol=tolerance)
 
@@ -66,7 +66,8 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
                 np.testing.assert_allclose(arrays[path], leaf, rtol=2e-7)
             else:
                 np.testing.assert_array_equal(arrays[path], leaf, path)
-        assert all(not arrays[path].any() for path in arrays.keys() - original.keys()), "added biases are 0"
+        added = arrays.keys() - original.keys() - ({"positions/learned/embedding"} if name == "sinusoidal" else set())
+        assert all(not arrays[path].any() for path in added), "added biases, and positions of a model without, are 0"
     differing = {name for name, _ in configs.differences(config, again).items() if name.startswith("model.")}
     assert differing <= {"model.dtype", "model.scan_layers"} | CHANGED_FIELDS.get(name, set())
 
@@ -89,12 +90,50 @@ CHANGED_FIELDS = {
     },
     "bert, no bias, stacked": BIASES,
     "opt": BIASES,
+    "none": {"model.position"},
+    "sinusoidal": BIASES | {"model.position", "model.sinusoidal.amplitude"},
+    "sinusoidal, scaled": {"model.position", "model.sinusoidal.base", "model.scale_embeddings", "model.tie_embeddings"},
     "phi": {"model.qkv_bias"},
     "bert, untied, odd": {"model.fire.threshold", "model.cope.positions", "model.variants.ssmax_start"},
     "learned, scaled": {"model.scale_embeddings", "model.tie_embeddings"},
     "rope, linear": {"model.rope.original_context"},
     "rope, ntk": {"model.rope.base", "model.rope.scaling", "model.rope.factor", "model.rope.original_context"} | BIASES,
 }
+
+
+@pytest.mark.parametrize("name", ["sinusoidal, scaled", *slow("none", "sinusoidal")])
+def test_tables_of_positions_may_be_longer_than_the_context(name, tmp_path):
+    config, drawn = written(name, tmp_path / "out", length=50)
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    table_PD = tensors["transformer.wpe.weight"]
+    assert described["n_positions"] == len(table_PD) == 50 > config.context_length
+    sinusoidal = config.model.sinusoidal
+    scale = sinusoidal.amplitude * (1 if config.model.scale_embeddings else 0.02) * (name != "none")
+    waves_PD = [oracle.sinusoid(place, config.model.d_model, sinusoidal.base) for place in range(50)]
+    np.testing.assert_allclose(table_PD, scale * np.stack(waves_PD), atol=scale * 1e-5)
+    tokens_L = np.random.default_rng(7).integers(0, VOCAB, 50)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(drawn, stacked=False))
+    found_BLV = numpy_forwards.logits(described, tensors, tokens_L[None])
+    np.testing.assert_allclose(found_BLV[0], oracle.forward(config.model, exact, tokens_L), rtol=1e-4, atol=1e-4)
+    again, arrays = read(tmp_path / "out")
+    assert again.model.position == "learned" and again.context_length == again.model.max_positions == 50
+    np.testing.assert_array_equal(arrays["positions/learned/embedding"], table_PD)
+
+
+@pytest.mark.parametrize(
+    "name, length, message",
+    [
+        ("learned", 32, "--length: found 32; is only for models with positions none, sinusoidal or alibi"),
+        ("rope", 32, "--length: found 32; is only for models with positions none, sinusoidal or alibi"),
+        ("bloom", 32, "--length: found 32; is only for models with positions none, sinusoidal or alibi"),
+        ("none", 15, r"--length: found 15; must be in 16..1048576"),
+        ("alibi", 2**20 + 1, r"--length: found 1048577; must be in 16..1048576"),
+    ],
+)
+def test_lengths_that_cannot_be_chosen_are_refused(name, length, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        written(name, tmp_path / "out", length=length)
 
 
 def rewrite(directory, change):
@@ -131,7 +170,7 @@ def rounded(values, bits):
 
 
 @pytest.mark.parametrize("dtype, bits", [("bfloat16", 7), ("float16", 10)])
-@pytest.mark.parametrize("name", ["learned, scaled", "t5", *slow("llama", "rope, stacked", "bert", "qwen3")])
+@pytest.mark.parametrize("name", ["learned, scaled", *slow("t5", "llama", "rope, stacked", "bert", "qwen3")])
 def test_weights_are_rounded_once_to_the_dtype(name, dtype, bits, tmp_path):
     written(name, tmp_path / "exact")
     written(name, tmp_path / "out", dtype=dtype)
