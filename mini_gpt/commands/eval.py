@@ -21,11 +21,12 @@ def main() -> None:
         type=command_line.utf8,
         help="for heads, figures and explorer: the input text; default: text of the split",
     )
+    add("--tokens", type=int, help="of pruning: the most tokens in each pass; default: 65,536")
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags = parser.parse_args()
     names = [*dict.fromkeys(flags.suite.split(","))]
-    options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text)
+    options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text, flags.tokens)
     suites.check(names, options)
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
     overrides = dict(map(configs.parse_override, flags.override))

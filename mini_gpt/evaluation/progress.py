@@ -3,34 +3,60 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from mini_gpt.runtime import processes
 
 SECONDS_BETWEEN_LINES = 30.0
+SECONDS_TO_FIRST_LINE = 5.0  # after the first batch, whose time is mostly compilation
 log = logging.getLogger(__name__)
 
 Advance = Callable[[int], None]  # called with the number of tokens that the model has processed
 silent: Advance = lambda tokens: None  # for evaluations during training
+Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
 def shown(title: str, cost: int) -> Iterator[Advance]:
-    """Log the cost in tokens, and yield a function that shows progress."""
+    """Log the cost in tokens, and yield a function that shows progress and the time that is left."""
     log.info(f"{title}: {cost:,} tokens go through the model")
-    done, last_line = 0, time.monotonic()
+    done, first, began, next_line = 0, 0, 0.0, 0.0
     disable = None if processes.is_main_process() else True  # None: disabled without a terminal
     with tqdm(total=cost, unit="token", unit_scale=True, disable=disable, leave=False) as bar:
 
         def advance(tokens: int) -> None:
-            nonlocal done, last_line
-            tokens = min(tokens, cost - done)  # the cost may be an estimate
+            nonlocal done, first, began, next_line
+            tokens, now = min(tokens, cost - done), time.monotonic()  # the cost may be an estimate
             done += tokens
             bar.update(tokens)
-            if bar.disable and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-                log.info(f"{done:,} of {cost:,} tokens done")
-                last_line = time.monotonic()
+            if not began:
+                first, began, next_line = done, now, now + min(SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES)
+            elif bar.disable and now > next_line and done > first:
+                left = duration((cost - done) * (now - began) / (done - first))
+                log.info(f"{done:,} of {cost:,} tokens done, about {left} left")
+                next_line = now + SECONDS_BETWEEN_LINES
 
         yield advance
+
+
+def counted(items: Iterable[Item], title: str) -> Iterator[Item]:
+    """Yield the items, and show how many were taken. Their number is not known before."""
+    log.info(f"{title}: each one is measured")
+    disable = None if processes.is_main_process() else True
+    last_line = time.monotonic()
+    with tqdm(items, desc=title, disable=disable, leave=False) as bar:
+        for number, item in enumerate(bar):
+            if bar.disable and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+                log.info(f"{title}: {number} measured")
+                last_line = time.monotonic()
+            yield item
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words, such as 40 s, 12 min or 3.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

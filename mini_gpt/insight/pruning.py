@@ -111,11 +111,14 @@ def _mask_gradient(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: ja
     return sharding.replicate(jax.grad(_loss_sum, argnums=2)(model, batch, mask_NBH), model.mesh)
 
 
-def text_batches(model: LoadedModel, tokens: np.ndarray) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) of windows spread over a stream, with the targets of the model's objective."""
+def text_batches(model: LoadedModel, tokens: np.ndarray, most: int = IMPORTANCE_TOKENS) -> Iterator[tuple[int, Batch]]:
+    """Yield (count, batch) of windows spread over a stream, with the targets of the model's objective.
+
+    most: about this many tokens, in at least one window.
+    """
     config, length = model.config, model.config.context_length
     rows = model.rows_at_a_time(length, "gradients")
-    for number, piece in enumerate(perplexity.stretches(tokens, IMPORTANCE_TOKENS, length)):
+    for number, piece in enumerate(perplexity.stretches(tokens, most, length)):
         if model.masked:
             yield from corrupted_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number)
             continue
@@ -177,10 +180,10 @@ def curves(orders: Mapping[str, Order], loss: Callable[[np.ndarray], float]) -> 
     return rows
 
 
-def cost(num_heads: int) -> int:
-    """Return the approximate number of tokens that the model processes in a measurement."""
+def cost(num_heads: int, most: int = IMPORTANCE_TOKENS) -> int:
+    """Return the approximate number of tokens that the model processes in a measurement. most: in each pass."""
     curves_inside = (len(LABELS) + SEEDS) * (len(counts(num_heads)) - 2)
-    return (2 + num_heads) * IMPORTANCE_TOKENS + (2 + curves_inside) * SCORED_TOKENS
+    return (2 + num_heads) * min(most, IMPORTANCE_TOKENS) + (2 + curves_inside) * min(most, SCORED_TOKENS)
 
 
 def pruning_figure(

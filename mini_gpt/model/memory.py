@@ -13,7 +13,7 @@ BUDGET = 2**31  # bytes for one batch on one device, besides the parameters
 FLOAT = 4  # bytes
 # Arrays of a layer that are in memory together, of widths d_model and d_ff. A backward pass keeps all of them.
 OF_LAYER, KEPT_BY_LAYER = (16, 8), (12, 4)
-MAPS = 8  # arrays of the size of one layer's attention maps, while statistics of them are computed
+MAPS = 10  # arrays of the size of one layer's attention maps, while statistics of them are computed
 REFERENCE_MAPS = 3  # the same for attention that has all logits in memory
 
 # What a pass returns or keeps: the loss of each token, all logits, each layer's attention maps, or gradients.

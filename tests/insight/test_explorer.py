@@ -15,11 +15,13 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tokenizers
 from mini_gpt.insight.attention import attention_maps
+from mini_gpt.insight.explorer import largest
 from mini_gpt.insight.explorer import page as explorer
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
+from tests.conftest import slow
 from tests.evaluation.models import random_model
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'
@@ -206,3 +208,67 @@ def test_markup_in_a_text_is_escaped():
     assert page.count("</script>") == 4 and HOSTILE not in page and "<img" not in page
     assert data_of(page)["title"] == HOSTILE
     assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import|fetch\(|XMLHttpRequest""", page), "no network"
+
+
+def unpacked_long(held: dict, heads: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the weights [heads, L, S] of a page with the largest ones as the page does; also which are kept."""
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(held["logits"])), np.uint8).astype(int)
+    kept, block = held["kept"], held["block"]
+    sizes = [kept, kept, kept, -(-length // block), 1, 1, 1, 1]
+    planes = np.split(raw, heads * length * np.cumsum(sizes)[:-1])
+    low, high, levels, means, *ends = (plane.reshape(heads, length, -1) for plane in planes)
+    first, last = (ends[n][..., 0] + 256 * ends[n + 1][..., 0] for n in (0, 2))
+    weights, is_kept = np.zeros((heads, length, length)), np.zeros((heads, length, length), bool)
+    weight_of = lambda level: np.exp(-held["floor"] * (level / held["steps"]) ** 2)
+    for head, i in np.ndindex(heads, length):
+        for j in range(first[head, i], last[head, i]):
+            weights[head, i, j] = weight_of(means[head, i, j // block])
+        at = 0
+        for n in range(kept):
+            if levels[head, i, n] != held["hidden"]:
+                at += low[head, i, n] + 256 * high[head, i, n]
+                weights[head, i, at], is_kept[head, i, at] = weight_of(levels[head, i, n]), True
+    return weights / weights.sum(-1, keepdims=True), is_kept
+
+
+LONG = [
+    {"model__position": "rope"},
+    {"model__position": "alibi", "model__attention_window": 20, "data__isolate_documents": True},
+    {"model__position": "learned", "model__causal": False, "train__objective": "masked"},
+]
+
+
+@pytest.mark.parametrize("length, fields", [(60, LONG[1]), *slow(*((300, fields) for fields in LONG))], ids=str)
+def test_a_long_page_keeps_the_largest_weights(small, monkeypatch, length, fields):
+    monkeypatch.setattr(largest, "KEPT", 5)
+    monkeypatch.setattr(largest, "BLOCK", 8)
+    config = small(context_length=length, model__num_layers=2, **fields)
+    model = random_model(config, tokenizers.ByteTokenizer().token_bytes)
+    tokens = np.random.default_rng(0).integers(0, 257, length).astype(np.int32)  # 256 is the separator
+    held = largest.packed(model, tokens)
+    shown, is_kept = unpacked_long(held, 8, length)
+    maps = attention_maps(model, tokens[None])
+    weights = np.concatenate([layer.weights_BHLS[0] for layer in maps])
+    seen = np.concatenate([layer.seen_BHLS[0] for layer in maps])
+    assert (is_kept.sum(-1) == np.minimum(5, seen.sum(-1))).all() and ((shown > 0) <= seen).all()
+    least = np.where(is_kept, weights, 1).min(-1)
+    assert (np.where(is_kept, 0, weights).max(-1) <= least).all(), "no weight that is left out is larger"
+    error = np.abs(np.where(is_kept, shown - weights, 0)).max()
+    assert error == pytest.approx(held["error"], abs=1e-6) and error < 0.03
+    for head, i in [(0, length - 1), (3, length // 2), (7, 20)]:
+        for block in range(0, length, 8):
+            others = [j for j in range(block, min(length, block + 8)) if seen[head, i, j] and not is_kept[head, i, j]]
+            if others:
+                assert shown[head, i, others] == pytest.approx(weights[head, i, others].mean(), rel=0.2, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_page_of_gpt2s_heads_stays_small(small):
+    fields = {"model__num_layers": 12, "model__num_heads": 12, "model__d_model": 48, "context_length": 1024}
+    fields["model__scan_layers"] = True
+    config = small(**fields)
+    assert explorer.most_tokens(config) == 1024 and explorer.most_tokens(small(context_length=1024)) == 512
+    model = random_model(config, tokenizers.ByteTokenizer().token_bytes, noise=0.5)
+    tokens = np.random.default_rng(0).integers(0, 256, 1024).astype(np.int32)
+    page = explorer.explorer(model, tokenizers.ByteTokenizer(), tokens, title="", subtitle="")
+    assert 5_000_000 < len(page) < 20_000_000 and data_of(page)["attention"]["kept"] == 32

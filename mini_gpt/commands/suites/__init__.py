@@ -23,7 +23,7 @@ from mini_gpt.commands.suites.pruning import Pruning
 from mini_gpt.commands.suites.tasks import Tasks
 from mini_gpt.commands.suites.translation import Translation
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, require, shown
 from mini_gpt.training.run import Run
 
 ALL = (
@@ -50,10 +50,11 @@ def check(names: list[str], options: SuiteOptions) -> None:
             near = difflib.get_close_matches(name, SUITES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UserError(f"--suite: found {name!r}; must be one of {', '.join(SUITES)}{hint}")
-    for flag in ("lengths", "strides", "text"):
+    for flag in ("lengths", "strides", "text", "tokens"):
         if getattr(options, flag) is not None and not any(flag in SUITES[name].flags for name in names):
             others = " or ".join(name for name, suite in SUITES.items() if flag in suite.flags)
             raise UserError(f"--{flag} is not supported by --suite={','.join(names)}; use it with {others}")
+    require(options.tokens is None or options.tokens > 0, "--tokens", options.tokens, "must be at least 1")
 
 
 def check_run(run: Run, name: str, options: SuiteOptions) -> None:
@@ -77,7 +78,8 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     stem = file_stem(name, options, run.checkpoint, run.overrides)
     _log_replaced(run.workdir / "eval" / f"{stem}.json", requested(name, options))
     result = {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
-    result |= {"request": requested(name, options)} if suite.flags else {}
+    request = requested(name, options)
+    result |= {"request": request} if request else {}
     result |= suite.measure(run, options)
     other_files = suite.more_files(run, options)
     if not processes.is_main_process():
@@ -100,7 +102,7 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     return result
 
 
-def _log_replaced(path: Path, request: Mapping[str, str | None]) -> None:
+def _log_replaced(path: Path, request: Mapping[str, str | int | None]) -> None:
     """Log that a result with other lengths or strides is replaced, since the file name does not have them."""
     with contextlib.suppress(OSError, ValueError):
         before = files.read_with_checksum(path).get("request", request)
@@ -108,6 +110,7 @@ def _log_replaced(path: Path, request: Mapping[str, str | None]) -> None:
             log.info(f"{path}: replaces the result with the options {shown(before)}")
 
 
-def requested(name: str, options: SuiteOptions) -> dict[str, str | None]:
+def requested(name: str, options: SuiteOptions) -> dict[str, str | int | None]:
     """Return the options that a result records. A sweep measures again if they have changed."""
-    return {flag: getattr(options, flag) for flag in SUITES[name].flags}
+    found = {flag: getattr(options, flag) for flag in SUITES[name].flags}
+    return {flag: value for flag, value in found.items() if flag != "tokens" or value is not None}  # as in old results

@@ -29,20 +29,21 @@ class SuiteOptions:
     """Options of a suite; None means the default of the suite.
 
     split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of heads,
-    figures and explorer; for a model with an encoder, SOURCE=TARGET.
+    figures and explorer; for a model with an encoder, SOURCE=TARGET. tokens: the most in a pass of pruning.
     """
 
     split: str = "validation"
     lengths: str | None = None
     strides: str | None = None
     text: str | None = None
+    tokens: int | None = None
 
 
 class Suite:
     """A measurement of a run. `eval.py --suite=NAME` writes its result to eval/NAME.json."""
 
     name: str
-    flags: tuple[str, ...] = ()  # supported options besides split: lengths, strides, text
+    flags: tuple[str, ...] = ()  # supported options besides split: lengths, strides, text, tokens
     needs_text = False  # True: a run of a task can't be measured
     supports_encoder = False  # True: a run with an encoder can be measured, on any data
     supports_spans = False  # True: of the runs with an encoder, those of span corruption can be measured

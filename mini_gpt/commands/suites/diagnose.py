@@ -5,6 +5,7 @@ import math
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
+from mini_gpt.evaluation import progress
 from mini_gpt.insight.diagnosis import checks, pairs
 from mini_gpt.insight.diagnosis.result import most_likely
 from mini_gpt.runtime.errors import UserError
@@ -39,7 +40,9 @@ class Diagnose(Suite):
             results = pairs.diagnose(run.model, texts, history, run.step)
         else:
             tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
-            results = checks.diagnose(run.model, tokens, train_tokens, history, run.step)
+            cost = checks.cost(run.model, len(tokens), len(train_tokens))
+            with progress.shown("checks", cost) as advance:
+                results = checks.diagnose(run.model, tokens, train_tokens, history, run.step, advance=advance)
         value = lambda result: result.value if math.isfinite(result.value) else None
         return {
             "context_length": run.config.context_length,

@@ -17,21 +17,25 @@ from mini_gpt.training.run import Run
 
 class Pruning(Suite):
     name = "pruning"
+    flags = ("tokens",)
     supports_encoder = True
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         config, model, tokenizer = run.config, run.model, run.tokenizer
+        most, most_scored = pruning.IMPORTANCE_TOKENS, pruning.SCORED_TOKENS
+        if options.tokens is not None:
+            most, most_scored = min(most, options.tokens), min(most_scored, options.tokens)
         if config.model.encoder_layers:
-            scored = base.examples_of(run, options.split, pruning.SCORED_TOKENS)
-            train_examples = base.examples_of(run, "train", pruning.IMPORTANCE_TOKENS)
+            scored = base.examples_of(run, options.split, most_scored)
+            train_examples = base.examples_of(run, "train", most)
             train_batches = list(samples.batches(model, train_examples, "gradients"))
         elif config.data.is_task:
-            problems = base.problems(run, options.split, pruning.SCORED_TOKENS)
-            train_problems = base.problems(run, "train", pruning.IMPORTANCE_TOKENS)
+            problems = base.problems(run, options.split, most_scored)
+            train_problems = base.problems(run, "train", most)
             train_batches = list(pruning.problem_batches(model, tokenizer, train_problems))
         else:
             tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
-            train_batches = list(pruning.text_batches(model, train_tokens))
+            train_batches = list(pruning.text_batches(model, train_tokens, most))
 
         def nll(mask_NH: np.ndarray) -> float:
             pruned = dataclasses.replace(model, head_mask_NBH=jnp.asarray(mask_NH[:, None]))
@@ -39,12 +43,12 @@ class Pruning(Suite):
                 return samples.loss(pruned, scored, advance=advance)
             if config.data.is_task:
                 return task_accuracy.accuracy(pruned, tokenizer, problems, config.context_length, advance=advance).nll
-            bytes_V, most = tokenizer.token_bytes, pruning.SCORED_TOKENS
-            return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=most, advance=advance).nll
+            bytes_V = tokenizer.token_bytes
+            return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=most_scored, advance=advance).nll
 
         layers = head_masks.layers(config.model)
         num_heads = len(layers) * config.model.num_heads
-        with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads)) as advance:
+        with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)) as advance:
             importance_NH = pruning.importance(model, train_batches, advance=advance)
             ablation_NH = pruning.ablation(model, train_batches, advance=advance)
             base.check_finite(run, [*importance_NH.flat, *ablation_NH.flat])

@@ -14,6 +14,7 @@ from mini_gpt.config.attention import ROPE_FREQUENCIES
 from mini_gpt.config.fields import specs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
+from mini_gpt.evaluation import progress
 from mini_gpt.insight.diagnosis import arrangements
 from mini_gpt.insight.diagnosis.result import REGAINED, SAME, CheckResult
 from mini_gpt.model import gpt
@@ -36,9 +37,10 @@ def check(model: LoadedModel, loss_of: Callable[[LoadedModel], float], excess: f
     """
     loss = loss_of(model)
     needed = CLEAR if excess is None else max(LEAST, REGAINED * excess)
-    best, name = _best(others(model), loss_of)
+    best, name = _best(others(model), loss_of, "other definitions")
     if not loss - best > max(needed, EXPLAINED * (excess or 0)):
-        best, name = min((best, name), _best(arranged(model, arrangements.of_one_layer), loss_of))
+        single = _best(arranged(model, arrangements.of_one_layer), loss_of, "changes of a single layer")
+        best, name = min((best, name), single)
     says = f"The loss of some windows is {loss:.2f} nats per token, and {best:.2f} with this change: {name}."
     return [CheckResult("definition", loss - best, f"below {needed:.2f} nats", loss - best > needed, says, name)]
 
@@ -81,11 +83,13 @@ def arranged(
         yield name, dataclasses.replace(model, parameters=with_layers(parameters, stacked=config.scan_layers))
 
 
-def _best(models: Iterator[tuple[str, LoadedModel]], loss_of: Callable[[LoadedModel], float]) -> tuple[float, str]:
+def _best(
+    models: Iterator[tuple[str, LoadedModel]], loss_of: Callable[[LoadedModel], float], title: str
+) -> tuple[float, str]:
     """Return the lowest loss that is finite, and the name of its model; (infinity, "") if there is none.
 
     Of losses that are about the same, the first is taken: a change of one kind of layers comes before that of all.
     """
-    scored = [(loss_of(model), name) for name, model in models]
+    scored = [(loss_of(model), name) for name, model in progress.counted(models, title)]
     lowest = min((loss for loss, _ in scored if math.isfinite(loss)), default=math.inf)
     return next((pair for pair in scored if pair[0] <= lowest + SAME), (math.inf, ""))

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.insight import pruning
 from mini_gpt.insight.diagnosis import alternatives, blocks, losses, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
@@ -28,29 +29,36 @@ MIN_EFFECT = 1e-3  # total variation distance; order is checked only if replacin
 
 
 def diagnose(
-    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: History, step: int
+    model: LoadedModel,
+    tokens: np.ndarray,
+    train_tokens: np.ndarray,
+    history: History,
+    step: int,
+    *,
+    advance: Advance = silent,
 ) -> list[CheckResult]:
     """Return the results of all checks that apply to the model.
 
     train_tokens: the training text. history: rows of metrics.jsonl, or []; its validation losses must be measured on
-    the split of `tokens`. step: the step of the model.
+    the split of `tokens`. step: the step of the model. advance: called with numbers of tokens, about `cost` in all.
     """
     before = [row for row in history if row["step"] <= step]
     windows_BM = probe.windows(tokens, model.config.context_length + 1)
     counts_V = 1 + perplexity.token_counts(train_tokens, model.vocab_size)
     unigram_V = np.log(counts_V / counts_V.sum())
-    layers, nll_BX = probe.layers(model, windows_BM), probe.nll(model, windows_BM)
-    log_SV, targets_S = probe.sampled_predictions(model, windows_BM)
+    layers = probe.layers(model, windows_BM, advance=advance)
+    nll_BX = probe.nll(model, windows_BM, advance=advance)
+    log_SV, targets_S = probe.sampled_predictions(model, windows_BM, advance=advance)
     no_bigram = model.masked or np.array_equal(tokens, train_tokens)  # not comparable, or fitted to the windows
     measured = Losses(
-        loss=losses.sample_loss(model, tokens),
-        train=losses.sample_loss(model, train_tokens),
+        loss=losses.sample_loss(model, tokens, advance=advance),
+        train=losses.sample_loss(model, train_tokens, advance=advance),
         windows=float(nll_BX.mean()),
         unigram=-float(unigram_V[probe.targets(model, windows_BM)].mean()),
         bigram=None if no_bigram else losses.bigram(train_tokens, windows_BM, unigram_V),
         **losses.recorded(history, step),
     )
-    predicted = predictions(model, windows_BM, unigram_V)
+    predicted = predictions(model, windows_BM, unigram_V, advance=advance)
     every = 1 if model.masked else math.ceil(windows_BM.size / TOKENS)
     loss_of = lambda other: float(probe.nll(other, windows_BM[::every]).mean())
     # A hardly trained model does not use its positions yet.
@@ -58,8 +66,8 @@ def diagnose(
     return [
         *blocks.stream(model, layers),
         *weights.check(model, measured.suspicious),
-        *([] if skips_order else order(model, windows_BM)),
-        *([] if model.masked else causality(model, windows_BM)),
+        *([] if skips_order else order(model, windows_BM, advance=advance)),
+        *([] if model.masked else causality(model, windows_BM, advance=advance)),
         *predicted,
         *first_positions(nll_BX),
         *losses.check(measured),
@@ -67,16 +75,24 @@ def diagnose(
         *(losses.vocabulary(log_SV, counts_V) if measured.suspicious else []),
         *(alternatives.check(model, loss_of, measured.excess) if measured.suspicious else []),
         *blocks.attention(model, layers),
-        dead_heads(model, train_tokens),
+        dead_heads(model, train_tokens, advance=advance),
         blocks.dead_units(layers),
         *losses.training(before),
     ]
 
 
-def dead_heads(model: LoadedModel, train_tokens: np.ndarray) -> CheckResult:
+def cost(model: LoadedModel, num_tokens: int, num_train_tokens: int) -> int:
+    """Return about how many tokens the model processes for the checks, without other definitions."""
+    most, length = model.config.eval.tokens, model.config.context_length
+    passes = 1 + 1 + (probe.PLACES if model.masked else 1) + 1 + 5 + (0 if model.masked else 2) + 1
+    windows = min(probe.WINDOWS, max(2, num_tokens // (length + 1)))
+    return passes * windows * length + min(most, num_tokens) + min(most, num_train_tokens)
+
+
+def dead_heads(model: LoadedModel, train_tokens: np.ndarray, *, advance: Advance = silent) -> CheckResult:
     """Check for heads without effect on the loss."""
     few_tokens = train_tokens[: probe.WINDOWS * model.config.context_length + 1]
-    importance_NH = pruning.importance(model, pruning.text_batches(model, few_tokens))
+    importance_NH = pruning.importance(model, pruning.text_batches(model, few_tokens), advance=advance)
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
     heads = ", ".join(f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD)))
     least = float(relative_NH.min())
@@ -85,7 +101,7 @@ def dead_heads(model: LoadedModel, train_tokens: np.ndarray) -> CheckResult:
     return CheckResult("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), effect)
 
 
-def order(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
+def order(model: LoadedModel, windows_BM: np.ndarray, *, advance: Advance = silent) -> list[CheckResult]:
     """Check that the prediction at one position changes if the other tokens are reordered."""
     text_BL, at, separator_id = windows_BM[:, :-1], probe.place(model), model.layout.separator_id
     random = np.random.default_rng(0)
@@ -104,8 +120,8 @@ def order(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
         changed["others"][row, movable] = random.choice(pool, len(movable))
     if not has_order_B.any():
         return []
-    plain_BV = probe.predictions(model, text_BL[has_order_B], at)
-    by_change = {name: probe.predictions(model, text[has_order_B], at) for name, text in changed.items()}
+    predicted = lambda some_BL: probe.predictions(model, some_BL[has_order_B], at, advance=advance)
+    plain_BV, by_change = predicted(text_BL), {name: predicted(other_BL) for name, other_BL in changed.items()}
     by_others = _total_variation(plain_BV, by_change.pop("others"))
     if not by_others >= MIN_EFFECT:
         return []  # the check `predictions` reports a model that ignores its input
@@ -135,7 +151,7 @@ def movable_positions(tokens_L: np.ndarray, at: int, separator_id: int | None) -
     return positions_L[movable_L]
 
 
-def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
+def causality(model: LoadedModel, windows_BM: np.ndarray, *, advance: Advance = silent) -> list[CheckResult]:
     """Check that a prediction does not change if later tokens are replaced."""
     text_BL = windows_BM[:, :-1]
     at, changed_BL = text_BL.shape[1] // 2, text_BL.copy()
@@ -143,19 +159,23 @@ def causality(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
     later_BX[:] = np.random.default_rng(1).choice(text_BL.reshape(-1), later_BX.shape)
     if (changed_BL == text_BL).all():
         return []
-    effect = _total_variation(*(probe.predictions(model, tokens_BL, at) for tokens_BL in (text_BL, changed_BL)))
+    both = (probe.predictions(model, tokens_BL, at, advance=advance) for tokens_BL in (text_BL, changed_BL))
+    effect = _total_variation(*both)
     says = f"Replacing the tokens after a position changes its prediction by {effect:.2g} (total variation distance)."
     return [CheckResult("causality", effect, f"below {LEAK}", not effect < LEAK, says)]
 
 
-def predictions(model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray) -> list[CheckResult]:
+def predictions(
+    model: LoadedModel, windows_BM: np.ndarray, unigram_V: np.ndarray, *, advance: Advance = silent
+) -> list[CheckResult]:
     """Check how much predictions depend on the text. Returns nothing for very few windows.
 
     unigram_V: log-probabilities of a unigram model.
     """
     if len(np.unique(windows_BM, axis=0)) < FEWEST_WINDOWS:
         return []
-    return [losses.variation(probe.predictions(model, windows_BM[:, :-1], probe.place(model)), unigram_V)]
+    log_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model), advance=advance)
+    return [losses.variation(log_BV, unigram_V)]
 
 
 def first_positions(nll_BL: np.ndarray) -> list[CheckResult]:

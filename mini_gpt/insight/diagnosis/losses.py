@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.insight.diagnosis.result import REGAINED, SAME, CheckResult
 from mini_gpt.model.loaded import LoadedModel
 
@@ -86,10 +87,11 @@ def recorded(history: History, step: int) -> dict[str, Any]:
     }
 
 
-def sample_loss(model: LoadedModel, tokens: np.ndarray) -> float:
+def sample_loss(model: LoadedModel, tokens: np.ndarray, *, advance: Advance = silent) -> float:
     """Return the loss in nats per token, on the sample of an evaluation during training."""
     one_byte_V = np.ones(model.vocab_size, int)  # bits per byte are not needed
-    return perplexity.score_split(model, tokens, one_byte_V, most_tokens=model.config.eval.tokens).nll
+    most = model.config.eval.tokens
+    return perplexity.score_split(model, tokens, one_byte_V, most_tokens=most, advance=advance).nll
 
 
 def bigram(train_tokens: np.ndarray, windows_BM: np.ndarray, unigram_V: np.ndarray) -> float:

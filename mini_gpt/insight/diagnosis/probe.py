@@ -9,8 +9,10 @@ import numpy as np
 
 from mini_gpt.data import batches
 from mini_gpt.data.batches import in_full_batches
+from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.insight import attention
 from mini_gpt.insight.diagnosis.blocks import Layer
+from mini_gpt.model import memory
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -36,48 +38,68 @@ def targets(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
     return windows_BM[:, at : at + 1] if model.masked else windows_BM[:, 1:]
 
 
-def predictions(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
+def predictions(model: LoadedModel, text_BL: np.ndarray, at: int, *, advance: Advance = silent) -> np.ndarray:
     """Return log-probabilities_BV at position `at`; under the masked objective its token is masked."""
-    put = lambda part_BL: sharding.put_whole((_inputs(model, part_BL, at), part_BL), model.mesh)
-    compute = lambda part_BL: _predictions(model, *put(part_BL), at)
-    return in_parts(model, text_BL, compute)[:, : model.vocab_size]
+    return _at_places(model, text_BL, [at], advance)[:, 0]
 
 
-def sampled_predictions(model: LoadedModel, windows_BM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log-probabilities_SV, targets_S) at up to PLACES positions of each window."""
+def sampled_predictions(
+    model: LoadedModel, windows_BM: np.ndarray, *, advance: Advance = silent
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (log-probabilities_SV, targets_S) at up to PLACES positions of each window, position by position."""
     length, shift = windows_BM.shape[1] - 1, 0 if model.masked else 1
     places = sorted({*np.linspace(length // 4, length - 1, PLACES).astype(int).tolist()})
-    log_SV = np.concatenate([predictions(model, windows_BM[:, :-1], at) for at in places])
-    return log_SV, np.concatenate([windows_BM[:, at + shift] for at in places])
+    # Under the masked objective, each place needs its own pass.
+    together = [[at] for at in places] if model.masked else [places]
+    found = [_at_places(model, windows_BM[:, :-1], some, advance) for some in together]
+    log_PBV = np.concatenate([log_BPV.swapaxes(0, 1) for log_BPV in found])
+    return log_PBV.reshape(-1, log_PBV.shape[-1]), np.concatenate([windows_BM[:, at + shift] for at in places])
 
 
-def nll(model: LoadedModel, windows_BM: np.ndarray) -> np.ndarray:
+def nll(model: LoadedModel, windows_BM: np.ndarray, *, advance: Advance = silent) -> np.ndarray:
     """Return nll_BX, the loss of each of the `targets` in nats."""
     if model.masked:
-        log_BV = predictions(model, windows_BM[:, :-1], place(model))
+        log_BV = predictions(model, windows_BM[:, :-1], place(model), advance=advance)
         return -np.take_along_axis(log_BV, targets(model, windows_BM), axis=1)
     compute = lambda part_BM: model.nll(*sharding.put_whole((part_BM[:, :-1], part_BM[:, 1:]), model.mesh))
-    return in_parts(model, windows_BM, compute)
+    return in_parts(model, windows_BM, compute, advance=advance)
 
 
-def layers(model: LoadedModel, windows_BM: np.ndarray) -> list[Layer]:
+def layers(model: LoadedModel, windows_BM: np.ndarray, *, advance: Advance = silent) -> list[Layer]:
     """Return the statistics of each block for the windows without their last token."""
     inputs = lambda text_BL: _inputs(model, text_BL, place(model))
     compute = lambda text_BL: attention.each_layer(model, inputs(text_BL), statistics, text_BL=text_BL)
-    return in_parts(model, windows_BM[:, :-1], compute)
+    return in_parts(model, windows_BM[:, :-1], compute, "maps", advance=advance)
 
 
-def in_parts(model: LoadedModel, rows_BL: np.ndarray, compute: Callable[[np.ndarray], Any]) -> Any:
-    """Return `compute(rows_BL)`, a pytree of arrays with a batch axis; compute it in batches that fit in memory."""
-    at_a_time = attention.rows_at_a_time(model, model.config.context_length, WINDOWS)
-    parts = []
-    for count, part in in_full_batches(rows_BL, at_a_time):
+def in_parts(
+    model: LoadedModel,
+    rows_BL: np.ndarray,
+    compute: Callable[[np.ndarray], Any],
+    kept: memory.Kept = "losses",
+    *,
+    advance: Advance = silent,
+) -> Any:
+    """Return `compute(rows_BL)`, a pytree of arrays with a batch axis; compute it in batches that fit in memory.
+
+    kept: see `LoadedModel.rows_at_a_time`. advance: called with the number of tokens of each batch, without padding.
+    """
+    length, parts = model.config.context_length, []
+    for count, part in in_full_batches(rows_BL, attention.rows_at_a_time(model, length, len(rows_BL), kept)):
         results = compute(np.stack(part))
         parts.append(jax.tree.map(lambda array, count=count: np.asarray(array)[:count], results))
+        advance(count * length)
     return jax.tree.map(lambda *pieces: np.concatenate(pieces), *parts)
 
 
-def _inputs(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
+def _at_places(model: LoadedModel, text_BL: np.ndarray, places: list[int], advance: Advance) -> np.ndarray:
+    """Return log-probabilities_BPV at some positions; under the masked objective, their tokens are masked."""
+    put = lambda part_BL: sharding.put_whole((_inputs(model, part_BL, places), part_BL), model.mesh)
+    compute = lambda part_BL: _predictions(model, *put(part_BL), np.array(places))
+    return in_parts(model, text_BL, compute, advance=advance)[..., : model.vocab_size]
+
+
+def _inputs(model: LoadedModel, text_BL: np.ndarray, at: int | list[int]) -> np.ndarray:
     inputs_BL = text_BL.copy()
     if model.masked:
         inputs_BL[:, at] = model.vocab_size
@@ -85,10 +107,10 @@ def _inputs(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
 
 
 @jax.jit
-def _predictions(model: LoadedModel, inputs_BL: jax.Array, text_BL: jax.Array, at: jax.Array) -> jax.Array:
-    x_BD = model.hidden(inputs_BL, text_BL)[:, at]
-    logits_BV = model.merge().logits(x_BD.astype(jnp.float32))
-    return sharding.replicate(jax.nn.log_softmax(logits_BV), model.mesh)
+def _predictions(model: LoadedModel, inputs_BL: jax.Array, text_BL: jax.Array, at_P: jax.Array) -> jax.Array:
+    x_BPD = model.hidden(inputs_BL, text_BL)[:, at_P]
+    logits_BPV = model.merge().logits(x_BPD.astype(jnp.float32))
+    return sharding.replicate(jax.nn.log_softmax(logits_BPV), model.mesh)
 
 
 def statistics(trace: Trace, is_token_BL: jax.Array | None = None) -> Layer:

@@ -4,6 +4,7 @@
 const { html, render, useState, useEffect, useRef } = htmPreact;
 const TABS = ["Heads", "Model", "Map", "Positions", "Toy"];
 const COLOURS = ["#3b6fe0", "#d9572b", "#2c9c63", "#b23fa8", "#c79a00", "#0d9cb5", "#7a5bd6", "#c43a5e"];
+const THUMB = 128; // points of a thumbnail's side, for long texts
 const FEWEST = 0.02; // weight from which a line is drawn
 const MEANINGS = { // of the kinds of attention in a model with an encoder
   encoder: "source tokens attend to source tokens",
@@ -13,7 +14,7 @@ const MEANINGS = { // of the kinds of attention in a model with an encoder
 
 function Pixels({ width, height, colourAt, deps, ...rest }) {
   const canvas = useRef();
-  useEffect(() => paint(canvas.current, width, height, colourAt), deps);
+  useEffect(() => paint(canvas.current, width, height, colourAt.length ? colourAt : colourAt()), deps);
   return html`<canvas ref=${canvas} ...${rest}></canvas>`;
 }
 
@@ -103,14 +104,15 @@ function Heads({ attention, state, set }) {
 }
 
 function Model({ attention, set }) {
-  const { layers, heads, rows, columns } = attention;
-  return html`<p class="soft">Square roots of the weights of all heads: queries downwards, keys across. Click on a head to enlarge it.${attention.labels ? "" : " Labels of heads need the result of eval.py --suite=heads."}</p>
+  const { layers, heads, rows, columns } = attention, by = attention.others ? Math.ceil(attention.longest / THUMB) : 1;
+  const map = (layer, head) => by > 1 ? reducedMap(attention, layer, head, by) : weightMap(attention, layer, head);
+  return html`<p class="soft">Square roots of the weights of all heads: queries downwards, keys across. ${by > 1 ? `A point is the weight on ${by} keys together, averaged over ${by} queries. ` : ""}Click on a head to enlarge it.${attention.labels ? "" : " Labels of heads need the result of eval.py --suite=heads."}</p>
     <${FrameLegend} ...${{ attention, said: "frame: true alignment" }} />
-    <div class="thumbs" style=${`grid-template-columns:repeat(${heads}, minmax(84px, 1fr))`}>
+    <div class="thumbs" style=${`grid-template-columns:repeat(${heads}, minmax(${heads > 8 ? 72 : 84}px, 1fr))`}>
       ${Array.from({ length: layers * heads }, (_, n) => {
         const layer = Math.floor(n / heads), head = n % heads;
         return html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, more: [], tab: "Map" })}>
-          <span class="framed"><${Pixels} width=${columns} height=${rows} colourAt=${weightMap(attention, layer, head)} deps=${[attention]} style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention} /></span>
+          <span class="framed"><${Pixels} width=${Math.ceil(columns / by)} height=${Math.ceil(rows / by)} colourAt=${() => map(layer, head)} deps=${[attention]} style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention} /></span>
           ${layer}.${head} <span class="soft">${attention.labels ? attention.labels[layer][head] : ""}</span></button>`;
       })}</div>`;
 }
@@ -138,11 +140,16 @@ function MapView({ attention, state, set }) {
     point({ j: place(event.clientX - box.left, box.width, columns), i: place(event.clientY - box.top, box.height, rows) });
   };
   const context = (tokens, n) => `${tokens.slice(Math.max(0, n - 12), n).map(shown).join("").slice(-20)}[${shown(tokens[n])}]`;
-  let said = `weights are computed from logits quantised in ${attention.steps} steps; their error is at most ${(Math.ceil(attention.error * 1e4) / 1e4).toFixed(4)}`;
+  let said = `weights are computed from logits quantised in ${attention.steps} steps; their error is at most ${(Math.ceil(attention.error * 1e4) / 1e4).toFixed(4)}` +
+    (attention.others ? `. This holds for the ${attention.kept} largest weights of each query; all others are shown as the mean of their block of ${attention.block} keys` : "");
   if (at) {
     const logit = attention.logit(layer, head, at.i, at.j), weight = attention.weights(layer, head)[at.i * columns + at.j];
+    const isMean = at.j < attention.seen(at.i) && logit > -Infinity && attention.isMean(layer, head, at.i, at.j);
+    const exact = () => `logit ${attention.cut(layer, head, at.i, at.j) ? `at most ${logit.toFixed(1)}` : withError(logit, attention.logitError(layer, head, at.i, at.j))}   weight ${withError(weight, attention.error)}`;
+    const block = Math.floor(at.j / attention.block) * attention.block;
+    const mean = () => `weight at most ${attention.leastOwn(layer, head, at.i).toFixed(4)}: not one of the query's ${attention.kept} largest; the mean of such keys from ${block} to ${Math.min(block + attention.block, attention.columns) - 1} is ${weight.toFixed(4)}`;
     said = `query ${at.i}  ${context(attention.tokens, at.i)}\nkey   ${at.j}  ${context(attention.keys, at.j)}\n` +
-      (logit === -Infinity ? "not visible" : `logit ${attention.cut(layer, head, at.i, at.j) ? `at most ${logit.toFixed(1)}` : withError(logit, attention.logitError(layer, head, at.i, at.j))}   weight ${withError(weight, attention.error)}`);
+      (logit === -Infinity ? "not visible" : isMean ? mean() : exact());
   }
   return html`<${Pickers} ...${{ attention, state, set }} />
     <div class="controls"><div class="group">
@@ -151,7 +158,7 @@ function MapView({ attention, state, set }) {
       <span class="soft" id="range">${state.logits ? `logits from ${least.toFixed(1)} to ${most.toFixed(1)}, clipped at ${attention.floor} below each row's largest` : "square roots of the weights"}</span>
       <${FrameLegend} ...${{ attention, said: "frame: true alignment" }} /></div>
     <output id="pointed">${said}</output>
-    <div class="map"><${Pixels} id="map" width=${columns} height=${rows} colourAt=${colourAt} deps=${[attention, layer, head, state.logits]}
+    <div class=${`map${attention.others ? " long" : ""}`}><${Pixels} id="map" width=${columns} height=${rows} colourAt=${colourAt} deps=${[attention, layer, head, state.logits]}
       onMouseMove=${move} onMouseLeave=${() => point(null)} /><${Frames} attention=${attention} /></div>`;
 }
 

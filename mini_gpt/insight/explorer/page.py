@@ -14,7 +14,7 @@ from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, figures, images
 from mini_gpt.insight.examples import Example
-from mini_gpt.insight.explorer import toy
+from mini_gpt.insight.explorer import largest, toy
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import biases, waves
@@ -23,7 +23,8 @@ from mini_gpt.runtime.errors import UserError
 FOLDER = Path(__file__).parent
 SCRIPTS = ("vendor/htm-preact-3.1.1.js", "attention.js", "page.js")
 MOST_PAIRS = 36 * 512 * 513 // 2  # pairs of tokens that fit in the page: 6 layers of 6 causal heads, 512 tokens
-LONGEST = 512  # tokens
+LONGEST = 512  # tokens, of a page with all weights
+MOST_WHOLE_HEADS = 36  # of a model whose pages always have all weights; with more, `largest` shows longer texts
 FARTHEST = 1024  # tokens between a query and a key, in the curves of T5's biases
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
 MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay under 5 MB
@@ -34,8 +35,12 @@ HIDDEN = 255  # code of a masked pair
 
 def most_tokens(config: Config) -> int:
     """Return the largest number of tokens that a page can show."""
-    pairs = MOST_PAIRS / (config.model.num_layers * config.model.num_heads)  # of one head
-    return min(LONGEST, config.context_length, int((2 * pairs if config.model.causal else pairs) ** 0.5))
+    heads = config.model.num_layers * config.model.num_heads
+    pairs = MOST_PAIRS / heads  # of one head
+    whole = min(LONGEST, config.context_length, int((2 * pairs if config.model.causal else pairs) ** 0.5))
+    if heads <= MOST_WHOLE_HEADS:
+        return whole
+    return max(whole, min(largest.LONGEST, config.context_length, largest.MOST_ROWS // heads))
 
 
 def explorer(
@@ -66,8 +71,14 @@ def explorer(
             held["cross"]["alignment"] = [(1 + first, 1 + end, *queries) for (first, end), queries in text.alignment]
         shown = {"kinds": held}
     else:
-        layers, own = attention.attention_maps(model, text[None]), (texts(text), texts(text))
-        shown = {"attention": _held(layers, own, labels.get("decoder"), causal=model.config.model.causal)}
+        config, own = model.config.model, (texts(text), texts(text))
+        pairs = len(text) * (len(text) + 1) // 2 if config.causal else len(text) ** 2
+        if config.num_layers * config.num_heads * pairs <= MOST_PAIRS:
+            layers = attention.attention_maps(model, text[None])
+            shown = {"attention": _held(layers, own, labels.get("decoder"), causal=config.causal)}
+        else:
+            sizes = {"tokens": own[0], "layers": config.num_layers, "heads": config.num_heads}
+            shown = {"attention": {**sizes, "labels": labels.get("decoder"), **largest.packed(model, text)}}
     titles = {"title": title, "subtitle": subtitle}
     return build_page({**titles, **shown, "positions": _positions(model), "toy": toy.data()})
 

@@ -88,36 +88,52 @@ def measure(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> 
 
     length = visible_BLS.shape[-1]
     offset_LS = jnp.arange(length)[:, None] - jnp.arange(length)
-    at_offset = lambda numbers_LS: jnp.zeros(2 * length - 1).at[offset_LS + length - 1].add(numbers_LS)
-    at_offsets = jax.vmap(at_offset)
+    weights_BHLO, visible_BLO = by_offset(weights_BHLS), by_offset(visible_BLS.astype(jnp.float32))
+    uniform_BLO, uniform_BX = by_offset(uniform_BLS), uniform_BLS.reshape(len(uniform_BLS), -1)
+    weights_BHX, counted_BTX = (x.reshape(*x.shape[:2], -1) for x in (weights_BHLS, counted_BTLS))
 
-    def by_distance(kind: tuple[jax.Array, jax.Array]) -> jax.Array:
-        """Return mass_H of uniform weights that are scaled to the head's mean weight at each distance."""
-        counted_BLS, eligible_BL = kind
-        mass_HO = at_offsets(jnp.einsum("bhls,bl->hls", weights_BHLS, eligible_BL))
-        uniform_O = at_offset(jnp.einsum("bls,bl->ls", uniform_BLS, eligible_BL))
-        factor_HLS = (mass_HO / jnp.maximum(uniform_O, 1e-9))[:, offset_LS + length - 1]
-        of_kind_BHL = jnp.einsum("bls,hls->bhl", counted_BLS, factor_HLS)
-        of_all_BHL = jnp.einsum("bls,hls->bhl", visible_BLS.astype(jnp.float32), factor_HLS)
-        return (of_kind_BHL / jnp.maximum(of_all_BHL, 1e-9)).sum((0, 2))
+    # Uniform weights, scaled to the head's mean weight at each distance. No product transposes maps, which would be
+    # slower than to multiply them.
+    eligible_BTL = eligible_BTL.astype(jnp.float32)
+    shape = (*weights_BHLS.shape[:2], *eligible_BTL.shape[1:])
+    mass_HTO = jnp.einsum("bhtl,bhlo->bhto", jnp.broadcast_to(eligible_BTL[:, None], shape), weights_BHLO).sum(0)
+    uniform_TO = jnp.einsum("btl,blo->bto", eligible_BTL, uniform_BLO).sum(0)
+    factor_HTO = mass_HTO / jnp.maximum(uniform_TO, 1e-9)
+    of_all_BLHT = jnp.einsum("blo,hto->blht", visible_BLO, factor_HTO)
 
-    kinds = (counted_BTLS.swapaxes(0, 1), eligible_BTL.swapaxes(0, 1).astype(jnp.float32))
+    def by_distance(kind: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        """Return mass_H of the scaled weights on the keys of one kind."""
+        counted_BLS, factor_HO, of_all_BLH = kind
+        of_kind_BLH = jnp.einsum("blo,ho->blh", by_offset(counted_BLS), factor_HO)
+        return (of_kind_BLH / jnp.maximum(of_all_BLH, 1e-9)).sum((0, 1))
+
+    kinds = (counted_BTLS.swapaxes(0, 1), factor_HTO.swapaxes(0, 1), jnp.moveaxis(of_all_BLHT, -1, 0))
     sums = HeadSums(
-        jnp.einsum("bhls,btls->ht", weights_BHLS, counted_BTLS),
-        jnp.einsum("bls,btls->t", uniform_BLS, counted_BTLS),
+        jnp.einsum("bhx,btx->bht", weights_BHX, counted_BTX).sum(0),
+        jnp.einsum("bx,btx->bt", uniform_BX, counted_BTX).sum(0),
         jax.lax.map(by_distance, kinds).T,
-        eligible_BTL.sum((0, 2)),
-        at_offsets(weights_BHLS.sum(0)),
-        at_offset(uniform_BLS.sum(0)),
-        at_offset(visible_BLS.sum(0)),
+        eligible_BTL.sum((0, 2)).astype(jnp.int32),
+        weights_BHLO.sum((0, 2)),
+        uniform_BLO.sum((0, 1)),
+        visible_BLO.sum((0, 1)).astype(jnp.int32),
         relative_entropy(weights_BHLS, jnp.sum(trace.attention.seen_BHLS, axis=-1)).sum((0, 2)),
-        jnp.einsum("bhls,ls->h", weights_BHLS, jnp.abs(offset_LS).astype(jnp.float32)),
+        jnp.einsum("bhls,ls->bh", weights_BHLS, jnp.abs(offset_LS).astype(jnp.float32)).sum(0),
         (visible_BL > 0).sum(),
     )
     sees_many_BL = visible_BL >= jnp.minimum(MANY, visible_BL.max())
     pairs_BLS = sees_many_BL[..., None] & (offset_LS != 0)
     pairs_BHX = jnp.where(pairs_BLS[:, None], weights_BHLS, 0).reshape(*weights_BHLS.shape[:2], -1)
     return sums, StrongestPairs(pairs_BHX.max(-1), pairs_BHX.argmax(-1))
+
+
+def by_offset(x_XLS: jax.Array) -> jax.Array:
+    """Return x_XLO: entry o = query - key + L - 1 of a query is that of its key, and 0 if there is no such key.
+
+    The last axis has 2 L - 1 entries. Rows of width 2 L, read as rows of width 2 L - 1, move by one entry each.
+    """
+    *others, length, _ = x_XLS.shape
+    wide = jnp.pad(x_XLS[..., ::-1], [(0, 0)] * (x_XLS.ndim - 1) + [(0, length)]).reshape(*others, -1)
+    return wide[..., : length * (2 * length - 1)].reshape(*others, length, 2 * length - 1)
 
 
 def measure_cross(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> tuple[CrossSums, StrongestPairs]:

@@ -1,0 +1,103 @@
+"""The attention of a long text in little space: the largest weights of each query, and means of the others.
+
+A page for GPT-2's 144 heads and 1,024 tokens would have 75 million weights. A query's largest weights are what a reader
+looks for, so these are exact up to quantisation. The other weights are replaced by the mean of their block of keys.
+"""
+
+import base64
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mini_gpt.insight import attention
+from mini_gpt.model.gpt import Trace
+from mini_gpt.model.loaded import LoadedModel
+
+KEPT = 32  # largest weights of a query. All others are below 1 / 33.
+BLOCK = 32  # keys
+MOST_ROWS = 12 * 12 * 1024  # queries of all heads: GPT-2's with a text of its context length
+LONGEST = 1024  # tokens
+FLOOR, STEPS, HIDDEN = 16.0, 254, 255  # as in `page.packed`
+
+
+def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
+    """Return what the page holds of the attention to a text, from a pass that keeps no maps.
+
+    planes: for each head and query, the gaps between the places of the kept keys (low and high bytes), their levels,
+    the levels of the blocks' means, and the first and the last visible key. error: the largest difference between a
+    kept weight and the one that the page computes.
+    """
+    layers = attention.each_layer(
+        model, np.resize(tokens, (attention.rows_at_a_time(model, len(tokens), 1), len(tokens))), _largest
+    )
+    top_XL1, logits_XLK, places_XLK, weights_XLK, means_XLC, counts_XLC, first_XL, last_XL = (
+        np.concatenate(parts) for parts in zip(*layers, strict=True)
+    )
+    is_kept_XLK = places_XLK < len(tokens)
+    levels_XLK = np.where(is_kept_XLK, _levels(top_XL1 - logits_XLK), HIDDEN).astype(np.uint8)
+    below_XLC = np.log(np.maximum(weights_XLK.max(axis=-1, keepdims=True), 1e-30) / np.maximum(means_XLC, 1e-30))
+    levels_XLC = np.where(counts_XLC > 0, _levels(below_XLC), HIDDEN).astype(np.uint8)
+    gaps_XLK = np.where(is_kept_XLK, np.diff(places_XLK, axis=-1, prepend=0), 0)
+    wide = [gaps_XLK, first_XL, last_XL]
+    low, high = ([(array & 255).astype(np.uint8) for array in wide], [(array >> 8).astype(np.uint8) for array in wide])
+    planes = [low[0], high[0], levels_XLK, levels_XLC, low[1], high[1], low[2], high[2]]
+    restored_XLK, restored_XLC = _restored(levels_XLK), _restored(levels_XLC)
+    sum_XL1 = restored_XLK.sum(axis=-1, keepdims=True) + (restored_XLC * counts_XLC).sum(axis=-1, keepdims=True)
+    error_XLK = np.where(is_kept_XLK, restored_XLK / np.maximum(sum_XL1, 1e-30) - weights_XLK, 0)
+    return {
+        "causal": model.config.model.causal,
+        "steps": STEPS,
+        "floor": FLOOR,
+        "hidden": HIDDEN,
+        "kept": levels_XLK.shape[-1],
+        "block": BLOCK,
+        "row_max": base64.b64encode(top_XL1.astype("<f4").tobytes()).decode(),
+        "logits": base64.b64encode(zlib.compress(b"".join(plane.tobytes() for plane in planes), 9)).decode(),
+        "error": float(np.abs(error_XLK).max()),
+    }
+
+
+def _levels(below: np.ndarray) -> np.ndarray:
+    """Quantise distances of logits from the largest of their row."""
+    return np.round(STEPS * np.sqrt(np.clip(below, 0, FLOOR) / FLOOR))
+
+
+def _restored(levels: np.ndarray) -> np.ndarray:
+    """Return the weights before they are divided by their sum, float64."""
+    return np.where(levels == HIDDEN, 0, np.exp(-FLOOR * (levels / STEPS) ** 2))
+
+
+def _largest(trace: Trace) -> tuple[jax.Array, ...]:
+    """Return the parts of `packed` for the first row of a layer; X are its heads, K the kept keys, C blocks of keys.
+
+    The largest logits_XL1; logits, places and weights_XLK of the kept keys in order of place, with the place L if fewer
+    keys are visible; means and numbers_XLC of the other visible keys; the first and the last visible key_XL, + 1.
+    """
+    logits_XLS, weights_XLS, seen_XLS = (maps[0] for maps in (*trace.attention[:2], trace.attention.seen_BHLS))
+    length = seen_XLS.shape[-1]
+    _, places_XLK = jax.lax.top_k(jnp.where(seen_XLS, weights_XLS, -1), min(KEPT, length))
+    is_seen_XLK = jnp.take_along_axis(seen_XLS, places_XLK, axis=-1)
+    places_XLK = jnp.sort(jnp.where(is_seen_XLK, places_XLK, length), axis=-1)
+    at_places = lambda maps_XLS: jnp.take_along_axis(maps_XLS, jnp.minimum(places_XLK, length - 1), axis=-1)
+    is_kept_XLK = places_XLK < length
+    heads, queries = (axis[..., None] for axis in jnp.indices(places_XLK.shape[:2], sparse=True))
+    others_XLS = seen_XLS.at[heads, queries, places_XLK].set(False, mode="drop")
+    in_blocks = lambda x_XLS: jnp.pad(x_XLS, ((0, 0), (0, 0), (0, -length % BLOCK))).reshape(
+        *x_XLS.shape[:2], -1, BLOCK
+    )
+    counts_XLC = in_blocks(others_XLS).sum(-1)
+    means_XLC = in_blocks(jnp.where(others_XLS, weights_XLS, 0)).sum(-1) / jnp.maximum(counts_XLC, 1)
+    top_XL1 = jnp.where(seen_XLS, logits_XLS, -jnp.inf).max(-1, keepdims=True)
+    return (
+        jnp.where(jnp.isfinite(top_XL1), top_XL1, 0),
+        at_places(logits_XLS),
+        places_XLK,
+        jnp.where(is_kept_XLK, at_places(weights_XLS), 0),
+        means_XLC,
+        counts_XLC,
+        jnp.argmax(seen_XLS, axis=-1),
+        jnp.where(seen_XLS.any(-1), length - jnp.argmax(seen_XLS[..., ::-1], axis=-1), 0),
+    )
