@@ -176,7 +176,7 @@ def test_a_card_names_the_license_and_the_base_model(tmp_path):
     for workdir in (first, tuned, again):
         workdir.mkdir()
     copy = tmp_path / "models--Some-One--a.Model_1--b" / "snapshots" / "0123"
-    workdirs.record_import(first, copy, "Llama")
+    workdirs.record_import(first, copy, "Llama", 64)
     files.write_json(tuned / workdirs.INIT_FROM, {"workdir": str(first), "checkpoint_step": 0})
     files.write_json(again / workdirs.INIT_FROM, {"workdir": str(tuned), "checkpoint_step": 3})
     for workdir in (first, tuned, again):
