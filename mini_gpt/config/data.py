@@ -37,8 +37,8 @@ class DataConfig(Section, prefix="data."):
 
     def check(self) -> None:
         shares = self.split_fractions
-        if min(shares) < 0 or abs(sum(shares) - 1) >= 1e-6 or shares[0] == 0:
-            self.refuse("split_fractions", "must be non-negative and sum to 1, with more than 0 for train")
+        if min(shares) < 0 or abs(sum(shares) - 1) >= 1e-6:
+            self.refuse("split_fractions", "must be non-negative and sum to 1")
         if self.is_task and self.tokenizer != "characters":
             self.refuse("tokenizer", "the tasks have a fixed vocabulary: must be characters")
         if self.position_ids != "sequence" and not self.is_task:
