@@ -3,15 +3,16 @@
 python -m mini_gpt.hugging_face export --workdir=runs/tiny --output=DIR [--checkpoint=best] [--architecture=NAME] \\
     [--dtype=bfloat16] [--length=N]
 python -m mini_gpt.hugging_face import --input=DIR --workdir=runs/imported [--config=FILE] [--config.FIELD=VALUE ...]
+python -m mini_gpt.hugging_face import --input=openai-community/gpt2 --revision=COMMIT --workdir=runs/gpt2
 
-An imported run has the model, the context length and the tokenizer of the input. All other fields, such as corpus and
-training, come from --config.
+An imported run has the model and the tokenizer of the input: a directory, or a model of the Hugging Face Hub. All other
+fields, such as corpus and training, come from --config.
 """
 
 import logging
 
 from mini_gpt.commands import command_line
-from mini_gpt.hugging_face import exporting, importing
+from mini_gpt.hugging_face import exporting, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
@@ -35,7 +36,10 @@ def main() -> None:
     longest = "most tokens of a text in Transformers, for models of any length here; default: the context length"
     out.add_argument("--length", type=int, help=longest)
     into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
-    into.add_argument("--input", type=command_line.directory, required=True, help="directory from save_pretrained")
+    into.add_argument(
+        "--input", type=command_line.directory, required=True, help="directory from save_pretrained, or a Hub name"
+    )
+    into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
     into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
     flags, rest = parser.parse_known_args()
@@ -49,11 +53,13 @@ def main() -> None:
         log.info(f"{flags.output}: written as {title}; load it with from_pretrained({str(flags.output)!r})")
         return
     overrides = command_line.config_overrides(rest)
-    config = importing.import_run(flags.input, flags.workdir, flags.config, overrides)
+    source = hub.find(str(flags.input), flags.revision)
+    config = importing.import_run(source.directory, flags.workdir, flags.config, overrides, source.origin)
+    wide = " --config.model.param_dtype=float32" if config.model.param_dtype != "float32" else ""
     log.info(
         f"{flags.workdir}: imported as a run at step 0 with corpus {config.data.corpus}. Next: eval.py or sample.py "
         f"--workdir={flags.workdir}, or to train it: train.py --config={flags.workdir}/config.json "
-        f"--init_from={flags.workdir} --workdir=NEW"
+        f"--init_from={flags.workdir} --workdir=NEW{wide}"
     )
 
 

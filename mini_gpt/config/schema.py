@@ -1,5 +1,6 @@
 """The whole config: the sections of training, and the checks that involve several sections."""
 
+import re
 from typing import Annotated, Literal
 
 from mini_gpt.config.data import DataConfig
@@ -33,6 +34,13 @@ def batch_problem(train: "TrainConfig", data: int, fsdp: int) -> str | None:
     return f"train.batch_size: found {train.batch_size}; {remedy}" if train.batch_size % shares else None
 
 
+def _is_expression(text: str) -> bool:
+    try:
+        return len(text) <= 200 and re.compile(text) is not None
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
 class TrainConfig(Section, prefix="train."):
     """The objective, the batches, and the length of training."""
 
@@ -48,6 +56,9 @@ class TrainConfig(Section, prefix="train."):
     accumulation_steps: Count = field(1, "microbatches of a step, computed one after the other")
     random_offsets: OptionalSize = field(
         None, "rows start at a random position and end below this (Huang et al. 2025); None: at 0", before=None
+    )
+    trainable: Annotated[str, Range("a regular expression of up to 200 characters", _is_expression)] = field(
+        "", "regular expression: training changes only parameters with it in their names; empty: all", before=""
     )
     label_smoothing: Rate = field(0.0, "in the training objective only, not in reported losses")
     log_every: Count = field(10, "steps between two rows of metrics.jsonl")

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -43,16 +44,22 @@ MOST_NAMES = 5  # of tensors in a message
 log = logging.getLogger(__name__)
 
 
-def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping[str, str]) -> Config:
+def import_run(
+    source: Path,
+    workdir: Path,
+    config_path: str,
+    overrides: Mapping[str, str],
+    origin: Mapping[str, str] = MappingProxyType({}),
+) -> Config:
     """Import a model as a run at step 0, and return the config. A failed import leaves no files.
 
-    Model, context length and tokenizer come from `source`. Other fields come from the config file and the overrides.
-    The weights are read and written one array at a time. The checkpoint has no optimizer state.
-    Raises UserError if the run exists, a file can't be read, or a setting is not supported.
+    Model and tokenizer come from `source`. Other fields come from the config file and the overrides. The weights are
+    read and written one array at a time. The checkpoint has no optimizer state. origin: the model's name and commit on
+    the Hub, for the record. Raises UserError if the run exists, a file can't be read, or a setting is not supported.
     """
     described = settings.read(source / CONFIG)
     architecture, vocab_size, fields = settings.read_all(described, functools.partial(_architecture, source))
-    masked = architecture.objective == "masked"
+    masked, length = architecture.objective == "masked", fields["context_length"]
     start = described.get("decoder_start_token_id") if architecture.has_targets else None
     end, values = described.get("eos_token_id"), described.values
     tokenizer = tokenizer_files.read(source, vocab_size, end, start=start, masked=masked, config=values)
@@ -72,7 +79,7 @@ def import_run(source: Path, workdir: Path, config_path: str, overrides: Mapping
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
             parameters = _tree(arrays, shapes, bar, stacked=config.model.scan_layers)
             checkpoints.save(0, TrainState(jnp.int32(0), parameters, None, jnp.bool(False)), Record())
-        workdirs.record_import(draft, source, architecture.title, fields["context_length"])
+        workdirs.record_import(draft, source, {"architecture": architecture.title, "context_length": length, **origin})
     return config
 
 

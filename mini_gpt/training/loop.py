@@ -21,7 +21,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices, files, processes, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, monitor, stopping
+from mini_gpt.training import assembly, monitor, stopping, trainable
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
@@ -66,7 +66,11 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
         processes.barrier("made the run directory")
         workdirs.check_corpus(workdir, corpus)  # each process has read the text itself
         if is_new and conclude:
-            log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
+            parameters = run.abstract_state.parameters
+            log.info("%s\n", model_parameters.report(parameters))
+            if config.train.trainable:
+                count = model_parameters.count(trainable.split(config, parameters)[0])
+                log.info(f"train.trainable={config.train.trainable!r}: training changes {count:,} of these\n")
             if config.model.encoder_layers:
                 log.info("padding in the first batch: %s\n", pairs.padding(run.train_batches[0]))
         with workdirs.clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():

@@ -14,6 +14,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import gpt
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
+from mini_gpt.training import trainable
 from mini_gpt.training.optimizer import make_optimizer
 
 
@@ -71,7 +72,7 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
 
 
 def _initial(config: Config, parameters: Parameters) -> TrainState:
-    optimizer_state = make_optimizer(config).init(parameters)
+    optimizer_state = make_optimizer(config).init(trainable.split(config, parameters)[0])
     return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer_state, jnp.asarray(False))
 
 

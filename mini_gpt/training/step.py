@@ -16,6 +16,7 @@ from mini_gpt.model.layout import PLAIN, Layout
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import require
+from mini_gpt.training import trainable
 from mini_gpt.training.optimizer import at_step, make_optimizer, schedules
 from mini_gpt.training.state import TrainState
 
@@ -48,18 +49,18 @@ def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, lay
     layout: where segments start and positions restart.
 
     metrics: float32 scalars loss (unsmoothed NLL, nats per token), objective (the minimised loss), learning_rate,
-    adam_learning_rate (of Muon's AdamW), gradient_norm (before clipping), parameter_norm (before the update); and the
-    bool finite, True if loss, objective and gradient are all finite. A non-finite step skips the update. Unless
-    `train.nonfinite` is skip, later steps skip theirs too: the host reads the metrics one step late, and needs the
-    state before the non-finite step.
+    adam_learning_rate (of Muon's AdamW), gradient_norm (of the trained parameters, before clipping), parameter_norm (of
+    all, before the update); and the bool finite, True if loss, objective and gradient are all finite. A non-finite step
+    skips the update. Unless `train.nonfinite` is skip, later steps skip theirs too: the host reads the metrics one step
+    late, and needs the state before the non-finite step.
     """
     _check_offsets(config)
     optimizer, rates = make_optimizer(config), schedules(config)
     microbatches = config.train.accumulation_steps
     unmasked = "inputs" if config.train.objective == "next_token" else "targets"  # the tokens before masking
 
-    def sums(parameters: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, Any]:
-        model = nnx.merge(definition, parameters)
+    def sums(trained: Parameters, fixed: Parameters, batch: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Any]:
+        model = nnx.merge(definition, trainable.join(trained, fixed))
         keys_B = jax.random.split(jax.random.fold_in(key, config.model.num_layers + 1), len(batch[unmasked]))
         positions_BL, segments_BL = layout.of(model.config, batch[unmasked], keys_B)
         if config.train.random_offsets is not None:
@@ -79,16 +80,17 @@ def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, lay
     def keyed_step(state: TrainState, batch: dict[str, jax.Array], key: jax.Array) -> tuple[TrainState, Metrics]:
         gradients_of = jax.grad(sums, has_aux=True)
         key = jax.random.fold_in(key, state.step)
+        trained, fixed = trainable.split(config, state.parameters)
         if microbatches == 1:
-            gradients, totals = gradients_of(state.parameters, batch, key)
+            gradients, totals = gradients_of(trained, fixed, batch, key)
         else:
 
             def add(carry: Any, microbatch: Any) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, carry, gradients_of(state.parameters, *microbatch)), None
+                return jax.tree.map(jnp.add, carry, gradients_of(trained, fixed, *microbatch)), None
 
             # Microbatch i has rows i, i + microbatches, ..., so that each device uses its own rows in every one.
             split = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
-            zero = jax.tree.map(jnp.zeros_like, (state.parameters, {"objective": 0.0, "loss": 0.0, "count": 0.0}))
+            zero = jax.tree.map(jnp.zeros_like, (trained, {"objective": 0.0, "loss": 0.0, "count": 0.0}))
             (gradients, totals), _ = jax.lax.scan(add, zero, (split, jax.random.split(key, microbatches)))
         count = jnp.maximum(totals["count"], 1.0)
         gradients = jax.tree.map(lambda gradient: gradient / count, gradients)
@@ -104,8 +106,8 @@ def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, lay
 
         def update() -> tuple[Parameters, Any]:
             before = at_step(state.optimizer_state, state.step)
-            updates, optimizer_state = optimizer.update(gradients, before, state.parameters)
-            return optax.apply_updates(state.parameters, updates), optimizer_state
+            updates, optimizer_state = optimizer.update(gradients, before, trained)
+            return trainable.join(optax.apply_updates(trained, updates), fixed), optimizer_state
 
         # Not jnp.where, which adds 1 ms to a small step of 34 ms on CPUs.
         changed = jax.lax.cond(finite & ~halted, update, lambda: (state.parameters, state.optimizer_state))

@@ -115,10 +115,9 @@ def claim(
     files.write_json(workdir / CONFIG, configs.to_dict(config))  # last: it marks the directory as complete
 
 
-def record_import(workdir: Path, source: Path, title: str, length: int) -> None:
-    """Write the directory, the architecture and the context length of the model that a run was imported from."""
-    body = {"directory": str(source.resolve()), "architecture": title, "context_length": length}
-    files.write_json(workdir / IMPORTED_FROM, body)
+def record_import(workdir: Path, source: Path, model: Mapping[str, Any]) -> None:
+    """Write the directory and the model that a run was imported from. model: see `imported_from`."""
+    files.write_json(workdir / IMPORTED_FROM, {"directory": str(source.resolve()), **model})
 
 
 def identity(workdir: Path) -> str | None:
@@ -129,7 +128,8 @@ def identity(workdir: Path) -> str | None:
 def imported_from(workdir: Path) -> dict[str, Any] | None:
     """Return the model that a run was imported from, {"directory", "architecture", ...}; None if it was not imported.
 
-    context_length: of the model, which the run's may be shorter than; older records lack it.
+    context_length: of the model, which may be longer than the run's. model, commit: its name on the Hugging Face Hub,
+    and the commit of its files. A record may lack these three.
     """
     if not (workdir / IMPORTED_FROM).exists():
         return None
@@ -146,7 +146,8 @@ def initial_run(workdir: Path) -> dict[str, Any] | None:
 def described_origin(workdir: Path) -> str | None:
     """Return a description of the source of the initial weights; None if they were random."""
     if source := imported_from(workdir):
-        return f"those of {Path(source['directory']).name}, a {source['architecture']}"
+        on_hub = f"{source.get('model')} (commit {source.get('commit')})" if "model" in source else None
+        return f"those of {on_hub or Path(source['directory']).name}, a {source['architecture']}"
     if run := initial_run(workdir):
         return f"those of the run {Path(run['workdir']).name}, step {run['checkpoint_step']}"
     return None

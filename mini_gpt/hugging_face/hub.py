@@ -1,0 +1,71 @@
+"""Find the model to import: a local directory, or a model of the Hugging Face Hub at one commit."""
+
+import dataclasses
+import logging
+import os
+import re
+from pathlib import Path
+
+from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
+from mini_gpt.hugging_face.stored import INDEX
+from mini_gpt.runtime.errors import UserError, require, shown
+
+NAME = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"
+COMMIT = "[0-9a-f]{40}"
+SMALL = (CONFIG, INDEX, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+PART = r"model-\d+-of-\d+\.safetensors"
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A directory with a model's files. origin: its name on the Hub and the commit; empty for a local directory."""
+
+    directory: Path
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def find(given: str, revision: str | None) -> Source:
+    """Return a local directory, or else download a model of the Hub: config, tokenizer and safetensors files only.
+
+    given: a path, or a name such as openai-community/gpt2. revision: a commit, tag or branch; None: the newest commit.
+    A commit is recorded in each case, so that the import can be repeated. HF_ENDPOINT and HF_HOME are read as by
+    huggingface_hub. Raises UserError if there is no such directory, model or revision, or no network.
+    """
+    if Path(given).exists():
+        require(revision is None, "--revision", revision, "must not be given with a local directory")
+        return Source(Path(given))
+    remedy = "must be a directory, or the name of a model of the Hugging Face Hub, such as openai-community/gpt2"
+    require(re.fullmatch(NAME, given) is not None, "--input", given, f"not found; {remedy}")
+    from huggingface_hub import HfApi  # slow, and not needed for directories
+    from huggingface_hub.utils import RepositoryNotFoundError, RevisionNotFoundError
+
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    try:
+        found = hub.model_info(given, revision=revision)
+        commit = str(found.sha)
+        is_commit = re.fullmatch(COMMIT, commit) is not None
+        if not is_commit or (re.fullmatch(COMMIT, revision or "") and revision != commit):
+            raise UserError(
+                f"--input: {given}: the Hub answered with the commit {shown(commit)}; must be that asked for"
+            )
+        files = _needed({sibling.rfilename for sibling in found.siblings or ()})
+        log.info(f"{given}: commit {commit}, downloading {', '.join(files)}")
+        directory = hub.snapshot_download(given, revision=commit, allow_patterns=files)
+    except UserError:
+        raise
+    except RevisionNotFoundError:
+        raise UserError(f"--revision: found {shown(revision)}; {given} has no such commit, tag or branch") from None
+    except RepositoryNotFoundError:
+        raise UserError(f"--input: found {given}; there is no such directory, and no such public model") from None
+    except Exception as error:  # huggingface_hub raises errors of several libraries
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+        raise UserError(f"--input: {given} is no directory, and the Hub can't be read ({reason})") from None
+    return Source(Path(directory), {"model": given, "commit": commit})
+
+
+def _needed(files: set[str]) -> list[str]:
+    """Return the files that an import reads. Directories of a repository have other formats of the same weights."""
+    weights = [WEIGHTS] if WEIGHTS in files else sorted(name for name in files if re.fullmatch(PART, name))
+    small = [name for name in SMALL if name in files and (name != INDEX or WEIGHTS not in files)]
+    return small + weights

@@ -1,0 +1,50 @@
+"""The parameters that training changes (`train.trainable`). The others are constants, without gradients and moments."""
+
+import re
+
+import jax
+
+from mini_gpt.config.schema import Config
+from mini_gpt.model.parameters import Parameters, by_name, path_name
+from mini_gpt.runtime.errors import UserError
+
+SHOWN = 6  # names in a message
+
+
+def split(config: Config, parameters: Parameters) -> tuple[Parameters, Parameters]:
+    """Return the trained and the fixed parameters, each with None in the place of the others.
+
+    Raises UserError if none is trained, or if Muon, which needs equal layers, would find different ones.
+    """
+    pattern = config.train.trainable
+    is_trained = lambda name: re.search(pattern, name) is not None
+    if pattern:
+        _check(config, {name for name in by_name(parameters) if is_trained(name)}, by_name(parameters))
+    choose = lambda wanted: jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if is_trained(path_name(path)) == wanted else None, parameters
+    )
+    return choose(True), choose(False)
+
+
+def join(trained: Parameters, fixed: Parameters) -> Parameters:
+    """Return all parameters, the opposite of `split`."""
+    return jax.tree.map(lambda a, b: b if a is None else a, trained, fixed, is_leaf=lambda leaf: leaf is None)
+
+
+def _check(config: Config, trained: set[str], parameters: Parameters) -> None:
+    found = f"train.trainable: found {config.train.trainable!r}"
+    if not trained:
+        names = sorted({re.sub(r"\bblocks/\d+", "blocks/0", name) for name in parameters})
+        listed = ", ".join(names[:: max(1, len(names) // SHOWN)][:SHOWN])
+        raise UserError(f"{found}, which is in no name of a parameter; there are {listed} and others")
+    in_layers: dict[str, set[str]] = {}  # {kernel without its layer: layers in which it is trained}
+    layers: dict[str, set[str]] = {}
+    for name in parameters:
+        if block := re.fullmatch(r"(.*\bblocks)/(\d+)/(.*kernel)", name):
+            kernel, layer = f"{block[1]}/{block[3]}", block[2]
+            layers.setdefault(kernel, set()).add(layer)
+            if name in trained:
+                in_layers.setdefault(kernel, set()).add(layer)
+    kernels = [name for name in trained if re.search(r"\bblocks/.*kernel$", name)]
+    if config.optimizer.name == "muon" and (not kernels or any(found != layers[at] for at, found in in_layers.items())):
+        raise UserError(f"{found}; optimizer.name=muon needs the same matrices in every layer; use adamw")
