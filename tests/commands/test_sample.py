@@ -3,17 +3,23 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mini_gpt.commands.generate import request
+from mini_gpt.config import loading as configs
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.generation import chat
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
+from tests.generation.test_chat import CHATML, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +261,21 @@ def test_positions_limit_the_length_or_a_warning_is_logged(sample, capsys, caplo
     long = "a" * 33
     line = sample(f"--prompt={long}", position="learned")
     assert line == "error: --prompt: found 33 tokens; must be fewer than the model's 32 positions"
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_documents_of_a_chat_must_not_be_isolated(isolated):
+    made = tokenizer(CHATML)
+    config = configs.load("configs/tiny.py", {"data.isolate_documents": isolated, "data.tokenizer": "bytes"})
+    run, flags = SimpleNamespace(config=config, tokenizer=made), SimpleNamespace(chat=True, length=9, source_file=None)
+    if isolated:
+        with pytest.raises(UserError, match=r"--chat: the run has data\.isolate_documents=True, but the ch"):
+            request.make(run, ["the cat"], flags, seed=0)
+    else:
+        asked = request.make(run, ["the cat"] * 2, flags, seed=0)
+        assert (
+            asked.shown == "" and [row.tolist() for row in asked.prompts] == [chat.encode("the cat", made).tolist()] * 2
+        )
 
 
 BAD = [

@@ -157,6 +157,7 @@ def test_an_answer_ends_where_it_ends_in_transformers(name, monkeypatch, corpus_
     inputs = theirs.apply_chat_template(
         [{"role": "user", "content": "the cat"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
+    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     options = {"do_sample": False, "pad_token_id": 0}
     path = network.generate(**inputs, max_new_tokens=40, **options)[0, inputs["input_ids"].shape[1] :].tolist()
     place = next(place for place in range(6, 40) if path[place] not in path[:place])

@@ -56,6 +56,9 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
     start = np.array([tokenizers.separator(run.tokenizer)])
     flag = "--prompt" if not has_encoder else "--source" if flags.source_file is None else "--source_file"
     check_tokens(flag, longest)
+    if flags.chat and config.data.isolate_documents and start[0] in longest:
+        hidden = "the chat template ends messages with the separator, and so the answer could not see them"
+        raise UserError(f"--chat: the run has data.isolate_documents=True, but {hidden}; give a prompt without --chat")
     if has_encoder:
         shown, prompt, sources = "", start, [encoded[text] for text in texts]
         used = 0  # the start of a target is not counted in its length
