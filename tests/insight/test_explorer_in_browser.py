@@ -16,8 +16,8 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.insight.attention import attention_maps
+from mini_gpt.insight.explorer import largest, toy
 from mini_gpt.insight.explorer import page as explorer
-from mini_gpt.insight.explorer import toy
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
@@ -268,3 +268,36 @@ def test_the_toy_page_computes_the_same_as_the_library(opened):
     _, weights = toy_heads.maps(list(toy.PRESETS)[-1], order=(1, 0, 3, 2))
     np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_a_long_page_says_which_weights_are_means(opened, tmp_path, monkeypatch):
+    browser, find, run = opened
+    for module, name, value in ((explorer, "MOST_PAIRS", 0), (largest, "KEPT", 4), (largest, "BLOCK", 8)):
+        monkeypatch.setattr(module, name, value)
+    tokens = np.asarray(run.store.tokens("validation")[:32], np.int32)
+    page = explorer.explorer(run.model, run.tokenizer, tokens, title="long", subtitle="")
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    show(browser, tmp_path / "page.html")
+    press(browser, "3")
+    weights_LS = attention_maps(run.model, tokens[None].repeat(8, axis=0))[0].weights_BHLS[0, 0]
+    canvas, order = find("map"), np.argsort(-weights_LS[20, :21])
+    cell = canvas.size["width"] / 32
+    for key, is_own in ((order[0], True), (order[-1], False)):
+        at = [int((place + 0.5) * cell - canvas.size["width"] / 2) for place in (key, 20)]
+        ActionChains(browser).move_to_element_with_offset(canvas, *at).perform()
+        WebDriverWait(browser, 10).until(
+            lambda _, key=key: re.search(rf"query 20 .*\nkey +{key} ", find("pointed").text)
+        )
+        said = find("pointed").text
+        if is_own:
+            weight, error = map(float, re.search(r"weight (\S+) ± (\S+)", said).groups())
+            assert weight == pytest.approx(weights_LS[20, key], abs=error)
+            continue
+        most, mean = re.search(r"weight at most (\S+): not one of the query's 4 largest; .* is (\S+)$", said).groups()
+        block = [j for j in range(21) if j // 8 == key // 8 and j not in order[:4]]
+        assert float(most) >= weights_LS[20, key] - 1e-3
+        assert float(mean) == pytest.approx(weights_LS[20, block].mean(), abs=0.003)
+    press(browser, "2")
+    assert browser.find_elements(By.ID, "thumb-1-3") and browser.get_log("browser") == []
+    show(browser, run.workdir / "eval" / "explorer.html")

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
-from mini_gpt.evaluation import extrapolation, needles, progress
+from mini_gpt.evaluation import extrapolation, needles, perplexity, progress
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime.errors import UserError
@@ -28,7 +28,9 @@ class Needles(Suite):
         return [(kind, length) for kind in needles.KINDS for length in _lengths(trained, options)]
 
     def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
-        return needles.PROBLEMS * len(needles.KINDS) * sum(_lengths(trained, options))
+        lengths = _lengths(trained, options)
+        defined = [length for length in lengths if perplexity.why_undefined(trained.model, length - 1) is None]
+        return needles.PROBLEMS * len(needles.KINDS) * sum(defined)
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         lengths, text = _lengths(run.trained, options), run.store.tokens(options.split)

@@ -27,17 +27,20 @@ def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
     # With scaled embeddings, learned positions start with a standard deviation of 1 and change little.
     parts = BLOCKS if model.config.model.scale_embeddings else (*BLOCKS, "positions/", "encoder/positions/")
     in_part = {name: leaf for name, leaf in leaves if leaf.ndim == 2 and name.startswith(parts)}
-    matrices = {name: sharding.to_host(leaf, model.mesh).astype(np.float64) for name, leaf in in_part.items()}
-    if not all(np.isfinite(matrix).all() for matrix in matrices.values()):
-        return []
-    zeros = {name: zero_lines(matrix) for name, matrix in matrices.items() if name.startswith(BLOCKS)}
+    zeros, ratios = {}, {}
+    for name, leaf in in_part.items():  # one by one, because all of them in float64 may take gigabytes
+        matrix = sharding.to_host(leaf, model.mesh).astype(np.float64)
+        if not np.isfinite(matrix).all():
+            return []
+        if name.startswith(BLOCKS):
+            zeros[name] = zero_lines(matrix)
+        if min(matrix.shape) >= SMALLEST and matrix.any():
+            ratios[name] = structure(matrix)
     listed = _listed([f"{name} ({count})" for name, count in zeros.items() if count])
     says = f"Zero rows or columns of the blocks' matrices: {listed or 'none'}."
     cause = f"weights set to zero in {listed}"
     results = [CheckResult("zero weights", float(sum(zeros.values())), "none", bool(listed), says, cause)]
 
-    large = {name: matrix for name, matrix in matrices.items() if min(matrix.shape) >= SMALLEST and matrix.any()}
-    ratios = {name: structure(matrix) for name, matrix in large.items()}
     of_blocks = [ratio for name, ratio in ratios.items() if name.startswith(BLOCKS)]
     learned = [ratio for ratio in of_blocks if ratio >= UNTRAINED]
     if not learned:
