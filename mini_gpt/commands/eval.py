@@ -21,7 +21,7 @@ def main() -> None:
         type=command_line.utf8,
         help="for heads, figures and explorer: the input text; default: text of the split",
     )
-    add("--tokens", type=int, help="of pruning: the most tokens in each pass; default: 65,536")
+    add("--tokens", type=int, help="the most tokens in a pass of pruning, or targets of the sliding windows")
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags = parser.parse_args()

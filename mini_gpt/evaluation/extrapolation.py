@@ -68,9 +68,12 @@ def check_strides(lengths: tuple[int, ...], strides: tuple[int, ...]) -> None:
         raise UserError(f"--strides: found {strides[-1]}, longer than the window of {lengths[0]}; must not be longer")
 
 
-def plan(num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[int, ...]) -> list[Windowing]:
+def plan(
+    num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[int, ...], targets: int | None = None
+) -> list[Windowing]:
     """Return the windowings of a split, for each length the blocks and then the sliding windows.
 
+    targets: the most that sliding windows score, at the end of the split; None: SLIDING_TARGETS.
     Raises UserError if a window is longer than the split.
     """
     last = num_tokens - 1
@@ -81,7 +84,7 @@ def plan(num_tokens: int, split: str, lengths: tuple[int, ...], strides: tuple[i
             f"than its length; lengths that can be scored: {possible}"
         )
     longest_overlap = max((lengths[-1] - stride for stride in strides), default=0)
-    sample_start = max(longest_overlap + 1, last - SLIDING_TARGETS + 1)
+    sample_start = max(longest_overlap + 1, last - (targets or SLIDING_TARGETS) + 1)
     windowings = []
     for length in lengths:
         windowings.append(Windowing(length, length, 1, last))

@@ -187,3 +187,5 @@ def test_windows_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match="that can be scored: none of those given"):
         extrapolation.plan(20, "test", (64,), ())
     assert extrapolation.plan(201, "test", (200,), (1,))[-1] == Windowing(200, 1, 200, 200)
+    assert extrapolation.plan(201, "test", (50,), (25,), 7)[-1] == Windowing(50, 25, 194, 200)
+    assert extrapolation.plan(201, "test", (50,), (25,), 10**9)[-1] == Windowing(50, 25, 26, 200)

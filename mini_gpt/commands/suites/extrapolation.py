@@ -15,7 +15,7 @@ from mini_gpt.training.run import Run
 
 class Extrapolation(Suite):
     name = "extrapolation"
-    flags = ("lengths", "strides")
+    flags = ("lengths", "strides", "tokens")
     needs_text = True
     values = ("nll", "perplexity", "bits_per_byte", "sample_nll")
 
@@ -75,7 +75,7 @@ def _lengths_and_strides(trained: Config, options: SuiteOptions) -> tuple[tuple[
 
 
 def _plan(trained: Config, options: SuiteOptions, num_tokens: int) -> list[extrapolation.Windowing]:
-    return extrapolation.plan(num_tokens, options.split, *_lengths_and_strides(trained, options))
+    return extrapolation.plan(num_tokens, options.split, *_lengths_and_strides(trained, options), options.tokens)
 
 
 def _curve(label: str, rows: list[Row], value: str) -> Curve:
