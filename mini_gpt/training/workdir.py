@@ -133,7 +133,13 @@ def imported_from(workdir: Path) -> dict[str, Any] | None:
     """
     if not (workdir / IMPORTED_FROM).exists():
         return None
-    return _read_record(workdir / IMPORTED_FROM, "initial weights", {"directory": str, "architecture": str})
+    record = _read_record(workdir / IMPORTED_FROM, "initial weights", {"directory": str, "architecture": str})
+    for name, kind in {"context_length": int, "model": str, "commit": str}.items():
+        if not isinstance(record.get(name, kind()), kind):
+            raise UserError(
+                f"{workdir / IMPORTED_FROM}: not a record of initial weights ({name}: {shown(record[name])})"
+            )
+    return record
 
 
 def initial_run(workdir: Path) -> dict[str, Any] | None:

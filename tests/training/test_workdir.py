@@ -292,7 +292,7 @@ def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
     workdirs.claim(
         workdir, config, corpus, ByteTokenizer(), {"workdir": "/a", "relative": "../a", "checkpoint_step": 5}
     )
-    workdirs.record_import(workdir, tmp_path, "GPT-2")
+    workdirs.record_import(workdir, tmp_path, {"architecture": "GPT-2", "context_length": 9})
     state, _ = small_state()
     with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
         checkpoints.save(5, state, Record(validation_loss=1.5))
