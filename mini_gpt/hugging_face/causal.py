@@ -161,17 +161,21 @@ class MPT(Architecture):
     layer = ("norm_1", "attn.Wqkv", "attn.out_proj", "norm_2", "ffn.up_proj", "ffn.down_proj")
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | {"d_ff": (4 * model.d_model,), "use_bias": (False,)}
+        clip = {"variants.clip_qkv": (model.variants.clip_qkv,)}
+        return super().supported(model) | {"d_ff": (4 * model.d_model,), "use_bias": (False,)} | clip
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        return super().describe(config, ids) | {"attn_config": self.attention}
+        attention = self.attention | {"clip_qkv": config.model.variants.clip_qkv}
+        return super().describe(config, ids) | {"attn_config": attention}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        neutral = {"qk_ln": False, "prefix_lm": False, "clip_qkv": None, "softmax_scale": None}
-        settings.section("attn_config").require(self.attention | neutral)
+        neutral = {"qk_ln": False, "prefix_lm": False, "softmax_scale": None}
+        attention = settings.section("attn_config")
+        attention.require(self.attention | neutral)
         settings.require({"logit_scale": None})
         fields = super().fields(settings)
-        return fields | {"model.d_ff": 4 * fields["model.d_model"]}
+        clip = attention.number("clip_qkv", 0.0) or None
+        return fields | {"model.d_ff": 4 * fields["model.d_model"], "model.variants.clip_qkv": clip}
 
 
 class Bloom(Architecture):

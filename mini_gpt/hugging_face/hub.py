@@ -6,13 +6,14 @@ import os
 import re
 from pathlib import Path
 
+from mini_gpt.hugging_face import source_files
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.stored import INDEX
 from mini_gpt.runtime.errors import UserError, require, shown
 
 NAME = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"
 COMMIT = "[0-9a-f]{40}"
-SMALL = (CONFIG, INDEX, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+SMALL = (CONFIG, INDEX, *source_files.NAMES, "tokenizer.json", "tokenizer_config.json")
 PART = r"model-\d+-of-\d+\.safetensors"
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class Source:
 
 
 def find(given: str, revision: str | None) -> Source:
-    """Return a local directory, or else download a model of the Hub: config, tokenizer and safetensors files only.
+    """Return a local directory, or else download the files of a model of the Hub that an import reads.
 
     given: a path, or a name such as openai-community/gpt2. revision: a commit, tag or branch; None: the newest commit.
     A commit is recorded in each case, so that the import can be repeated. HF_ENDPOINT and HF_HOME are read as by

@@ -108,7 +108,7 @@ def _base_model(workdir: Path) -> str | None:
         for _ in range(MOST_RUNS):
             if imported := workdirs.imported_from(workdir):
                 found = HUB_COPY.fullmatch(Path(imported["directory"]).parent.parent.name)
-                return f"{found[1]}/{found[2]}" if found else None
+                return imported.get("model") or (f"{found[1]}/{found[2]}" if found else None)
             before = workdirs.initial_run(workdir)
             if before is None:
                 return None

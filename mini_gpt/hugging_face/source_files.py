@@ -12,7 +12,7 @@ from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
-GENERATION, TEMPLATE, CARD = "generation_config.json", "chat_template.jinja", "README.md"
+NAMES = GENERATION, TEMPLATE, CARD = "generation_config.json", "chat_template.jinja", "README.md"
 LONGEST_HEADER = 2**16  # bytes of the card in which its fields are looked for
 FIELD = re.compile(r"(license|license_name|license_link): *([\"']?)([\w.:/+ -]+)\2 *", re.ASCII)
 BYTES = 4  # of a character, at most

@@ -105,7 +105,7 @@ EXPORTABLE = {
     ),
     "opt": ("opt", {"position": "learned", "activation": "relu", "use_bias": False, "max_positions": 16}),
     "bloom": ("bloom", {"position": "alibi", "embedding_norm": True, "num_heads": 6, "d_model": 48}),
-    "alibi": ("mpt", {"position": "alibi", "activation": "gelu_exact", "use_bias": False}),
+    "alibi": ("mpt", {"position": "alibi", "activation": "gelu_exact", "use_bias": False, "variants.clip_qkv": 0.5}),
     "alibi, six heads": (
         "mpt",
         {

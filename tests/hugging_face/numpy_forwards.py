@@ -164,7 +164,6 @@ def _mpt(config, t, tokens_BL):
         "logit_scale": None,
         "attn_type": "multihead_attention",
         "alibi": True,
-        "clip_qkv": None,
         "softmax_scale": None,
         "qk_ln": False,
         "prefix_lm": False,
@@ -179,6 +178,8 @@ def _mpt(config, t, tokens_BL):
     for i in range(config["n_layers"]):
         y_BLD = _layer_norm(t, f"blocks.{i}.norm_1", x_BLD, eps, bias=False)
         qkv_BLX = _linear(t, f"blocks.{i}.attn.Wqkv", y_BLD, bias=False)
+        if attn.get("clip_qkv"):
+            qkv_BLX = np.clip(qkv_BLX, -attn["clip_qkv"], attn["clip_qkv"])
         q_BHLK, k_BHLK, v_BHLK = (_heads(z_BLD, H) for z_BLD in np.split(qkv_BLX, 3, axis=-1))
         a_BLD = _attention(q_BHLK, k_BHLK, v_BHLK, (config["d_model"] // H) ** -0.5, bias_HLM)
         x_BLD = x_BLD + _linear(t, f"blocks.{i}.attn.out_proj", a_BLD, bias=False)

@@ -267,7 +267,7 @@ SMALL = {"num_hidden_layers": 2}
         ("gpt_neox", {"rotary_pct": "x", "rope_parameters": ...}, r'rotary_pct: found "x"; must be a finite number'),
         ("mpt", {"attn_config": {"alibi": False}}, r"attn_config.alibi: found false; must be true to be imported"),
         ("mpt", {"attn_config": {"alibi_bias_max": 16}}, r"attn_config.alibi_bias_max: found 16; must be"),
-        ("mpt", {"attn_config": {"clip_qkv": 6}}, r"attn_config.clip_qkv: found 6; must be null to be imported"),
+        ("mpt", {"attn_config": {"clip_qkv": -6}}, r"attn_config.clip_qkv: found -6; must be a finite number >= 0"),
         ("mpt", {"expansion_ratio": 2}, r"expansion_ratio: found 2; must be 4 to be imported"),
         ("t5", {"d_kv": 0}, r"d_kv: found 0; must be a whole number"),
         (

@@ -74,7 +74,7 @@ def server(tmp_path, monkeypatch):
         served.shutdown()
 
 
-WANTED = ["config.json", "model.safetensors", "tokenizer.json"]
+WANTED = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
 
 
 @pytest.mark.parametrize("revision", [None, "main", COMMIT])
