@@ -1,6 +1,6 @@
 """How much memory a pass through a model takes, and so how many rows of tokens a batch may have.
 
-The estimates are upper bounds for XLA on CPUs. A test compares them with the compiler's own numbers.
+The estimates are for XLA on CPUs, and rather too high. A test compares them with the compiler's own numbers.
 """
 
 import functools
@@ -12,8 +12,8 @@ from mini_gpt.config.model import ModelConfig
 BUDGET = 2**31  # bytes for one batch on one device, besides the parameters
 FLOAT = 4  # bytes
 # Arrays of a layer that are in memory together, of widths d_model and d_ff. A backward pass keeps all of them.
-OF_LAYER, KEPT_BY_LAYER = (16, 8), (12, 4)
-MAPS = 10  # arrays of the size of one layer's attention maps, while statistics of them are computed
+OF_LAYER, KEPT_BY_LAYER = (16, 8), (14, 5)
+MAPS = 12, 40  # arrays of length² entries for each head, and for all heads, while maps are measured (suite heads)
 REFERENCE_MAPS = 3  # the same for attention that has all logits in memory
 
 # What a pass returns or keeps: the loss of each token, all logits, each layer's attention maps, or gradients.
@@ -31,7 +31,7 @@ def of_row(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int
     if kept == "gradients":
         return (config.num_layers + config.encoder_layers) * (of_token(KEPT_BY_LAYER) + reference)
     if kept == "maps":
-        return of_token(OF_LAYER) + MAPS * maps
+        return of_token(OF_LAYER) + FLOAT * length**2 * (MAPS[0] * config.num_heads + MAPS[1])
     return of_token(OF_LAYER) + reference + (FLOAT * length * vocab_size if kept == "logits" else 0)
 
 

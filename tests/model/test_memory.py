@@ -30,7 +30,11 @@ def shaped(fields, vocab_size):
 def test_batches_of_gpt2_follow_the_budget():
     model = shaped(GPT2, 50_257)
     rows = {kept: model.rows_at_a_time(1024, kept) for kept in ("losses", "logits", "maps", "gradients")}
-    assert 8 <= rows["losses"] <= 16 and rows["gradients"] == 2 and rows["losses"] > rows["logits"] > rows["maps"] >= 2
+    assert (
+        8 <= rows["losses"] <= 16
+        and 1 <= rows["gradients"] <= 2
+        and rows["losses"] > rows["logits"] > rows["maps"] >= 2
+    )
     assert 1024 * 50_257 * 4 * rows["logits"] < memory.BUDGET, "the logits alone"
     assert model.rows_at_a_time(128, "logits") > model.rows_at_a_time(1024, "logits")
 
