@@ -85,13 +85,14 @@ def cost(model: LoadedModel, num_tokens: int, num_train_tokens: int) -> int:
     """Return about how many tokens the model processes for the checks, without other definitions."""
     most, length = model.config.eval.tokens, model.config.context_length
     passes = 1 + 1 + (probe.PLACES if model.masked else 1) + 1 + 5 + (0 if model.masked else 2) + 1
-    windows = min(probe.WINDOWS, max(2, num_tokens // (length + 1)))
+    windows = probe.count(num_tokens, length + 1)
     return passes * windows * length + min(most, num_tokens) + min(most, num_train_tokens)
 
 
 def dead_heads(model: LoadedModel, train_tokens: np.ndarray, *, advance: Advance = silent) -> CheckResult:
     """Check for heads without effect on the loss."""
-    few_tokens = train_tokens[: probe.WINDOWS * model.config.context_length + 1]
+    length = model.config.context_length
+    few_tokens = train_tokens[: probe.most_windows(length) * length + 1]
     importance_NH = pruning.importance(model, pruning.text_batches(model, few_tokens), advance=advance)
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
     heads = ", ".join(f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD)))

@@ -17,14 +17,22 @@ from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
-WINDOWS = 64
+WINDOWS, FEWER_WINDOWS, WINDOW_TOKENS = 64, 16, 20_000
 PLACES = 8  # positions of a window, in `sampled_predictions`
 
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Return 2 to WINDOWS evenly spaced windows, int32."""
-    starts = batches.evenly_spaced(len(tokens), length, min(WINDOWS, max(2, len(tokens) // length)))
-    return batches.windows(tokens, starts, length)
+    """Return evenly spaced windows, int32."""
+    return batches.windows(tokens, batches.evenly_spaced(len(tokens), length, count(len(tokens), length)), length)
+
+
+def count(num_tokens: int, length: int) -> int:
+    """Return the number of windows: 2 to WINDOWS, with about WINDOW_TOKENS tokens if windows are long."""
+    return min(most_windows(length), max(2, num_tokens // length))
+
+
+def most_windows(length: int) -> int:
+    return min(WINDOWS, max(FEWER_WINDOWS, WINDOW_TOKENS // length))
 
 
 def place(model: LoadedModel) -> int:
