@@ -220,7 +220,12 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
         if position == "rope":
             base = at_layer(config.rope.base, layer)
             rotated, r = int(K * config.rope.fraction), config.rope
-            scaling = {"scaling": r.scaling, "factor": r.factor, "original_context": r.original_context}
+            factor = at_layer(r.factor, layer)
+            scaling = {
+                "scaling": "none" if factor == 1 else r.scaling,
+                "factor": factor,
+                "original_context": r.original_context,
+            }
             scaling |= {"betas": (r.beta_slow, r.beta_fast), "turning": r.turning}
             scaling |= {"length": max(positions) + 1}
             qh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(qh, positions, strict=True)])
@@ -236,7 +241,7 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             qh = qh * np.array([1 + 0.1 * math.log(math.floor((at + 1) / 8192) + 1) for at in positions])[:, None]
         logits = np.real(qh @ kh.conj().T) / (math.sqrt(config.scale_width) if config.scale_attention else 1.0)
         if position == "rope" and config.rope.scaling in ("yarn", "yarn_by_index"):
-            logits *= (0.1 * math.log(config.rope.factor) + 1) ** 2
+            logits *= (0.1 * math.log(at_layer(config.rope.factor, layer)) + 1) ** 2
         if variants.soft_cap:
             logits = variants.soft_cap * np.tanh(logits / variants.soft_cap)
         stack = config if memory is None else config.encoder  # cross-attention sees both directions

@@ -12,6 +12,7 @@ Bias = Literal["alibi", "hard_alibi", "t5", "kerple", "fire"]
 Position = Literal["none", "learned", "sinusoidal", Rotary, Bias, "fox", "cope"]
 ROPE_FREQUENCIES = ("turning", "scaling", "factor", "original_context", "beta_slow", "beta_fast")
 Base = Annotated[float, above(1)]
+Factor = Annotated[float, at_least(1)]
 PER_LAYER = ("kerple", "fire", "fox", "cope")  # with parameters in each layer
 
 
@@ -21,6 +22,7 @@ class LayerKind(NamedTuple):
     position: str
     window: int | None
     rope_base: float
+    rope_factor: float
 
 
 def pattern(value: Any) -> tuple[Any, ...]:
@@ -31,7 +33,8 @@ def pattern(value: Any) -> tuple[Any, ...]:
 def _original_context(values: Mapping[str, Any]) -> int | None:
     """context_length / model.rope.factor"""
     rotary = "rope" in pattern(values["model.position"])
-    return max(1, round(values["context_length"] / values["model.rope.factor"])) if rotary else None
+    factor = max(pattern(values["model.rope.factor"]), default=1)
+    return max(1, round(values["context_length"] / factor)) if rotary else None
 
 
 def beta_fast(values: Mapping[str, Any]) -> float:
@@ -53,14 +56,20 @@ class RopeConfig(Section, prefix="model.rope."):
         "none",
         "for longer contexts: linear (Chen 2023), ntk, dynamic, yarn and yarn_by_index (Peng 2023), llama3",
     )
-    factor: Annotated[float, at_least(1)] = field(1.0, "target context length, as a multiple of the original one")
+    factor: Factor | tuple[Factor, ...] = field(
+        1.0, "target context length, as a multiple of the original one; a tuple repeats over the layers"
+    )
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
     beta_slow: Positive = field(1.0, "yarns, llama3: pairs with fewer turns in the original context are interpolated")
     beta_fast: float = field(None, "yarns, llama3: pairs with more turns are unchanged", beta_fast)
 
     @property
     def of_first_layer(self) -> "RopeConfig":
-        return dataclasses.replace(self, base=pattern(self.base)[0])
+        return self.of_layer(pattern(self.base)[0], pattern(self.factor)[0])
+
+    def of_layer(self, base: float, factor: float) -> "RopeConfig":
+        """Return the fields of a layer in a pattern; a factor of 1 is no scaling."""
+        return dataclasses.replace(self, base=base, factor=factor, scaling="none" if factor == 1 else self.scaling)
 
     def check(self) -> None:
         if self.beta_fast <= self.beta_slow:

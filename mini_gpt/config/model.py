@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -38,7 +39,7 @@ from mini_gpt.runtime.errors import UserError
 
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
 CROSS_POSITIONS = ("rope", "alibi", "t5", "kerple")  # encodings that cross-attention can have
-PATTERNS = ("position", "attention_window", "rope.base")  # their tuples repeat over the layers
+PATTERNS = ("position", "attention_window", "rope.base", "rope.factor")  # their tuples repeat over the layers
 GATED = ("swiglu", "geglu")  # activations of two arrays, gate and up
 MOST_LAYERS = 4096  # above any real model, as LARGEST; they bound the memory that a config can ask for
 
@@ -234,7 +235,9 @@ class ModelConfig(Section, prefix="model."):
 
     def _check_rope(self) -> None:
         scaling, rotated = self.rope.scaling, self.rotated_width
-        if scaling != "none" and self.rope.factor == 1:
+        if scaling == "dynamic" and isinstance(self.rope.factor, tuple):
+            self.refuse("rope.factor", "must be one number with model.rope.scaling=dynamic")
+        if scaling != "none" and max(pattern(self.rope.factor)) == 1:
             self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing with a factor of 1; raise it")
         if scaling in ("ntk", "dynamic") and rotated <= 2:
             self.refuse("rope.scaling", f"needs more than one pair of dimensions, but {rotated} dimensions are rotated")
@@ -247,7 +250,7 @@ class ModelConfig(Section, prefix="model."):
 
     def _check_pattern(self, name: str) -> None:
         """Raise UserError for a pattern of a wrong length. A pattern of one value becomes this value."""
-        section, leaf = (self.rope, "base") if name == "rope.base" else (self, name)
+        section, leaf = (self.rope if name.startswith("rope.") else self), name.removeprefix("rope.")
         values = pattern(getattr(section, leaf))
         if not values:
             self.refuse(name, "a pattern needs at least one value")
@@ -277,13 +280,17 @@ class ModelConfig(Section, prefix="model."):
     @functools.cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each layer."""
-        repeated = [itertools.cycle(pattern(value)) for value in (self.position, self.attention_window, self.rope.base)]
+        repeated = [itertools.cycle(values) for values in self._patterns]
         return tuple(LayerKind(*map(next, repeated)) for _ in range(self.num_layers))
 
     @property
     def period(self) -> int:
-        """The number of layers after which the patterns of encodings, windows and bases repeat."""
-        return math.lcm(*(len(pattern(value)) for value in (self.position, self.attention_window, self.rope.base)))
+        """The number of layers after which all patterns repeat."""
+        return math.lcm(*map(len, self._patterns))
+
+    @property
+    def _patterns(self) -> list[tuple]:
+        return [pattern(operator.attrgetter(name)(self)) for name in PATTERNS]
 
     @property
     def position_pattern(self) -> tuple[str, ...]:

@@ -126,7 +126,8 @@ class Architecture:
         activations = tuple(dict.fromkeys(self.activations.values()))
         own = {"norm": (self.norm,), "activation": activations, "num_kv_heads": (model.num_heads,)}
         own |= {"position": (self.position,), "head_width": (model.d_model // model.num_heads,)}
-        own["rope.base"] = ("one number for all layers",) if isinstance(model.rope.base, tuple) else (model.rope.base,)
+        for name, value in (("rope.base", model.rope.base), ("rope.factor", model.rope.factor)):
+            own[name] = ("one number for all layers",) if isinstance(value, tuple) else (value,)
         if not self.always_biased:
             own |= {"qkv_bias": (model.use_bias,), "attention_out_bias": (model.use_bias,)}
         needed = {name: (value,) for name, value in self.needed.items()}

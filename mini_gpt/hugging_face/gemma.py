@@ -107,7 +107,7 @@ class Gemma3(Gemma2):
     model_type, title, class_name = "gemma3_text", "Gemma 3", "Gemma3ForCausalLM"
     needs: ClassVar = {"scale_embeddings": True, "output_norm": True, "variants.qk_norm": "weighted"}
     context = ("max_position_embeddings", 131_072)
-    fixed: ClassVar = {"use_bidirectional_attention": False, "rope_scaling": None, "attn_logit_softcapping": None}
+    fixed: ClassVar = {"use_bidirectional_attention": False, "attn_logit_softcapping": None}
     exported: ClassVar = {**Gemma.exported, "final_logit_softcapping": "output_soft_cap"}
     layer = (*Gemma2.layer, "self_attn.q_norm", "self_attn.k_norm")
     parameters = (*Gemma2.parameters, "attention/variants/query_norm", "attention/variants/key_norm")
@@ -117,33 +117,47 @@ class Gemma3(Gemma2):
     bases: ClassVar = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        fits = all(len(bases) == 1 for bases in _bases(model).values())
-        base = model.rope.base if fits else "one number for layers with a window, and one for others"
-        return super().supported(model) | {
-            "rope.base": (base,),
-            "rope.scaling": ("none",),
-            "variants.soft_cap": (None,),
-        }
+        found, rope = _rope_of(model), model.rope
+        fits = all(len(pairs) == 1 for pairs in found.values())
+        base = rope.base if fits else "one number for layers with a window, and one for others"
+        unscaled = all(factor == 1 for _, factor in found.get(SLIDING, ()))
+        factor = rope.factor if fits and unscaled else "1 for layers with a window, and one number for others"
+        allowed = {"rope.base": base, "rope.factor": factor, "variants.soft_cap": None}
+        one_value = {name: (value,) for name, value in allowed.items()}
+        return super().supported(model) | one_value | {"rope.scaling": ("none", "linear")}
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        found = _bases(config.model)
-        bases = {field: next(iter(found.get(kind, {by_default}))) for kind, (field, by_default) in self.bases.items()}
-        return super().describe(config, ids) | bases
+        found = {kind: next(iter(pairs)) for kind, pairs in _rope_of(config.model).items()}
+        bases = {field: found.get(kind, (by_default, 1.0))[0] for kind, (field, by_default) in self.bases.items()}
+        factor = found.get(FULL, (0.0, 1.0))[1]
+        scaling = None if factor == 1 else {"rope_type": "linear", "factor": factor}
+        return super().describe(config, ids) | bases | {"rope_scaling": scaling}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        sections, bases = settings.section("rope_parameters"), {}
+        fields, sections = super().fields(settings), settings.section("rope_parameters")
+        if fields["model.rope.scaling"] not in ("none", "linear"):
+            raise settings.error("rope_scaling", "must be null or linear to be imported")
+        factors, bases = {FULL: fields["model.rope.factor"], SLIDING: 1.0}, {}
+        if sections.section(FULL).one_of("rope_type", {"default": "none", "linear": "linear"}, "default") == "linear":
+            factors[FULL] = sections.section(FULL).number("factor", 0.0)
+        sections.section(SLIDING).require({"rope_type": "default"})
         for kind, (field, by_default) in self.bases.items():
-            section = sections.section(kind)
-            section.require({"rope_type": "default"})
-            bases[kind] = section.number("rope_theta", settings.number(field, by_default))
-        return super().fields(settings) | {"model.rope.base": shortest([bases[kind] for kind in self.kinds(settings)])}
+            bases[kind] = sections.section(kind).number("rope_theta", settings.number(field, by_default))
+        kinds = self.kinds(settings)
+        factor = shortest([factors[kind] for kind in kinds])
+        return fields | {
+            "model.rope.base": shortest([bases[kind] for kind in kinds]),
+            "model.rope.factor": factor,
+            "model.rope.scaling": "none" if factor == 1 else "linear",
+        }
 
 
-def _bases(model: ModelConfig) -> dict[str, set[float]]:
-    """Return the bases of RoPE of each kind of layers."""
-    found: dict[str, set[float]] = {}
+def _rope_of(model: ModelConfig) -> dict[str, set[tuple[float, float]]]:
+    """Return the pairs (base, factor) of RoPE in each kind of layers."""
+    found: dict[str, set[tuple[float, float]]] = {}
     for kind in model.layer_kinds:
-        found.setdefault(FULL if kind.window is None else SLIDING, set()).add(kind.rope_base)
+        pairs = found.setdefault(FULL if kind.window is None else SLIDING, set())
+        pairs.add((kind.rope_base, kind.rope_factor))
     return found
 
 

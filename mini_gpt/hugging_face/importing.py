@@ -103,7 +103,7 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
     if isinstance(tokenizer, SubwordTokenizer):
         given["data.vocab_size"] = len(tokenizer.token_bytes)
     if "rope" in pattern(fields["model.position"]):  # what follows from the model's context, not from a shorter one
-        before_scaling = max(1, round(length / fields.get("model.rope.factor", 1.0)))
+        before_scaling = max(1, round(length / max(pattern(fields.get("model.rope.factor", 1.0)))))
         given.setdefault("model.rope.original_context", before_scaling)
     given["context_length"] = min(length, MOST_CONTEXT)
     config = configs.load(config_path, given | dict(overrides))

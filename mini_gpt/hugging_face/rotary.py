@@ -112,7 +112,7 @@ class Llama(Rotary):
 def _described_rope(rope: RopeConfig, width: int, base_field: str) -> dict[str, Any]:
     """Return the fields of config.json. width: rotated dimensions of a head."""
     if rope.scaling == "ntk":
-        assert isinstance(rope.base, float)
+        assert isinstance(rope.base, float) and isinstance(rope.factor, float)
         return {base_field: rope.base * rope.factor ** (width / (width - 2)), "rope_scaling": None}
     if rope.scaling == "none":
         return {base_field: rope.base, "rope_scaling": None}
@@ -126,7 +126,7 @@ def _described_rope(rope: RopeConfig, width: int, base_field: str) -> dict[str, 
     if kind in ("llama3", "yarn"):
         scaling |= {ORIGINAL: rope.original_context}
     assert rope.original_context is not None
-    if kind == "yarn":  # Transformers 4 reads the factor from these lengths
+    if kind == "yarn" and isinstance(rope.factor, float):  # Transformers 4 reads the factor from these lengths
         described |= {LIMIT: round(rope.factor * rope.original_context)}
     if kind == "dynamic":
         described |= {LIMIT: rope.original_context}

@@ -103,6 +103,10 @@ BAD = [
         {"model.rope.scaling": "yarm"},
         r"model\.rope\.scaling: found 'yarm'; must be one of none, linear, ntk, dynamic, yarn",
     ),
+    ({"model.rope.factor": (1.0, 0.5), "model.rope.scaling": "linear"}, r"rope\.factor: found \(1\.0, 0\.5\); must be"),
+    ({"model.rope.factor": (1.0, 1.0), "model.rope.scaling": "ntk"}, r"rope\.factor: .* changes nothing with a factor"),
+    ({"model.rope.factor": (1.0, 2.0), "model.rope.scaling": "dynamic"}, r"rope\.factor: .*; must be one number with"),
+    ({"model.rope.factor": ()}, "at least one"),
     ({"model.rope.factor": 0.5}, r"model\.rope\.factor: found 0\.5; must be at least 1"),
     ({"model.rope.scaling": "linear"}, r"model\.rope\.factor: found 1\.0; model\.rope\.scaling=linear changes nothing"),
     (

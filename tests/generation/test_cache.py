@@ -92,6 +92,8 @@ MODELS = {
         "model.variants.soft_cap": 2.0,
         "model.attention_window": (9, None),
         "model.rope.base": (100.0, 1e4),
+        "model.rope.scaling": "linear",
+        "model.rope.factor": (1.0, 8.0),
     },
     "OLMo 2": {
         "model.norm_placement": "none",

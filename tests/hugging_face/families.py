@@ -126,7 +126,10 @@ FAMILIES: dict[str, tuple[str, Draw]] = {
     "OLMo 2": ("Olmo2", grouped),
     "Gemma 1": ("Gemma", wide),
     "Gemma 2": ("Gemma2", lambda rng: gemma(rng, final_logit_softcapping=9.0, attn_logit_softcapping=2.0)),
-    "Gemma 3, text": ("Gemma3Text", lambda rng: gemma(rng, sliding_window_pattern=2)),
+    "Gemma 3, text": (
+        "Gemma3Text",
+        lambda rng: gemma(rng, sliding_window_pattern=2, rope_scaling={"rope_type": "linear", "factor": 8.0}),
+    ),
     "MPT": ("Mpt", lambda rng: sizes(rng, "d_model n_layers n_heads expansion max_seq_len", context=LONG)),
     "Bloom": ("Bloom", lambda rng: sizes(rng, "hidden_size n_layer n_head unused seq_length")),
     "T5, T5 1.1": ("T5", t5),

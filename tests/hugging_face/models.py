@@ -78,7 +78,8 @@ EXPORTABLE = {
         "gemma3_text",
         GEMMA2
         | {"variants.qk_norm": "weighted", "variants.qk_norm_epsilon": 1e-3, "norm_epsilon": 1e-3, "scale_width": 6.0}
-        | {"attention_window": (3, 3, None), "rope.base": (10.0, 10.0, 1e4), "num_layers": 5, "output_soft_cap": 5.0},
+        | {"attention_window": (3, 3, None), "rope.base": (10.0, 10.0, 1e4), "num_layers": 5, "output_soft_cap": 5.0}
+        | {"rope.scaling": "linear", "rope.factor": (1.0, 1.0, 8.0)},
     ),
     "olmo": (
         "olmo",

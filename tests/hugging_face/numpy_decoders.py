@@ -89,7 +89,7 @@ def _llama_like(config, t, tokens_BL):
         rotated = config["no_rope_layers"]
     all_angles = [_angles(config, L, K, 1.0) for _ in windows]
     if kind == "gemma3_text":
-        local = config | {"rope_theta": config["rope_local_base_freq"]}
+        local = config | {"rope_theta": config["rope_local_base_freq"], "rope_scaling": None}
         all_angles = [_angles(config if window is None else local, L, K, 1.0) for window in windows]
     scale = config.get("query_pre_attn_scalar", K) ** -0.5
     if (config.get("rope_scaling") or {}).get("rope_type") == "yarn":

@@ -215,11 +215,15 @@ SMALL = {"num_hidden_layers": 2}
         ),
         ("gemma2", SMALL | {"query_pre_attn_scalar": 0}, r"query_pre_attn_scalar: found 0; must be a whole number"),
         ("gemma3_text", SMALL | {"attn_logit_softcapping": 5.0}, r"attn_logit_softcapping: found 5.0; must be null"),
-        ("gemma3_text", SMALL | {"rope_scaling": {"factor": 8.0}}, r"rope_scaling: found .*; must be null to be impo"),
         (
             "gemma3_text",
-            SMALL | {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
-            r'rope_parameters.full_attention.rope_type: found "linear"; must be "default" to be imported',
+            SMALL | {"rope_scaling": YARN},
+            r"rope_scaling: found .*; must be null or linear to be imported",
+        ),
+        (
+            "gemma3_text",
+            SMALL | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+            r'rope_parameters.sliding_attention.rope_type: found "linear"; must be "default" to be imported',
         ),
         (
             "llama",

@@ -64,6 +64,10 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"position": "learned", "residual": False}, "model.residual: found False; must be True"),
         ({"position": "learned", "attention_window": 8}, "model.attention_window: found 8; must be None"),
         ({"position": "rope", "rope.base": (9.0, 99.0)}, r"model.rope.base: found \(9.0, 99.0\); must be one number"),
+        (
+            {"rope.scaling": "linear", "rope.factor": (1.0, 4.0)},
+            r"rope.factor: found \(1.0, 4.0\); must be one",
+        ),
         ({"position": "rope", "random_positions": 512}, "model.random_positions: found 512; must be None"),
         ({"position": "rope", "activation": "swiglu"}, "model.activation: found 'swiglu'; must be gelu"),
         ({"position": "rope", "rope.turning": 0.5}, "model.rope.turning: found 0.5; must be 1.0"),

@@ -154,7 +154,7 @@ TRANSFORMERS_MODELS = {
         "Gemma3Text",
         NEOX
         | {"num_key_value_heads": 1, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 20}
-        | {"num_hidden_layers": 7},
+        | {"num_hidden_layers": 7, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
     "olmo": ("Olmo", NEOX | {"num_key_value_heads": 2, "clip_qkv": 0.1}),
     "olmo2": ("Olmo2", NEOX | {"num_key_value_heads": 2}),

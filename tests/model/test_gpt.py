@@ -79,6 +79,8 @@ SLOW = [
     OLMO | {"scan_layers": True, "variants.qk_norm_epsilon": 1e-6},
     OLMO | {"use_bias": False, "norm": "layernorm", "output_norm": False, "causal": False, "attention_window": 3},
     BY_INDEX | {"d_model": 64, "rope.beta_fast": 8.0},
+    BY_INDEX | {"d_model": 64, "rope.factor": (1.0, 3.0), "scan_layers": True},
+    {"rope.scaling": "linear", "rope.factor": (1.0, 1.0, 8.0), "rope.base": (100.0, 1e4), "num_layers": 3},
     BY_INDEX | {"d_model": 64, "num_heads": 2, "rope.fraction": 0.5, "scan_layers": True},
     BY_INDEX | {"d_model": 64, "num_heads": 2, "rope.original_context": 5},
     BERT | {"norm": "rmsnorm", "use_bias": False, "scan_layers": True, "activation": "relu", "tie_embeddings": False},

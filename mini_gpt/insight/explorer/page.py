@@ -133,7 +133,7 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
         table = figures.learned(model, "t5", "bias_table")
         t5 = table[figures.t5_buckets(config, min(FARTHEST, 2 * config.t5.max_distance))].T.round(4).tolist()
     rope, turned = config.rope.of_first_layer, config.rotated_width
-    assert isinstance(rope.base, float)
+    assert isinstance(rope.base, float) and isinstance(rope.factor, float)
     factors_P = waves.rope_frequencies(rope, turned) / waves.geometric_frequencies(rope.base, turned)
     return {
         "width": config.d_model,

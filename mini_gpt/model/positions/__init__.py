@@ -31,11 +31,11 @@ def shared(config: ModelConfig, *, rngs: nnx.Rngs) -> dict[str, Position]:
     for kind in config.layer_kinds:
         encoding = ENCODINGS[kind.position]
         if not encoding.per_layer and key(kind) not in made:
-            rope = dataclasses.replace(config.rope, base=kind.rope_base)
+            rope = config.rope.of_layer(kind.rope_base, kind.rope_factor)
             made[key(kind)] = encoding(dataclasses.replace(config, rope=rope), rngs=rngs)
     return made
 
 
 def key(kind: LayerKind) -> str:
-    """Return the name of a layer's shared encoding: the encoding's own, for RoPE with the base."""
-    return f"rope_{kind.rope_base!r}" if kind.position == "rope" else kind.position
+    """Return the name of a layer's shared encoding: the encoding's own, for RoPE with the base and the factor."""
+    return f"rope_{kind.rope_base!r}_{kind.rope_factor!r}" if kind.position == "rope" else kind.position

@@ -30,6 +30,7 @@ class Rope(Position):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.width, self.config = config.rotated_width, config.rope
         self.frequencies = tuple(map(float, rope_frequencies(config.rope, self.width)))
+        assert isinstance(config.rope.factor, float)
         self.temperature = yarn_scale(config.rope.factor) if config.rope.scaling.startswith("yarn") else 1.0
 
     def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:

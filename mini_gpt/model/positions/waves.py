@@ -35,7 +35,7 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
 
 
 def _scaled(rope: RopeConfig, width: int) -> np.ndarray:
-    assert isinstance(rope.base, float), "a pattern over the layers has no frequencies"
+    assert isinstance(rope.base, float) and isinstance(rope.factor, float), "a pattern over the layers has none"
     plain_P, s = geometric_frequencies(rope.base, width), rope.factor
     if rope.scaling == "linear":
         return plain_P / s
@@ -59,7 +59,7 @@ def dynamic_frequencies(rope: RopeConfig, width: int, lengths_B: jax.Array) -> j
 
     Above the original context L, the base becomes base · (s·n/L - (s - 1))^(width/(width-2)), with the length n.
     """
-    assert rope.original_context is not None
+    assert rope.original_context is not None and isinstance(rope.factor, float)
     ratio_B = lengths_B / rope.original_context
     stretch_B = jnp.where(ratio_B > 1, rope.factor * ratio_B - (rope.factor - 1), 1)
     exponents_P = -np.arange(0, width, 2) / (width - 2)
