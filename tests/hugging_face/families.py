@@ -159,7 +159,7 @@ def measure(family: str, seed: int, directory: pathlib.Path) -> dict[str, float 
     model = _auto_class(config.model_type).from_config(config)
     with torch.no_grad():
         for tensor in model.parameters():
-            tensor.add_(0.3 * torch.randn_like(tensor))
+            tensor.add_((0.1 if kind == "T5" else 0.3) * torch.randn_like(tensor))  # T5 does not scale its scores
         head = getattr(model, "cls", None) or getattr(model, "lm_head", None)
         head = getattr(head, "predictions", head)
         if kind in ("Bert", "Roberta"):  # two parameters in some versions; the first is not used

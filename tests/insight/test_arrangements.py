@@ -113,8 +113,10 @@ def test_a_model_with_one_head_has_no_orders_of_heads():
     "fields",
     [
         {"model__position": "rope", "model__cross_positions": True, "model__scan_layers": True},
-        {"model__position": "learned", "model__share_embeddings": False, "model__encoder_layers": 1},
-        {"model__position": "alibi", "model__head_width": 10},
+        *slow(
+            {"model__position": "learned", "model__share_embeddings": False, "model__encoder_layers": 1},
+            {"model__position": "alibi", "model__head_width": 10},
+        ),
     ],
 )
 def test_each_arrangement_changes_the_model_and_no_shape(healthy, fields):

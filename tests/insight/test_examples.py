@@ -21,7 +21,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
-from tests.conftest import SMALL, make_text
+from tests.conftest import SMALL, make_text, slow
 from tests.evaluation.models import random_model
 from tests.insight.test_explorer import data_of, unpacked
 from tests.insight.test_maps_by_kind import exact_weights
@@ -204,7 +204,7 @@ def diagonal(weights_LS, first):
     return (weights_LS * near_LS).sum(axis=1)
 
 
-@pytest.mark.parametrize("kind", ["pairs", "spans"])
+@pytest.mark.parametrize("kind", ["pairs", *slow("spans")])
 def test_diagnosis_finds_the_recorded_loss_again(run_of, kind):
     run = run_of(kind)
     rows = {row["check"]: row for row in suites.evaluate(run, "diagnose", SuiteOptions())["rows"]}

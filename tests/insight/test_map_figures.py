@@ -89,6 +89,7 @@ def test_cross_attention_has_a_map_for_each_head(panel):
 FEW = {"train__steps": 1, "eval__tokens": 64}
 
 
+@pytest.mark.slow
 def test_the_commands_draw_a_problem_or_a_pair_of_your_own(small, tmp_path, monkeypatch):
     loop.train(small(**PAIRS | FEW | {"model__position": "learned"}), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")

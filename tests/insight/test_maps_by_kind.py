@@ -146,6 +146,7 @@ def test_masking_a_head_of_any_kind_equals_zeroing_its_output(small, fields):
         assert np.abs(masked_BLV[1] - whole_BLV[1]).max() > 1e-3, (kind, layer)
 
 
+@pytest.mark.slow
 def test_a_head_mask_acts_on_decoding_with_a_cache(small):
     model = make(small)
     tokens_BL, source_BS = batch()
