@@ -128,7 +128,9 @@ class ModelConfig(Section, prefix="model."):
     )
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
-    scale_width: Positive = field(None, "see scale_attention; Gemma 2 and 3 have their own", "model.head_width", None)
+    scale_width: Positive = field(
+        None, "its square root divides the scores (Gemma: query_pre_attn_scalar)", "model.head_width", None
+    )
     residual: bool = field(True, "residual connections; false for ablation only")
     remat: Literal["none", "dots", "block"] = field(
         "none", "recompute activations: dots (all except outputs of weight matmuls), block (all)", before="none"

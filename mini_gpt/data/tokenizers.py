@@ -271,7 +271,9 @@ def separator(tokenizer: Tokenizer) -> int:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    return hashlib.sha256(json.dumps(tokenizer.to_dict(), sort_keys=True).encode()).hexdigest()
+    """Return a hash of what the tokens of a text depend on."""
+    values = {name: value for name, value in tokenizer.to_dict().items() if name != "source"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:

@@ -59,12 +59,12 @@ class Architecture:
 
     needs: values of fields of `ModelConfig` that differ from NEEDED. pipeline, auto_class: for the model card.
     context: the field of the context length, and its default. sizes: the fields for SIZES; the last may be missing.
-    epsilon: the field of the norms' epsilon, and its default; None without one.
-    fixed: {field: its only supported value}. if_missing: Transformers' defaults that differ from `fixed`.
-    exported: other fields that an export writes. activations: an export writes the first name that matches.
-    prefix: start of all tensor names except the output layer's; missing in files without that layer. buffers: pattern
-    of tensors to skip. layer: the module for each entry of `parameters`; it may join several modules of mini_gpt.
-    final_norm: None without one. table_copies: tensors that may repeat the first of `tables`.
+    aliases: {other name of a field in Transformers: its name here}. epsilon: the field of the norms' epsilon, and
+    its default; None without one. fixed: {field: its only supported value}. if_missing: Transformers' defaults that
+    differ from `fixed`. exported: other fields that an export writes. activations: an export writes the first name
+    that matches. prefix: start of all tensor names except the output layer's; missing in files without that layer.
+    buffers: pattern of tensors to skip. layer: the module for each entry of `parameters`; it may join several
+    modules of mini_gpt. final_norm: None without one. table_copies: tensors that may repeat the first of `tables`.
     """
 
     model_type: str  # in config.json
@@ -87,6 +87,7 @@ class Architecture:
     limits_length = False  # Transformers reads no longer texts, although the positions have no limit
     sizes: tuple[str, ...]
     sizes_by_default: tuple[int, ...]
+    aliases: ClassVar[dict[str, str]] = {}
     epsilon: tuple[str, float] | None
     fixed: ClassVar[dict[str, Any]] = {}
     if_missing: ClassVar[dict[str, Any]] = {}
@@ -155,6 +156,8 @@ class Architecture:
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return the equivalent fields of mini_gpt's config. Raises UserError for an unsupported setting."""
         settings.require(self.fixed, self.if_missing)
+        if self.needed["causal"]:
+            settings.require({"is_causal": True})
         sizes = map(settings.whole, self.sizes, self.sizes_by_default)
         given = {f"model.{ours}": size for ours, size in zip(SIZES, sizes, strict=False)}
         activation = self.activations[self.activation_by_default]

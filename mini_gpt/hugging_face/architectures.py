@@ -80,4 +80,5 @@ def find(settings: Settings) -> Architecture:
         raise UserError(f"{settings.path}: found the config of a run of mini_gpt; it needs no import")
     found = ARCHITECTURES[settings.one_of("model_type", {name: name for name in ARCHITECTURES}, default="")]
     settings.require({"quantization_config": None})
+    settings.rename(found.aliases)
     return found.of(settings)

@@ -22,6 +22,12 @@ class GPT2(Architecture):
     activation_field, activation_by_default = "activation_function", "gelu_new"
     context = ("n_positions", 1024)
     sizes, sizes_by_default = ("n_embd", "n_layer", "n_head"), (768, 12, 12)
+    aliases: ClassVar = {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    }
     epsilon = ("layer_norm_epsilon", 1e-5)
     exported: ClassVar = {
         "n_positions": "max_positions",
@@ -58,6 +64,7 @@ class GPTNeo(Architecture):
     activation_field, activation_by_default = "activation_function", "gelu_new"
     context = ("max_position_embeddings", 2048)
     sizes, sizes_by_default = ("hidden_size", "num_layers", "num_heads"), (2048, 24, 16)
+    aliases: ClassVar = {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
     epsilon = ("layer_norm_epsilon", 1e-5)
     exported: ClassVar = {
         "max_position_embeddings": "max_positions",
@@ -93,6 +100,8 @@ class GPTNeo(Architecture):
             kinds = []
         if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
             raise settings.error("attention_types", f"must give global or local for each of the {layers} layers")
+        if settings.get("attention_layers", kinds) != kinds:
+            raise settings.error("attention_layers", "must be the same as in attention_types")
         return fields | {
             "model.max_positions": fields["context_length"],
             "model.d_ff": settings.whole("intermediate_size", 4 * fields["model.d_model"]),
@@ -152,6 +161,7 @@ class MPT(Architecture):
     context = ("max_seq_len", 2048)
     limits_length = True
     sizes, sizes_by_default = ("d_model", "n_layers", "n_heads"), (2048, 24, 16)
+    aliases: ClassVar = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
     epsilon = ("layer_norm_epsilon", 1e-5)
     fixed: ClassVar = {"expansion_ratio": 4, "no_bias": True}
     attention: ClassVar = {"alibi": True, "alibi_bias_max": 8}
@@ -186,6 +196,7 @@ class Bloom(Architecture):
     always_biased = tied_by_default = True
     context = ("seq_length", 2048)
     sizes, sizes_by_default = ("hidden_size", "n_layer", "n_head"), (64, 2, 8)
+    aliases: ClassVar = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
     activations: ClassVar = {"gelu": "gelu"}  # always the tanh form
     epsilon = ("layer_norm_epsilon", 1e-5)
     fixed: ClassVar = {"apply_residual_connection_post_layernorm": False}

@@ -36,8 +36,8 @@ LEARNED = "positions/learned/embedding"
 class Options(NamedTuple):
     """model_type: see `architectures.choose`. dtype: one of DTYPES, to which weights are rounded.
 
-    length: the most tokens of a text that Transformers can read; None: the context length. It is for models whose
-    positions have no limit here, but one there.
+    length: the most tokens of a text that Transformers can read; None: the context length. It is for models that
+    have no longest text in mini_gpt, but one in Transformers.
     """
 
     model_type: str | None = None
@@ -77,9 +77,9 @@ def write_model(
 ) -> Architecture:
     """Write config.json and model.safetensors; return the Transformers architecture.
 
-    order: mini_gpt's id of each exported token id; later ones are equal, and all if it is None. ids: the token ids in
-    config.json. Raises UserError if the architecture can't express the model, a weight is too large for the dtype, or
-    the length can't be chosen.
+    order: mini_gpt's id of each exported token id; ids beyond its length are the same in both; None: all are.
+    ids: the token ids in config.json. Raises UserError if the architecture can't express the model, a weight is too
+    large for the dtype, or the length can't be chosen.
     """
     architecture = architectures.choose(model.config.model, ids, options.model_type)
     length = _length(model, architecture, options.length)

@@ -23,7 +23,7 @@ class Gemma(Llama):
     sizes_by_default = (3072, 28, 16, 24_576)
     kv_heads_by_default = 16
     head_width_by_default = 256
-    fixed: ClassVar = {"use_bidirectional_attention": None}
+    fixed: ClassVar = {"use_bidirectional_attention": False}
     exported: ClassVar = {
         "num_key_value_heads": "num_kv_heads",
         "head_dim": "head_width",
@@ -66,7 +66,8 @@ class Gemma2(Gemma):
         "output_soft_cap": ("final_logit_softcapping", 30.0),
         "variants.soft_cap": ("attn_logit_softcapping", 50.0),
     }
-    period = 2  # by default, the last layer of each period has no window
+    period_field: str | None = None
+    period_by_default = 2  # the last layer of each period has no window
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         caps = {"output_soft_cap": (model.output_soft_cap,), "variants.soft_cap": (model.variants.soft_cap,)}
@@ -97,7 +98,10 @@ class Gemma2(Gemma):
     def kinds(self, settings: Settings) -> list[str]:
         """Return the kind of each layer, FULL or SLIDING."""
         layers = settings.whole(self.sizes[1], self.sizes_by_default[1])
-        by_default = [FULL if (layer + 1) % self.period == 0 else SLIDING for layer in range(layers)]
+        period = self.period_by_default
+        if self.period_field:
+            period = settings.whole(self.period_field, period)
+        by_default = [FULL if (layer + 1) % period == 0 else SLIDING for layer in range(layers)]
         return list(settings.of_layers("layer_types", by_default, layers, (FULL, SLIDING)))
 
 
@@ -112,7 +116,7 @@ class Gemma3(Gemma2):
     layer = (*Gemma2.layer, "self_attn.q_norm", "self_attn.k_norm")
     parameters = (*Gemma2.parameters, "attention/variants/query_norm", "attention/variants/key_norm")
     soft_caps: ClassVar = {"output_soft_cap": ("final_logit_softcapping", None)}
-    period = 6
+    period_field, period_by_default = "sliding_window_pattern", 6
     # The fields of the bases and their defaults, before Transformers 5 and since.
     bases: ClassVar = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 
@@ -134,15 +138,19 @@ class Gemma3(Gemma2):
         return super().describe(config, ids) | bases | {"rope_scaling": scaling}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        fields, sections = super().fields(settings), settings.section("rope_parameters")
+        sections = settings.section("rope_parameters")
+        sections.require(dict.fromkeys(("rope_type", "type", "rope_theta", "factor")))  # its sections have these
+        fields = super().fields(settings)
         if fields["model.rope.scaling"] not in ("none", "linear"):
             raise settings.error("rope_scaling", "must be null or linear to be imported")
         factors, bases = {FULL: fields["model.rope.factor"], SLIDING: 1.0}, {}
-        if sections.section(FULL).one_of("rope_type", {"default": "none", "linear": "linear"}, "default") == "linear":
-            factors[FULL] = sections.section(FULL).number("factor", 0.0)
-        sections.section(SLIDING).require({"rope_type": "default"})
         for kind, (field, by_default) in self.bases.items():
-            bases[kind] = sections.section(kind).number("rope_theta", settings.number(field, by_default))
+            section = sections.section(kind)
+            type_field = "type" if section.get("rope_type") is None else "rope_type"
+            known = {"default": "none"} | ({"linear": "linear"} if kind == FULL else {})
+            if section.one_of(type_field, known, "default") == "linear":
+                factors[kind] = section.number("factor", 0.0)
+            bases[kind] = section.number("rope_theta", settings.number(field, by_default))
         kinds = self.kinds(settings)
         factor = shortest([factors[kind] for kind in kinds])
         return fields | {

@@ -110,6 +110,8 @@ class StarCoder2(Rotary):
         return super().supported(model) | free | one_window(model)
 
     def fields(self, settings: Settings) -> dict[str, Any]:
+        for where in (settings, settings.section("rope_parameters")):
+            where.require({"partial_rotary_factor": 1.0})
         window = settings.whole("sliding_window") if settings.get("sliding_window") else None
         kv_heads = settings.whole("num_key_value_heads", 2)
         return super().fields(settings) | {"model.num_kv_heads": kv_heads, "model.attention_window": window}

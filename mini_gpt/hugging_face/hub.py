@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from mini_gpt.hugging_face import source_files
+from mini_gpt.hugging_face import source_files, stored
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.stored import INDEX
 from mini_gpt.runtime.errors import UserError, require, shown
@@ -14,7 +14,6 @@ from mini_gpt.runtime.errors import UserError, require, shown
 NAME = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"
 COMMIT = "[0-9a-f]{40}"
 SMALL = (CONFIG, INDEX, *source_files.NAMES, "tokenizer.json", "tokenizer_config.json")
-PART = r"model-\d+-of-\d+\.safetensors"
 log = logging.getLogger(__name__)
 
 
@@ -42,17 +41,24 @@ def find(given: str, revision: str | None) -> Source:
     from huggingface_hub.utils import RepositoryNotFoundError, RevisionNotFoundError
 
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    if revision is not None and (cached := _cached(given, revision)):
+        return Source(cached, {"model": given, "commit": revision})
     try:
         found = hub.model_info(given, revision=revision)
         commit = str(found.sha)
         is_commit = re.fullmatch(COMMIT, commit) is not None
         if not is_commit or (re.fullmatch(COMMIT, revision or "") and revision != commit):
             raise UserError(
-                f"--input: {given}: the Hub answered with the commit {shown(commit)}; must be that asked for"
+                f"--input: {given}: the Hub answered with the commit {shown(commit)}; must be {revision or 'a commit'}"
             )
-        files = _needed({sibling.rfilename for sibling in found.siblings or ()})
-        log.info(f"{given}: commit {commit}, downloading {', '.join(files)}")
-        directory = hub.snapshot_download(given, revision=commit, allow_patterns=files)
+        there = {sibling.rfilename for sibling in found.siblings or ()}
+        names = [name for name in (*SMALL, WEIGHTS) if name in there and (name != INDEX or WEIGHTS not in there)]
+        log.info(f"{given}: commit {commit}, downloading {', '.join(names)}")
+        directory = Path(hub.snapshot_download(given, revision=commit, allow_patterns=names))
+        if INDEX in names:
+            parts = stored.weight_files(directory)
+            log.info(f"{given}: downloading {', '.join(parts)}")
+            hub.snapshot_download(given, revision=commit, allow_patterns=parts)
     except UserError:
         raise
     except RevisionNotFoundError:
@@ -62,11 +68,18 @@ def find(given: str, revision: str | None) -> Source:
     except Exception as error:  # huggingface_hub raises errors of several libraries
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
         raise UserError(f"--input: {given} is no directory, and the Hub can't be read ({reason})") from None
-    return Source(Path(directory), {"model": given, "commit": commit})
+    return Source(directory, {"model": given, "commit": commit})
 
 
-def _needed(files: set[str]) -> list[str]:
-    """Return the files that an import reads. Directories of a repository have other formats of the same weights."""
-    weights = [WEIGHTS] if WEIGHTS in files else sorted(name for name in files if re.fullmatch(PART, name))
-    small = [name for name in SMALL if name in files and (name != INDEX or WEIGHTS not in files)]
-    return small + weights
+def _cached(name: str, commit: str) -> Path | None:
+    """Return the directory of an earlier download of this commit, if it has the weights; no network is needed."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, CONFIG, revision=commit) if re.fullmatch(COMMIT, commit) else None
+    if not isinstance(found, str):  # not downloaded
+        return None
+    directory = Path(found).parent
+    try:
+        return directory if all((directory / file).exists() for file in stored.weight_files(directory)) else None
+    except UserError:  # not all of it
+        return None

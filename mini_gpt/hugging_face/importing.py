@@ -180,7 +180,8 @@ def _match(
     """
     wanted = {tensor.name: tensor for tensor in architecture.tensors(model)}
     found: dict[str, Stored] = {}
-    for name, values in in_files.items():
+    for stored_name, values in in_files.items():
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", stored_name))  # of norms in old files of BERT
         prefixed = architecture.prefix + name  # if the model was saved without its output layer
         found[name if name in wanted or prefixed not in wanted else prefixed] = values
     wanted = {name: tensor for name, tensor in wanted.items() if name in found or not tensor.optional}

@@ -27,9 +27,11 @@ class Mistral(Llama):
         return super().supported(model) | one_window(model)
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        has_window = settings.values.get("sliding_window", 4096) is not None
-        window = settings.whole("sliding_window", 4096) if has_window else None
-        return super().fields(settings) | {"model.attention_window": window}
+        fields, has_window = super().fields(settings), settings.values.get("sliding_window", 4096) is not None
+        window, layers = settings.whole("sliding_window", 4096) if has_window else None, fields["model.num_layers"]
+        kind = FULL if window is None else SLIDING  # with both kinds, Transformers reads the file as Ministral's
+        settings.of_layers("layer_types", [kind] * layers, layers, (kind,))
+        return fields | {"model.attention_window": window}
 
 
 class Qwen2(Llama):
@@ -57,7 +59,7 @@ class Qwen2(Llama):
     def fields(self, settings: Settings) -> dict[str, Any]:
         fields = super().fields(settings)
         layers, window = fields["model.num_layers"], None
-        if settings.boolean("use_sliding_window", False):
+        if settings.boolean("use_sliding_window", False) and settings.values.get("sliding_window", 4096) is not None:
             window = settings.whole("sliding_window", 4096)
         first = settings.whole("max_window_layers", 28)
         by_default = [SLIDING if layer >= first else FULL for layer in range(layers)]
@@ -88,6 +90,7 @@ class SmolLM3(Llama):
 
     model_type, title, class_name = "smollm3", "SmolLM3", "SmolLM3ForCausalLM"
     tied_by_default = True
+    base_by_default = 2_000_000.0
     context = ("max_position_embeddings", 32_768)
     sizes_by_default = (2048, 36, 16, 11_008)
     kv_heads_by_default = 4
@@ -134,7 +137,7 @@ class Olmo(Llama):
         return super().supported(model) | {"variants.clip_qkv": (model.variants.clip_qkv,)}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        clip = settings.number("clip_qkv", 0.0) or None
+        clip = settings.number("clip_qkv", 0.0) if settings.get("clip_qkv") is not None else None
         return super().fields(settings) | {"model.variants.clip_qkv": clip}
 
 

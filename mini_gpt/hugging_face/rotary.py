@@ -27,7 +27,7 @@ class Rotary(Architecture):
     prefix, buffers = "model.", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
     tables: ClassVar = {"embed_tokens": "embedding"}
     layers = "layers"
-    base_field = "rope_theta"
+    base_field, base_by_default = "rope_theta", 10_000.0
     fraction_field = "partial_rotary_factor"
     fraction_by_default = 1.0
 
@@ -44,7 +44,8 @@ class Rotary(Architecture):
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return also the fields of RoPE."""
         fraction = settings.number(self.fraction_field, self.fraction_by_default)
-        rope = _rope_fields(settings, self.base_field, self.context, fraction)
+        base = settings.number(self.base_field, self.base_by_default)
+        rope = _rope_fields(settings, base, self.context, fraction)
         return super().fields(settings) | rope
 
 
@@ -92,16 +93,18 @@ class Llama(Rotary):
         return super().supported(model) | {name: (value,) for name, value in values.items()}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        for where in (settings, settings.section("rope_parameters")):  # Transformers' Llama ignores this field
+        for where in (settings, settings.section("rope_parameters")):  # ignored by some versions of Transformers
             where.require({"partial_rotary_factor": 1.0})
         fields = super().fields(settings)
         heads, width = fields["model.num_heads"], fields["model.d_model"]
+        is_null = "num_key_value_heads" in settings.values  # if it has no value
+        kv_heads = heads if is_null or self.kv_heads_by_default is None else self.kv_heads_by_default
         biased = settings.boolean("attention_bias", False) if "attention_bias" in self.exported else False
         of_mlp = settings.boolean("mlp_bias", False) if "mlp_bias" in self.exported else False
         if self.needed["variants.qk_norm"] != "none":
             fields["model.variants.qk_norm_epsilon"] = fields["model.norm_epsilon"]
         return fields | {
-            "model.num_kv_heads": settings.whole("num_key_value_heads", self.kv_heads_by_default or heads),
+            "model.num_kv_heads": settings.whole("num_key_value_heads", kv_heads),
             "model.head_width": settings.whole("head_dim", self.head_width_by_default or max(1, width // heads)),
             "model.use_bias": of_mlp,
             "model.qkv_bias": self.needs.get("qkv_bias", biased),
@@ -133,11 +136,11 @@ def _described_rope(rope: RopeConfig, width: int, base_field: str) -> dict[str, 
     return described
 
 
-def _rope_fields(settings: Settings, base_field: str, limit: tuple[str, int], fraction: float) -> dict[str, Any]:
+def _rope_fields(settings: Settings, base: float, limit: tuple[str, int], fraction: float) -> dict[str, Any]:
     """Return the fields of mini_gpt's config, from rope_scaling or from rope_parameters (Transformers 5).
 
-    limit: the field of the context length, and its default. fraction: that of the model, which a section of RoPE may
-    replace. Raises UserError for an unsupported setting.
+    base, fraction: those of the model, which rope_parameters may replace. limit: the field of the context length, and
+    its default. Raises UserError for an unsupported setting.
     """
     old = settings.section("rope_scaling")
     found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 does
@@ -148,22 +151,25 @@ def _rope_fields(settings: Settings, base_field: str, limit: tuple[str, int], fr
     factor = 1.0 if kind == "default" else found.number("factor", 0.0)
     if factor < 1:
         raise found.error("factor", "must be at least 1")
-    base = found.number("rope_theta", settings.number(base_field, 10_000.0))
+    if kind == "dynamic" and factor == 1:  # it would still change the base of longer texts
+        raise found.error("factor", "must be above 1 with dynamic")
     if factor == 1:
         kind = "default"
+    old.require({"partial_rotary_factor": fraction})
     scaling = next(ours for ours, theirs in TYPES.items() if theirs == kind)
     fraction = found.number("partial_rotary_factor", fraction)
-    read = {"base": base, "scaling": scaling, "factor": factor, "fraction": fraction}
+    read = {"base": found.number("rope_theta", base), "scaling": scaling, "factor": factor, "fraction": fraction}
     if kind == "llama3":
         read |= {"beta_slow": found.number("low_freq_factor", 1.0), "beta_fast": found.number("high_freq_factor", 4.0)}
-        read |= {"original_context": found.whole(ORIGINAL)}
+        read |= {"original_context": settings.whole(ORIGINAL, found.get(ORIGINAL))}
     if kind == "yarn":
         _require_plain_yarn(found, factor, fraction)
         read |= {"beta_slow": found.number("beta_slow", 1.0), "beta_fast": found.number("beta_fast", 32.0)}
-        read |= {"original_context": found.whole(ORIGINAL, settings.whole(*limit))}
+        read |= {"original_context": settings.whole(ORIGINAL, found.whole(ORIGINAL, settings.whole(*limit)))}
     if kind == "dynamic":
         read |= {"original_context": settings.whole(*limit)}
-        found.require({ORIGINAL: read["original_context"]})
+        for where in (settings, found):
+            where.require({ORIGINAL: read["original_context"]})
     return {f"model.rope.{name}": value for name, value in read.items()}
 
 

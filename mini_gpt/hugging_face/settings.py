@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class FieldError(UserError):
-    """A field that is not supported. replace: gives it a value with which the next fields can be read."""
+    """A field that is not supported. replace: sets it to a supported value, so that other fields can be checked too."""
 
     def __init__(self, message: str, replace: Callable[[], None]):
         super().__init__(message)
@@ -45,7 +45,7 @@ class Settings:
         return Settings(self.path, self.get(name, {}), f"{self.prefix}{name}.")
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Return a whole number in 1..LARGEST. Others end `read_all`, because further fields depend on sizes."""
+        """Return a whole number in 1..LARGEST. Another value ends `read_all`, because later checks need it."""
         value = self.get(name, default)
         if type(value) is not int or not 1 <= value <= LARGEST:
             raise UserError(str(self.error(name, f"must be a whole number in 1..{LARGEST}")))
@@ -77,6 +77,15 @@ class Settings:
         if not isinstance(values, list) or len(values) != layers or not all(value in known for value in values):
             raise self.error(name, f"must be a list of {layers} values, each {' or '.join(map(str, known))}")
         return values
+
+    def rename(self, aliases: Mapping[str, str]) -> None:
+        """Give fields the names by which they are read. Raises UserError if a field has two values."""
+        for alias, name in aliases.items():
+            value = self.values.get(alias)
+            if value is not None and self.get(name, value) != value:
+                raise self.error(alias, f"must be equal to {name}, which Transformers replaces by it")
+            if value is not None:
+                self.values[name] = value
 
     def require(self, wanted: Mapping[str, Any], if_missing: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Raise UserError if a field differs from `wanted`. if_missing: other values of missing fields."""

@@ -65,7 +65,7 @@ class Stored:
 def find(source: Path) -> dict[str, Stored]:
     """Return all tensors of a model's files by name; no value is read. Raises UserError if a file can't be read."""
     found: dict[str, Stored] = {}
-    for file in _files(source):
+    for file in weight_files(source):
         path = settings.find_file(source, file)
         try:
             files.open_regular(path).close()
@@ -83,13 +83,16 @@ def find(source: Path) -> dict[str, Stored]:
             problem = f"not a complete safetensors file ({shown(str(error))}); download it again"
             raise UserError(f"{source / file}: {problem}") from None
         for name, tensor in header.items():
+            if name in found:
+                raise UserError(f"{source}: {name}: found in two files; only one may have it")
             if name != "__metadata__":
                 start = 8 + size + tensor["data_offsets"][0]
                 found[name] = Stored(f"{source}: {name}", path, tensor["dtype"], tuple(tensor["shape"]), start)
     return found
 
 
-def _files(source: Path) -> list[str]:
+def weight_files(source: Path) -> list[str]:
+    """Return the names of the files of a model's weights: one, or those that its index lists. Raises UserError."""
     if (source / WEIGHTS).exists():
         return [WEIGHTS]
     if not (source / INDEX).exists():

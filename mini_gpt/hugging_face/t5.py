@@ -38,6 +38,12 @@ class T5(Architecture):
         "gelu": "gelu_exact",
     }
     context = ("n_positions", 512)
+    aliases: ClassVar = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    }
     sizes, sizes_by_default = ("d_model", "num_decoder_layers", "num_heads", "d_ff"), (512, 6, 8, 2048)
     epsilon = ("layer_norm_epsilon", 1e-6)
     fixed: ClassVar = {"is_encoder_decoder": True}
@@ -59,6 +65,12 @@ class T5(Architecture):
     @classmethod
     def of(cls, settings: Settings) -> Self:
         tied = settings.boolean("tie_word_embeddings", cls.tied_by_default)
+        if settings.values.get("scale_decoder_outputs", tied) is None:
+            raise settings.error("scale_decoder_outputs", "must be true or false")
+        kind = settings.get("feed_forward_proj", cls.activation_by_default)
+        if isinstance(kind, str):
+            function = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
+            settings.require({"dense_act_fn": function, "is_gated_act": kind.startswith("gated-")})
         return cls(settings.boolean("scale_decoder_outputs", tied))
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:

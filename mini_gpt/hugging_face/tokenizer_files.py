@@ -142,6 +142,7 @@ def read(
     if largest >= vocab_size:
         raise UserError(f"{path}: found a token with the id {largest}; {right}")
     of_tokenizer = _config(directory)
+    _check_prefix_space(directory, described, of_tokenizer)
     names, source = _names(of_tokenizer), source_files.read(directory, config, of_tokenizer)
     end = end[0] if isinstance(end, list) and end else end
     if end is None:
@@ -181,7 +182,9 @@ def read(
         name = model.id_to_token(end) or ""
         ends_in = lambda text: made.encoder.encode(text).ids.count(end)
         is_text = any(ends_in(text) > ends_in("") for text in (name, _as_text(name)))
-        require(not is_text, "the token that ends a document", name, "must be one that no text becomes")
+        require(
+            not is_text, "the token that ends a document", name, "must not be a token that ordinary text is encoded as"
+        )
         return made
     except Exception as error:  # the library raises bare Exceptions
         reason = str(error) if isinstance(error, UserError) else f"not supported ({type(error).__name__}: {error})"
@@ -217,6 +220,15 @@ def _characters(path: Path, model: library.Tokenizer, tokens: list[str], end: in
         right = "must be single characters in the order of their code points, then the token that ends a document"
         raise UserError(f"{path}: model.vocab: found {shown(tokens)}; {right}, or have a model.unk_token")
     return CharacterTokenizer("".join(characters))
+
+
+def _check_prefix_space(directory: Path, described: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise UserError if the two files differ; Transformers then replaces the value of tokenizer.json."""
+    found, steps = config.get("add_prefix_space"), described["pre_tokenizer"] or {}
+    for step in steps.get("pretokenizers", [steps]):
+        if step.get("type") == "ByteLevel" and isinstance(found, bool) and found != step["add_prefix_space"]:
+            remedy = f"must be {json.dumps(step['add_prefix_space'])}, as in {FILE}; make them equal"
+            raise UserError(f"{directory / CONFIG}: add_prefix_space: found {json.dumps(found)}; {remedy}")
 
 
 def _config(directory: Path) -> dict[str, Any]:

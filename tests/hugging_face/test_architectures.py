@@ -223,7 +223,7 @@ SMALL = {"num_hidden_layers": 2}
         (
             "gemma3_text",
             SMALL | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
-            r'rope_parameters.sliding_attention.rope_type: found "linear"; must be "default" to be imported',
+            r'rope_parameters.sliding_attention.rope_type: found "linear"; must be default to be imported',
         ),
         (
             "llama",
@@ -253,7 +253,7 @@ SMALL = {"num_hidden_layers": 2}
         (
             "gemma",
             SMALL | {"use_bidirectional_attention": True},
-            r"use_bidirectional_attention: found true; must be null",
+            r"use_bidirectional_attention: found true; must be false",
         ),
         ("olmo", SMALL | {"clip_qkv": "8"}, r'clip_qkv: found "8"; must be a finite number'),
         ("phi", SMALL | {"qk_layernorm": True}, r"qk_layernorm: found true; must be false to be imported"),

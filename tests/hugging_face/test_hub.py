@@ -123,12 +123,24 @@ def test_without_a_network_the_error_is_one_line(server, monkeypatch):
     assert "\n" not in str(raised.value)
 
 
-def test_parts_of_large_models_are_downloaded_with_their_index():
-    parts = {f"model-0000{part}-of-00002.safetensors" for part in (1, 2)}
-    index = "model.safetensors.index.json"
-    files = {"config.json", "consolidated.safetensors", "original/model-00001-of-00002.safetensors", index, *parts}
-    assert hub._needed(files) == ["config.json", index, *sorted(parts)]
-    assert hub._needed(files | {"model.safetensors"}) == ["config.json", "model.safetensors"]
+def test_a_pinned_model_needs_no_network_the_second_time(server, monkeypatch):
+    first = hub.find(NAME, COMMIT)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert hub.find(NAME, COMMIT) == first
+    next(first.directory.glob("*.safetensors")).unlink()
+    with pytest.raises(UserError, match="the Hub can't be read"):
+        hub.find(NAME, COMMIT)
+
+
+def test_the_parts_that_the_index_names_are_downloaded(server):
+    _, asked, model = server
+    whole, part = model / "model.safetensors", model / "weights-a.safetensors"
+    whole.rename(part)
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": part.name}}))
+    (model / "other.safetensors").write_bytes(b"x")
+    found = hub.find(NAME, None).directory
+    assert (found / part.name).read_bytes() == part.read_bytes() and not (found / "other.safetensors").exists()
+    assert not any("other" in path for path in asked)
 
 
 @pytest.mark.slow

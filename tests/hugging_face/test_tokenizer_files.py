@@ -310,7 +310,7 @@ def test_a_word_that_ends_documents_is_refused(tmp_path):
     described["model"] |= {"ignore_merges": True, "vocab": described["model"]["vocab"] | {"<end>": 291}}
     described["pre_tokenizer"]["use_regex"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match="found '<end>'; must be one that no text becomes"):
+    with pytest.raises(UserError, match="found '<end>'; must not be a token that ordinary"):
         tokenizer_files.read(tmp_path, 299, 291)
 
 

@@ -1,0 +1,79 @@
+"""A field of config.json that changes Transformers' logits changes the import too, or is refused.
+
+`make test-hugging-face`
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from mini_gpt.runtime.errors import UserError
+from tests.hugging_face import families
+
+torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
+transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
+
+LLAMA, QWEN, SMOLLM = "Llama 1, 2, TinyLlama, SmolLM2", "Qwen2, Qwen2.5", "SmolLM3"
+MISSING = "missing"
+# (family, changed fields, whether the import must be possible)
+CHANGES = [
+    (LLAMA, {"is_causal": False}, False),
+    ("T5, T5 1.1", {"is_causal": False}, False),
+    ("Pythia", {"is_causal": False}, False),
+    ("Mistral", {"layer_types": ["full_attention", "sliding_attention"]}, False),
+    ("Gemma 3, text", {"layer_types": MISSING, "sliding_window_pattern": 3}, True),
+    ("Gemma 3, text", {"layer_types": MISSING, "sliding_window_pattern": MISSING}, True),
+    ("Gemma 2", {"layer_types": MISSING}, True),
+    (SMOLLM, {"rope_theta": MISSING, "rope_parameters": MISSING}, True),
+    ("GPT-2", {"num_attention_heads": 1}, False),
+    ("GPT-2", {"n_head": MISSING, "num_attention_heads": 1}, True),
+    ("Bloom", {"n_head": MISSING, "num_attention_heads": 2}, True),
+    ("MPT", {"n_heads": MISSING, "num_attention_heads": 1}, True),
+    ("GPT-Neo, TinyStories", {"num_heads": MISSING, "num_attention_heads": 1}, True),
+    ("GPT-Neo, TinyStories", {"attention_layers": ["global", "global", "global"]}, False),
+    ("T5, T5 1.1", {"dense_act_fn": "silu"}, False),
+    ("T5, T5 1.1", {"scale_decoder_outputs": None}, False),
+    ("Llama 3.1, 3.2", {"original_max_position_embeddings": 4}, True),
+    (LLAMA, {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, False),
+    ("StarCoder2", {"partial_rotary_factor": 0.5}, False),
+    ("Gemma 3, text", {"rope_parameters": {"full_attention": {"type": "linear", "factor": 4.0}}}, True),
+    ("Gemma 3, text", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, False),
+    (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 1.0}}, False),
+    ("OLMo 1", {"clip_qkv": 0.0}, False),
+    (QWEN, {"use_sliding_window": True, "sliding_window": None, "layer_types": MISSING}, True),
+    (QWEN, {"num_key_value_heads": None}, False),
+    ("Gemma 1", {"use_bidirectional_attention": False}, True),
+]
+
+
+@pytest.mark.parametrize("family, changes, possible", CHANGES, ids=str)
+def test_a_changed_field_is_read_or_refused(family, changes, possible, tmp_path):
+    kind, draw = families.FAMILIES[family]
+    torch.manual_seed(0)
+    rng = np.random.default_rng(1)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=families.VOCAB, bos_token_id=0, eos_token_id=1, **draw(rng)
+    )
+    model = families._auto_class(config.model_type).from_config(config)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(0.1 * torch.randn_like(tensor))
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text()) | changes
+    if "rope_scaling" in changes:  # the new name would hide it
+        values = {"rope_theta": 500.0} | {name: value for name, value in values.items() if name != "rope_parameters"}
+    path.write_text(json.dumps({name: value for name, value in values.items() if value != MISSING}))
+    try:
+        mine, _ = families._imported(tmp_path)
+    except (UserError, AssertionError) as error:
+        assert not possible, error
+        return
+    tokens_BL = np.random.default_rng(2).integers(4, families.VOCAB, (2, 30))
+    tokens_BL[:, 0] = 0
+    source_BS = tokens_BL[:, 5:15] if mine.config.model.encoder_layers else None
+    given = () if source_BS is None else (None, None, source_BS)
+    wanted_BLV = families._logits(families._loaded(tmp_path, kind), tokens_BL, source_BS)
+    found_BLV = np.asarray(mine.logits(tokens_BL, *given))
+    assert np.abs(found_BLV - wanted_BLV).max() < 1e-4 * np.abs(wanted_BLV).max()
