@@ -151,7 +151,9 @@ def test_a_model_of_the_hub_becomes_a_run_that_names_its_commit(server, tmp_path
     flags = ["import", f"--input={NAME}", f"--workdir={tmp_path / 'run'}", "--config.data.corpus=text"]
     command = [sys.executable, "-m", "mini_gpt.hugging_face", *flags, f"--config.data.path={corpus_files}"]
     done = subprocess.run(command, env=os.environ | environment, text=True, capture_output=True, check=True)
-    assert f"{NAME}: commit {COMMIT}, downloading config.json, tokenizer.json, model.safetensors" in done.stderr
+    assert (
+        f"{NAME}: commit {COMMIT}, downloading config.json, README.md, tokenizer.json, model.safetensors" in done.stderr
+    )
     record = workdirs.imported_from(tmp_path / "run")
     assert (record["model"], record["commit"], record["context_length"]) == (NAME, COMMIT, 1024)
     assert workdirs.described_origin(tmp_path / "run") == f"those of {NAME} (commit {COMMIT}), a GPT-2"

@@ -302,9 +302,27 @@ def test_only_prompts_have_special_tokens(special, tmp_path):
     assert read.encode(text).tolist() == plain.tolist(), "the corpus is plain text again"
 
 
+@pytest.mark.parametrize("space", [True, False])
+def test_two_values_of_add_prefix_space_are_refused(space, tmp_path):
+    """Transformers replaces the value of tokenizer.json by that of tokenizer_config.json."""
+    model = library.Tokenizer.from_str(BPE.model.to_str())
+    model.add_special_tokens(["<end>"])
+    described, end = json.loads(model.to_str()), model.token_to_id("<end>")
+    described["pre_tokenizer"]["add_prefix_space"] = space
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": space}))
+    tokenizer_files.read(tmp_path, end + 1, end)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": not space}))
+    message = (
+        f"add_prefix_space: found {json.dumps(not space)}; must be {json.dumps(space)}, as in tokenizer.json; make"
+    )
+    with pytest.raises(UserError, match=message):
+        tokenizer_files.read(tmp_path, end + 1, end)
+
+
 def test_a_word_that_ends_documents_is_refused(tmp_path):
     BPE.model.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match="the token that ends a document: found 'Ġcat'; must be one that no text"):
+    with pytest.raises(UserError, match="the token that ends a document: found 'Ġcat'; must not be a token that"):
         tokenizer_files.read(tmp_path, 299, BPE.model.token_to_id("Ġcat"))
     described = json.loads(BPE.model.to_str())
     described["model"] |= {"ignore_merges": True, "vocab": described["model"]["vocab"] | {"<end>": 291}}

@@ -1,6 +1,7 @@
 """Exported weights compute the same logits and are imported unchanged; invalid weight files are refused."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -321,4 +322,30 @@ def test_missing_weight_files_are_refused(index, message, tmp_path):
     if index is not None:
         (tmp_path / "out" / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UserError, match=message):
+        read(tmp_path / "out")
+
+
+def test_norms_of_old_bert_files_are_read_by_their_old_names(tmp_path):
+    written("bert", tmp_path / "out")
+    _, new = read(tmp_path / "out")
+    old = lambda name: re.sub(
+        r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", name)
+    )
+    rewrite(tmp_path / "out", lambda tensors: {old(name): tensor for name, tensor in tensors.items()})
+    assert any(name.endswith("gamma") for name in load_file(tmp_path / "out" / "model.safetensors"))
+    _, again = read(tmp_path / "out")
+    for path, leaf in new.items():
+        np.testing.assert_array_equal(again[path], leaf)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    written("learned", tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    (tmp_path / "out" / "model.safetensors").unlink()
+    first, *others = sorted(tensors)
+    save_file(tensors, tmp_path / "out" / "a.safetensors")
+    save_file({first: 0 * tensors[first]}, tmp_path / "out" / "b.safetensors")
+    index = {"weight_map": {first: "b.safetensors"} | dict.fromkeys(others, "a.safetensors")}
+    (tmp_path / "out" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=f"{re.escape(first)}: found in two files; only one may have it"):
         read(tmp_path / "out")
