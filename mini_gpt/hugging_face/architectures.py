@@ -39,7 +39,8 @@ def choose(model: ModelConfig, ids: Ids = NO_IDS, model_type: str | None = None)
     found = [(each.with_ids(ids), _problems(each.with_ids(ids), model)) for each in candidates]
     architecture, problems = next((pair for pair in found if not pair[1]), found[0])
     if problems:
-        raise UserError("; ".join([*problems, f"{_kind(model)} is exported as {architecture.title}"]))
+        chosen = f"{_kind(model)} is exported as {architecture.title}"
+        raise UserError("; ".join([*problems, f"--architecture={model_type} needs this" if model_type else chosen]))
     return architecture
 
 

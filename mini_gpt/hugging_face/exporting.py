@@ -58,7 +58,7 @@ def export(run: Run, output: Path, options: Options = Options()) -> str:  # noqa
         of_model = (workdirs.imported_from(run.workdir) or {}).get("context_length", 0)
         length, masked = max(run.config.context_length, of_model), run.model.masked
         model = dataclasses.replace(run.model, config=configs.override(run.config, {"context_length": length}))
-        ids = tokenizer_files.write(tokenizer, draft, length, masked=masked, sentinels=sentinels)
+        ids = tokenizer_files.write(tokenizer, draft, options.length or length, masked=masked, sentinels=sentinels)
         if not masked:
             source_files.write(tokenizer.source, draft, ids)
         architecture = write_model(model, draft, order=order, ids=ids, options=options)

@@ -140,6 +140,8 @@ class Gemma3(Gemma2):
     def fields(self, settings: Settings) -> dict[str, Any]:
         sections = settings.section("rope_parameters")
         sections.require(dict.fromkeys(("rope_type", "type", "rope_theta", "factor")))  # its sections have these
+        if sections.values:  # Transformers would mix both
+            settings.require({"rope_scaling": None})
         fields = super().fields(settings)
         if fields["model.rope.scaling"] not in ("none", "linear"):
             raise settings.error("rope_scaling", "must be null or linear to be imported")

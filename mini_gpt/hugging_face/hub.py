@@ -33,10 +33,11 @@ def find(given: str, revision: str | None) -> Source:
     huggingface_hub. Raises UserError if there is no such directory, model or revision, or no network.
     """
     if Path(given).exists():
+        require(Path(given).is_dir(), "--input", given, "must be the directory of the model's files")
         require(revision is None, "--revision", revision, "must not be given with a local directory")
         return Source(Path(given))
-    remedy = "must be a directory, or the name of a model of the Hugging Face Hub, such as openai-community/gpt2"
-    require(re.fullmatch(NAME, given) is not None, "--input", given, f"not found; {remedy}")
+    right = "must be a directory, or the name of a model of the Hugging Face Hub, such as openai-community/gpt2"
+    require(re.fullmatch(NAME, given) is not None, "--input", given, f"not found; {right}")
     from huggingface_hub import HfApi  # slow, and not needed for directories
     from huggingface_hub.utils import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -67,7 +68,8 @@ def find(given: str, revision: str | None) -> Source:
         raise UserError(f"--input: found {given}; there is no such directory, and no such public model") from None
     except Exception as error:  # huggingface_hub raises errors of several libraries
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
-        raise UserError(f"--input: {given} is no directory, and the Hub can't be read ({reason})") from None
+        remedy = "copy the model to this machine, and name its directory"
+        raise UserError(f"--input: {given} is no directory, and the Hub can't be read ({reason}); {remedy}") from None
     return Source(directory, {"model": given, "commit": commit})
 
 

@@ -106,7 +106,13 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
         before_scaling = max(1, round(length / max(pattern(fields.get("model.rope.factor", 1.0)))))
         given.setdefault("model.rope.original_context", before_scaling)
     given["context_length"] = min(length, MOST_CONTEXT)
-    config = configs.load(config_path, given | dict(overrides))
+    try:
+        config = configs.load(config_path, given | dict(overrides))
+    except UserError as error:
+        if not fields.get("model.encoder_layers") or not str(error).startswith("data."):
+            raise
+        pairs = "--config.data.corpus=pairs --config.data.path=FILE, a TSV file of sources and targets"
+        raise UserError(f"{error}. An imported model with an encoder needs pairs: give {pairs}") from None
     found = configs.flatten(configs.to_dict(config))
     for name, value in given.items():
         if found[name] != value and name != "context_length":

@@ -32,10 +32,9 @@ class Rotary(Architecture):
     fraction_by_default = 1.0
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        yarn = model.rope.scaling == "yarn_by_index"
-        rope = {"rope.scaling": EXPORTED, "rope.turning": (1.0,)}
-        # Transformers scales only rotated dimensions, and mini_gpt the logits.
-        return super().supported(model) | rope | ({"rope.fraction": (1.0,)} if yarn else {})
+        # With YaRN, Transformers scales only the rotated dimensions, and mini_gpt the logits.
+        scalings = tuple(name for name in EXPORTED if name != "yarn_by_index" or model.rope.fraction == 1)
+        return super().supported(model) | {"rope.scaling": scalings, "rope.turning": (1.0,)}
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         rope = _described_rope(config.model.rope, config.model.rotated_width, self.base_field)

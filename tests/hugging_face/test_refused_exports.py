@@ -84,7 +84,7 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"position": "learned", "variants.clip_qkv": 9.0}, "model.variants.clip_qkv: found 9.0; must be None"),
         (
             {"position": "rope", "rope.scaling": "yarn_by_index", "rope.factor": 2, "rope.fraction": 0.5},
-            r"model.rope.fraction: found 0.5; must be 1.0",
+            r"model.rope.scaling: found 'yarn_by_index'; must be none or linear or dynamic or llama3 or ntk",
         ),
         ({"position": "learned", "variants.gate": "head"}, "model.variants.gate: found 'head'; must be none"),
         ({"position": "kerple"}, "model.position: found 'kerple', which can't be exported"),
