@@ -112,7 +112,7 @@ def test_an_exported_masked_run_is_imported_again(tokenizer, small, imports, mon
     message = type_in(
         monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={tmp_path}/new", "--architecture=gpt2"
     )
-    assert "model.causal: found False; must be True" in message and message.endswith("exported as GPT-2")
+    assert "model.causal: found False; must be True" in message and message.endswith("; --architecture=gpt2 needs this")
 
 
 @pytest.mark.slow
@@ -159,6 +159,8 @@ def test_an_exported_encoder_decoder_is_imported_again(small, imports, monkeypat
     assert type_in(monkeypatch, COMMAND, "export", f"--workdir={run}", f"--output={out}") is None
     card = (out / "README.md").read_text()
     assert "AutoModelForSeq2SeqLM" in card and "| architecture | T5, 2 + " in card
+    message = imports(source=out)
+    assert message.startswith("error: data.corpus: ") and "needs pairs: give --config.data.corpus=pairs" in message
     more = [f"--config.data.{name}={value}" for name, value in (("corpus", "task:copy"), ("task_length", 4))]
     assert imports(*more, "--config.context_length=32", source=out) is None
     before, after = Run(run), Run(tmp_path / "again")
