@@ -222,6 +222,11 @@ SMALL = {"num_hidden_layers": 2}
         ),
         (
             "gemma3_text",
+            SMALL | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"full_attention": {}}},
+            r"rope_scaling: found .*; must be null to be imported",
+        ),
+        (
+            "gemma3_text",
             SMALL | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
             r'rope_parameters.sliding_attention.rope_type: found "linear"; must be default to be imported',
         ),
