@@ -49,6 +49,11 @@ CHANGES = [
 
 @pytest.mark.parametrize("family, changes, possible", CHANGES, ids=str)
 def test_a_changed_field_is_read_or_refused(family, changes, possible, tmp_path):
+    if transformers.__version__.startswith("4.") and changes.keys() & {
+        "rope_parameters",
+        "original_max_position_embeddings",
+    }:
+        pytest.skip("Transformers 4 does not read these fields")
     kind, draw = families.FAMILIES[family]
     torch.manual_seed(0)
     rng = np.random.default_rng(1)
