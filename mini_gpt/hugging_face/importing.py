@@ -27,7 +27,7 @@ from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture
 from mini_gpt.hugging_face.settings import CONFIG, Settings
 from mini_gpt.hugging_face.stored import FLOATS, Stored
 from mini_gpt.hugging_face.tensors import Shape, Tensor
-from mini_gpt.model import gpt
+from mini_gpt.model import gpt, memory
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
@@ -118,7 +118,8 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
         if found[name] != value and name != "context_length":
             raise UserError(f"{name}: found {shown(found[name])}; the imported model has {shown(value)}")
     shares = max(1, config.mesh.data) * config.mesh.fsdp
-    rows = shares * max(1, BATCH_TOKENS // config.longest_row // shares) * config.train.accumulation_steps
+    fitting = memory.rows_in_budget(config.model, len(tokenizer.token_bytes), config.longest_row, "gradients")
+    rows = min(fitting, max(1, BATCH_TOKENS // config.longest_row // shares)) * shares * config.train.accumulation_steps
     if rows < config.train.batch_size and "train.batch_size" not in overrides:
         config = configs.override(config, {"train.batch_size": rows})
     log.info(
