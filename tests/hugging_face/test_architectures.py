@@ -141,6 +141,17 @@ def test_each_architecture_gives_its_config(tmp_path):
     assert (neox.model.rope.base, neox.model.rope.scaling, neox.model.rope.fraction) == (5000, "none", 0.5)
 
 
+def test_the_base_of_rope_has_the_default_of_the_architecture(tmp_path):
+    bases = {name: read(tmp_path, name, rope_parameters=..., rope_theta=...) for name in ("llama", "gpt_neox")}
+    assert {each.model.rope.base for each in bases.values()} == {1e4}
+    for name, base in (("smollm3", 2e6), ("gemma3_text", (1e4, 1e4, 1e4, 1e4, 1e4, 1e6))):
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": name, "vocab_size": 29, "num_hidden_layers": 12})
+        )
+        described = settings.read(tmp_path / "config.json")
+        assert architectures.find(described).fields(described)["model.rope.base"] == base
+
+
 def test_fields_of_transformers_4_give_the_same_config(tmp_path):
     new = read(tmp_path, "llama")
     for scaling in ({"type": "linear", "factor": 2.5}, {"rope_type": "linear", "factor": 2.5}):
