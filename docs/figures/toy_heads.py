@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from docs.figures import training
-from mini_gpt.insight.explorer.toy import PRESETS, WORDS, X_LD
 from mini_gpt.model.attention.inputs import Heads, Mask, Scoring
 from mini_gpt.model.attention.reference import attend
+from mini_gpt.pages.explorer.toy import PRESETS, WORDS, X_LD
 
 
 def maps(

@@ -7,8 +7,8 @@ from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Suite, SuiteOptions
 from mini_gpt.config.schema import Config
-from mini_gpt.insight.explorer import page
 from mini_gpt.model import head_masks
+from mini_gpt.pages.explorer import page
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run

@@ -15,9 +15,10 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tokenizers
 from mini_gpt.insight.attention import attention_maps
-from mini_gpt.insight.explorer import largest
-from mini_gpt.insight.explorer import page as explorer
 from mini_gpt.model.positions import ENCODINGS
+from mini_gpt.pages import document
+from mini_gpt.pages.explorer import largest
+from mini_gpt.pages.explorer import page as explorer
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -143,7 +144,7 @@ def test_the_largest_page_stays_under_five_megabytes(small, causal):
     weights_NHLS = np.where(visible_LS, np.exp(logits_NHLS), 0)
     weights_NHLS /= weights_NHLS.sum(-1, keepdims=True)
     packed = explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=causal)
-    page = explorer.build_page({"attention": packed | {"tokens": ["<"] * length}})
+    page = document.build(explorer.PAGE, {"attention": packed | {"tokens": ["<"] * length}})
     assert 4_000_000 < len(page) < 5_000_000 and packed["error"] < 0.05
 
 
@@ -204,7 +205,7 @@ def test_each_text_has_its_own_page(trained):
 
 
 def test_markup_in_a_text_is_escaped():
-    page = explorer.build_page({"title": HOSTILE, "attention": {"tokens": [HOSTILE]}})
+    page = document.build(explorer.PAGE, {"title": HOSTILE, "attention": {"tokens": [HOSTILE]}})
     assert page.count("</script>") == 4 and HOSTILE not in page and "<img" not in page
     assert data_of(page)["title"] == HOSTILE
     assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import|fetch\(|XMLHttpRequest""", page), "no network"

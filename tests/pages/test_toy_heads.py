@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from docs.figures import toy_heads
-from mini_gpt.insight.explorer.toy import PRESETS, X_LD
+from mini_gpt.pages.explorer.toy import PRESETS, X_LD
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -1,7 +1,6 @@
 """The explorer: one HTML file that shows a model's attention in a browser, also offline."""
 
 import base64
-import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +13,14 @@ from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import attention, figures, images
 from mini_gpt.insight.examples import Example
-from mini_gpt.insight.explorer import largest, toy
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import biases, waves
+from mini_gpt.pages import document
+from mini_gpt.pages.explorer import largest, toy
 from mini_gpt.runtime.errors import UserError
 
-FOLDER = Path(__file__).parent
-SCRIPTS = ("vendor/htm-preact-3.1.1.js", "attention.js", "page.js")
+PAGE = Path(__file__).parent / "page.html"
 MOST_PAIRS = 36 * 512 * 513 // 2  # pairs of tokens that fit in the page: 6 layers of 6 causal heads, 512 tokens
 LONGEST = 512  # tokens, of a page with all weights
 MOST_WHOLE_HEADS = 36  # of a model whose pages always have all weights; with more, `largest` shows longer texts
@@ -80,7 +79,11 @@ def explorer(
             sizes = {"tokens": own[0], "layers": config.num_layers, "heads": config.num_heads}
             shown = {"attention": {**sizes, "labels": labels.get("decoder"), **largest.packed(model, text)}}
     titles = {"title": title, "subtitle": subtitle}
-    return build_page({**titles, **shown, "positions": _positions(model), "toy": toy.data()})
+    data = {**titles, **shown, "positions": _positions(model), "toy": toy.data()}
+    try:
+        return document.build(PAGE, data)
+    except ValueError:
+        raise UserError("--suite=explorer: the model's attention is not finite; take another --checkpoint") from None
 
 
 def check_fits(config: Config, pair: Example) -> None:
@@ -178,26 +181,3 @@ def packed(
         "logits": text,
         "error": float(np.abs(restored - weights_NHLS).max()),
     }
-
-
-def build_page(data: dict[str, Any]) -> str:
-    """Return page.html with inline scripts, style and data. Raises UserError if a number is not finite."""
-    page = _text("page.html")
-    try:
-        # `<` is escaped, so that data can't close its element.
-        encoded = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
-    except ValueError:
-        raise UserError("--suite=explorer: the model's attention is not finite; take another --checkpoint") from None
-    parts = {
-        '<link rel="stylesheet" href="page.css">': f"<style>\n{_text('page.css')}</style>",
-        'type="application/json">null</script>': f'type="application/json">{encoded}</script>',
-    }
-    parts |= {f'<script src="{name}"></script>': f"<script>\n{_text(name)}\n</script>" for name in SCRIPTS}
-    for link, content in parts.items():
-        before, _, after = page.partition(link)
-        page = before + content + after
-    return page
-
-
-def _text(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8")

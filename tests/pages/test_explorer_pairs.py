@@ -13,15 +13,15 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import attention, examples
-from mini_gpt.insight.explorer import page
 from mini_gpt.insight.heads import inputs
+from mini_gpt.pages.explorer import page
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
-from tests.insight.test_explorer import data_of, unpacked
-from tests.insight.test_explorer_in_browser import browser, pixels, press, show  # noqa: F401
 from tests.insight.test_maps_by_kind import PAIRS
+from tests.pages.browser import pixels, press, show
+from tests.pages.test_explorer import data_of, unpacked
 
 TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
 SIZE = {"model__encoder_layers": 1, "source_length": 12, "context_length": 12}
@@ -90,7 +90,7 @@ def test_a_pair_that_does_not_fit_is_refused(small, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_selector_shows_each_kind(run, browser):  # noqa: F811
+def test_the_selector_shows_each_kind(run, browser):
     show(browser, opened(run))
     find = lambda name: browser.find_element("id", name)
     until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
@@ -131,7 +131,7 @@ def test_the_selector_shows_each_kind(run, browser):  # noqa: F811
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("known", [True, False])
-def test_frames_show_the_true_alignment(small, browser, tmp_path, request, width, known):  # noqa: F811
+def test_frames_show_the_true_alignment(small, browser, tmp_path, request, width, known):
     config = small(**PAIRS | SIZE)
     model = random_model(config, TOKENIZER.token_bytes, noise=0.3)
     alignment = (((0, 2), (1, 3)), ((3, 4), (0, 1))) if known else ()

@@ -2,11 +2,9 @@
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
@@ -16,40 +14,14 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.insight.attention import attention_maps
-from mini_gpt.insight.explorer import largest, toy
-from mini_gpt.insight.explorer import page as explorer
+from mini_gpt.pages import document
+from mini_gpt.pages.explorer import largest, toy
+from mini_gpt.pages.explorer import page as explorer
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
-from tests.insight.test_explorer import HOSTILE, data_of
-
-
-@pytest.fixture(scope="module")
-def browser():
-    binary, driver = (shutil.which("chromium") or shutil.which("google-chrome")), shutil.which("chromedriver")
-    if binary is None or driver is None:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    alone = [
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-quic",
-        "disable-sync",
-        "no-first-run",
-    ]
-    for argument in [*alone, "headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,1500"]:
-        options.add_argument(f"--{argument}")
-    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")  # no network at all
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield chrome
-    chrome.quit()
-
-
-def show(browser, path):
-    browser.get(path.as_uri())
-    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
+from tests.pages.browser import pixels, press, show
+from tests.pages.test_explorer import HOSTILE, data_of
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +40,6 @@ def opened(browser, tmp_path_factory):
     return browser, lambda name: browser.find_element(By.ID, name), Run(root / "run")
 
 
-def press(browser, keys):
-    browser.execute_script("document.activeElement.blur()")
-    ActionChains(browser).send_keys(keys).perform()
-
-
 @pytest.mark.slow
 def test_the_page_opens_offline_and_parses_no_text_as_markup(opened):
     browser, find, run = opened
@@ -89,10 +56,6 @@ def test_the_page_opens_offline_and_parses_no_text_as_markup(opened):
 def blank(browser):
     """Return the pixels of an empty canvas."""
     return browser.execute_script("return document.createElement('canvas').toDataURL()")
-
-
-def pixels(browser, name):
-    return browser.execute_script(f"return document.getElementById('{name}').toDataURL()")
 
 
 @pytest.mark.slow
@@ -199,7 +162,7 @@ def test_a_key_has_the_colour_of_its_strongest_head(opened, tmp_path):
     weights_NHLS = np.where(visible_LS, np.exp(logits_NHLS), 0)
     weights_NHLS /= weights_NHLS.sum(-1, keepdims=True)
     data["attention"] |= explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=True)
-    (tmp_path / "page.html").write_text(explorer.build_page(data), encoding="utf-8")
+    (tmp_path / "page.html").write_text(document.build(explorer.PAGE, data), encoding="utf-8")
     show(browser, tmp_path / "page.html")
     press(browser, "1")
     for head in (1, 2, 3):
