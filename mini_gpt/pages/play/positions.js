@@ -1,0 +1,111 @@
+"use strict";
+// Positions of tokens, and positional encodings. As in mini_gpt/model/positions/, an encoding has some of these hooks:
+//   embed(x, position)             add a position to an embedding, once before the first layer
+//   rotate(x, at, width, position) turn one head's query or key in place, or double its width (PoPE)
+//   bias(head, query, key)         a number for the logit, by the positions of query and key
+// Angles are rounded to float32, as in JAX: at position 100,000 the rounding is larger than the limit of the tests.
+
+// The positions and segments of tokens. A separator starts a segment; attention stays inside a segment. Positions
+// restart at a separator and at an operator.
+function placesOf(tokens, { separator, operators }, start) {
+  const positions = new Int32Array(tokens.length), segments = new Int32Array(tokens.length);
+  let first = operators.length ? -1 : 0, segment = 0;
+  tokens.forEach((token, place) => {
+    if (token === separator) segment++;
+    if (token === separator || operators.includes(token)) first = place;
+    positions[place] = place - first + start;
+    segments[place] = segment;
+  });
+  return { positions, segments };
+}
+
+// base^(-2i/width), the radians per token of pair i
+const geometric = (base, width) => Float64Array.from({ length: Math.ceil(width / 2) }, (_, i) => base ** ((-2 * i) / width));
+
+// The radians per token of each pair of RoPE, with scaling to longer texts; see mini_gpt/model/positions/waves.py.
+// length: of the text, for dynamic scaling.
+function ropeFrequencies(rope, width, length) {
+  const frequencies = scaledFrequencies(rope, width);
+  frequencies.fill(0, Math.trunc((rope.turning * width) / 2)); // p-RoPE: the slowest pairs do not turn
+  if (rope.scaling !== "dynamic") return frequencies;
+  const stretch = Math.max(1, (rope.factor * length) / rope.original_context - (rope.factor - 1));
+  return frequencies.map((frequency, i) => frequency * stretch ** ((-2 * i) / (width - 2)));
+}
+
+function scaledFrequencies(rope, width) {
+  const { base, scaling, factor, original_context: context, beta_slow: slow, beta_fast: fast } = rope;
+  const plain = geometric(base, width);
+  // share: of the unscaled frequency in each pair's frequency
+  const mixed = (share) => plain.map((frequency, i) => (1 - share(i)) * (frequency / factor) + share(i) * frequency);
+  const limited = (x) => Math.min(1, Math.max(0, x));
+  if (scaling === "linear") return plain.map((frequency) => frequency / factor);
+  if (scaling === "ntk") return geometric(base * factor ** (width / (width - 2)), width);
+  if (scaling === "yarn" || scaling === "llama3")
+    return mixed((i) => limited(((context * plain[i]) / (2 * Math.PI) - slow) / (fast - slow)));
+  if (scaling === "yarn_by_index") {
+    const pair = (turns) => (width * Math.log(context / (2 * Math.PI * turns))) / (2 * Math.log(base));
+    const first = Math.max(Math.floor(pair(fast)), 0), last = Math.min(Math.ceil(pair(slow)), width - 1);
+    return mixed((i) => 1 - limited((i - first) / Math.max(last - first, 1e-3)));
+  }
+  return plain;
+}
+
+const angle = (position, frequency) => Math.fround(position * Math.fround(frequency));
+
+// Pairs of dimensions i and i + width/2 turn by an angle that grows with the position (Su et al. 2021).
+class Rope {
+  constructor(rope, rotated, length) {
+    this.half = rotated / 2;
+    this.frequencies = ropeFrequencies(rope, rotated, length);
+    this.temperature = rope.scaling.startsWith("yarn") ? 0.1 * Math.log(rope.factor) + 1 : 1;
+  }
+  rotate(x, at, width, position) {
+    const { half, frequencies, temperature } = this;
+    if (temperature !== 1) for (let k = at; k < at + width; k++) x[k] *= temperature;
+    for (let i = 0; i < half; i++) {
+      const turn = angle(position, frequencies[i]), cos = Math.cos(turn), sin = Math.sin(turn);
+      const first = x[at + i], second = x[at + half + i];
+      x[at + i] = first * cos - second * sin;
+      x[at + half + i] = second * cos + first * sin;
+    }
+  }
+}
+
+// A trained vector for each position, added to the embedding.
+class Learned {
+  constructor(table, width) {
+    Object.assign(this, { table, width, rows: table.length / width });
+  }
+  embed(x, position) {
+    for (let k = 0; k < this.width; k++) x[k] += this.table[position * this.width + k];
+  }
+}
+
+// Sines and cosines, added to the embedding (Vaswani et al. 2017).
+class Sinusoidal {
+  constructor(base, amplitude, width) {
+    Object.assign(this, { amplitude, frequencies: geometric(base, width) });
+  }
+  embed(x, position) {
+    for (let k = 0; k < x.length; k++) {
+      const turn = angle(position, this.frequencies[k >> 1]);
+      x[k] += this.amplitude * (k % 2 ? Math.cos(turn) : Math.sin(turn));
+    }
+  }
+}
+
+// A penalty linear in the distance, with a slope for each head (Press et al. 2022).
+class Alibi {
+  constructor(slopes) {
+    this.slopes = slopes;
+  }
+  bias(head, query, key) {
+    return -this.slopes[head] * Math.abs(query - key);
+  }
+}
+
+// 2^(-8i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other for 2P.
+function alibiSlopes(heads) {
+  const power = 2 ** Math.floor(Math.log2(heads));
+  return Array.from({ length: heads }, (_, i) => 2 ** (i < power ? (-8 * (i + 1)) / power : (-8 * (2 * (i - power) + 1)) / (2 * power)));
+}

@@ -1,0 +1,145 @@
+"use strict";
+// The worker of the playground: it holds one or two models, and computes so that the page stays responsive.
+//
+// Requests, and the kinds of their replies. A reply has the request's id. All arrays of a reply are typed arrays.
+//
+// {id, kind: "load", model: 0 | 1, packed}: the dict of pack.py → {kind: "loaded", model}
+//
+// {id, kind: "run", model, slot, tokens: [int], edits: {…}, ask: {top: 8, lens: 3}} → {kind: "result", …}
+//   slot: a name, "main" by default. Each slot of a model keeps the last text and its caches. A newer run of the same
+//   model and slot cancels an older one. A page that shows the edited and the unedited model uses a slot for each.
+//   edits: see edits.js. ask.top: number of likely next tokens; ask.lens: the same for the logit lens, 0: no lens.
+//   The result, with L tokens, N layers and V tokens in the vocabulary:
+//   length, layers  L and N
+//   nll             [L], nats of each token given the earlier ones; NaN for the first
+//   entropy         [L], nats, of the distribution of the token after each place
+//   next            {top, tokens: [L × top], probabilities: [L × top]}: the most likely tokens after each place, in order
+//   norms           [(N + 1) × L], of the residual stream: before the first layer, then after each layer
+//   lens            {top, tokens: [N × L × top], probabilities: [N × L × top]}, or null: `next` by the stream after each
+//                   layer; that of the last layer equals `next`. At most V tokens are given if `top` is larger.
+//   milliseconds    of computation; computed: the number of places that did not come from the cache
+//
+// {id, kind: "attention", model, slot, layer, head} → {kind: "attention", layer, head, length, weights, logits}
+//   [L × L] each, query by key, of the last run of this slot. Masked logits are -Infinity, their weights 0.
+//
+// {id, kind: "generate", model, tokens, edits, temperature, topK, seed, count}
+//   → {kind: "token", token, probability} for each token, then {kind: "done", generated}
+//   temperature 0: the most likely token. topK 0: all tokens. Runs are answered between two tokens.
+//
+// {kind: "cancel"}: ends all runs and generations.
+//
+// Instead of its reply, a request can get {kind: "cancelled"}, or {kind: "refused", message}: a sentence to show, such
+// as that a learned table of positions is too short.
+
+const WORK = 10; // milliseconds of computation between two looks at new messages
+
+class Desk {
+  // reply: a function that sends a reply; pause: returns a promise that is kept when new messages have been read.
+  constructor(reply, pause) {
+    Object.assign(this, { reply, pause, models: [], passes: new Map(), jobs: [], busy: false });
+  }
+
+  receive(request) {
+    const { kind, model, slot = "main" } = request;
+    if (kind === "cancel") return this.cancel(() => true);
+    const job = { ...request, slot, cancelled: false };
+    if (kind === "run") this.cancel((old) => old.kind !== "generate" && old.model === model && old.slot === slot);
+    this.jobs.push(job);
+    if (!this.busy) this.work();
+  }
+
+  cancel(which) {
+    for (const job of this.jobs) job.cancelled ||= job.kind !== "load" && which(job);
+  }
+
+  // Do the jobs in order. A generation goes to the end of the queue after each token.
+  async work() {
+    this.busy = true;
+    while (this.jobs.length) {
+      const job = this.jobs[0];
+      try {
+        await this.do(job);
+      } catch (error) {
+        if (!(error instanceof Refusal)) console.error(error);
+        this.answer(job, { kind: "refused", message: error.message });
+        job.finished = true;
+      }
+      this.jobs.splice(this.jobs.indexOf(job), 1);
+      if (!job.finished) this.jobs.push(job);
+    }
+    this.busy = false;
+  }
+
+  async do(job) {
+    job.steps ??= this[job.kind](job);
+    let began = performance.now();
+    while (!job.cancelled) {
+      const { value, done } = job.steps.next();
+      if (done) return void (job.finished = true);
+      if (value === TURN) break; // another job's turn
+      if (value instanceof Promise) await value;
+      if (performance.now() - began < WORK) continue;
+      await this.pause();
+      began = performance.now();
+    }
+    if (job.cancelled) this.answer(job, { kind: "cancelled" });
+    job.finished = job.cancelled;
+    await this.pause();
+  }
+
+  answer(job, reply) {
+    this.reply({ id: job.id, ...reply });
+  }
+
+  // The pass of a slot, a new one if the edits have changed.
+  passOf({ model, slot, edits = {} }) {
+    if (!this.models[model]) throw new Refusal(`model ${model} is not loaded`);
+    const key = `${model} ${slot}`, written = JSON.stringify(edits);
+    if (this.passes.get(key)?.written !== written)
+      this.passes.set(key, { written, pass: new Pass(this.models[model], edits) });
+    return this.passes.get(key).pass;
+  }
+
+  *load(job) {
+    yield Model.unpack(job.packed).then((model) => (this.models[job.model] = model));
+    for (const key of this.passes.keys()) if (key.startsWith(`${job.model} `)) this.passes.delete(key);
+    this.answer(job, { kind: "loaded", model: job.model });
+  }
+
+  *run(job) {
+    const began = performance.now(), pass = this.passOf(job), { top = 8, lens = 0 } = job.ask ?? {};
+    const computed = yield* pass.run(job.tokens);
+    const result = yield* predictions(pass, top, lens);
+    this.answer(job, { kind: "result", ...result, computed, milliseconds: performance.now() - began });
+  }
+
+  *attention(job) {
+    const found = this.passes.get(`${job.model} ${job.slot}`);
+    if (!found?.pass.complete) return void (job.cancelled = true);
+    const maps = yield* found.pass.attentionMaps(job.layer, job.head);
+    this.answer(job, { kind: "attention", layer: job.layer, head: job.head, ...maps });
+  }
+
+  *generate(job) {
+    const pass = this.passOf({ ...job, slot: "generate" }), tokens = [...job.tokens], random = randomNumbers(job.seed ?? 0);
+    for (let n = 0; n < job.count; n++) {
+      yield* pass.run(tokens);
+      const { token, probability } = drawn(lastLogits(pass), job.temperature ?? 1, job.topK ?? 0, random);
+      tokens.push(token);
+      this.answer(job, { kind: "token", token, probability });
+      yield TURN;
+    }
+    this.answer(job, { kind: "done", generated: job.count });
+  }
+}
+
+const TURN = Symbol("another job's turn");
+
+// In a worker, requests are messages. A message to oneself comes after all messages that wait already.
+if (typeof WorkerGlobalScope !== "undefined" && self instanceof WorkerGlobalScope) {
+  const channel = new MessageChannel(), waiting = [];
+  channel.port1.onmessage = () => waiting.shift()();
+  const pause = () => new Promise((done) => (waiting.push(done), channel.port2.postMessage(null)));
+  const desk = new Desk((reply) => self.postMessage(reply), pause);
+  self.onmessage = (message) => desk.receive(message.data);
+}
