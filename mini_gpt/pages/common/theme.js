@@ -1,0 +1,34 @@
+"use strict";
+// Light and dark: what the reader chose, or else what the system has.
+
+const theme = (() => {
+  const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)"), listeners = new Set();
+  const changed = () => listeners.forEach((listener) => listener());
+  system.addEventListener("change", changed);
+  return {
+    get chosen() { return root.dataset.theme ?? null; }, // "light", "dark" or null
+    get isDark() { return (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark"; },
+    choose(name) {
+      if (name === "light" || name === "dark") root.dataset.theme = name;
+      else delete root.dataset.theme;
+      changed();
+    },
+    exchange() { this.choose(this.isDark ? "light" : "dark"); },
+    listen(listener) { // returns a function that ends it
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+  };
+})();
+
+// A hook: whether the page is dark. The component is drawn again when this changes.
+function useDark() {
+  const [isDark, set] = useState(theme.isDark);
+  useEffect(() => theme.listen(() => set(theme.isDark)), []);
+  return isDark;
+}
+
+function ThemeButton() {
+  const isDark = useDark();
+  return html`<button id="theme" onClick=${() => theme.exchange()}>${isDark ? "Light" : "Dark"} colours</button>`;
+}
