@@ -9,7 +9,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.inputs import KeyValues
 from mini_gpt.model.attention.variants import CANON_TAPS
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError, require
@@ -93,7 +93,7 @@ def prefill(
     positions_BL, segments_BL = (None if x_BT is None else x_BT[:, :length] for x_BT in (positions_BT, segments_BT))
     of_source = model.layout.read_source(source_BS), *model.layout.of_source(source_BS)
     prompt = Inputs(model.layout.read(tokens_BL), positions_BL, segments_BL, *of_source)
-    x_BLD, layers, _ = module.forward(prompt, head_mask_NBH=model.head_mask_NBH, caches=[None] * config.num_layers)
+    x_BLD, layers, _ = module.forward(prompt, edits=model.edits, caches=[None] * config.num_layers)
     last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
 
     def places(size: int) -> jax.Array:
@@ -158,7 +158,7 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
         return Past(layer, cache.steps, *of_slots, cache.source_visible_BS)
 
     inputs, caches = Inputs(model.layout.read(tokens_B)[:, None], positions_B[:, None]), list(map(past, cache.layers))
-    x_B1D, layers, _ = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, caches=caches)
+    x_B1D, layers, _ = module.forward(inputs, edits=model.edits, caches=caches)
     cache = cache._replace(
         layers=tuple(layers or ()), steps=cache.steps + 1, lengths_B=cache.lengths_B + 1, slots=slots
     )

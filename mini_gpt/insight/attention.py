@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.model import head_masks, memory
+from mini_gpt.model import editing, memory
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.layout import keys_of
@@ -153,7 +153,7 @@ def _each_layer(model: LoadedModel, inputs: tuple, arguments: tuple, *, reduce) 
     inputs = model.with_layout(tokens_BL, text_BL, keys_of(rows_B))
     with sharding.use_mesh(model.mesh):
         reduce_trace = lambda trace: reduce(trace, *arguments)
-        _, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)
+        _, _, layers = module.forward(inputs, edits=model.edits, trace=reduce_trace)
     return sharding.replicate(layers, model.mesh)
 
 
@@ -164,13 +164,13 @@ def _each_layer_of_kind(model: LoadedModel, inputs: tuple, arguments: tuple, *, 
     reduce_trace = lambda trace: reduce(trace, *arguments)
     with sharding.use_mesh(model.mesh):
         if kind == "encoder":
-            head_mask_NBH = head_masks.by_kind(model.config.model, model.head_mask_NBH)[0]
+            of_encoder = editing.by_kind(model.config.model, model.edits)[0]
             read_BS = model.layout.read_source(source_BS)
             assert read_BS is not None
-            _, layers = module.encode(read_BS, head_mask_NBH=head_mask_NBH, trace=reduce_trace)
+            _, layers = module.encode(read_BS, edits=of_encoder, trace=reduce_trace)
         else:
             inputs = model.with_layout(tokens_BL, source_BS=source_BS)
-            layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=reduce_trace)[2] or []
+            layers = module.forward(inputs, edits=model.edits, trace=reduce_trace)[2] or []
     return sharding.replicate(layers, model.mesh)
 
 

@@ -21,7 +21,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
-from mini_gpt.model import head_masks
+from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
 from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
@@ -46,7 +46,7 @@ def importance(
     """Return importance_NH in nats per token, float64: the mean over texts of |∂loss/∂mask| at a mask of ones.
 
     Michel et al. (2019), eq. 2. texts: at least one (count, batch). The first `count` rows are used; each is one text.
-    Axis N: `head_masks.layers`, here and in the other functions.
+    Axis N: `editing.attention_layers`, here and in the other functions.
     """
     layers, heads = _shape(model)
     total_NH, rows = np.zeros((layers, heads)), 0
@@ -81,7 +81,7 @@ def ablation(
 
 def _shape(model: LoadedModel) -> tuple[int, int]:
     """Return the numbers of layers with heads, and of heads in each."""
-    return len(head_masks.layers(model.config.model)), model.config.model.num_heads
+    return len(editing.attention_layers(model.config.model)), model.config.model.num_heads
 
 
 def _put(model: LoadedModel, first: int, count: int, batch: Batch) -> dict[str, jax.Array]:
@@ -97,7 +97,7 @@ def _loss_sum(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: jax.Arr
     inputs_BL, targets_BL, weights_BL = batch["inputs"], batch["targets"], batch["weights"]
     row_weights_BL = weights_BL / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1)
     text_BL = targets_BL if model.masked else None
-    with_mask = dataclasses.replace(model, head_mask_NBH=mask_NBH)
+    with_mask = dataclasses.replace(model, edits=editing.head_mask(mask_NBH))
     x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]), batch.get("source"))
     with sharding.use_mesh(model.mesh):
         table_VD = model.merge().output_table

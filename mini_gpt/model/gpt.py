@@ -14,11 +14,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model import head_masks, loss, positions
+from mini_gpt.model import editing, loss, positions
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.inputs import Context, KeyValues, Mask, Memory
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options
 from mini_gpt.model.attention.reference import AttentionMaps
+from mini_gpt.model.editing import Edits
+from mini_gpt.model.inputs import PADDING_SEGMENT, Inputs, StackInputs
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Mlp, OutputBias, PredictionHead, dropout, make_norm
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.model.stacked import at, stack_blocks, unstack
@@ -30,43 +32,24 @@ SAVED = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
-PADDING_SEGMENT = -1  # of a source; segments of tokens are not negative
 ENCODER_KEY = 2**30  # folded into the dropout key; larger than any number of layers
 
 
-class Inputs(NamedTuple):
-    """A batch of tokens, by default with positions 0..L-1 and one segment. Attention stays within a segment.
-
-    source_BS: the tokens of the encoder; negative numbers are padding. None if the model has no encoder. In
-    cross-attention, a target token sees the source tokens of its own segment; by default, all are in segment 0.
-    """
-
-    tokens_BL: jax.Array
-    positions_BL: jax.Array | None = None
-    segments_BL: jax.Array | None = None
-    source_BS: jax.Array | None = None
-    source_positions_BS: jax.Array | None = None
-    source_segments_BS: jax.Array | None = None
-
-
-class StackInputs(NamedTuple):
-    """The positions and segments of one stack's tokens, and for a decoder the encoder's hidden states."""
-
-    positions_BL: jax.Array
-    segments_BL: jax.Array | None
-    memory: Memory | None
-
-
 class Trace(NamedTuple):
-    """A block's attention maps, the residual stream before and after it, and its feed-forward activations.
+    """The activations of a block, after their edits: the residual stream before and after it, and what changed it.
 
-    cross_attention: the maps of cross-attention, or None.
+    attention: the maps of self-attention. units_BLF: the feed-forward's activations. heads_BLHK: the heads' outputs, as
+    they are concatenated. attention_BLD, feed_forward_BLD: what the sublayers add. cross_attention: the maps of
+    cross-attention, or None.
     """
 
     attention: AttentionMaps
     before_BLD: jax.Array
     after_BLD: jax.Array
     units_BLF: jax.Array
+    heads_BLHK: jax.Array
+    attention_BLD: jax.Array
+    feed_forward_BLD: jax.Array
     cross_attention: AttentionMaps | None = None
 
 
@@ -94,22 +77,26 @@ class Block(nnx.Module):
         """Return (x_BLD, keys and values to cache, trace)."""
         count = 5 if self.config.encoder_layers else 3
         keys = [None] * count if options.dropout_key is None else list(jax.random.split(options.dropout_key, count))
-        before_BLD, options, cross_maps = x_BLD, options._replace(dropout_key=keys[0]), None
+        edits, options, cross_maps = options.edits, options._replace(dropout_key=keys[0]), None
+        before_BLD = x_BLD = editing.apply(edits.stream, x_BLD)
         own_context = context._replace(memory=None)
-        added_BLD, cache, maps = self.attention(self._branch_input(x_BLD, self.attention_norm), own_context, options)
-        x_BLD = self._add_branch(x_BLD, added_BLD, self.attention_norm, keys[1])
+        inputs_BLD = self._branch_input(x_BLD, self.attention_norm)
+        out_BLD, cache, (maps, heads_BLHK) = self.attention(inputs_BLD, own_context, options)
+        x_BLD = self._add_branch(x_BLD, out_BLD, self.attention_norm, keys[1])
         if self.config.encoder_layers:
             past = None if options.past is None else options.past.of_source()
-            options = Options(keys[3], options.cross_head_mask_BH, past=past)
+            options = Options(keys[3], options.cross_edits, past=past)
             queries_BLD = self._branch_input(x_BLD, self.cross_norm)
-            added_BLD, source, cross_maps = self.cross_attention(queries_BLD, context.of_memory(), options)
+            added_BLD, source, (cross_maps, _) = self.cross_attention(queries_BLD, context.of_memory(), options)
             x_BLD = self._add_branch(x_BLD, added_BLD, self.cross_norm, keys[4])
             cache = cache._replace(source=source)
         mlp_norm = self.attention_norm if self.config.parallel_residual == "one_norm" else self.mlp_norm
         mlp_BLD = x_BLD if self.config.parallel_residual == "none" else before_BLD
         units_BLF = self.mlp.units(self._branch_input(mlp_BLD, mlp_norm))
-        x_BLD = self._add_branch(x_BLD, self.mlp.output(units_BLF), mlp_norm, keys[2])
-        return x_BLD, cache, Trace(maps, before_BLD, x_BLD, units_BLF, cross_maps)
+        added_BLD = editing.apply(edits.feed_forward, self.mlp.output(units_BLF))
+        x_BLD = self._add_branch(x_BLD, added_BLD, mlp_norm, keys[2])
+        trace = Trace(maps, before_BLD, x_BLD, units_BLF, heads_BLHK, out_BLD, added_BLD, cross_maps)
+        return x_BLD, cache, trace
 
     def _branch_input(self, x_BLD, norm) -> jax.Array:
         return norm(x_BLD) if self.config.norm_placement == "pre" else x_BLD
@@ -273,15 +260,14 @@ class MiniGPT(Stack):
         inputs: Inputs,
         *,
         dropout_key: jax.Array | None = None,
-        head_mask_NBH: jax.Array | None = None,
+        edits: Edits = editing.NONE,
         caches: Sequence[Past | None] | None = None,
         trace: Callable[[Trace], Any] | None = None,
         memory: Memory | None = None,
     ) -> tuple[jax.Array, list[KeyValues] | None, list[Any] | None]:
         """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with one item per layer.
 
-        dropout_key: no dropout if None. head_mask_NBH: factors for the heads' outputs; axis N is that of
-        `head_masks.layers`, and the batch axis may be 1. caches: each layer's KV cache, or None if it is empty. The
+        dropout_key: no dropout if None. caches: each layer's KV cache, or None if it is empty. The
         returned caches hold all keys and values, including the new ones; they are None if `caches` is None. trace: a
         function applied to the Trace of each layer of the decoder, with attention maps. The returned traces are the
         function's results. memory: the result of `encode`, in the place of a source. Raises UserError if there is an
@@ -294,12 +280,12 @@ class MiniGPT(Stack):
         needs_source = config.encoder_layers > 0 and memory is None and (caches is None or caches[0] is None)
         if needs_source != (source_BS is not None):
             raise UserError(f"source_BS: must {'' if needs_source else 'not '}be given for this model")
-        of_encoder_NBH, own_NBH, cross_NBH = head_masks.by_kind(config, head_mask_NBH)
+        of_encoder, own, cross = editing.by_kind(config, edits)
         if source_BS is not None:
-            memory, _ = self.encode(source_BS, *of_source, dropout_key=dropout_key, head_mask_NBH=of_encoder_NBH)
+            memory, _ = self.encode(source_BS, *of_source, dropout_key=dropout_key, edits=of_encoder)
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
         of_target = StackInputs(positions_BL, segments_BL, memory)
-        x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, own_NBH, cross_NBH)
+        x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, own, cross)
         x_BLD, new_caches, traces = self.run(x_BLD, of_target, options, caches, trace)
         x_BLD = self.head(x_BLD) if self.head else x_BLD
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
@@ -311,12 +297,12 @@ class MiniGPT(Stack):
         segments_BS: jax.Array | None = None,
         *,
         dropout_key: jax.Array | None = None,
-        head_mask_NBH: jax.Array | None = None,
+        edits: Edits = editing.NONE,
         trace: Callable[[Trace], Any] | None = None,
     ) -> tuple[Memory, list[Any]]:
         """Return the encoder's last hidden states, and the traces of its layers as `forward` does.
 
-        See `Inputs` for the arguments. head_mask_NBH: of the encoder's layers only. Raises the errors of
+        See `Inputs` for the arguments. edits: of the encoder's layers only. Raises the errors of
         `ModelConfig.check_length`.
         """
         if positions_BS is None:
@@ -330,7 +316,7 @@ class MiniGPT(Stack):
         table = self.embedding if self.config.share_embeddings else self.source_embedding
         x_BSD = self._embedded(table, jnp.maximum(source_BS, 0))
         of_source = StackInputs(positions_BS, segments_BS, None)
-        x_BSD, _, traces = self.encoder.run(x_BSD, of_source, Options(keys, head_mask_NBH), trace=trace)
+        x_BSD, _, traces = self.encoder.run(x_BSD, of_source, Options(keys, edits), trace=trace)
         return Memory(x_BSD, segments_BS, positions_BS), traces
 
     def _embedded(self, table: nnx.Param, tokens_BL: jax.Array) -> jax.Array:

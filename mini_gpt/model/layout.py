@@ -44,7 +44,7 @@ class Layout(NamedTuple):
     def of(
         self, config: ModelConfig, tokens_BL: jax.Array, keys_B: jax.Array | None = None
     ) -> tuple[jax.Array | None, jax.Array | None]:
-        """Return (positions_BL, segments_BL) of a text, int32; None where the default of `gpt.Inputs` holds.
+        """Return (positions_BL, segments_BL) of a text, int32; None where the default of `inputs.Inputs` holds.
 
         With `model.random_positions`, each row has other positions: sorted random ones without repetition (Ruoss et al.
         2023), drawn with its random key in keys_B. Without keys_B, they depend on the first token and the length only,

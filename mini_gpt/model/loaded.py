@@ -11,7 +11,9 @@ from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
 from mini_gpt.model import memory
-from mini_gpt.model.gpt import Inputs, MiniGPT
+from mini_gpt.model.editing import NONE, Edits
+from mini_gpt.model.gpt import MiniGPT
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding
@@ -21,19 +23,19 @@ MOST_TOKENS_AT_A_TIME = 2**14  # in all batches that run at the same time; large
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("parameters", "head_mask_NBH"),
+    data_fields=("parameters", "edits"),
     meta_fields=("definition", "config", "mesh", "batch_tokens", "layout"),
 )
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
     """A model and its parameters, ready to run on a batch.
 
-    It is a pytree, so that a jitted function takes it as one argument. Its leaves are the parameters and the head mask.
+    It is a pytree, so that a jitted function takes it as one argument. Its leaves are the parameters and the edits.
     All other fields are static.
 
     parameters: nested dicts of arrays of `model.param_dtype`, sharded over `mesh`. definition: the model without
-    parameters. batch_tokens: tokens in a batch. layout: where segments start and positions restart. head_mask_NBH:
-    float32 factors for the heads' outputs, or None; axis N is that of `head_masks.layers`, and the batch axis may be 1.
+    parameters. batch_tokens: tokens in a batch. layout: where segments start and positions restart. edits:
+    changes of activations in each pass.
     """
 
     parameters: dict[str, Any]
@@ -42,7 +44,7 @@ class LoadedModel:
     mesh: Mesh
     batch_tokens: int
     layout: Layout
-    head_mask_NBH: jax.Array | None = None
+    edits: Edits = NONE
 
     @property
     def masked(self) -> bool:
@@ -114,7 +116,7 @@ class LoadedModel:
         """
         inputs = self.with_layout(inputs_BL, text_BL, keys_B, source_BS)
         with sharding.use_mesh(self.mesh):
-            return self.merge().forward(inputs, head_mask_NBH=self.head_mask_NBH)[0]
+            return self.merge().forward(inputs, edits=self.edits)[0]
 
     @jax.jit
     def logits(self, *inputs: jax.Array | None) -> jax.Array:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
 from mini_gpt.model import loss as losses
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import PLAIN, Layout
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding

@@ -11,7 +11,7 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.generation import cache
-from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model import MiniGPT, editing, gpt
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import ENCODINGS
@@ -167,7 +167,7 @@ def assert_cached_equals_full(model, rtol=1e-4, atol=2e-4):
 
 @pytest.mark.slow
 def test_a_head_mask_applies_with_a_cache_too():
-    model = dataclasses.replace(make({}), head_mask_NBH=jnp.ones((3, 1, 4)).at[1, 0, 2].set(0.0))
+    model = dataclasses.replace(make({}), edits=editing.head_mask(jnp.ones((3, 1, 4)).at[1, 0, 2].set(0.0)))
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (2, 9), np.int32)
     full_BTV = model.logits(tokens_BT)
     logits_BV, kv = jax.jit(lambda model: cache.prefill(model, tokens_BT[:, :8], jnp.array([8, 8]), 9))(model)
@@ -175,5 +175,5 @@ def test_a_head_mask_applies_with_a_cache_too():
     np.testing.assert_allclose(
         jax.jit(cache.decode)(model, tokens_BT[:, 8], kv)[0], full_BTV[:, 8], rtol=1e-4, atol=2e-4
     )
-    unmasked_BTV = dataclasses.replace(model, head_mask_NBH=None).logits(tokens_BT)
+    unmasked_BTV = dataclasses.replace(model, edits=editing.NONE).logits(tokens_BT)
     assert np.abs(unmasked_BTV - full_BTV).max() > 0.1

@@ -16,7 +16,7 @@ from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import examples
 from mini_gpt.insight.diagnosis import losses, masks, pairs
 from mini_gpt.insight.diagnosis.result import most_likely
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.runtime import sharding
 from mini_gpt.training import loop, monitor
 from mini_gpt.training import workdir as workdirs

@@ -17,14 +17,15 @@ from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation import perplexity
 from mini_gpt.insight import examples, pruning, samples
 from mini_gpt.insight.heads import inputs
+from mini_gpt.model import editing
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL, make_text, slow
 from tests.evaluation.models import random_model
-from tests.insight.test_explorer import data_of, unpacked
 from tests.insight.test_maps_by_kind import exact_weights
+from tests.pages.test_explorer import data_of, unpacked
 
 ENCODER = {
     "model.encoder_layers": 1,
@@ -225,7 +226,7 @@ def test_heads_are_pruned_by_the_loss_of_targets(run_of, monkeypatch, kind):
     nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "ablation"}
     found = base.examples_of(run, "validation", 300)
     assert nll[0] == pytest.approx(samples.loss(run.model, found), rel=1e-6)
-    none = dataclasses.replace(run.model, head_mask_NBH=jnp.zeros((3, 1, 4)))
+    none = dataclasses.replace(run.model, edits=editing.head_mask(jnp.zeros((3, 1, 4))))
     assert nll[12] == pytest.approx(samples.loss(none, found), rel=1e-6) and nll[12] != nll[0]
 
 

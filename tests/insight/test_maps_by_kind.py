@@ -10,7 +10,7 @@ import pytest
 
 from mini_gpt.generation import cache
 from mini_gpt.insight import attention
-from mini_gpt.model import head_masks
+from mini_gpt.model import editing
 from mini_gpt.model.parameters import with_layers
 from tests import oracle
 from tests.conftest import slow
@@ -125,9 +125,9 @@ MASKED = [{"model__encoder_layers": 1}, *slow({"model__scan_layers": True}, {"mo
 def test_masking_a_head_of_any_kind_equals_zeroing_its_output(small, fields):
     model = make(small, **fields)
     tokens_BL, source_BS = batch()
-    layers = head_masks.layers(model.config.model)
+    layers = editing.attention_layers(model.config.model)
     logits = lambda mask_NBH: np.asarray(
-        dataclasses.replace(model, head_mask_NBH=mask_NBH).logits(tokens_BL, None, None, source_BS)
+        dataclasses.replace(model, edits=editing.head_mask(mask_NBH)).logits(tokens_BL, None, None, source_BS)
     )
     ones_NBH = np.ones((len(layers), 3, 4), np.float32)
     whole_BLV = np.asarray(model.logits(tokens_BL, None, None, source_BS))
@@ -152,7 +152,7 @@ def test_a_head_mask_acts_on_decoding_with_a_cache(small):
     tokens_BL, source_BS = batch()
     mask_NBH = np.ones((6, 1, 4), np.float32)
     mask_NBH[[0, 3, 5], 0, [1, 2, 3]] = 0  # one head of each kind
-    masked = dataclasses.replace(model, head_mask_NBH=jnp.asarray(mask_NBH))
+    masked = dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NBH)))
     full_BLV = masked.logits(tokens_BL, None, None, source_BS)
     logits_BV, kv = cache.prefill(masked, jnp.array(tokens_BL[:, :3]), jnp.full(3, 3), 7, jnp.array(source_BS))
     for place in range(3, 7):

@@ -13,9 +13,10 @@ from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning
+from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import PLAIN
 from mini_gpt.training.run import Run
 from tests.conftest import slow
@@ -49,7 +50,7 @@ def test_masking_a_head_equals_zeroing_its_output(small, fields):
     config = small(model__num_layers=2, model__position="rope", model__num_heads=2, **fields)
     model = random_model(config, tokenizers.ByteTokenizer().token_bytes, noise=0)
     tokens_BL = np.random.default_rng(0).integers(0, 256, (3, 8))
-    logits = lambda mask_NBH: dataclasses.replace(model, head_mask_NBH=mask_NBH).logits(tokens_BL)
+    logits = lambda mask_NBH: dataclasses.replace(model, edits=editing.head_mask(mask_NBH)).logits(tokens_BL)
     ones_NBH = np.ones((2, 3, 2), np.float32)
     whole_BLV = model.logits(tokens_BL)
     np.testing.assert_allclose(logits(ones_NBH), whole_BLV, rtol=1e-5, atol=1e-6)
@@ -78,7 +79,7 @@ def test_importance_is_the_mean_absolute_gradient(run, fields):
             for step in (1e-2, -1e-2):
                 mask_NBH = np.ones((2, 1, 2), np.float32)
                 mask_NBH[layer, 0, head] += step
-                nll_fn = perplexity.make_nll_fn(dataclasses.replace(model, head_mask_NBH=mask_NBH))
+                nll_fn = perplexity.make_nll_fn(dataclasses.replace(model, edits=editing.head_mask(mask_NBH)))
                 nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
                 losses.append((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:count])
             gradients_NH[layer, head] += np.abs(losses[0] - losses[1]).sum() / 2e-2
@@ -148,7 +149,8 @@ def test_each_problem_draws_its_own_random_positions(small):
         batch = task_batches.problem_batch(problems[number : number + 1], config, tokenizer, 12)
         key = jax.random.fold_in(jax.random.key(0), number)
         inputs = Inputs(batch["inputs"], PLAIN.of(config.model, batch["inputs"], key[None])[0])
-        nll_BL = losses.nll(module.logits(module.forward(inputs, head_mask_NBH=mask_NBH)[0]), batch["targets"])
+        x_BLD, _, _ = module.forward(inputs, edits=editing.head_mask(mask_NBH))
+        nll_BL = losses.nll(module.logits(x_BLD), batch["targets"])
         return (nll_BL * batch["weights"]).sum() / batch["weights"].sum()
 
     ones_NBH = jnp.ones((1, 1, 2))

@@ -11,7 +11,7 @@ from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.insight import examples, pruning, samples
-from mini_gpt.model import head_masks
+from mini_gpt.model import editing
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
@@ -24,7 +24,8 @@ SIZE = {"model__encoder_layers": 1, "model__num_layers": 1, "model__num_heads": 
 
 def losses(model, parameters=None, mask_NBH=None):
     """Return the mean loss of each problem's answer, in float64."""
-    changed = dataclasses.replace(model, parameters=parameters or model.parameters, head_mask_NBH=mask_NBH)
+    edits = editing.NONE if mask_NBH is None else editing.head_mask(mask_NBH)
+    changed = dataclasses.replace(model, parameters=parameters or model.parameters, edits=edits)
     found = []
     for problem in PROBLEMS:
         batch = examples.batch_of([examples.of_problem(problem, model.config, TOKENIZER)], (9, 8))
@@ -40,7 +41,7 @@ def test_importance_and_ablation_of_all_kinds(small):
     )
     assert len(texts) > 1 and sum(count for count, _ in texts) == len(PROBLEMS)
     importance_NH, increase_NH = pruning.importance(model, texts), pruning.ablation(model, texts)
-    layers = head_masks.layers(model.config.model)
+    layers = editing.attention_layers(model.config.model)
     assert layers == [("encoder", 0), ("decoder", 0), ("cross", 0)]
     whole_B = losses(model)
     for place, head in np.ndindex(3, 2):

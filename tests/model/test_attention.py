@@ -16,7 +16,7 @@ from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
 from mini_gpt.model.attention.reference import attend
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import Position
@@ -40,7 +40,8 @@ def test_projections_heads_and_maps_have_the_expected_shapes():
     assert heads_BLHK.swapaxes(1, 2).shape == (1, 2, 3, 4)
     np.testing.assert_array_equal(heads_BLHK[0, :, 1], attention.query(x_BLD)[0, :, 4:])
     context = Context(Mask(True), Position(config, rngs=nnx.Rngs(0)), jnp.arange(3)[None], with_maps=True)
-    out, cache, maps = attention(x_BLD, context, Options())
+    out, cache, (maps, heads_BLHK) = attention(x_BLD, context, Options())
+    assert heads_BLHK.shape == (1, 3, 2, 4)
     assert maps.weights_BHLS.shape == (1, 2, 3, 3)
     assert out.shape == (1, 3, 8)
     np.testing.assert_array_equal(cache.values_XSK, split_heads(attention.value(x_BLD), 2)[0].swapaxes(0, 1))

@@ -11,7 +11,7 @@ from flax import nnx
 from mini_gpt.config import loading as configs
 from mini_gpt.model import gpt, parameters
 from mini_gpt.model.attention import blockwise
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow

@@ -12,7 +12,7 @@ from flax import nnx
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, gpt, parameters, positions
 from mini_gpt.model import loss as losses
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layers import ACTIVATIONS
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError

@@ -12,7 +12,7 @@ from flax import nnx
 from mini_gpt.config import attention as attention_fields
 from mini_gpt.config import loading as configs
 from mini_gpt.model import MiniGPT, positions
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.positions import biases
 from tests import oracle
 from tests.conftest import slow

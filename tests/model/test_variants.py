@@ -13,7 +13,7 @@ from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.attention import reference
 from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 from mini_gpt.model.attention.variants import Variants
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 
 TOKENS = jnp.arange(10)[None]
 

@@ -14,7 +14,7 @@ from mini_gpt.data.pairs import Pair
 from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import gpt
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loss import nll
 from mini_gpt.runtime import sharding

@@ -7,7 +7,7 @@ from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Suite, SuiteOptions
 from mini_gpt.config.schema import Config
-from mini_gpt.model import head_masks
+from mini_gpt.model import editing
 from mini_gpt.pages.explorer import page
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
@@ -40,7 +40,7 @@ class Explorer(Suite):
         else:
             text = base.opening(run, options, page.most_tokens(run.config))
             count = f"{len(text)} tokens"
-        layers = len(head_masks.layers(config))
+        layers = len(editing.attention_layers(config))
         html = page.explorer(
             run.model,
             run.tokenizer,
@@ -60,7 +60,7 @@ def _labels(run: Run, options: SuiteOptions) -> dict[str, list[list[str]]] | Non
         if report["checkpoint_step"] != run.step or report["overrides"] != run.overrides:
             return None
         labels: dict[str, list[list[str]]] = {}
-        for kind, _ in head_masks.layers(run.config.model):
+        for kind, _ in editing.attention_layers(run.config.model):
             labels.setdefault(kind, []).append([""] * run.config.model.num_heads)
         for head in report["heads"]:
             labels[head.get("attention", "decoder")][head["layer"]][head["head"]] = str(head["label"])

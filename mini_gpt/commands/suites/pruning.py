@@ -11,7 +11,7 @@ from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.evaluation import perplexity, progress, task_accuracy
 from mini_gpt.insight import pruning, samples
-from mini_gpt.model import head_masks
+from mini_gpt.model import editing
 from mini_gpt.training.run import Run
 
 
@@ -38,7 +38,7 @@ class Pruning(Suite):
             train_batches = list(pruning.text_batches(model, train_tokens, most))
 
         def nll(mask_NH: np.ndarray) -> float:
-            pruned = dataclasses.replace(model, head_mask_NBH=jnp.asarray(mask_NH[:, None]))
+            pruned = dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None])))
             if config.model.encoder_layers:
                 return samples.loss(pruned, scored, advance=advance)
             if config.data.is_task:
@@ -46,7 +46,7 @@ class Pruning(Suite):
             bytes_V = tokenizer.token_bytes
             return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=most_scored, advance=advance).nll
 
-        layers = head_masks.layers(config.model)
+        layers = editing.attention_layers(config.model)
         num_heads = len(layers) * config.model.num_heads
         with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)) as advance:
             importance_NH = pruning.importance(model, train_batches, advance=advance)

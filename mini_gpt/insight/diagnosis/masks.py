@@ -8,7 +8,7 @@ import numpy as np
 
 from mini_gpt.data.batches import PADDING
 from mini_gpt.insight.diagnosis.result import CheckResult
-from mini_gpt.model.gpt import Inputs
+from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 

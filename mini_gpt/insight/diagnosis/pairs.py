@@ -83,6 +83,6 @@ def _run(
     module, inputs = model.merge(), model.with_layout(inputs_BL, source_BS=source_BS)
     statistics = lambda trace: probe.statistics(trace, is_target_BL)
     with sharding.use_mesh(model.mesh):
-        x_BLD, _, layers = module.forward(inputs, head_mask_NBH=model.head_mask_NBH, trace=statistics)
+        x_BLD, _, layers = module.forward(inputs, edits=model.edits, trace=statistics)
         logits_BLV = module.logits(x_BLD.astype(jnp.float32))
     return sharding.replicate((jax.nn.log_softmax(logits_BLV), layers), model.mesh)

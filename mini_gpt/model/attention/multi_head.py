@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.model import editing
 from mini_gpt.model.attention import blockwise, cached, choice, kernels, reference
 from mini_gpt.model.attention.cached import Past
 from mini_gpt.model.attention.inputs import Context, Heads, KeyValues, Scoring
 from mini_gpt.model.attention.variants import Variants
+from mini_gpt.model.editing import Edits
 from mini_gpt.model.layers import Linear, dropout, make_norm, residual_std
 
 IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splash": kernels.splash}
@@ -21,14 +23,13 @@ IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splas
 class Options(NamedTuple):
     """The inputs of one layer besides the hidden states and the context.
 
-    dropout_key: no dropout if None. head_mask_BH: factors for the heads' outputs, 0 for a pruned head (Michel et al.
-    2019, eq. 2). cross_head_mask_BH: those of a block's cross-attention. past: a KV cache; the input is then one new
-    token per row, which attends to the cache and itself.
+    dropout_key: no dropout if None. cross_edits: those of a block's cross-attention. past: a KV cache; the input is
+    then one new token per row, which attends to the cache and itself.
     """
 
     dropout_key: jax.Array | None = None
-    head_mask_BH: jax.Array | None = None
-    cross_head_mask_BH: jax.Array | None = None
+    edits: Edits = editing.NONE
+    cross_edits: Edits = editing.NONE
     past: Past | None = None
 
 
@@ -54,11 +55,14 @@ class MultiHeadAttention(nnx.Module):
             self.position = own(config, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, context: Context, options: Options) -> tuple[jax.Array, KeyValues, Any]:
-        """Return (out_BLD, keys and values to cache, attention maps or None). With a past, the maps are None."""
+        """Return (out_BLD, keys and values to cache, (attention maps or None, the heads' outputs_BLHK)).
+
+        With a past, the maps are None.
+        """
         if context.position is None:
             context = context._replace(position=self.position)
         config, position, positions_BL = self.config, context.position, context.positions_BL
-        dropout_key, head_mask_BH, _, past = options
+        dropout_key, edits, _, past = options
         inputs_BLD = x_BLD
         if config.variants.canon:
             past = past and past.write_recent(x_BLD)
@@ -81,14 +85,13 @@ class MultiHeadAttention(nnx.Module):
             past = past.write(heads)
             bias_BH1S = position.bias(positions_BL, past.positions_BS)
             out_BLHK, cache, maps = cached.attend_to_cache(heads, past, bias_BH1S, scoring), past.cache, None
-        if head_mask_BH is not None:
-            out_BLHK = out_BLHK * head_mask_BH[:, None, :, None].astype(out_BLHK.dtype)
-        out_BLHK = self.variants.gated(out_BLHK, x_BLD)
+        out_BLHK = editing.apply(edits.heads, self.variants.gated(out_BLHK, x_BLD))
         # 4. Concatenate the heads.
         out_BLE = out_BLHK.reshape(*x_BLD.shape[:-1], config.attention_width)
         # 5. Project.
         out_BLD = self.out(out_BLE)
-        return self.output_norm(out_BLD) if config.output_norm else out_BLD, cache, maps
+        out_BLD = self.output_norm(out_BLD) if config.output_norm else out_BLD
+        return editing.apply(edits.attention, out_BLD), cache, (maps, out_BLHK)
 
     @property
     def scale(self) -> float:

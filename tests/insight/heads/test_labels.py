@@ -53,7 +53,7 @@ def labelled(weights_BLS):
     kinds = templates()
     maps = AttentionMaps(weights_BLS[:, None] * 0, np.float32(weights_BLS)[:, None], CAUSAL_LS[None])
     stacked_BTLS = np.stack(list(kinds.values()), axis=1)
-    sums, _ = measure(Trace(maps, None, None, None), stacked_BTLS, np.ones((ROWS, L), bool))
+    sums, _ = measure(Trace(maps, *[None] * 6), stacked_BTLS, np.ones((ROWS, L), bool))
     sums = head_scores.HeadSums(*map(np.asarray, sums))
     values = head_scores.of_kinds(tuple(kinds), sums, 0)
     offset, values["fixed offset"] = head_scores.fixed_offset(sums, 0)

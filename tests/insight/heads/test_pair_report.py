@@ -131,7 +131,7 @@ def test_a_head_in_order_has_slope_one_and_its_label(order, slope):
     inputs_BL, source_BS = (np.stack([pair[place] for pair in of]) for place in (1, 0))
     templates = cross.templates(of, inputs_BL, source_BS, NONE)
     stacked = np.stack(list(templates.values()), axis=1)
-    sums, _ = jax.jit(scores.measure_cross)(Trace(None, None, None, None, maps), stacked, np.ones((10, 8), bool))
+    sums, _ = jax.jit(scores.measure_cross)(Trace(*[None] * 7, maps), stacked, np.ones((10, 8), bool))
     sums = jax.tree.map(np.asarray, sums)
     assert sums.slope_H[0] / sums.rows == pytest.approx(slope, abs=1e-6)
     strength = {kind: values["strength"] for kind, values in scores.of_source_kinds(tuple(templates), sums, 0).items()}

@@ -35,7 +35,7 @@ def no_kinds(size):
 
 
 def traced(weights_BHLS, visible_BLS):
-    return Trace(AttentionMaps(weights_BHLS * 0, np.float32(weights_BHLS), visible_BLS), None, None, None)
+    return Trace(AttentionMaps(weights_BHLS * 0, np.float32(weights_BHLS), visible_BLS), *[None] * 6)
 
 
 def heads_of(length):

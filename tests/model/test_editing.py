@@ -1,0 +1,146 @@
+"""Edits of a pass equal changes of weights, and replacing an activation by another text's carries its effect over."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.generation import cache
+from mini_gpt.model.editing import Edit, Edits
+from tests.evaluation.models import random_model
+
+N, B, L, H, K, D = 3, 2, 6, 2, 4, 8
+TOKENIZER = CharacterTokenizer("abcdefghij")
+SIZE = {"model__num_layers": N, "model__num_heads": H, "model__d_model": D, "model__d_ff": 16, "context_length": 8}
+BIASED = {"model__use_bias": True, "model__qkv_bias": True, "model__attention_out_bias": True}
+SITES = ("heads", "attention", "feed_forward", "stream")
+
+
+def make(small, **fields):
+    return random_model(small(**SIZE | BIASED | fields), TOKENIZER.token_bytes, noise=0.4)
+
+
+def tokens(seed):
+    return np.random.default_rng(seed).integers(0, 10, (B, L), np.int32)
+
+
+@jax.jit
+def activations(model, tokens_BL):
+    """Return the activations of each site, with axis N, as a dict."""
+    take = lambda trace: (trace.heads_BLHK, trace.attention_BLD, trace.feed_forward_BLD, trace.before_BLD)
+    _, _, layers = model.merge().forward(model.with_layout(tokens_BL), edits=model.edits, trace=take)
+    return {site: jnp.stack(arrays) for site, arrays in zip(SITES, zip(*layers, strict=True), strict=True)}
+
+
+def logits(model, tokens_BL, edits):
+    return dataclasses.replace(model, edits=edits).logits(tokens_BL)
+
+
+def with_weights(model, layer, change):
+    """Return the model after `change(block)`, a function that changes the parameters of a block in place."""
+    parameters = jax.tree.map(np.array, model.parameters)
+    change(parameters["blocks"][layer])
+    return dataclasses.replace(model, parameters=parameters)
+
+
+def at(layer, shape):
+    chosen = np.zeros((N, *shape), bool)
+    chosen[layer] = True
+    return chosen
+
+
+@pytest.mark.parametrize("fields", [{}, {"model__parallel_residual": "two_norms"}, {"model__norm_placement": "post"}])
+def test_a_replaced_head_output_equals_a_bias_of_values(small, fields):
+    model, value_K = make(small, **fields), np.linspace(-2, 1, K, dtype=np.float32)
+
+    def constant_head(block):  # attention weights add up to 1, so that the head's output is the bias of its values
+        block["attention"]["value"]["kernel"][:, K:] = 0
+        block["attention"]["value"]["bias"][K:] = value_K
+
+    chosen = np.zeros((N, 1, 1, H), bool)
+    chosen[1, ..., 1] = True
+    edits = Edits(heads=Edit.replace(chosen, np.broadcast_to(value_K, (N, 1, 1, H, K))))
+    expected = with_weights(model, 1, constant_head).logits(tokens(0))
+    np.testing.assert_allclose(logits(model, tokens(0), edits), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("site, path", [("attention", ("attention", "out")), ("feed_forward", ("mlp", "down"))])
+def test_a_replaced_sublayer_output_equals_its_bias(small, site, path):
+    model, value_D = make(small), np.linspace(-1, 1, D, dtype=np.float32)
+
+    def constant_output(block):
+        block[path[0]][path[1]]["kernel"][:] = 0
+        block[path[0]][path[1]]["bias"][:] = value_D
+
+    edits = Edits(**{site: Edit.replace(at(2, (1, 1)), np.broadcast_to(value_D, (N, 1, 1, D)))})
+    expected = with_weights(model, 2, constant_output).logits(tokens(0))
+    np.testing.assert_allclose(logits(model, tokens(0), edits), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_replacing_by_own_activations_changes_nothing(small, scan):
+    model = make(small, model__scan_layers=scan)
+    own = activations(model, tokens(0))
+    edits = Edits(*(Edit.replace(np.ones(own[site].shape[:-1], bool), own[site]) for site in SITES))
+    np.testing.assert_allclose(logits(model, tokens(0), edits), model.logits(tokens(0)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_stream_of_another_text_brings_its_logits(small, scan):
+    model = make(small, model__scan_layers=scan)
+    other = activations(model, tokens(1))["stream"]
+    edits = Edits(stream=Edit.replace(at(1, (B, L)), other))
+    np.testing.assert_allclose(logits(model, tokens(0), edits), model.logits(tokens(1)), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_and_places_are_edited_apart(small):
+    model = make(small)
+    own, other = (activations(model, tokens(seed)) for seed in (0, 1))
+    chosen = np.zeros((N, B, L), bool)
+    chosen[0, 1, 3] = True  # the second row, from the fourth token on
+    edited = activations(
+        dataclasses.replace(model, edits=Edits(stream=Edit.replace(chosen, other["stream"]))), tokens(0)
+    )
+    np.testing.assert_array_equal(edited["stream"][0, 1, 3], other["stream"][0, 1, 3])
+    np.testing.assert_array_equal(edited["stream"][:, 0], own["stream"][:, 0])
+    np.testing.assert_array_equal(edited["stream"][:, 1, :3], own["stream"][:, 1, :3])
+    assert np.abs(edited["stream"][1:, 1, 3:] - own["stream"][1:, 1, 3:]).max(axis=-1).min() > 1e-4
+
+
+def test_a_scaled_sublayer_equals_scaled_weights(small):
+    model = make(small)
+
+    def scaled(block):
+        block["mlp"]["down"]["kernel"] *= 0.5
+        block["mlp"]["down"]["bias"] *= 0.5
+
+    factors = np.ones((N, 1, 1, 1), np.float32)
+    factors[0] = 0.5
+    expected = with_weights(model, 0, scaled).logits(tokens(0))
+    found = logits(model, tokens(0), Edits(feed_forward=Edit(factors)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_edits_of_all_places_hold_with_a_kv_cache(small):
+    model = make(small)
+    values_NBLHK = np.random.default_rng(2).normal(size=(N, 1, 1, H, K)).astype(np.float32)
+    chosen = np.random.default_rng(3).random((N, 1, 1, H)) < 0.5
+    edited = dataclasses.replace(model, edits=Edits(heads=Edit.replace(chosen, values_NBLHK)))
+    full_BLV = edited.logits(tokens(0))
+    first_BV, kv = cache.prefill(edited, tokens(0)[:, :4], np.full(B, 4), L)
+    np.testing.assert_allclose(first_BV, full_BLV[:, 3], rtol=1e-4, atol=1e-5)
+    next_BV, _ = cache.decode(edited, tokens(0)[:, 4], kv)
+    np.testing.assert_allclose(next_BV, full_BLV[:, 4], rtol=1e-4, atol=1e-5)
+
+
+def test_an_edit_of_other_places_is_refused(small):
+    model = make(small)
+    edits = Edits(stream=Edit.replace(at(0, (1, L - 1)), np.zeros((N, 1, L - 1, D), np.float32)))
+    with pytest.raises((ValueError, TypeError)):
+        logits(model, tokens(0), edits)
+    edits = Edits(stream=Edit.replace(at(0, (1, L)), np.zeros((N, 1, L, D), np.float32)))
+    with pytest.raises(ValueError, match="can't be applied"):
+        logits(model, tokens(0)[:, :1], edits)
