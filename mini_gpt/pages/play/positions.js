@@ -5,18 +5,20 @@
 //   bias(head, query, key)         a number for the logit, by the positions of query and key
 // Angles are rounded to float32, as in JAX: at position 100,000 the rounding is larger than the limit of the tests.
 
-// The positions and segments of tokens. A separator starts a segment; attention stays inside a segment. Positions
-// restart at a separator and at an operator.
+// The positions of tokens, and the first and the last place of each token's segment. A separator starts a segment, which
+// attention does not leave. Positions restart at a separator and at an operator. span: of the positions.
 function placesOf(tokens, { separator, operators }, start) {
-  const positions = new Int32Array(tokens.length), segments = new Int32Array(tokens.length);
-  let first = operators.length ? -1 : 0, segment = 0;
+  const positions = new Int32Array(tokens.length), starts = new Int32Array(tokens.length), ends = new Int32Array(tokens.length);
+  let zero = operators.length ? -1 : 0, first = 0;
   tokens.forEach((token, place) => {
-    if (token === separator) segment++;
-    if (token === separator || operators.includes(token)) first = place;
-    positions[place] = place - first + start;
-    segments[place] = segment;
+    if (token === separator) first = place;
+    if (token === separator || operators.includes(token)) zero = place;
+    positions[place] = place - zero + start;
+    starts[place] = first;
   });
-  return { positions, segments };
+  for (let place = tokens.length - 1; place >= 0; place--)
+    ends[place] = starts[place + 1] === starts[place] ? ends[place + 1] : place;
+  return { positions, starts, ends, span: Math.max(...positions) - Math.min(...positions) + 1 };
 }
 
 // base^(-2i/width), the radians per token of pair i
@@ -94,18 +96,20 @@ class Sinusoidal {
   }
 }
 
-// A penalty linear in the distance, with a slope for each head (Press et al. 2022).
-class Alibi {
-  constructor(slopes) {
-    this.slopes = slopes;
+// Logits become Σ softplus(q) softplus(k) cos((j - i) θ + δ) (Gopalakrishnan et al. 2025). A query or key becomes its
+// real parts, then its imaginary parts, and is twice as wide. phases: δ of each key-value head, for keys.
+class Pope {
+  constructor(base, width, phases) {
+    Object.assign(this, { frequencies: geometric(base, 2 * width), phases });
   }
-  bias(head, query, key) {
-    return -this.slopes[head] * Math.abs(query - key);
+  rotate(x, at, width, position, phase = () => 0) {
+    for (let k = 0; k < width; k++) {
+      const turn = Math.fround(angle(position, this.frequencies[k]) + phase(k)), size = softplus(x[at + k]);
+      x[at + k] = size * Math.cos(turn);
+      x[at + width + k] = size * Math.sin(turn);
+    }
   }
-}
-
-// 2^(-8i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other for 2P.
-function alibiSlopes(heads) {
-  const power = 2 ** Math.floor(Math.log2(heads));
-  return Array.from({ length: heads }, (_, i) => 2 ** (i < power ? (-8 * (i + 1)) / power : (-8 * (2 * (i - power) + 1)) / (2 * power)));
+  rotateKey(x, at, width, position, head) {
+    this.rotate(x, at, width, position, (k) => this.phases[head * width + k]);
+  }
 }

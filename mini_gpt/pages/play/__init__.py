@@ -1,0 +1,1 @@
+"""An HTML page in which a trained model runs, and can be edited."""

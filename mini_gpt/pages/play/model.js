@@ -1,0 +1,90 @@
+"use strict";
+// A trained model as it is packed in the page: its config, and its parameters by name.
+
+// A request that can't be answered. The message is for the reader of the page.
+class Refusal extends Error {}
+
+class Model {
+  // packed: the dict of pack.py, with the compressed parameters as base64
+  static async unpack(packed) {
+    const compressed = Uint8Array.from(atob(packed.data), (character) => character.charCodeAt(0));
+    const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Model(packed, new Float32Array(await new Response(stream).arrayBuffer()));
+  }
+
+  constructor({ config, layout, parameters }, values) {
+    Object.assign(this, { config, layout, parameters: new Map() });
+    let at = 0;
+    for (const { name, shape } of parameters) {
+      const size = shape.reduce((product, length) => product * length, 1);
+      this.parameters.set(name, { shape, values: values.subarray(at, (at += size)) });
+    }
+    if (at !== values.length) throw new Error(`found ${values.length} numbers for ${at} entries of parameters`);
+    this.embedding = this.values("embedding");
+    this.vocabulary = this.parameters.get("embedding").shape[0];
+    this.embeddingNorm = config.embedding_norm ? this.norm("embedding_norm") : null;
+    this.layers = config.layers.map((kind, n) => this.layer(kind, `blocks/${n}`));
+    this.finalNorm = config.norm_placement === "post" ? null : this.norm("final_norm");
+    this.head = config.prediction_head ? this.predictionHead("prediction_head") : null;
+    const weights = config.tie_embeddings ? this.embedding : this.values("unembedding");
+    const bias = this.values(config.prediction_head ? "prediction_head/bias" : "output_bias/bias");
+    this.unembedding = { weights, bias, inputs: config.d_model, outputs: this.vocabulary };
+  }
+
+  layer(kind, path) {
+    const { config } = this, hasNorms = config.norm_placement !== "none";
+    const outputNorm = (name) => (config.output_norm ? this.norm(`${path}/${name}/output_norm`) : null);
+    const attention = { path: `${path}/attention`, outputNorm: outputNorm("attention") };
+    for (const name of ["query", "key", "value", "out"]) attention[name] = this.linear(`${path}/attention/${name}`);
+    const mlp = { up: this.linear(`${path}/mlp/up`), down: this.linear(`${path}/mlp/down`) };
+    mlp.gate = this.parameters.has(`${path}/mlp/gate/kernel`) ? this.linear(`${path}/mlp/gate`) : null;
+    mlp.outputNorm = outputNorm("mlp");
+    const attentionNorm = hasNorms ? this.norm(`${path}/attention_norm`) : null;
+    const mlpNorm = config.parallel_residual === "one_norm" ? attentionNorm : hasNorms ? this.norm(`${path}/mlp_norm`) : null;
+    return { kind, attention, mlp, attentionNorm, mlpNorm };
+  }
+
+  predictionHead(path) {
+    return { dense: this.linear(`${path}/dense`), norm: this.norm(`${path}/norm`) };
+  }
+
+  // The entries of a parameter; null if the model does not have it.
+  values(name) {
+    return this.parameters.get(name)?.values ?? null;
+  }
+
+  // A linear layer for `product`, with its weights transposed to [outputs × inputs].
+  linear(path) {
+    const { values, shape: [inputs, outputs] } = this.parameters.get(`${path}/kernel`);
+    const weights = new Float32Array(values.length);
+    for (let k = 0; k < inputs; k++) for (let o = 0; o < outputs; o++) weights[o * inputs + k] = values[k * outputs + o];
+    return { weights, bias: this.values(`${path}/bias`), inputs, outputs };
+  }
+
+  norm(path) {
+    const { norm: kind, norm_epsilon: epsilon, d_model: width } = this.config;
+    return { kind, epsilon, width, scale: this.values(`${path}/scale`), bias: this.values(`${path}/bias`) };
+  }
+
+  // The positional encoding of a layer, with the edits. length: of the text.
+  encoding({ kind, attention: { path } }, edits, length) {
+    const { config } = this, own = (name) => this.values(`${path}/position/${name}`);
+    if (kind.position === "learned") return new Learned(this.values("positions/learned/embedding"), config.d_model);
+    if (kind.position === "sinusoidal") {
+      const { base, amplitude } = config.sinusoidal, std = config.scale_embeddings ? 1 : 0.02;
+      return new Sinusoidal(base, amplitude * std, config.d_model);
+    }
+    if (kind.position === "rope") return new Rope(ropeOf(config.rope, kind, edits), config.rotated_width, length);
+    if (kind.position === "pope")
+      return new Pope(edits.rope?.base ?? kind.rope_base, config.head_width, this.values("positions/pope/phases"));
+    if (kind.position === "alibi") return new Alibi(slopesOf(config.num_heads, edits));
+    if (kind.position === "hard_alibi") return new HardAlibi(config.hard_alibi.heads);
+    if (kind.position === "t5") return new T5(this.values("positions/t5/bias_table"), config.t5, config.num_heads);
+    if (kind.position === "kerple") return new Kerple(own("p"), own("a"));
+    if (kind.position === "fire") {
+      const names = ["up", "up_bias", "down", "down_bias", "c", "factor"];
+      return new Fire(Object.fromEntries(names.map((name) => [name, own(name)])), config.fire.threshold, config.num_heads);
+    }
+    return {}; // none; fox and cope act in attention
+  }
+}

@@ -1,0 +1,153 @@
+"""Pack a trained model for the playground, whose engine computes the forward pass in the browser."""
+
+import base64
+import operator
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.layout import Layout
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime.errors import UserError
+
+MOST_PARAMETERS = 30_000_000
+# Files of the engine, in the order in which they depend on each other. They need no page.
+FILES = (
+    "model.js",
+    "arrays.js",
+    "positions.js",
+    "biases.js",
+    "edits.js",
+    "attention.js",
+    "engine.js",
+    "predictions.js",
+    "worker.js",
+)
+READ = (
+    "num_layers",
+    "d_model",
+    "num_heads",
+    "num_kv_heads",
+    "head_width",
+    "norm",
+    "norm_placement",
+    "output_norm",
+    "parallel_residual",
+    "norm_epsilon",
+    "embedding_norm",
+    "activation",
+    "tie_embeddings",
+    "output_soft_cap",
+    "prediction_head",
+    "scale_embeddings",
+    "scale_attention",
+    "scale_width",
+    "residual",
+    "rope.turning",
+    "rope.scaling",
+    "rope.original_context",
+    "rope.beta_slow",
+    "rope.beta_fast",
+    "sinusoidal.base",
+    "sinusoidal.amplitude",
+    "hard_alibi.heads",
+    "t5.num_buckets",
+    "t5.max_distance",
+    "fire.threshold",
+    "variants.qk_norm",
+    "variants.qk_norm_epsilon",
+    "variants.clip_qkv",
+    "variants.query_scale",
+    "variants.soft_cap",
+    "variants.normaliser",
+    "variants.selective",
+    "variants.sink",
+    "variants.gate",
+)
+DERIVED = ("position", "attention_window", "rope.base", "rope.factor", "rope.fraction")  # in `layers`, `rotated_width`
+BY_SHAPES = (  # the engine sees them by the parameters that exist, and by their shapes
+    "max_positions",
+    "d_ff",
+    "norm_weights",
+    "use_bias",
+    "qkv_bias",
+    "attention_out_bias",
+    "output_bias",
+    "fire.width",
+    "cope.positions",
+    "variants.canon",
+)
+WITHOUT_EFFECT = (  # on the logits of a trained model, in float32
+    "dtype",
+    "param_dtype",
+    "attention",
+    "dropout",
+    "embedding_dropout",
+    "sublayer_dropout",
+    "attention_dropout",
+    "remat",
+    "scan_layers",
+    "variants.ssmax_start",
+)
+NEEDED = {  # the only value that the engine supports
+    "encoder_layers": 0,
+    "share_embeddings": True,
+    "cross_positions": False,
+    "causal": True,
+    "random_positions": None,
+}
+
+
+def packed(model: LoadedModel) -> dict[str, Any]:
+    """Return config, layout and parameters of a model for the engine, in types of JSON.
+
+    parameters: names and shapes, in the order in which `data` has their float32 entries: little endian, compressed by
+    zlib, in base64. Raises UserError for a field that the engine does not support, and for a model that is too large.
+    """
+    config = model.config.model
+    for name, value in NEEDED.items():
+        found = operator.attrgetter(name)(config)
+        if found != value:
+            raise UserError(f"model.{name}: found {found!r}; the playground needs {value!r}")
+    count = model_parameters.count(model.parameters)
+    if count > MOST_PARAMETERS:
+        raise UserError(
+            f"--suite=play: found {count:,} parameters; a page has at most {MOST_PARAMETERS:,}; "
+            "use python -m mini_gpt.play, which computes on a server"
+        )
+    separate = model_parameters.with_layers(model.parameters, stacked=False)
+    arrays = model_parameters.by_name(jax.device_get(separate))
+    entries = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in arrays.values())
+    return {
+        "config": fields(config),
+        "layout": layout(model.layout),
+        "parameters": [{"name": name, "shape": array.shape} for name, array in arrays.items()],
+        "data": base64.b64encode(zlib.compress(entries, 6)).decode(),
+    }
+
+
+def fields(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields that the engine reads, as nested dicts, with the kind of each layer."""
+    found: dict[str, Any] = {
+        "layers": [kind._asdict() for kind in config.layer_kinds],
+        "rotated_width": config.rotated_width,
+    }
+    for name in READ:
+        section, _, leaf = name.rpartition(".")
+        (found.setdefault(section, {}) if section else found)[leaf] = operator.attrgetter(name)(config)
+    return found
+
+
+def layout(layout: Layout) -> dict[str, Any]:
+    """Return the tokens at which segments start, and those at which positions restart."""
+    return {"separator": layout.separator_id, "operators": layout.operator_ids}
+
+
+def script() -> str:
+    """Return the JavaScript of the engine and its worker, as one script without dependencies."""
+    return "\n".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in FILES)
