@@ -49,6 +49,14 @@ def label_heads(axes: Axes, layers: int, heads: int, title: str) -> None:
     axes.spines[:].set_visible(False)
 
 
+def token_label(text: str) -> str:
+    """Return a token's text with signs for line breaks, tabs, and spaces at its ends."""
+    inner = text.strip(" ")
+    before, after = len(text) - len(text.lstrip(" ")), len(text) - len(text.rstrip(" "))
+    signs = "·" * len(text) if not inner else "·" * before + inner + "·" * after
+    return signs.replace("\n", "⏎").replace("\t", "⇥")
+
+
 def plot_curve(axes: Axes, curve: Curve, colour: str, style: str = "-") -> None:
     """Plot a curve, with the range over seeds as a band."""
     axes.plot(curve.x, curve.y, style, color=colour, marker="o", markersize=4, label=curve.label)

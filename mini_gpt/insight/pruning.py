@@ -6,7 +6,7 @@ Michel et al. (2019) could remove about 20% of the heads of a translation model 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -14,11 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.data import batches, task_batches
-from mini_gpt.data.batches import Batch, in_full_batches
-from mini_gpt.data.text_batches import corrupted_blocks
-from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.evaluation import perplexity, progress
+from mini_gpt.data.batches import Batch
+from mini_gpt.evaluation import progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
 from mini_gpt.model import editing
@@ -109,30 +106,6 @@ def _loss_sum(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: jax.Arr
 @jax.jit
 def _mask_gradient(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: jax.Array) -> jax.Array:
     return sharding.replicate(jax.grad(_loss_sum, argnums=2)(model, batch, mask_NBH), model.mesh)
-
-
-def text_batches(model: LoadedModel, tokens: np.ndarray, most: int = IMPORTANCE_TOKENS) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) of windows spread over a stream, with the targets of the model's objective.
-
-    most: about this many tokens, in at least one window.
-    """
-    config, length = model.config, model.config.context_length
-    rows = model.rows_at_a_time(length, "gradients")
-    for number, piece in enumerate(perplexity.stretches(tokens, most, length)):
-        if model.masked:
-            yield from corrupted_blocks(piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number)
-            continue
-        for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
-            yield count, batches.next_token_batch(batches.windows(piece, starts, length + 1))
-
-
-def problem_batches(
-    model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]]
-) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) of a task's problems, which are pairs (question, answer). The model has no encoder."""
-    config, length = model.config, model.config.context_length
-    for count, part in in_full_batches(problems, model.rows_at_a_time(length, "gradients")):
-        yield count, task_batches.problem_batch(part, config, tokenizer, length)
 
 
 def removal_orders(importance_NH: np.ndarray, ablation_NH: np.ndarray) -> dict[str, Order]:

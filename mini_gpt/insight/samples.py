@@ -1,12 +1,12 @@
-"""Examples of a split of a text or of pairs, in batches, and their loss."""
+"""Batches of a split of a text, of problems or of pairs, and the loss of pairs."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import text_batches, tokenizers
-from mini_gpt.data.batches import Batch, in_full_batches
+from mini_gpt.data import task_batches, text_batches, tokenizers
+from mini_gpt.data.batches import Batch, in_full_batches, next_token_batch, windows
 from mini_gpt.data.pairs import StoredPairs
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity
@@ -41,6 +41,34 @@ def _corrupted(tokens: np.ndarray, config: Config, vocab_size: int, most_tokens:
             row = {name: array[0] for name, array in batch.items()}
             is_target_L = row["weights"] > 0
             yield Example(row["source"][row["source"] >= 0], row["inputs"][is_target_L], row["targets"][is_target_L])
+
+
+def of_text(
+    model: LoadedModel, tokens: np.ndarray, most: int, kept: memory.Kept = "losses"
+) -> Iterator[tuple[int, Batch]]:
+    """Yield (count, batch) of windows that are spread over a stream, with the targets of the model's objective.
+
+    most: about this many tokens, in at least one window. kept: see `LoadedModel.rows_at_a_time`.
+    """
+    config, length = model.config, model.config.context_length
+    rows = model.rows_at_a_time(length, kept)
+    for number, piece in enumerate(perplexity.stretches(tokens, most, length)):
+        if model.masked:
+            yield from text_batches.corrupted_blocks(
+                piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number
+            )
+            continue
+        for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
+            yield count, next_token_batch(windows(piece, starts, length + 1))
+
+
+def of_problems(
+    model: LoadedModel, tokenizer: Tokenizer, problems: list[tuple[str, str]], kept: memory.Kept = "losses"
+) -> Iterator[tuple[int, Batch]]:
+    """Yield (count, batch) of a task's problems, which are pairs (question, answer). The model has no encoder."""
+    config, length = model.config, model.config.context_length
+    for count, part in in_full_batches(problems, model.rows_at_a_time(length, kept)):
+        yield count, task_batches.problem_batch(part, config, tokenizer, length)
 
 
 def batches(

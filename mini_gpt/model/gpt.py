@@ -239,6 +239,11 @@ class MiniGPT(Stack):
         logits_TV = loss.logits(x_TD, table_VD, self.config.output_soft_cap)
         return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
 
+    def unembed(self, x_BLD: jax.Array) -> jax.Array:
+        """Return the logits_BLV of the residual stream after a block, as if the block were the last one."""
+        x_BLD = x_BLD if self.config.norm_placement == "post" else self.final_norm(x_BLD)
+        return self.logits((self.head(x_BLD) if self.head else x_BLD).astype(self.dtype))
+
     @property
     def output_table(self) -> jax.Array:
         """The unembedding table_VD, float32; the logits are its product with the last hidden states, before a cap.

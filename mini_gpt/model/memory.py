@@ -16,8 +16,10 @@ OF_LAYER, KEPT_BY_LAYER = (16, 8), (14, 5)
 MAPS = 12, 40  # arrays of length² entries for each head, and for all heads, while maps are measured (suite heads)
 REFERENCE_MAPS = 3  # the same for attention that has all logits in memory
 
-# What a pass returns or keeps: the loss of each token, all logits, each layer's attention maps, or gradients.
-Kept = Literal["losses", "logits", "maps", "gradients"]
+# What a pass returns or keeps: the loss of each token, all logits, the logits of several depths (the logit lens), each
+# layer's attention maps, or gradients.
+Kept = Literal["losses", "logits", "depths", "maps", "gradients"]
+LOGITS = {"logits": 1, "depths": 5}  # arrays with an entry for each token and word of the vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ def of_row(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int
         return (config.num_layers + config.encoder_layers) * (of_token(KEPT_BY_LAYER) + reference)
     if kept == "maps":
         return of_token(OF_LAYER) + FLOAT * length**2 * (MAPS[0] * config.num_heads + MAPS[1])
-    return of_token(OF_LAYER) + reference + (FLOAT * length * vocab_size if kept == "logits" else 0)
+    return of_token(OF_LAYER) + reference + LOGITS.get(kept, 0) * FLOAT * length * vocab_size
 
 
 def rows_in_budget(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int:

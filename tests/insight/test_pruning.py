@@ -12,7 +12,7 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.evaluation import perplexity, task_accuracy
-from mini_gpt.insight import pruning
+from mini_gpt.insight import pruning, samples
 from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
@@ -70,7 +70,7 @@ def test_masking_a_head_equals_zeroing_its_output(small, fields):
 @pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
 def test_importance_is_the_mean_absolute_gradient(run, fields):
     model = (trained := run(**fields)).model
-    texts = list(pruning.text_batches(model, trained.store.tokens("train")[: 32 * 11 + 1]))
+    texts = list(samples.of_text(model, trained.store.tokens("train")[: 32 * 11 + 1], 65_536, "gradients"))
     importance_NH = pruning.importance(model, texts)
     gradients_NH = np.zeros((2, 2))
     for count, batch in texts:
@@ -91,7 +91,7 @@ def test_importance_is_the_mean_absolute_gradient(run, fields):
 @pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
 def test_ablation_is_the_loss_without_the_head(run, fields):
     model = (trained := run(**fields)).model
-    texts = list(pruning.text_batches(model, trained.store.tokens("train")[: 32 * 11 + 1]))
+    texts = list(samples.of_text(model, trained.store.tokens("train")[: 32 * 11 + 1], 65_536, "gradients"))
     increase_NH = pruning.ablation(model, texts)
 
     def loss(parameters):
@@ -140,7 +140,7 @@ def test_each_problem_draws_its_own_random_positions(small):
     config = small(model__position="rope", **fields)
     model = random_model(config, tokenizer.token_bytes, noise=0.3)
     problems = [("abcd", "abcd"), ("abca", "abca"), ("acdb", "acdb"), ("ab", "ab"), ("add", "add")]
-    texts = list(pruning.problem_batches(model, tokenizer, problems))
+    texts = list(samples.of_problems(model, tokenizer, problems, "gradients"))
     importance_NH, increase_NH = pruning.importance(model, texts), pruning.ablation(model, texts)
     module = model.merge()
 
@@ -202,7 +202,7 @@ def test_pruning_a_task_measures_the_loss_of_the_answers(run, monkeypatch):
         assert nll[removed] == pytest.approx(alone, rel=1e-5)
     assert nll[0] != pytest.approx(nll[1], rel=1e-4)
     five, eight = (
-        list(pruning.problem_batches(trained.model, trained.tokenizer, trained.problems("train", count)))
+        list(samples.of_problems(trained.model, trained.tokenizer, trained.problems("train", count), "gradients"))
         for count in (5, 8)
     )
     assert five[0][0] == 5 and (five[0][1]["inputs"][:5] == eight[0][1]["inputs"][:5]).all()

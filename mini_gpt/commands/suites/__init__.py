@@ -17,6 +17,7 @@ from mini_gpt.commands.suites.explorer import Explorer
 from mini_gpt.commands.suites.extrapolation import Extrapolation
 from mini_gpt.commands.suites.figures import Figures
 from mini_gpt.commands.suites.heads import Heads
+from mini_gpt.commands.suites.lens import Lens
 from mini_gpt.commands.suites.needles import Needles
 from mini_gpt.commands.suites.perplexity import Perplexity
 from mini_gpt.commands.suites.pruning import Pruning
@@ -34,6 +35,7 @@ ALL = (
     Needles(),
     Heads(),
     Pruning(),
+    Lens(),
     Figures(),
     Explorer(),
     Diagnose(),

@@ -13,9 +13,11 @@ from mini_gpt.commands import results
 from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
+from mini_gpt.data.batches import Batch
 from mini_gpt.evaluation import extrapolation, task_accuracy
 from mini_gpt.insight import examples, samples
 from mini_gpt.insight.examples import Example
+from mini_gpt.model import memory
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
@@ -46,6 +48,7 @@ class Suite:
     name: str
     flags: tuple[str, ...] = ()  # supported options besides split: lengths, strides, text, tokens
     needs_text = False  # True: a run of a task can't be measured
+    needs_next_token = False  # True: a run with another objective can't be measured
     supports_encoder = False  # True: a run with an encoder can be measured, on any data
     supports_spans = False  # True: of the runs with an encoder, those of span corruption can be measured
     # Columns of `compared_rows` that depend on the length. A sweep compares them, and plots the first.
@@ -62,6 +65,9 @@ class Suite:
                 other = "perplexity" if has_spans else "translation"
                 reason = f"does not support model.encoder_layers with {found}"
                 raise UserError(f"--suite={self.name} {reason}; use --suite={other}")
+        if self.needs_next_token and trained.train.objective != "next_token":
+            found, other = trained.train.objective, "use --suite=perplexity"
+            raise UserError(f"--suite={self.name} needs train.objective=next_token, and this run has {found}; {other}")
         if self.needs_text and trained.data.is_task:
             corpus = trained.data.corpus
             raise UserError(f"--suite={self.name} needs text, and data.corpus is {corpus}; use --suite=tasks")
@@ -210,6 +216,15 @@ def examples_of(run: Run, split: str, num_tokens: int | None = None) -> list[Exa
     return samples.of_split(run.store.tokens(split), split, config, run.tokenizer, num_tokens)
 
 
+def batches(run: Run, split: str, num_tokens: int, kept: memory.Kept) -> list[tuple[int, Batch]]:
+    """Return (count, batch) of about `num_tokens` tokens of a split. kept: see `LoadedModel.rows_at_a_time`."""
+    if run.config.model.encoder_layers:
+        return list(samples.batches(run.model, examples_of(run, split, num_tokens), kept))
+    if run.config.data.is_task:
+        return list(samples.of_problems(run.model, run.tokenizer, problems(run, split, num_tokens), kept))
+    return list(samples.of_text(run.model, split_tokens(run, split), num_tokens, kept))
+
+
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     """Return up to `most` int32 tokens: of --text, of the start of the split, or of a problem of a task."""
     data = run.config.data
@@ -225,6 +240,11 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
     inputs_BL = task_batches.problem_batch([problem], run.config, run.tokenizer, run.config.context_length)["inputs"]
     return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]
+
+
+def require_tokens(tokens: np.ndarray, least: int) -> None:
+    """Raise UserError if --text has too few tokens."""
+    require(len(tokens) >= least, "--text", f"{len(tokens)} token", f"needs at least {least} tokens")
 
 
 def check_finite(run: Run, values: Iterable[float]) -> None:

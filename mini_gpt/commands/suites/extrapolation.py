@@ -9,7 +9,6 @@ from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
-from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
 
@@ -17,15 +16,11 @@ class Extrapolation(Suite):
     name = "extrapolation"
     flags = ("lengths", "strides", "tokens")
     needs_text = True
+    needs_next_token = True
     values = ("nll", "perplexity", "bits_per_byte", "sample_nll")
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         super().check(trained, options)
-        if trained.train.objective != "next_token":
-            raise UserError(
-                f"--suite={self.name} needs train.objective=next_token, and this run has {trained.train.objective}; "
-                "use --suite=perplexity"
-            )
         _lengths_and_strides(trained, options)
 
     def check_split(self, trained: Config, options: SuiteOptions, num_tokens: int) -> None:

@@ -7,7 +7,6 @@ from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import extrapolation, needles, perplexity, progress
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
-from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
 
@@ -15,13 +14,12 @@ class Needles(Suite):
     name = "needles"
     flags = ("lengths",)
     needs_text = True
+    needs_next_token = True
     values = ("exact_match", "token_accuracy", "nll")
     y_label = "share of questions answered"
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         super().check(trained, options)
-        if trained.train.objective != "next_token":
-            raise UserError(f"--suite=needles needs train.objective=next_token, found {trained.train.objective}")
         _lengths(trained, options)
 
     def compared(self, trained: Config, options: SuiteOptions) -> list[tuple[str, int]]:

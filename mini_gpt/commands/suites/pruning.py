@@ -27,15 +27,11 @@ class Pruning(Suite):
             most, most_scored = min(most, options.tokens), min(most_scored, options.tokens)
         if config.model.encoder_layers:
             scored = base.examples_of(run, options.split, most_scored)
-            train_examples = base.examples_of(run, "train", most)
-            train_batches = list(samples.batches(model, train_examples, "gradients"))
         elif config.data.is_task:
             problems = base.problems(run, options.split, most_scored)
-            train_problems = base.problems(run, "train", most)
-            train_batches = list(pruning.problem_batches(model, tokenizer, train_problems))
         else:
-            tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
-            train_batches = list(pruning.text_batches(model, train_tokens, most))
+            tokens = base.split_tokens(run, options.split)
+        train_batches = base.batches(run, "train", most, "gradients")
 
         def nll(mask_NH: np.ndarray) -> float:
             pruned = dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None])))

@@ -10,7 +10,7 @@ import numpy as np
 
 from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.progress import Advance, silent
-from mini_gpt.insight import pruning
+from mini_gpt.insight import pruning, samples
 from mini_gpt.insight.diagnosis import alternatives, blocks, losses, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult
@@ -93,7 +93,8 @@ def dead_heads(model: LoadedModel, train_tokens: np.ndarray, *, advance: Advance
     """Check for heads without effect on the loss."""
     length = model.config.context_length
     few_tokens = train_tokens[: probe.most_windows(length) * length + 1]
-    importance_NH = pruning.importance(model, pruning.text_batches(model, few_tokens), advance=advance)
+    texts = samples.of_text(model, few_tokens, pruning.IMPORTANCE_TOKENS, "gradients")
+    importance_NH = pruning.importance(model, texts, advance=advance)
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
     heads = ", ".join(f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD)))
     least = float(relative_NH.min())

@@ -1,0 +1,1 @@
+"""How a model computes: the logit lens, activation patching, attribution and circuits."""

@@ -1,0 +1,113 @@
+"""The logit lens: what the model would predict if it ended after each block (nostalgebraist 2020).
+
+The last norm and the unembedding are applied to the residual stream. Depth 0 is the stream of the embeddings, depth n
+the stream after n blocks; the last depth is the model's own prediction.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from mini_gpt.data.batches import Batch
+from mini_gpt.evaluation import progress
+from mini_gpt.evaluation.progress import Advance
+from mini_gpt.insight.curves import finish, new_figure, token_label
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import sharding
+
+
+class Depths(NamedTuple):
+    """What is predicted at each depth. Axis P: the depths. Axis T: the most likely tokens, the first is the likeliest.
+
+    nll_PBL: the loss of the target, in nats. divergence_PBL: KL(last depth ‖ this depth), in nats. Float32.
+    """
+
+    nll_PBL: Any
+    divergence_PBL: Any
+    tokens_PBLT: Any
+    probabilities_PBLT: Any
+
+
+def read(model: LoadedModel, batch: Batch, most: int = 1) -> Depths:
+    """Return the predictions at all depths, in NumPy. batch: inputs and targets. most: the number of likely tokens.
+
+    The model has no encoder.
+    """
+    padded = [sharding.pad_rows(batch[name], model.mesh) for name in ("inputs", "targets")]
+    found = jax.device_get(_read(model, *sharding.put_whole(padded, model.mesh), most=most))
+    return jax.tree.map(lambda array: array[:, : len(batch["inputs"])], found)
+
+
+@functools.partial(jax.jit, static_argnames="most")
+def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, most: int) -> Depths:
+    module = model.merge()
+    inputs = model.with_layout(inputs_BL)
+    with sharding.use_mesh(model.mesh):
+        ends = lambda trace: (trace.before_BLD, trace.after_BLD)
+        layers = module.forward(inputs, edits=model.edits, trace=ends)[2] or []
+        streams_PBLD = jnp.stack([layers[0][0], *(after_BLD for _, after_BLD in layers)])
+        last_BLV = jax.nn.log_softmax(module.unembed(streams_PBLD[-1]))
+
+        def predict(x_BLD: jax.Array) -> Depths:
+            log_BLV = jax.nn.log_softmax(module.unembed(x_BLD))
+            nll_BL = -jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
+            divergence_BL = jnp.sum(jnp.exp(last_BLV) * (last_BLV - log_BLV), axis=-1)
+            top_BLT, tokens_BLT = jax.lax.top_k(log_BLV, most)
+            return Depths(nll_BL, divergence_BL, tokens_BLT, jnp.exp(top_BLT))
+
+        return sharding.replicate(jax.lax.map(predict, streams_PBLD), model.mesh)
+
+
+def by_depth(
+    model: LoadedModel, texts: Iterable[tuple[int, Batch]], *, advance: Advance = progress.silent
+) -> list[dict[str, Any]]:
+    """Return a row for each depth: means over the targets of `texts`, in float64.
+
+    nll: nats per token. accuracy: share of targets that are the likeliest token. agreement: share of targets at which
+    the likeliest token is that of the last depth. divergence: as in `Depths`. texts: (count, batch); the first `count`
+    rows are used.
+    """
+    sums_PX, total = np.zeros((model.config.model.num_layers + 1, 4)), 0.0
+    for count, batch in texts:
+        found = read(model, batch)
+        weights_BL = np.asarray(batch["weights"], np.float64)[:count]
+        tokens_PBL = found.tokens_PBLT[..., 0]
+        is_target_PBL, is_last_PBL = tokens_PBL == batch["targets"], tokens_PBL == tokens_PBL[-1]
+        values = np.stack([found.nll_PBL, is_target_PBL, is_last_PBL, found.divergence_PBL], axis=-1)[:, :count]
+        sums_PX += np.einsum("pblx,bl->px", values.astype(np.float64), weights_BL)
+        total += weights_BL.sum()
+        advance(batch["inputs"].size)
+    names = ("nll", "accuracy", "agreement", "divergence")
+    return [{"depth": depth} | dict(zip(names, means, strict=True)) for depth, means in enumerate(sums_PX / total)]
+
+
+def lens_figure(rows: Sequence[dict[str, Any]], shown: dict[str, Any], *, title: str) -> Figure:
+    """Return a figure: the loss by depth, beside the likeliest token at each depth and place of a short text.
+
+    shown: the text's tokens (inputs), and the likely next tokens and their probabilities at each depth and place.
+    """
+    depths, columns = len(rows), len(shown["inputs"])
+    size = (4.2 + 0.62 * columns, max(3.6, 1.6 + 0.42 * depths))
+    figure, (left, right) = new_figure(size, 1, 2, title=title, width_ratios=(3.4, 0.62 * columns + 0.8))
+    left.plot([row["nll"] for row in rows], range(depths), marker="o", color="C0")
+    labels = ["embedding", *(f"after layer {layer}" for layer in range(depths - 1))]
+    left.set_yticks(range(depths), labels)
+    finish(left, xlabel="loss (nats per token)", title="Loss of the stream read at each depth")
+    probabilities_PL = np.array(shown["probabilities"])[..., 0]
+    image = right.imshow(probabilities_PL, origin="lower", cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for (depth, place), probability in np.ndenumerate(probabilities_PL):
+        ink = "white" if probability > 0.55 else "black"
+        right.text(
+            place, depth, token_label(shown["tokens"][depth][place][0]), ha="center", va="center", fontsize=7, color=ink
+        )
+    right.set_xticks(range(columns), map(token_label, shown["inputs"]), fontsize=8)
+    right.set_yticks(range(depths), labels if columns > 40 else [])
+    right.tick_params(length=0)
+    right.set(xlabel="token that is read", title="Likeliest next token")
+    figure.colorbar(image, ax=right, label="probability", shrink=0.8)
+    return figure
