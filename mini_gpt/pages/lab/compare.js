@@ -1,0 +1,71 @@
+"use strict";
+// Two comparisons: one head beside two, and the sentence before and after a change of its order.
+
+const settled = (value) => Math.abs(value) < 1e-9; // differences that are only rounding
+
+// The word for which two heads find different keys most clearly, as its index, or null.
+function wordOfTwoRoles([first, second]) {
+  const tops = [first, second].map(({ weights }) => strongest(weights));
+  const candidates = first.weights.map((_, i) => ({ i, least: Math.min(tops[0][i].weight, tops[1][i].weight), apart: !tops[0][i].keys.some((j) => tops[1][i].keys.includes(j)) && tops.every((top) => top[i].isClear) }));
+  return candidates.filter(({ apart }) => apart).sort((a, b) => b.least - a.least)[0]?.i ?? null;
+}
+
+function OneBesideTwo({ page }) {
+  const { data, state } = page, words = wordsOf(data, state);
+  const [one, two] = HEADS.map((heads) => attention(settingsOf(data, state, { heads })));
+  const held = { one: matricesShown(data, { ...state, heads: 1 }, one), two: matricesShown(data, { ...state, heads: 2 }, two) };
+  const word = wordOfTwoRoles(two.heads);
+  const found = (head, i) => { const { keys, weight } = strongest(head.weights)[i]; return `${keys.map((j) => words[j]).join(" and ")} ${number(weight)}`; };
+  const weightsOn = (i, keys) => keys.map((j) => `${words[j]} ${number(one.heads[0].weights[i][j])}`).join(" and ");
+  const shown = [["one head of width 4", held.one.A0, 0], ["head 1 of two, width 2", held.two.A0, 0], ["head 2 of two, width 2", held.two.A1, 1]];
+  const still = { ...page, from: {}, pointed: null, point: () => {}, focus: () => {} };
+  return html`<section class="card step" id="one-beside-two" aria-labelledby="title-one"><header><h2 id="title-one">One head beside two</h2></header>
+    <p class="soft">The same X, the same matrices, the same number of parameters. One head compares all four columns at once and has one softmax for each word. Two heads have two.</p>
+    <div class="thirds">${shown.map(([name, matrix, n], at) => html`<div style=${`--head:${seriesColour(n)}`}><h3>${name}</h3>
+      <${Matrix} matrix=${{ ...matrix, id: `compared-${at}`, name: "A" }} page=${still} /></div>`)}</div>
+    <p id="two-roles">${word === null ? "With these numbers, no word finds clearly different keys in the two heads."
+      : html`<b>${words[word]}</b> finds ${found(two.heads[0], word)} in head 1, and ${found(two.heads[1], word)} in head 2. One head must divide its weight: ${weightsOn(word, two.heads.flatMap((head) => strongest(head.weights)[word].keys))}.`}</p></section>`;
+}
+
+// The words in order. They move by drag, or by the buttons on both sides.
+function OrderChips({ page }) {
+  const { data, state, set, say } = page, words = wordsOf(data, state), [dragged, setDragged] = useState(null);
+  const move = (from, to) => {
+    if (from === null || to < 0 || to >= words.length || from === to) return;
+    const order = [...state.order];
+    order.splice(to, 0, ...order.splice(from, 1));
+    set({ order });
+    say(`${words[from]} is now word ${to + 1}.`);
+  };
+  const over = (event) => {
+    if (dragged === null) return;
+    const chip = document.elementFromPoint(event.clientX, event.clientY)?.closest(".chip");
+    if (chip && +chip.dataset.place !== dragged) { move(dragged, +chip.dataset.place); setDragged(+chip.dataset.place); }
+  };
+  return html`<ol class="chips" aria-label="Order of the words" onPointerMove=${over} onPointerUp=${() => setDragged(null)} onPointerCancel=${() => setDragged(null)}>
+    ${words.map((word, place) => html`<li class=${`chip ${dragged === place ? "dragged" : ""}`} data-place=${place} key=${state.order[place]}>
+      <button onClick=${() => move(place, place - 1)} disabled=${place === 0} aria-label=${`Move ${word}, word ${place + 1}, to the left`}>←</button>
+      <span class="grip" onPointerDown=${(event) => { event.target.releasePointerCapture?.(event.pointerId); setDragged(place); }}>${word}</span>
+      <button onClick=${() => move(place, place + 1)} disabled=${place === words.length - 1} aria-label=${`Move ${word}, word ${place + 1}, to the right`}>→</button></li>`)}</ol>`;
+}
+
+function Reorder({ page }) {
+  const { data, state, set, held, result } = page, first = state.x.map((_, n) => n), isChanged = state.order.some((n, place) => n !== place);
+  const before = attention(settingsOf(data, state, { order: first })), original = matricesShown(data, { ...state, order: first }, before).Y;
+  const changes = first.map((n) => Math.max(...result.y[state.order.indexOf(n)].map((value, k) => Math.abs(value - before.y[n][k]))));
+  const words = state.sentence.split(" "), most = Math.max(...changes);
+  const still = { ...page, from: {}, pointed: null, point: () => {}, focus: () => {} };
+  const swap = () => { const order = [...state.order]; [order[1], order.at(-1)]; [order[1], order[order.length - 1]] = [order[order.length - 1], order[1]]; set({ order }); };
+  const reason = [state.position === "none" ? null : { sinusoidal: "the sinusoids", rope: "RoPE", alibi: "ALiBi" }[state.position], state.causal ? "the causal mask" : null].filter(Boolean).join(" and ");
+  const verdict = !isChanged ? "The words have their original order. Move one, and compare."
+    : settled(most) ? `Each word has the same output as before; only the rows are permuted.${reason ? "" : " Without positions and without a mask, attention does not know the order of its words."}`
+      : `Outputs change by up to ${number(most)}${reason ? `, by ${reason}` : ""}: the order makes a difference.`;
+  return html`<section class="card step" id="reorder" aria-labelledby="title-order"><header><h2 id="title-order">Change the order of the words</h2>
+      <button id="swap" onClick=${swap}>swap second and last</button> <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>
+      <button id="original" disabled=${!isChanged} onClick=${() => set({ order: first })}>original order</button></header>
+    <${OrderChips} page=${page} />
+    <div class="row"><div><h3>before</h3><${Matrix} matrix=${{ ...original, id: "before" }} page=${still} /></div>
+      <div><h3>after</h3><${Matrix} matrix=${{ ...held.Y, id: "after" }} page=${still} /></div>
+      <table class="changes"><caption>Largest change of a word's output</caption><tbody>${words.map((word, n) => html`<tr><th scope="row">${word}</th><td>${number(changes[n])}</td></tr>`)}</tbody></table></div>
+    <p id="verdict"><b>${verdict}</b></p></section>`;
+}

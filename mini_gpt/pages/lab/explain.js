@@ -1,0 +1,66 @@
+"use strict";
+// How a number of the page is computed, as text, and from which rows and columns. No view.
+
+const number = (value, digits = 2) => (value === -Infinity ? "−∞" : (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits).replace("-", "−"));
+const term = (value) => (value < -0.005 ? `(${number(value)})` : number(value));
+const terms = (a, b) => a.map((value, n) => `${term(value)}·${term(b[n])}`).join(" + ");
+const columnOf = (matrix, j) => matrix.map((row) => row[j]);
+const exponential = (value) => { const e = Math.exp(value); return e >= 1e4 || e < 0.005 ? e.toExponential(2).replace("e+", "e").replace("-", "−") : number(e); };
+
+function aboutPositions(i, j, width) {
+  const angle = i * frequency(Math.floor(j / 2), width);
+  return `${j % 2 ? "cos" : "sin"}(${i} · ${frequency(Math.floor(j / 2), width)}) = ${number(j % 2 ? Math.cos(angle) : Math.sin(angle))}`;
+}
+
+function aboutRotation(head, letter, i, j) {
+  const row = head.plain[letter][i], half = row.length / 2, isFirst = j < half, other = isFirst ? j + half : j - half;
+  const angle = number(i * frequency(j % half, row.length));
+  const parts = `${term(row[j])}·cos(${angle}) ${isFirst ? "−" : "+"} ${term(row[other])}·sin(${angle})`;
+  return `RoPE rotates the pair (${Math.min(j, other) + 1}, ${Math.max(j, other) + 1}) of the head by ${angle} radians: ${parts} = ${number(head[letter][i][j])}`;
+}
+
+function aboutLogit(head, state, i, j, words) {
+  if (head.logits[i][j] === -Infinity) return `hidden by the causal mask: ${words[j]} comes after ${words[i]}`;
+  const sum = terms(head.q[i], head.k[j]), width = head.q[0].length;
+  const bias = state.position === "alibi" ? ` − ${head.slope}·${Math.abs(i - j)}` : "";
+  return `${state.scale ? `(${sum}) / √${width}` : sum}${bias} = ${number(head.logits[i][j])}`;
+}
+
+function aboutWeight(head, state, i, j, words) {
+  if (head.logits[i][j] === -Infinity) return `0, because the key ${words[j]} is hidden`;
+  const divided = (value) => (state.temperature === 1 ? number(value) : `${number(value)} / ${state.temperature}`);
+  const seen = head.logits[i].filter((value) => value !== -Infinity), exp = (value) => exponential(value / state.temperature);
+  const sum = seen.reduce((all, value) => all + Math.exp(value / state.temperature), 0);
+  return `exp(${divided(head.logits[i][j])}) / (${seen.map(exp).join(" + ")}) = ${exp(head.logits[i][j])} / ${exponential(Math.log(sum))} = ${number(head.weights[i][j], 3)}`;
+}
+
+// {name, text, from} of the cell {id, i, j}. from: {id: {rows, columns}}, what it is computed from; null: all of them.
+function explain(held, state, result, { id, i, j }) {
+  const matrix = held[id], label = `${matrix.name}[${matrix.rows[i]}, ${matrix.columns[j]}]`, value = number(matrix.values[i][j]);
+  const said = (text, from = {}) => ({ name: label, text, from });
+  const row = (n) => ({ rows: [n], columns: null }), column = (n) => ({ rows: null, columns: [n] }), cell = { rows: [i], columns: [j] };
+  const words = held.X.rows, input = result.added ? "input" : "X";
+  if (id === "X") return said(`the embedding of ${matrix.rows[i]} in the dimension “${matrix.columns[j]}”, chosen by hand. Type another number.`);
+  if (id[0] === "W") return said(`a weight, chosen by hand. Type another number.`);
+  if (id === "P") return said(aboutPositions(i, j, matrix.columns.length));
+  if (id === "input") return said(`${term(held.X.values[i][j])} + ${term(held.P.values[i][j])} = ${value}`, { X: cell, P: cell });
+  if (["Q", "K", "V"].includes(id)) {
+    const weights = held[`W${id}`].values;
+    return said(`${terms(result.input[i], columnOf(weights, j))} = ${value}`, { [input]: row(i), [`W${id}`]: column(j) });
+  }
+  if (id === "O") {
+    const head = Math.floor(j / result.width);
+    return said(`${value}, column ${(j % result.width) + 1} of ${held[`O${head}`].name}`, { [`O${head}`]: { rows: [i], columns: [j % result.width] } });
+  }
+  if (id === "Y") return said(`${terms(result.concatenated[i], columnOf(held.WO.values, j))} = ${value}`, { O: row(i), WO: column(j) });
+  const n = matrix.head, head = result.heads[n], kind = id[0];
+  if (kind === "S") return said(aboutLogit(head, state, i, j, words), { [`Q${n}`]: row(i), [`K${n}`]: row(j) });
+  if (kind === "A") return said(aboutWeight(head, state, i, j, words), { [`S${n}`]: row(i) });
+  if (kind === "O") return said(`${terms(head.weights[i], columnOf(head.v, j))} = ${value}`, { [`A${n}`]: row(i), [`V${n}`]: column(j) });
+  const from = { [kind]: { rows: [i], columns: [n * result.width + j] } };
+  if (state.position === "rope" && kind !== "V") {
+    const half = result.width / 2, pair = [j % half, (j % half) + half].map((place) => n * result.width + place);
+    return said(aboutRotation(head, kind.toLowerCase(), i, j), { [kind]: { rows: [i], columns: pair } });
+  }
+  return said(`${value}, column ${n * result.width + j + 1} of ${kind}`, from);
+}

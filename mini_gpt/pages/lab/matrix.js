@@ -1,0 +1,64 @@
+"use strict";
+// A matrix as a table of coloured numbers. A cell can be pointed at, by mouse, tap or arrow keys, and some can be edited.
+
+const MOST = 4; // the value from which a signed number has the strongest colour
+const SCALES = { signed: scales.signed(MOST), logits: scales.signed(MOST), weights: scales.linear(0, 1, [0, 0.5, 1]) };
+
+// A number that can be typed. What is typed stays as it is until the field is left; what is not a number changes nothing.
+function NumberField({ value, label, onChange, ...rest }) {
+  const [typed, setTyped] = useState(null);
+  const change = (text) => {
+    const read = text.trim() === "" ? NaN : Number(text.replace(",", ".").replace("−", "-"));
+    setTyped(text);
+    if (Number.isFinite(read) && Math.abs(read) <= 1000) onChange(read);
+  };
+  const isBad = typed !== null && (typed.trim() === "" || !Number.isFinite(Number(typed.replace(",", ".").replace("−", "-"))));
+  return html`<input type="text" inputmode="decimal" autocomplete="off" aria-label=${label} aria-invalid=${isBad ? "true" : "false"} ...${rest}
+    value=${typed ?? String(Math.round(value * 1000) / 1000)} onInput=${(event) => change(event.target.value)} onBlur=${() => setTyped(null)} />`;
+}
+
+// matrix: of matricesShown. page: {pointed, from, point, headOf}, shared by all matrices. onEdit(i, j, value) or none.
+// again: the matrix is already in an earlier step; the labels of its rows are not drawn. children: beside the name.
+function Matrix({ matrix, page, onEdit, again = false, children }) {
+  const { id, name, values, rows, columns } = matrix, [stop, setStop] = useState([0, 0]), box = useRef();
+  useDark();
+  const own = page.from[id], isPointed = (i, j) => page.pointed?.id === id && page.pointed.i === i && page.pointed.j === j;
+  const isSource = (i, j) => own && (own.rows === null || own.rows.includes(i)) && (own.columns === null || own.columns.includes(j));
+  const last = [values.length - 1, values[0].length - 1], [stopI, stopJ] = stop.map((n, axis) => Math.min(n, last[axis]));
+  const go = (i, j) => {
+    const to = [i, j].map((n, axis) => Math.max(0, Math.min(last[axis], n)));
+    setStop(to);
+    const cell = box.current.rows[to[0] + 1].cells[to[1] + 1];
+    (cell.querySelector("input") ?? cell).focus();
+  };
+  const press = (event, i, j) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    const field = event.target.tagName === "INPUT" ? event.target : null;
+    const atStart = !field || field.selectionEnd === 0, atEnd = !field || field.selectionStart === field.value.length;
+    const act = { ArrowDown: () => go(i + 1, j), ArrowUp: () => go(i - 1, j), Enter: () => go(i + 1, j),
+      ArrowRight: atEnd && (() => go(i, j + 1)), ArrowLeft: atStart && (() => go(i, j - 1)) }[event.key];
+    if (act) { event.preventDefault(); act(); }
+  };
+  const cell = (value, i, j) => {
+    const style = value === -Infinity ? "" : textOn(colourOf(SCALES[matrix.scale], value));
+    const of = `${name}, ${rows[i]}, ${columns[j]}`, tab = i === stopI && j === stopJ ? 0 : -1;
+    const marks = `${isPointed(i, j) ? "pointed" : ""} ${isSource(i, j) ? "source" : ""} ${value === -Infinity ? "masked" : ""}`;
+    const shared = { role: "gridcell", class: marks, style, "data-value": value, key: j, onPointerEnter: (event) => event.pointerType === "mouse" && page.point({ id, i, j }) };
+    const focus = { tabindex: tab, onFocus: () => { setStop([i, j]); page.focus({ id, i, j }); }, onKeyDown: (event) => press(event, i, j) };
+    return onEdit
+      ? html`<td ...${shared}><${NumberField} value=${value} label=${of} onChange=${(read) => onEdit(i, j, read)} ...${focus} /></td>`
+      : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${number(value)}`}>${number(value)}</td>`;
+  };
+  return html`<figure class=${`matrix ${onEdit ? "editable" : ""}`} id=${`matrix-${id}${again ? "-again" : ""}`}>
+    <figcaption><b class="name">${name}</b> <span class="soft">${shapeOf(matrix)}</span> ${children}</figcaption>
+    <table role="grid" aria-label=${`${name}, ${shapeOf(matrix)}`} ref=${box} onPointerLeave=${() => page.point(null)}>
+      <thead><tr role="row"><td class=${again ? "unseen" : ""}></td>${columns.map((label, j) => html`<th scope="col" role="columnheader" style=${headLine(page, matrix, j)}>${label}</th>`)}</tr></thead>
+      <tbody>${values.map((row, i) => html`<tr role="row" key=${i}><th scope="row" role="rowheader" class=${again ? "unseen" : ""}>${rows[i]}</th>${row.map((value, j) => cell(value, i, j))}</tr>`)}</tbody>
+    </table></figure>`;
+}
+
+// A line in the head's colour above the columns that belong to it.
+function headLine(page, matrix, j) {
+  const head = matrix.head ?? page.headOf(matrix.id, j);
+  return head === null ? "" : `border-bottom:3px solid ${seriesColour(head)}`;
+}

@@ -1,0 +1,63 @@
+"use strict";
+// The page: its controls, its state, and which number is explained.
+
+const EXPERIMENTS = [ // [fragment, what to do, what is seen]
+  ["", "Start", "head 1 pairs cat and sat, head 2 pairs the determiners and mat."],
+  ["K=identity", "Let W_K be the identity", "each word now finds words like itself, since query and key are equal."],
+  ["heads=1", "Use one head", "sat divides its weight between cat and mat."],
+  ["K=second+half+negated&Q=swapped+in+pairs", "Negate the keys of head 2", "its logits change their signs; head 1 stays as it is."],
+  ["order=5%2C1%2C2%2C3%2C4%2C0", "Swap The and mat", "outputs are only permuted. Then set positions to RoPE."],
+  ["position=rope", "Add RoPE", "mat now prefers the nearer the. Without positions, both were equal."],
+  ["mask=causal", "Hide later words", "The sees itself alone, and the determiners no longer find mat."],
+];
+
+function Controls({ page }) {
+  const { data, state, set } = page, options = (names) => names.map((name) => [name, { rope: "RoPE", alibi: "ALiBi" }[name] ?? name]);
+  return html`<div class="card controls" role="group" aria-label="Settings">
+    <label><span class="soft">sentence</span><select id="sentence" value=${state.sentence} onChange=${(event) => set(opened(data, event.target.value))}>
+      ${sentencesOf(data).map((text) => html`<option value=${text}>${text}</option>`)}</select></label>
+    <${Choice} id="heads" name="heads" options=${HEADS.map((n) => [n, n])} value=${state.heads} onChoose=${(heads) => set({ heads })} />
+    <${Choice} id="position" name="positions" options=${options(POSITIONS)} value=${state.position} onChoose=${(position) => set({ position })} />
+    <${Choice} id="mask" name="mask" options=${[["none", "none"], ["causal", "causal"]]} value=${state.causal ? "causal" : "none"} onChoose=${(mask) => set({ causal: mask === "causal" })} />
+    <${Choice} id="scale" name="scale 1/√d" options=${[["on", "on"], ["off", "off"]]} value=${state.scale ? "on" : "off"} onChoose=${(scale) => set({ scale: scale === "on" })} />
+    <${Slider} id="temperature" name="temperature" min=${COLDEST} max=${HOTTEST} step="0.1" value=${state.temperature} said=${state.temperature.toFixed(1)} onChange=${(temperature) => set({ temperature })} />
+    <button id="reset" onClick=${() => set(defaultState(data))}>reset all</button></div>`;
+}
+
+function App({ data }) {
+  const [state, change] = useState(() => stateOf(data, fragment.read())), set = (part) => change((old) => ({ ...old, ...part }));
+  const [hovered, point] = useState(null), [focused, focus] = useState(null), [said, say] = useState(""), [pinned, pin] = useState(null);
+  const result = useMemo(() => attention(settingsOf(data, state)), [state]), held = useMemo(() => matricesShown(data, state, result), [state]);
+  const isDark = useDark();
+  useEffect(() => fragment.write({ ...entriesOf(data, state), theme: theme.chosen }), [state, isDark]);
+  useEffect(() => {
+    const follow = () => change(stateOf(data, fragment.read()));
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
+  }, []);
+  const exists = (cell) => cell && held[cell.id]?.values[cell.i]?.[cell.j] !== undefined;
+  const pointed = [hovered, focused].find(exists) ?? null, explained = pointed && explain(held, state, result, pointed);
+  const headOf = (id, j) => (["Q", "K", "V", "O"].includes(id) ? Math.floor(j / result.width) : ["WQ", "WK", "WV"].includes(id) ? Math.floor(j / result.width) : null);
+  const page = { data, state, set, result, held, pointed, from: explained?.from ?? {}, point, focus, say, headOf };
+  const words = wordsOf(data, state);
+  return html`<header class="top"><h1>Attention, with all numbers</h1><${ThemeButton} /></header>
+    <p>A sentence, four numbers for each word, and four small matrices. Change any number: every step follows. The words' numbers and the matrices were
+      <b>chosen by hand</b>, so that each head has one clear role. Heads of trained models are rarely so clear.</p>
+    <${Controls} page=${page} />
+    <details class="card" id="experiments"><summary>Things to try</summary><ul>${EXPERIMENTS.map(([hash, name, seen]) => html`<li><a href=${`#${hash}`}>${name}</a>: ${seen}</li>`)}</ul></details>
+    <section class="card step" id="roles" aria-labelledby="title-roles"><header><h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2><${ColourBars} /></header>
+      <div class="lanes">${result.heads.map((head, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`}><h3>${headName(state, n)}</h3>
+        <${Links} ...${{ head, n, words, name: headName(state, n), pinned: pinned < words.length ? pinned : null, onPin: pin }} /></div>`)}</div></section>
+    ${[Input, Project, Split, Score, Mix, Output, OneBesideTwo, Reorder, Shapes].map((View) => html`<${View} page=${page} />`)}
+    <div id="explained" class="card" role="status">${explained ? html`<b>${explained.name}</b> <span>${explained.text}</span>` : html`<span class="soft">${said || "Point at a number, or go to it with Tab and the arrow keys, to see how it is computed."}</span>`}</div>`;
+}
+
+const ColourBars = () => html`<span class="bars"><${ColourBar} scale=${SCALES.signed} name="numbers" /> <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden" /></span>`;
+
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");
+  theme.choose(fragment.read().theme);
+  root.textContent = "";
+  render(html`<${App} data=${data} />`, root);
+  document.documentElement.dataset.ready = Math.round(performance.now());
+})();

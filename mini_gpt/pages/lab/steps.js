@@ -1,0 +1,110 @@
+"use strict";
+// The five steps, from the input to the output, with all matrices.
+
+const headName = (state, n) => (state.heads === 1 ? "the one head" : `head ${n + 1}`);
+
+function CopyButtons({ matrices, what, onCopied }) {
+  const copy = async (text, form) => onCopied((await copied(text)) ? `${what} copied as ${form}.` : "The browser did not allow copying.");
+  return html`<span class="copy"><span class="soft small">copy</span>
+    <button class="small" onClick=${() => copy(asTable(matrices), "a table")} aria-label=${`Copy ${what} as a table`}>table</button>
+    <button class="small" onClick=${() => copy(asNumpy(matrices), "NumPy")} aria-label=${`Copy ${what} as NumPy`}>NumPy</button></span>`;
+}
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch { // a page from a disk may not use the clipboard of some browsers
+    const area = document.body.appendChild(Object.assign(document.createElement("textarea"), { value: text }));
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+// One step. formula: in plain text. children: its matrices.
+function Step({ id, page, formula, said, children }) {
+  const { title } = STEPS.find((step) => step.id === id), matrices = ofStep(page.held, id);
+  return html`<section class="card step" id=${`step-${id}`} aria-labelledby=${`title-${id}`}>
+    <header><h2 id=${`title-${id}`}>${title}</h2> <code>${formula}</code> <${CopyButtons} ...${{ matrices, what: title, onCopied: page.say }} /></header>
+    <p class="soft">${said}</p>${children}</section>`;
+}
+
+// Something for each head, beside each other.
+const Lanes = ({ page, of }) => html`<div class="lanes">${page.result.heads.map((_, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`} key=${n}>
+  <h3>${headName(page.state, n)}</h3><div class="row">${of(n)}</div></div>`)}</div>`;
+
+const sign = (text) => html`<span class="sign" aria-hidden="true">${text}</span>`;
+
+function PresetPicker({ data, state, letter, set }) {
+  const own = state.matrices[letter], name = `W_${letter}`;
+  const put = (matrix) => set({ matrices: { ...state.matrices, [letter]: { ...own, cells: null, ...matrix } } });
+  return html`<span class="picker"><select id=${`preset-${letter}`} aria-label=${`preset of ${name}`} value=${own.preset} onChange=${(event) => put({ preset: event.target.value })}>
+      ${[...Object.keys(data.presets), "random"].map((preset) => html`<option value=${preset}>${preset}</option>`)}
+      ${own.preset === "edited" && html`<option value="edited">edited</option>`}</select>
+    ${own.preset === "random" && html`<button class="small" onClick=${() => put({ seed: (own.seed + 1) % 10_000 })} aria-label=${`next seed of ${name}`}>seed ${own.seed} +1</button>`}</span>`;
+}
+
+function WeightMatrix({ page, letter }) {
+  const { data, state, set, held } = page, matrix = held[`W${letter}`];
+  const edit = (i, j, value) => {
+    const cells = matrix.values.map((row, a) => row.map((old, b) => (a === i && b === j ? value : old)));
+    set({ matrices: { ...state.matrices, [letter]: { preset: "edited", seed: 1, cells } } });
+  };
+  return html`<${Matrix} ...${{ matrix, page, onEdit: edit }}><${PresetPicker} ...${{ data, state, letter, set }} /></>`;
+}
+
+const ADDED = {
+  none: "No positions are added.",
+  sinusoidal: "P has a sine and a cosine of the position in each pair of columns; it is added once, before the first projection.",
+  rope: "RoPE adds nothing here. It rotates queries and keys in step 2.",
+  alibi: "ALiBi adds nothing here. It lowers the logits of far keys in step 3.",
+};
+
+function Input({ page }) {
+  const { state, set, held, result } = page, matrix = (id) => html`<${Matrix} ...${{ matrix: held[id], page }} />`;
+  const edit = (i, j, value) => set({ x: state.x.map((row, n) => row.map((old, k) => (n === state.order[i] && k === j ? value : old))) });
+  return html`<${Step} id="input" page=${page} formula=${result.added ? "X + P" : "X"}
+    said=${`One row for each word, four numbers each. The dimensions have names because a person chose them; those of a trained model have none. ${ADDED[state.position]}`}>
+    <div class="row"><${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
+      ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}</div></>`;
+}
+
+function Project({ page }) {
+  const input = page.result.added ? "(X + P)" : "X";
+  return html`<${Step} id="project" page=${page} formula=${["Q", "K", "V"].map((letter) => `${letter} = ${input}·W_${letter}`).join("   ")}
+    said="A word's query is compared with the keys of all words. Its output is a mean of their values.">
+    <div class="thirds">${["Q", "K", "V"].map((letter) => html`<div class="row"><${WeightMatrix} ...${{ page, letter }} />
+      <${Matrix} ...${{ matrix: page.held[letter], page }} /></div>`)}</div></>`;
+}
+
+function Split({ page }) {
+  const { state, held, result } = page, isTurned = state.position === "rope";
+  const formula = state.heads === 1 ? "Q₁ = Q   K₁ = K   V₁ = V" : "Q = [Q₁ Q₂]   K = [K₁ K₂]   V = [V₁ V₂]";
+  return html`<${Step} id="split" page=${page} formula=${`${formula}${isTurned ? "   Q, K rotated by the position" : ""}`}
+    said=${`${state.heads === 1 ? "One head has all four columns." : "Each head gets two of the four columns. Nothing is computed."}${isTurned ? " RoPE then rotates each pair of a query's and of a key's columns by an angle that grows with the position." : ""}`}>
+    <${Lanes} page=${page} of=${(n) => ["Q", "K", "V"].map((letter) => html`<${Matrix} ...${{ matrix: held[`${letter}${n}`], page }} />`)} /></>`;
+}
+
+function Score({ page }) {
+  const { state, held, result } = page, root = state.scale ? ` / √${result.width}` : "", bias = state.position === "alibi" ? " − slope·distance" : "";
+  const slopes = result.heads.map(({ slope }) => slope).join(" and ");
+  return html`<${Step} id="score" page=${page} formula=${result.heads.map((_, n) => `S${subscript(n)} = Q${subscript(n)}·K${subscript(n)}ᵀ${root}${bias}`).join("   ")}
+    said=${`One logit for each pair: queries down, keys across.${state.causal ? " The causal mask hides the keys after each query." : " No mask: each word sees all words."}${bias ? ` Slopes of ALiBi for ${state.heads === 1 ? "one head" : "two heads"}: ${slopes}.` : ""}`}>
+    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`S${n}`], page }} />`} /></>`;
+}
+
+function Mix({ page }) {
+  const { state, held, result } = page, divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
+  return html`<${Step} id="mix" page=${page} formula=${result.heads.map((_, n) => `A${subscript(n)} = softmax(S${subscript(n)}${divided})   O${subscript(n)} = A${subscript(n)}·V${subscript(n)}`).join("   ")}
+    said="The softmax of each row: its weights add up to 1. A word's output is the mean of the values, with these weights.">
+    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`A${n}`], page }} />${sign("·")}<${Matrix} ...${{ matrix: held[`V${n}`], page, again: true }} />${sign("=")}<${Matrix} ...${{ matrix: held[`O${n}`], page }} />`} /></>`;
+}
+
+function Output({ page }) {
+  const { state, held } = page;
+  return html`<${Step} id="output" page=${page} formula=${`O = ${state.heads === 1 ? "O₁" : "[O₁ O₂]"}   Y = O·W_O`}
+    said="The heads' outputs are put beside each other, and W_O mixes them. In a model, Y is added to the residual stream.">
+    <div class="row"><${Matrix} ...${{ matrix: held.O, page }} />${sign("·")}<${WeightMatrix} ...${{ page, letter: "O" }} />${sign("=")}<${Matrix} ...${{ matrix: held.Y, page }} /></div></>`;
+}
