@@ -19,6 +19,7 @@ from mini_gpt.commands.suites.figures import Figures
 from mini_gpt.commands.suites.heads import Heads
 from mini_gpt.commands.suites.lens import Lens
 from mini_gpt.commands.suites.needles import Needles
+from mini_gpt.commands.suites.patching import Patching
 from mini_gpt.commands.suites.perplexity import Perplexity
 from mini_gpt.commands.suites.pruning import Pruning
 from mini_gpt.commands.suites.tasks import Tasks
@@ -36,6 +37,7 @@ ALL = (
     Heads(),
     Pruning(),
     Lens(),
+    Patching(),
     Figures(),
     Explorer(),
     Diagnose(),
@@ -52,7 +54,7 @@ def check(names: list[str], options: SuiteOptions) -> None:
             near = difflib.get_close_matches(name, SUITES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UserError(f"--suite: found {name!r}; must be one of {', '.join(SUITES)}{hint}")
-    for flag in ("lengths", "strides", "text", "tokens"):
+    for flag in ("lengths", "strides", "text", "tokens", "other"):
         if getattr(options, flag) is not None and not any(flag in SUITES[name].flags for name in names):
             others = " or ".join(name for name, suite in SUITES.items() if flag in suite.flags)
             raise UserError(f"--{flag} is not supported by --suite={','.join(names)}; use it with {others}")
@@ -74,8 +76,8 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     tensorboard/NAME. The JSON is written last: if it exists, all files exist.
     """
     suite = SUITES[name]
-    if "text" not in suite.flags:
-        options = dataclasses.replace(options, text=None)
+    text, other = (getattr(options, flag) if flag in suite.flags else None for flag in ("text", "other"))
+    options = dataclasses.replace(options, text=text, other=other)
     check_run(run, name, options)
     stem = file_stem(name, options, run.checkpoint, run.overrides)
     _log_replaced(run.workdir / "eval" / f"{stem}.json", requested(name, options))

@@ -32,7 +32,7 @@ class SuiteOptions:
 
     split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of heads,
     figures and explorer; for a model with an encoder, SOURCE=TARGET. tokens: the most in a pass of pruning, or
-    targets of the sliding windows of extrapolation.
+    targets of the sliding windows of extrapolation. other: the second text of patching.
     """
 
     split: str = "validation"
@@ -40,13 +40,14 @@ class SuiteOptions:
     strides: str | None = None
     text: str | None = None
     tokens: int | None = None
+    other: str | None = None
 
 
 class Suite:
     """A measurement of a run. `eval.py --suite=NAME` writes its result to eval/NAME.json."""
 
     name: str
-    flags: tuple[str, ...] = ()  # supported options besides split: lengths, strides, text, tokens
+    flags: tuple[str, ...] = ()  # supported options besides split
     needs_text = False  # True: a run of a task can't be measured
     needs_next_token = False  # True: a run with another objective can't be measured
     supports_encoder = False  # True: a run with an encoder can be measured, on any data
@@ -144,7 +145,7 @@ def file_stem(
     parts += [] if options.split == "validation" else [f"split={options.split}"]
     parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]
     parts += [f"{field}={value}" for field, value in (overrides or {}).items()]
-    parts += [] if options.text is None else [f"text={options.text}"]
+    parts += [f"{flag}={text}" for flag in ("text", "other") if (text := getattr(options, flag)) is not None]
     return files.plain_name(",".join(parts))
 
 

@@ -1,0 +1,97 @@
+"""Which activations carry the difference between two texts: activation patching."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from mini_gpt.commands import results
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
+from mini_gpt.config.schema import Config
+from mini_gpt.data import spans
+from mini_gpt.evaluation import progress
+from mini_gpt.insight.curves import token_label
+from mini_gpt.insight.mechanisms import patching
+from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training.run import Run
+
+PRINTED = 12  # patches with the largest effects
+
+
+class Patching(Suite):
+    name = "patching"
+    flags = ("text", "other")
+    needs_next_token = True
+
+    def check(self, trained: Config, options: SuiteOptions) -> None:
+        super().check(trained, options)
+        if options.text is None or options.other is None:
+            raise UserError(f"--suite={self.name} needs two texts: --text=TEXT --other=TEXT; each ends with its answer")
+
+    def measure(self, run: Run, options: SuiteOptions) -> Result:
+        clean, corrupted = (_tokens(run, name, text) for name, text in _texts(options).items())
+        sizes = f"{len(clean)} tokens in --text and {len(corrupted)} in --other"
+        require(len(clean) == len(corrupted), "--other", sizes, "both texts need equal numbers of tokens")
+        require(
+            bool((clean[:-1] != corrupted[:-1]).any()), "--other", options.other, "must differ before its last token"
+        )
+        pair = patching.TextPair(clean[:-1], corrupted[:-1], int(clean[-1]), int(corrupted[-1]))
+        with progress.shown("activation patching", patching.cost(run.model, len(clean) - 1)) as advance:
+            effects = patching.patch(run.model, pair, advance=advance)
+        base.check_finite(run, [effects.clean, effects.corrupted, *effects.heads_NH.flat])
+        text = lambda token: spans.decode([int(token)], run.tokenizer)
+        return {
+            "clean": {"tokens": [text(token) for token in clean], "score": effects.clean},
+            "corrupted": {"tokens": [text(token) for token in corrupted], "score": effects.corrupted},
+            "score": "log-probability" if clean[-1] == corrupted[-1] else "logit difference",
+            "by_place": {site: effects_NL.tolist() for site, effects_NL in effects.by_place.items()},
+            "heads": effects.heads_NH.tolist(),
+            "heads_by_place": None if effects.heads_NHL is None else effects.heads_NHL.tolist(),
+        }
+
+    def rows(self, result: Result) -> list[Row]:
+        places, rows = _labels(result), []
+        for site, effects_NL in result["by_place"].items():
+            for (layer, place), effect in np.ndenumerate(np.array(effects_NL)):
+                rows.append(_row(site, layer, None, place, places[place], effect))
+        for (layer, head), effect in np.ndenumerate(np.array(result["heads"])):
+            rows.append(_row("head", layer, head, None, None, effect))
+        for (layer, head, place), effect in np.ndenumerate(np.array(result["heads_by_place"] or np.zeros((0, 0, 0)))):
+            rows.append(_row("head", layer, head, place, places[place], effect))
+        return rows
+
+    def figure(self, result: Result) -> Figure:
+        found = {site: np.array(effects_NL) for site, effects_NL in result["by_place"].items()}
+        effects = patching.Effects(0, 0, found, np.array(result["heads"]), None)
+        title = f"Step {result['checkpoint_step']:,}: activations of --text, put into the pass on --other"
+        return patching.patching_figure(effects, _labels(result), title=title)
+
+    def printed(self, result: Result) -> str:
+        """Return the scores of both texts, and the patches with the largest effects."""
+        both = [f"{name}: {result[name]['score']:.3f}" for name in ("clean", "corrupted")]
+        largest = sorted(self.rows(result), key=lambda row: -abs(row["effect"]))[:PRINTED]
+        head = f"{result['score']} of the answers, in nats: {', '.join(both)}"
+        return f"{head}\n\n{results.table(largest)}"
+
+
+def _texts(options: SuiteOptions) -> dict[str, str]:
+    assert options.text is not None and options.other is not None
+    return {"--text": options.text, "--other": options.other}
+
+
+def _tokens(run: Run, flag: str, text: str) -> np.ndarray:
+    tokens = run.tokenizer.encode(text).astype(np.int32)
+    require(len(tokens) > 1, flag, text, "needs at least two tokens: the last one is the answer")
+    run.config.model.check_length(len(tokens) - 1)
+    return tokens
+
+
+def _labels(result: Result) -> list[str]:
+    """Return a label for each place: its token, or both tokens if the texts differ there."""
+    tokens = zip(*(map(token_label, result[name]["tokens"][:-1]) for name in ("clean", "corrupted")), strict=True)
+    return [clean if clean == corrupted else f"{clean}/{corrupted}" for clean, corrupted in tokens]
+
+
+def _row(site: str, layer: int, head: int | None, place: int | None, token: str | None, effect: Any) -> Row:
+    return {"site": site, "layer": layer, "head": head, "place": place, "token": token, "effect": float(effect)}

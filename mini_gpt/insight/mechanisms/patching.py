@@ -1,0 +1,178 @@
+"""Activation patching: which activations carry the difference between two texts.
+
+The model reads the corrupted text, but one activation is replaced by the one that it has on the clean text. If this
+brings the prediction of the clean text back, then the activation carries the difference (Meng et al. 2022; Heimersheim
+and Nanda 2024).
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mini_gpt.data.batches import in_full_batches
+from mini_gpt.evaluation import progress
+from mini_gpt.evaluation.progress import Advance
+from mini_gpt.insight.curves import label_heads, new_figure
+from mini_gpt.model.editing import Edit, Edits
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
+
+BY_PLACE = ("stream", "attention", "feed_forward")  # sites that are patched by layer and place; the names of `Edits`
+MOST_PATCHES = 4096  # of single heads at single places; with more, heads are only patched at all places
+SMALLEST_DIFFERENCE = 1e-4  # between the scores of both texts, in nats
+ANY = -1  # all places, or all heads
+
+
+class TextPair(NamedTuple):
+    """Two texts of L tokens, and the token that should follow each.
+
+    The score of a run is logit(clean answer) - logit(corrupted answer) after the last token. If both answers are the
+    same token, it is its log-probability. Both are in nats.
+    """
+
+    clean_L: np.ndarray
+    corrupted_L: np.ndarray
+    clean_answer: int
+    corrupted_answer: int
+
+
+class Patch(NamedTuple):
+    """The layer, place and head of a patch. ANY: all places, or all heads."""
+
+    layer: Any
+    place: Any
+    head: Any
+
+
+class Effects(NamedTuple):
+    """(score of the patched run - corrupted) / (clean - corrupted): 0 if a patch changes nothing, 1 if it restores all.
+
+    by_place: {site: effects_NL}. heads_NH: of a head at all places. heads_NHL: at one place; None if there would be
+    more than MOST_PATCHES. clean, corrupted: the scores without a patch. float64.
+    """
+
+    clean: float
+    corrupted: float
+    by_place: dict[str, np.ndarray]
+    heads_NH: np.ndarray
+    heads_NHL: np.ndarray | None
+
+
+def activations(model: LoadedModel, tokens_BL: np.ndarray) -> Edits:
+    """Return the activations of a pass in the fields of `Edits`: heads_NBLHK, and the others as x_NBLD. float32."""
+    padded_BL = sharding.put_whole(sharding.pad_rows(tokens_BL, model.mesh), model.mesh)
+    return Edits(*(array[:, : len(tokens_BL)] for array in jax.device_get(_activations(model, padded_BL))))
+
+
+@jax.jit
+def _activations(model: LoadedModel, tokens_BL: jax.Array) -> tuple[jax.Array, ...]:
+    take = lambda trace: (trace.heads_BLHK, trace.attention_BLD, trace.feed_forward_BLD, trace.before_BLD)
+    with sharding.use_mesh(model.mesh):
+        layers = model.merge().forward(model.with_layout(tokens_BL), edits=model.edits, trace=take)[2] or []
+    stacked = tuple(jnp.stack(arrays).astype(jnp.float32) for arrays in zip(*layers, strict=True))
+    return sharding.replicate(stacked, model.mesh)
+
+
+def patch(model: LoadedModel, pair: TextPair, *, advance: Advance = progress.silent) -> Effects:
+    """Return the effects of all patches. The model is causal and has no encoder.
+
+    Raises UserError if the scores of both texts are almost equal.
+    """
+    layers, heads, length = model.config.model.num_layers, model.config.model.num_heads, len(pair.clean_L)
+    answers = np.array([pair.clean_answer, pair.corrupted_answer], np.int32)
+    rows = model.rows_at_a_time(length, "logits")
+    in_rows = lambda tokens_L: sharding.put_whole(np.repeat(tokens_L[None], rows, axis=0), model.mesh)
+    corrupted_BL = in_rows(pair.corrupted_L)
+    clean = float(_scores(model, in_rows(pair.clean_L), answers)[0])
+    corrupted = float(_scores(model, corrupted_BL, answers)[0])
+    if abs(clean - corrupted) < SMALLEST_DIFFERENCE:
+        remedy = "give texts between which the model's prediction differs"
+        raise UserError(f"--other: found the scores {clean:.4g} and {corrupted:.4g} for the two texts; {remedy}")
+    values = activations(model, pair.clean_L[None])
+
+    def effects(site: str, *axes: Iterable[int]) -> np.ndarray:
+        """Return the effect of each combination of a layer, a place and a head."""
+        patches = [Patch(*patch) for patch in itertools.product(range(layers), *axes)]
+        scores: list[float] = []
+        for count, part in in_full_batches(patches, rows):
+            put = sharding.put_whole(Patch(*np.array(part, np.int32).T), model.mesh)
+            scores += _patched_scores(model, corrupted_BL, answers, put, getattr(values, site), site=site)[
+                :count
+            ].tolist()
+            advance(count * length)
+        return (np.array(scores) - corrupted) / (clean - corrupted)
+
+    by_place = {site: effects(site, range(length), [ANY]).reshape(layers, length) for site in BY_PLACE}
+    heads_NH = effects("heads", [ANY], range(heads)).reshape(layers, heads)
+    heads_NHL = None
+    if layers * heads * length <= MOST_PATCHES:
+        heads_NHL = effects("heads", range(length), range(heads)).reshape(layers, length, heads).swapaxes(1, 2)
+    return Effects(clean, corrupted, by_place, heads_NH, heads_NHL)
+
+
+def cost(model: LoadedModel, length: int) -> int:
+    """Return the number of tokens that the model processes in `patch`."""
+    layers, heads = model.config.model.num_layers, model.config.model.num_heads
+    single = layers * heads * length
+    return length * (len(BY_PLACE) * layers * length + layers * heads + (single if single <= MOST_PATCHES else 0))
+
+
+@jax.jit
+def _scores(model: LoadedModel, tokens_BL: jax.Array, answers: jax.Array) -> jax.Array:
+    """Return the score_B of each row."""
+    logits_BV = model.merge().logits(model.hidden(tokens_BL)[:, -1:])[:, 0]
+    log_B = jax.nn.log_softmax(logits_BV)[:, answers[0]]
+    score_B = jnp.where(answers[0] == answers[1], log_B, logits_BV[:, answers[0]] - logits_BV[:, answers[1]])
+    return sharding.replicate(score_B, model.mesh)
+
+
+@functools.partial(jax.jit, static_argnames="site")
+def _patched_scores(
+    model: LoadedModel, tokens_BL: jax.Array, answers: jax.Array, patches: Patch, values: jax.Array, *, site: str
+) -> jax.Array:
+    """Return the score_B of each row with its patch. values: the activations of the clean text, [N, 1, L, ...]."""
+    at = lambda chosen_B, size: (chosen_B[:, None] == jnp.arange(size)) | (chosen_B[:, None] == ANY)
+    layer_NB11, place_BL1 = (
+        at(patches.layer, len(values)).T[..., None, None],
+        at(patches.place, values.shape[2])[..., None],
+    )
+    chosen_NBLH = layer_NB11 & place_BL1 & at(patches.head, model.config.model.num_heads)[:, None]
+    chosen = chosen_NBLH if site == "heads" else chosen_NBLH[..., 0]
+    edits = model.edits._replace(**{site: Edit.replace(chosen, values)})
+    return _scores(dataclasses.replace(model, edits=edits), tokens_BL, answers)
+
+
+def patching_figure(effects: Effects, labels: list[str], *, title: str) -> Figure:
+    """Return a figure: effects by layer and place for each site, and by layer and head. Layer 0 is at the bottom.
+
+    labels: of the places.
+    """
+    layers, length = effects.by_place["stream"].shape
+    heads = effects.heads_NH.shape[1]
+    width, height = max(3.5, 1.2 + 0.3 * length), max(2.4, 1.3 + 0.32 * layers)
+    figure, grid = new_figure((2 * width, 2 * height), 2, 2, title=title)
+    names = {"stream": "Residual stream before the layer", "attention": "Output of attention"}
+    names |= {"feed_forward": "Output of the feed-forward"}
+    image = None
+    for axes, (site, name) in zip(grid.flat, names.items(), strict=False):
+        image = _heat_map(axes, effects.by_place[site])
+        axes.set(ylabel="layer", yticks=range(layers), title=name)
+        axes.set_xticks(range(length), labels, fontsize=8 if length <= 40 else 5, rotation=90 if length > 24 else 0)
+    _heat_map(grid[1, 1], effects.heads_NH)
+    label_heads(grid[1, 1], layers, heads, "Output of a head, at all places")
+    figure.colorbar(image, ax=grid, label="share of the difference that is restored", shrink=0.7)
+    return figure
+
+
+def _heat_map(axes: Axes, effects_NX: np.ndarray) -> Any:
+    axes.tick_params(length=0)
+    return axes.imshow(effects_NX, origin="lower", cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")

@@ -1,0 +1,100 @@
+"""Activation patching finds the parts that carry a difference, in models whose mechanism is known."""
+
+import numpy as np
+import pytest
+
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.insight.mechanisms import patching
+from mini_gpt.insight.mechanisms.patching import TextPair
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+from tests.evaluation.models import random_model
+from tests.insight.mechanisms import handmade
+from tests.insight.mechanisms.handmade import encode
+
+
+def pair(clean, corrupted):
+    """Return the pair of two texts that end with their answers."""
+    (*first, answer), (*second, other) = encode(clean), encode(corrupted)
+    return TextPair(np.array(first, np.int32), np.array(second, np.int32), answer, other)
+
+
+def one_hot(shape, *places):
+    expected = np.zeros(shape)
+    for place in places:
+        expected[place] = 1
+    return expected
+
+
+def test_the_handmade_model_does_induction(small):
+    model = handmade.induction(small)
+    for text, answer in {"abcda": "b", "fcdec": "d", "bdacfb": "d"}.items():
+        assert np.argmax(model.logits(encode(text)[None])[0, -1]) == encode(answer)[0]
+
+
+def test_a_copied_token_is_carried_by_the_induction_head(small):
+    found = patching.patch(handmade.induction(small), pair("abcdab", "aecdae"))
+    assert found.clean == pytest.approx(-found.corrupted) and found.clean > 1
+    close = lambda effects, *places: np.testing.assert_allclose(effects, one_hot(effects.shape, *places), atol=1e-4)
+    close(found.by_place["stream"], (0, 1), (1, 1))  # b stays in its place until layer 1 reads it
+    close(found.by_place["attention"], (1, 4))  # and is written at the last place
+    close(found.by_place["feed_forward"])
+    close(found.heads_NH, (1, 0))
+    close(found.heads_NHL, (1, 0, 4))
+
+
+def test_what_precedes_a_token_is_carried_by_the_previous_token_head(small):
+    found = patching.patch(handmade.induction(small), pair("abcdab", "cbadad"))
+    np.testing.assert_allclose(found.heads_NH, [[1, 0], [1, 0]], atol=1e-4)
+    # With the head's output at b only, the keys b and d both follow an a: both are predicted alike.
+    np.testing.assert_allclose(found.heads_NHL[0, 0], [0, 0.5, 0, 0.5, 0], atol=1e-4)
+
+
+def test_a_flipped_bracket_is_found_in_its_place(small):
+    model = handmade.brackets(small)
+    found = patching.patch(model, pair("aabac", "bbbad"))
+    assert found.clean > 0 > found.corrupted
+    np.testing.assert_allclose(found.heads_NH, [[0, 1]], atol=1e-4)
+    np.testing.assert_allclose(found.heads_NHL[0, 1], [0, 0, 0, 1], atol=1e-4)
+    # The mean of a, a, b, a is 1/2, that of b, b, b, a is -1/2; each flip alone leads to 0 and half of the way.
+    balanced = found.by_place["stream"][0]
+    np.testing.assert_allclose(balanced, [balanced[0], balanced[0], 0, 0], atol=1e-4)
+    assert balanced[0] == pytest.approx(0.5, abs=1e-4)
+
+
+def test_equal_answers_are_scored_by_their_log_probability(small):
+    model = random_model(
+        small(model__num_layers=2, model__num_heads=2, context_length=8), handmade.TOKENIZER.token_bytes
+    )
+    texts = pair("abcda", "abeda")
+    found = patching.patch(model, texts)
+    for score, tokens_L in {found.clean: texts.clean_L, found.corrupted: texts.corrupted_L}.items():
+        logits_V = np.float64(model.logits(tokens_L[None])[0, -1])
+        assert score == pytest.approx(logits_V[texts.clean_answer] - np.log(np.exp(logits_V).sum()), abs=1e-4)
+    stream_NL = found.by_place["stream"]
+    np.testing.assert_allclose(stream_NL[0], [0, 0, 1, 0], atol=1e-3)  # the only token that differs
+    np.testing.assert_allclose(stream_NL[:, :2], 0, atol=1e-3)  # places before it are equal
+
+
+def test_texts_without_a_difference_are_refused(small):
+    with pytest.raises(UserError, match="give texts between which"):
+        patching.patch(handmade.induction(small), pair("abcdab", "abedab"))
+
+
+def test_the_suite_writes_effects_and_checks_its_texts(trained):
+    run = Run(trained())
+    result = suites.evaluate(run, "patching", SuiteOptions(text="def f(x):", other="def g(x):"))
+    assert np.shape(result["by_place"]["stream"]) == (run.config.model.num_layers, 8)
+    assert result["by_place"]["stream"][0][4] == pytest.approx(1, abs=1e-3)
+    (table,) = (run.workdir / "eval").glob("patching*.csv")
+    assert table.with_suffix(".png").exists() and "f/g" in table.read_text()
+    for options, message in {
+        SuiteOptions(): "needs two texts",
+        SuiteOptions(text="ab"): "needs two texts",
+        SuiteOptions(text="abc", other="ab"): "3 tokens in --text and 2 in --other",
+        SuiteOptions(text="abc", other="abd"): "must differ before its last token",
+        SuiteOptions(text="a", other="b"): "needs at least two tokens",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            suites.evaluate(run, "patching", options)
