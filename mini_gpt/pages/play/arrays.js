@@ -50,7 +50,7 @@ const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 const logSigmoid = (x) => Math.min(x, 0) - Math.log1p(Math.exp(-Math.abs(x)));
 const softplus = (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x)));
 const silu = (x) => x * sigmoid(x);
-const gelu = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+const gelu = (x) => x * sigmoid(2 * Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x)); // (1 + tanh u) / 2 = σ(2u)
 const exactGelu = (x) => 0.5 * x * (1 + erf(x / Math.SQRT2));
 
 // 2/√π · e^(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (1 · 3 · 5 ⋯ (2n+1)): all terms have the same sign, so no digits cancel.

@@ -24,7 +24,8 @@
 //
 // {id, kind: "generate", model, tokens, edits, temperature, topK, seed, count}
 //   → {kind: "token", token, probability} for each token, then {kind: "done", generated}
-//   temperature 0: the most likely token. topK 0: all tokens. Runs are answered between two tokens.
+//   temperature 0: the most likely token. topK 0: all tokens. Runs are answered between two tokens. Its slot is
+//   "generated": a newer generation of the same model cancels an older one.
 //
 // {kind: "cancel"}: ends all runs and generations.
 //
@@ -40,10 +41,11 @@ class Desk {
   }
 
   receive(request) {
-    const { kind, model, slot = "main" } = request;
+    const { kind, model } = request;
     if (kind === "cancel") return this.cancel(() => true);
-    const job = { ...request, slot, cancelled: false };
-    if (kind === "run") this.cancel((old) => old.kind !== "generate" && old.model === model && old.slot === slot);
+    const slot = kind === "generate" ? "generated" : (request.slot ?? "main");
+    const job = { ...request, slot, cancelled: false, finished: false };
+    if (kind === "run" || kind === "generate") this.cancel((old) => old.model === model && old.slot === slot);
     this.jobs.push(job);
     if (!this.busy) this.work();
   }
@@ -73,9 +75,9 @@ class Desk {
   async do(job) {
     job.steps ??= this[job.kind](job);
     let began = performance.now();
-    while (!job.cancelled) {
+    while (!job.cancelled && !job.finished) {
       const { value, done } = job.steps.next();
-      if (done) return void (job.finished = true);
+      job.finished = done;
       if (value === TURN) break; // another job's turn
       if (value instanceof Promise) await value;
       if (performance.now() - began < WORK) continue;
@@ -83,7 +85,7 @@ class Desk {
       began = performance.now();
     }
     if (job.cancelled) this.answer(job, { kind: "cancelled" });
-    job.finished = job.cancelled;
+    job.finished ||= job.cancelled;
     await this.pause();
   }
 
@@ -93,7 +95,7 @@ class Desk {
 
   // The pass of a slot, a new one if the edits have changed.
   passOf({ model, slot, edits = {} }) {
-    if (!this.models[model]) throw new Refusal(`model ${model} is not loaded`);
+    if (!this.models[model]) throw new Refusal(`The model ${model} is not loaded.`);
     const key = `${model} ${slot}`, written = JSON.stringify(edits);
     if (this.passes.get(key)?.written !== written)
       this.passes.set(key, { written, pass: new Pass(this.models[model], edits) });
@@ -121,7 +123,7 @@ class Desk {
   }
 
   *generate(job) {
-    const pass = this.passOf({ ...job, slot: "generate" }), tokens = [...job.tokens], random = randomNumbers(job.seed ?? 0);
+    const pass = this.passOf(job), tokens = [...job.tokens], random = randomNumbers(job.seed ?? 0);
     for (let n = 0; n < job.count; n++) {
       yield* pass.run(tokens);
       const { token, probability } = drawn(lastLogits(pass), job.temperature ?? 1, job.topK ?? 0, random);

@@ -1,0 +1,230 @@
+"""Edits of the playground equal the same changes of the model in Python, and refusals are sentences."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from mini_gpt.config import loading as configs
+from mini_gpt.model import gpt
+from mini_gpt.model.attention.inputs import Mask
+from mini_gpt.model.editing import NONE, Edit, Edits
+from mini_gpt.model.inputs import Inputs
+from tests import oracle
+from tests.conftest import slow
+from tests.model.test_editing import activations
+from tests.pages import play_engine
+from tests.pages.play_engine import make
+from tests.pages.test_play_engine import LENGTH, LIMIT, TOKENS, exact
+
+OTHERS = np.roll(TOKENS, 3)
+N, H, D, K = 2, 4, 16, 4
+SHAPES = {"heads": (N, 1, LENGTH, H, K), "attention": (N, 1, LENGTH, D), "feed_forward": (N, 1, LENGTH, D)}
+ROPE = {"position": "rope", "d_model": 64, "rope.original_context": 5}
+SINKS = {"position": "alibi", "variants.sink": "trained", "num_kv_heads": 2, "variants.soft_cap": 3.0}
+STICKS = {"position": "none", "variants.normaliser": "stick_breaking"}
+
+
+def run(model, edits, *texts):
+    return play_engine.passes([model], [(0, texts or [TOKENS], edits)])[0]
+
+
+def close(found_LV, wanted_LV, error=""):
+    assert np.ptp(wanted_LV) > 1
+    np.testing.assert_allclose(found_LV, wanted_LV, atol=LIMIT, rtol=0, err_msg=str(error))
+
+
+# (fields of the model, edits, the same edit as fields of the config)
+AS_FIELDS = [
+    ({"position": "rope"}, {"scale": "off"}, {"scale_attention": False}),
+    (SINKS, {"window": 3}, {"attention_window": 3}),
+    ({"position": "t5", "attention_window": (2, 5)}, {"window": None}, {"attention_window": None}),
+    ({"position": "rope"}, {"mask": "none"}, {"causal": False}),
+    ({"position": "alibi", "attention_window": 4}, {"mask": "none"}, {"causal": False}),
+    (ROPE, {"rope": {"base": 50}}, {"rope.base": 50.0}),
+    ({"position": "pope"}, {"rope": {"base": 50}}, {"rope.base": 50.0}),
+    ({"position": "rope"}, {"temperature": 2.5}, {"scale_width": 4 * 2.5**2}),
+]
+for scaling in ("linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"):
+    same = {"rope.scaling": scaling, "rope.factor": 3.0, "rope.beta_fast": 4.0 if scaling == "llama3" else 32.0}
+    AS_FIELDS.append((ROPE, {"rope": {"scaling": scaling, "factor": 3}}, same))
+
+
+def with_fields(config, fields):
+    """Return the model's config with other fields. Only those of one section are given."""
+    leaves = {name.removeprefix("rope."): value for name, value in fields.items()}
+    if any(name.startswith("rope.") for name in fields):
+        return dataclasses.replace(config, rope=dataclasses.replace(config.rope, **leaves))
+    return dataclasses.replace(config, **leaves)
+
+
+def test_edits_equal_the_fields_of_the_config():
+    models = [make(fields) for fields, *_ in AS_FIELDS]
+    found = play_engine.passes(models, [(n, [TOKENS], edits) for n, (_, edits, _) in enumerate(AS_FIELDS)])
+    for model, (_, edits, fields), [(logits_LV, _)] in zip(models, AS_FIELDS, found, strict=True):
+        wanted_LV = exact(model, TOKENS, with_fields(model.config.model, fields))
+        assert np.abs(wanted_LV - exact(model, TOKENS)).max() > 100 * LIMIT, edits
+        close(logits_LV, wanted_LV, edits)
+
+
+def test_a_temperature_divides_all_logits_of_the_softmax(monkeypatch):
+    model = make(SINKS)
+    [(logits_LV, _)] = run(model, {"temperature": 0.4})
+    softmax = oracle.softmax
+    monkeypatch.setattr(oracle, "softmax", lambda logits_LS: softmax(logits_LS / 0.4))
+    close(logits_LV, exact(model, TOKENS))
+
+
+def test_slopes_replace_those_of_alibi_or_multiply_them(monkeypatch):
+    model, slopes = make({"position": "alibi"}), oracle.alibi_slopes(H)
+    for edit, changed in [(3, [3 * slope for slope in slopes]), ([0.1, 0.9, 0, 0.5], [0.1, 0.9, 0, 0.5])]:
+        [(logits_LV, _)] = run(model, {"slopes": edit})
+        monkeypatch.setattr(oracle, "alibi_slopes", lambda heads, changed=changed: changed)
+        close(logits_LV, exact(model, TOKENS))
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal", "rope", "alibi", "fire"])
+def test_a_start_moves_all_positions(position):
+    model = make({"position": position, "max_positions": 30})
+    [(logits_LV, _)] = run(model, {"start": 18})
+    close(logits_LV, exact(model, TOKENS, positions=range(18, 30)))
+    if position in ("rope", "alibi"):  # only distances count
+        close(logits_LV, exact(model, TOKENS))
+
+
+@pytest.mark.parametrize("fields", [{"position": "rope"}, *slow({"position": "t5", "attention_window": 3})], ids=str)
+@pytest.mark.parametrize("mask", ["shifted", *slow("none")])
+def test_another_mask_shows_later_keys(fields, mask, monkeypatch):
+    model = make(fields | {"attention": "reference"})
+    [(logits_LV, _)] = run(model, {"mask": mask})
+
+    def between(self, places_L, places_S, segments):
+        offset_LS = places_S[None, :] - places_L[:, None]
+        reach = len(places_L) if self.window is None else self.window
+        return ((offset_LS <= {"shifted": 1, "none": LENGTH}[mask]) & (abs(offset_LS) < reach))[None]
+
+    monkeypatch.setattr(Mask, "between", between)
+    with jax.disable_jit():
+        close(logits_LV, model.logits(TOKENS[None])[0])
+
+
+def in_jax(model, edits=NONE, tokens=TOKENS):
+    return np.asarray(dataclasses.replace(model, edits=edits).logits(np.asarray(tokens)[None]))[0]
+
+
+def replaced(site, chosen, values=0.0):
+    """Return edits that replace an activation where `chosen` is True. They have all sites: JAX compiles once."""
+    all_sites = {name: Edit(np.ones(shape, np.float32), np.zeros(shape, np.float32)) for name, shape in SHAPES.items()}
+    kept = ~np.broadcast_to(chosen, SHAPES[site])
+    add = np.where(kept, 0, values).astype(np.float32)
+    return Edits(**all_sites | {site: Edit(kept.astype(np.float32), add)})
+
+
+def at(site, *index):
+    """Return an array of the site's shape that is True at an index of its axes N, B, L, …"""
+    chosen = np.zeros(SHAPES[site], bool)
+    chosen[index] = True
+    return chosen
+
+
+@pytest.fixture
+def model():
+    return make({"position": "rope", "variants.gate": "entry", "norm_placement": "post"})
+
+
+ALL, FIRST = slice(None), 0
+# (edits, site, where) of activations that become 0
+ZERO = [
+    ({"heads": {"1.2": "off"}}, "heads", (1, 0, ALL, 2)),
+    ({"attentions": [0]}, "attention", (0,)),
+    ({"feedForwards": [1]}, "feed_forward", (1,)),
+]
+
+
+@pytest.mark.parametrize("edits, site, where", ZERO, ids=str)
+def test_what_is_off_adds_nothing(model, edits, site, where):
+    [(logits_LV, _)] = run(model, edits)
+    close(logits_LV, in_jax(model, replaced(site, at(site, *where))))
+
+
+def test_a_layer_that_is_off_is_an_identity():
+    model = make({"position": "alibi"})
+    [(logits_LV, _)] = run(model, {"layers": [0]})
+    blocks = {0: model.parameters["blocks"][1]}
+    one = dataclasses.replace(model, parameters=model.parameters | {"blocks": blocks})
+    close(logits_LV, exact(one, TOKENS, dataclasses.replace(model.config.model, num_layers=1)))
+
+
+def test_a_head_can_be_its_mean(model):
+    heads = activations(model, TOKENS[None])["heads"]
+    [(logits_LV, _)] = run(model, {"heads": {"0.3": "mean"}})
+    mean = np.asarray(heads).mean(axis=2, keepdims=True)
+    close(logits_LV, in_jax(model, replaced("heads", at("heads", 0, 0, ALL, 3), mean)))
+
+
+@pytest.mark.parametrize("places", ["all", [0, 4, 11]], ids=str)
+def test_patched_heads_are_those_of_the_other_text(model, places):
+    others = activations(model, OTHERS[None])["heads"]
+    patch = {"tokens": OTHERS.tolist(), "heads": ["0.1", "1.0"], "places": places}
+    [(logits_LV, _)] = run(model, {"patch": patch})
+    chosen, at_places = np.zeros(SHAPES["heads"], bool), ALL if places == "all" else places
+    for layer, head in ((0, 1), (1, 0)):
+        chosen[layer, 0, at_places, head] = True
+    close(logits_LV, in_jax(model, replaced("heads", chosen, np.asarray(others))))
+
+
+@pytest.mark.slow
+def test_all_edits_combine(monkeypatch):
+    model = make({"position": "rope"})
+    fields = {"scale_width": 4.0, "attention_window": 6, "rope.base": 30.0}  # a temperature of 2, without a scale
+    config = configs.override(model.config, {f"model.{name}": value for name, value in fields.items()})
+    definition, _ = gpt.abstract(config.model, play_engine.VOCAB)
+    edited = dataclasses.replace(model, config=config, definition=definition)
+    edits = {"scale": "off", "temperature": 2, "window": 6, "rope": {"base": 30}, "start": 7, "mask": "causal"}
+    edits |= {"heads": {"0.0": "off"}, "feedForwards": [1]}
+    chosen = replaced("heads", at("heads", 0, 0, ALL, 0)), replaced("feed_forward", at("feed_forward", 1))
+    both = chosen[0]._replace(feed_forward=chosen[1].feed_forward)
+
+    def heads_and_logits(tokens, edits):
+        inputs = Inputs(tokens[None], np.arange(7, 7 + LENGTH)[None])
+        x_BLD, _, layers = edited.merge().forward(inputs, edits=edits, trace=lambda trace: trace.heads_BLHK)
+        return np.stack(layers), np.asarray(edited.merge().logits(x_BLD))[0]
+
+    others, _ = heads_and_logits(OTHERS, both)
+    where = at("heads", 1, 0, ALL, 3)
+    patched = Edit(np.where(where, 0, both.heads.scale), np.where(where, others, both.heads.add))
+    [(logits_LV, _)] = run(model, edits | {"patch": {"tokens": OTHERS.tolist(), "heads": ["1.3"]}})
+    close(logits_LV, heads_and_logits(TOKENS, both._replace(heads=patched))[1])
+
+
+# (fields of the model, edits, length of the text, part of the message)
+REFUSED = [
+    ({"position": "learned"}, {}, 13, "The learned table has 12 positions: a text of 13 tokens needs 13."),
+    ({"position": "learned"}, {"start": 5}, 8, "a text of 8 tokens from position 5 needs 13."),
+    (STICKS, {"mask": "none"}, 4, "stick-breaking is only defined with a causal mask"),
+    ({"position": "fox"}, {"mask": "shifted"}, 4, "fox is only defined with a causal mask"),
+    ({"variants.selective": True}, {"mask": "none"}, 4, "selective attention is only defined with a causal mask"),
+    ({}, {"patch": {"tokens": [1, 2], "heads": ["0.0"]}}, 4, "The other text has 2 tokens, this text 4"),
+    ({"rope.fraction": 0.5}, {"rope": {"scaling": "ntk", "factor": 2}}, 4, "more than one pair"),
+    ({}, {}, 0, "The text is empty"),
+    ({}, {"nonsense": 1}, 4, "There is no edit “nonsense”."),
+    ({}, {"heads": {"2.0": "off"}}, 4, "The edit “heads” can't have the value"),
+    ({}, {"heads": {"0.4": "mean"}}, 4, "The edit “heads” can't have the value"),
+    ({}, {"layers": [2]}, 4, "The edit “layers”"),
+    ({}, {"scale": "on"}, 4, "The edit “scale”"),
+    ({}, {"temperature": 0}, 4, "The edit “temperature”"),
+    ({}, {"window": 0}, 4, "The edit “window”"),
+    ({}, {"start": -1}, 4, "The edit “start”"),
+    ({}, {"rope": {"base": 1}}, 4, "The edit “rope”"),
+    ({}, {"rope": {"scaling": "cubic"}}, 4, "The edit “rope”"),
+    ({}, {"slopes": [1, 2]}, 4, "The edit “slopes”"),
+    ({}, {"patch": {"tokens": [1], "heads": ["0.0"], "places": [1]}}, 1, "The edit “patch”"),
+]
+
+
+def test_impossible_edits_are_refused_with_a_sentence():
+    models = [make(fields) for fields, *_ in REFUSED]
+    given = [(n, [TOKENS[:1].repeat(length)], edits) for n, (_, edits, length, _) in enumerate(REFUSED)]
+    for (*_, edits, _, part), message in zip(REFUSED, play_engine.passes(models, given), strict=True):
+        assert isinstance(message, str) and part in message, (edits, message)
