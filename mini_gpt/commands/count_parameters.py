@@ -47,9 +47,9 @@ def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
 def _vocab_size(data: DataConfig) -> int:
     if data.is_task:
         return len(tasks.find(data.corpus).alphabet) + 1
-    if data.tokenizer == "characters":
+    if data.tokenizer in ("characters", "words"):
         remedy = "its size depends on the corpus; give --vocab_size, or the --workdir of a run"
-        raise UserError(f"data.tokenizer: found 'characters'; {remedy}")
+        raise UserError(f"data.tokenizer: found {data.tokenizer!r}; {remedy}")
     return (
         data.vocab_size if data.tokenizer in ("bpe", "imported") else tokenizers.vocab_size(tokenizers.ByteTokenizer())
     )

@@ -12,7 +12,7 @@ class DataConfig(Section, prefix="data."):
     """The text: source, split and tokenization."""
 
     corpus: str = field(
-        "python_stdlib", "python_stdlib, tiny_shakespeare, text, pairs, tfds:NAME[/CONFIG] or task:NAME"
+        "python_stdlib", "python_stdlib, tiny_shakespeare, english, text, pairs, tfds:NAME[/CONFIG] or task:NAME"
     )
     path: str | None = field(
         None, "text: a glob; tiny_shakespeare: the file; pairs: a TSV file or the sources; tfds: TFDS's data directory"
@@ -23,7 +23,7 @@ class DataConfig(Section, prefix="data."):
     )
     split: Literal["documents", "contiguous"] = field("documents", "by a hash of each document, or by text position")
     split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "for train, validation and test; sum to 1")
-    tokenizer: Literal["bytes", "characters", "bpe", "imported"] = field(
+    tokenizer: Literal["bytes", "characters", "words", "bpe", "imported"] = field(
         "bytes", "unit of a token; imported: the Unigram, WordPiece or words of an imported model"
     )
     vocab_size: Annotated[int, above(257)] = field(8192, "for bpe: 256 bytes, a document separator, and merges")

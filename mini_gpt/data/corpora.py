@@ -19,7 +19,7 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 
 from mini_gpt.config.data import PAIRS, DataConfig
-from mini_gpt.data import builders, pair_files, tasks
+from mini_gpt.data import builders, english, pair_files, tasks
 from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.runtime import files, processes
@@ -53,12 +53,17 @@ def open_corpus(data: DataConfig) -> Corpus:
         make = functools.partial(TinyShakespeare, path=path, data_dir=tfds_dir, file_format="array_record")
         target = tfds_dir / TinyShakespeare.name / str(TinyShakespeare.VERSION)
         return _own(make, target, "tiny_shakespeare", builders.SHAKESPEARE_SHA256)
+    if data.corpus == "english":
+        fingerprint = hashlib.sha256(f"english {english.VERSION}".encode()).hexdigest()
+        parts: dict[str, Callable[[], Iterator[str]]]
+        parts = {split: functools.partial(english.texts, split) for split in english.SPLITS}
+        return Corpus("english", fingerprint, english.STORIES, parts)
     if data.corpus.startswith("tfds:"):
         return _catalogue(data.corpus.removeprefix("tfds:"), data.path, data.pair)
     if data.is_task:
         tasks.find(data.corpus)
         return Corpus(data.corpus, hashlib.sha256(f"{data.corpus} {tasks.VERSION}".encode()).hexdigest(), 0, {})
-    known = "python_stdlib, tiny_shakespeare, text, pairs, tfds:NAME[/CONFIG], or task:NAME"
+    known = "python_stdlib, tiny_shakespeare, english, text, pairs, tfds:NAME[/CONFIG], or task:NAME"
     raise UserError(f"data.corpus: found {data.corpus!r}; must be {known}")
 
 

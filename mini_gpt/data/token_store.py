@@ -125,7 +125,7 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
 
 @processes.main_process_first()
 def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
-    """Return the tokenizer of a config, cached. BPE uses the train split, characters use the whole corpus.
+    """Return the tokenizer of a config, cached. BPE uses the train split, characters and words use the whole corpus.
 
     Raises UserError for an imported tokenizer, which only the runs of its model have.
     """
@@ -153,6 +153,8 @@ def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
         if tokenizers.vocab_size(made) < data.vocab_size:
             found = tokenizers.vocab_size(made)
             log.info("BPE found only %d tokens in this text; data.vocab_size is %d", found, data.vocab_size)
+    elif data.tokenizer == "words":
+        made = tokenizers.WordTokenizer.of_texts(text for _, text in documents)
     else:
         characters = set(itertools.chain.from_iterable(text for _, text in documents))
         made = tokenizers.CharacterTokenizer("".join(sorted(characters)))

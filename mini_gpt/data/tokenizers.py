@@ -5,11 +5,9 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -17,90 +15,13 @@ import tokenizers
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.data import tokenizer_limits
 from mini_gpt.data.model_source import ModelSource
+from mini_gpt.data.simple_tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer, text_pieces
 from mini_gpt.data.token_texts import Library, token_texts, unknown_token, with_hidden_names
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
 
 FILE = "tokenizer.json"
 IMPORTED = ("separator", "vocab_size", "special", "mask", "source")  # arguments of SubwordTokenizer for imported models
-PIECE = 2**16  # characters after which a text is cut at the next space
-LONGEST_PIECE = 2**17
-BEFORE_SPACE = re.compile(r"\S(?=[ \n])")
-
-
-class Tokenizer(Protocol):
-    """texts: each token in UTF-8, possibly a part of a character; special tokens have no bytes.
-
-    token_bytes: [V], the lengths of `texts`. The separator has 0, or -1 to cancel a space added to each document. All
-    are 0 for a tokenizer that does not restore each text.
-    """
-
-    kind: str
-    texts: Sequence[bytes]
-    token_bytes: np.ndarray
-    start: int | None = None  # the token before each target, if it is not the separator
-    other_ends: tuple[int, ...] = ()  # tokens that end a generated text like the separator
-    source: ModelSource = ModelSource()
-    special: Mapping[str, str] = MappingProxyType({})  # {role: token} of the special tokens that have a name
-
-    def encode(self, text: str) -> np.ndarray: ...
-    def to_dict(self) -> dict: ...
-
-    def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
-        """Encode the text of a prompt. In imported tokenizers, names of special tokens in it are these tokens.
-
-        add_special_tokens: add the tokens that an imported tokenizer adds around a text.
-        """
-        del add_special_tokens
-        return self.encode(text)
-
-    def pieces(self, text: str) -> Iterator[str]:
-        """Cut a text into pieces whose tokens, one after the other, are those of the text. This saves memory."""
-        return _pieces(text)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of tokens; ids above those of the tokenizer are ignored."""
-        return b"".join(self.texts[i] for i in ids if i < len(self.texts)).decode(errors="replace")
-
-
-class ByteTokenizer(Tokenizer):
-    """Each byte of UTF-8 is a token."""
-
-    kind = "bytes"
-    texts = (*(bytes([byte]) for byte in range(256)), b"")
-    token_bytes = np.array([1] * 256 + [0])
-
-    def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(), np.uint8)
-
-    def to_dict(self) -> dict:
-        return {"kind": self.kind}
-
-
-class CharacterTokenizer(Tokenizer):
-    """Each character of the corpus, in all splits, is a token. Ids are in order of code points."""
-
-    kind = "characters"
-
-    def __init__(self, characters: str):
-        if not isinstance(characters, str) or not characters or list(characters) != sorted(set(characters)):
-            raise ValueError("characters: must be unique and ordered by code point")
-        self.characters = characters
-        self.texts = [*(c.encode() for c in characters), b""]
-        self.token_bytes = np.array([len(text) for text in self.texts])
-        self._codes = np.array([ord(c) for c in characters], np.uint32)
-
-    def encode(self, text: str) -> np.ndarray:
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
-        unknown = np.flatnonzero(self._codes[ids] != codes)
-        if len(unknown):
-            found = f"found character {text[unknown[0]]!r}, which its corpus lacks"
-            raise UserError(f"tokenizer: {found}; remove it, or train with data.tokenizer=bytes")
-        return ids
-
-    def to_dict(self) -> dict:
-        return {"kind": self.kind, "characters": self.characters}
 
 
 class SubwordTokenizer(Tokenizer):
@@ -193,7 +114,7 @@ class SubwordTokenizer(Tokenizer):
             return self.inverse[model.encode(text.replace(name, mask["content"])).ids]
 
     def pieces(self, text: str) -> Iterator[str]:
-        return _pieces(text) if self.separator is None else iter([text])  # an imported tokenizer may merge spaces
+        return text_pieces(text) if self.separator is None else iter([text])  # an imported tokenizer may merge spaces
 
     def to_dict(self) -> dict:
         described = {"kind": self.kind, self.kind: json.loads(self.model.to_str())}
@@ -219,7 +140,7 @@ class BpeTokenizer(SubwordTokenizer):
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
         size = vocab_size - 1  # without the separator, so that no text is encoded as the separator
         trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-        model.train_from_iterator((piece for text in texts for piece in _pieces(text)), trainer)
+        model.train_from_iterator((piece for text in texts for piece in text_pieces(text)), trainer)
         return cls(model)
 
 
@@ -244,21 +165,6 @@ class ImportedTokenizer(SubwordTokenizer):
     @property
     def encoder(self) -> Library:
         return self._encoder
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Cut a text before spaces, because the library takes some hundred bytes of memory for each character of a text.
-
-    Byte-level BPE begins a token wherever a space or a line end follows another character, so the tokens are the same.
-    A longer text without spaces, such as a genome, is cut after LONGEST_PIECE characters.
-    """
-    begin = 0
-    while begin < len(text):
-        most = min(begin + LONGEST_PIECE, len(text))
-        found = BEFORE_SPACE.search(text, begin + PIECE, most)
-        end = found.end() if found else most
-        yield text[begin:end]
-        begin = end
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
@@ -291,6 +197,8 @@ def load(directory: Path) -> Tokenizer:
                 return ByteTokenizer()
             case "characters":
                 return CharacterTokenizer(values["characters"])
+            case "words":
+                return WordTokenizer(values["words"])
             case "bpe" | "imported" as kind:
                 options = {name: values[name] for name in IMPORTED if name in values}
                 if "source" in options:

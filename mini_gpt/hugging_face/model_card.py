@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mini_gpt.data import splits
 from mini_gpt.data.model_source import ModelSource
-from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.data.tokenizers import CharacterTokenizer, WordTokenizer
 from mini_gpt.hugging_face.architecture import Architecture
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
@@ -48,6 +48,9 @@ def text(run: Run, architecture: Architecture, dtype: str, length: int | None) -
         characters = run.tokenizer.characters
         alphabet = f" The vocabulary has {len(characters)} characters; any other character is an error."
         prompt = prompt if set(prompt) <= set(characters) else characters[0]
+    elif isinstance(run.tokenizer, WordTokenizer):
+        alphabet = f" The vocabulary has {len(run.tokenizer.words):,} words; any other word is an error."
+        prompt = run.tokenizer.words[0]
     if config.data.isolate_documents:
         facts["documents"] = "attention and positions of one document only; give texts of one document"
     if architecture.needs_table(model):

@@ -10,6 +10,7 @@ import tokenizers as library
 from tokenizers import decoders, models, pre_tokenizers
 
 from mini_gpt.data import tokenizers as ours
+from mini_gpt.data.simple_tokenizers import WORD
 from mini_gpt.data.token_texts import byte_alphabet, unknown_token
 from mini_gpt.data.tokenizers import (
     BpeTokenizer,
@@ -18,6 +19,7 @@ from mini_gpt.data.tokenizers import (
     ImportedTokenizer,
     SubwordTokenizer,
     Tokenizer,
+    WordTokenizer,
 )
 from mini_gpt.hugging_face import source_files
 from mini_gpt.hugging_face.settings import find_file
@@ -80,6 +82,11 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
         vocabulary = {character: token for token, character in enumerate(tokenizer.characters)}
         model = library.Tokenizer(models.WordLevel(vocabulary, unk_token=None))
         model.pre_tokenizer = pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
+        model.decoder = decoders.Fuse()
+    elif isinstance(tokenizer, WordTokenizer):
+        vocabulary = {word: token for token, word in enumerate(tokenizer.words)}
+        model = library.Tokenizer(models.WordLevel(vocabulary, unk_token=None))
+        model.pre_tokenizer = pre_tokenizers.Split(library.Regex(WORD.pattern), "isolated")
         model.decoder = decoders.Fuse()
     else:
         assert isinstance(tokenizer, SubwordTokenizer)
@@ -165,7 +172,7 @@ def read(
         require(start == end, f"{field}decoder_start_token_id", start, "must be eos_token_id, with these tokens")
         right_use = "can't be kept for a tokenizer of characters; remove it"
         require(not source.has_more, f"{directory}: chat template or settings of generation", "some", right_use)
-        return _characters(path, model, [model.id_to_token(token) or "" for token in range(tokens)], end)
+        return _of_list(path, model, [model.id_to_token(token) or "" for token in range(tokens)], end)
     if kind == "BPE":
         has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
         is_byte_level = has_all_bytes or "ByteLevel" in json.dumps(described["decoder"])
@@ -213,13 +220,16 @@ def _as_text(name: str) -> str:
     return bytes(alphabet.get(character, 0xFF) for character in name).decode(errors="ignore")
 
 
-def _characters(path: Path, model: library.Tokenizer, tokens: list[str], end: int) -> CharacterTokenizer:
+def _of_list(path: Path, model: library.Tokenizer, tokens: list[str], end: int) -> CharacterTokenizer | WordTokenizer:
     """Return the tokenizer of a WordLevel model without an unknown token, which must be one that `write` has made."""
-    *characters, last = tokens
-    if any(len(c) != 1 for c in characters) or characters != sorted(characters) or model.token_to_id(last) != end:
-        right = "must be single characters in the order of their code points, then the token that ends a document"
-        raise UserError(f"{path}: model.vocab: found {shown(tokens)}; {right}, or have a model.unk_token")
-    return CharacterTokenizer("".join(characters))
+    *listed, last = tokens
+    in_order = listed == sorted(listed) and model.token_to_id(last) == end
+    if in_order and all(len(token) == 1 for token in listed):
+        return CharacterTokenizer("".join(listed))
+    if in_order and (json.loads(model.to_str())["pre_tokenizer"] or {}).get("pattern") == {"Regex": WORD.pattern}:
+        return WordTokenizer(listed)
+    right = "must be single characters in the order of their code points, then the token that ends a document"
+    raise UserError(f"{path}: model.vocab: found {shown(tokens)}; {right}, or have a model.unk_token")
 
 
 def _check_prefix_space(directory: Path, described: dict[str, Any], config: dict[str, Any]) -> None:

@@ -10,11 +10,11 @@ import sys
 import numpy as np
 import pytest
 
-from mini_gpt.data import corpora, splits, token_store, tokenizers
+from mini_gpt.data import corpora, simple_tokenizers, splits, token_store, tokenizers
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
-KINDS = ("bytes", "characters", "bpe")
+KINDS = ("bytes", "characters", "words", "bpe")
 
 
 def open_store(config, tokenizer=None):
@@ -29,7 +29,7 @@ def test_a_split_is_its_documents_joined_by_separators(small, kind, monkeypatch)
     corpus = corpora.open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
     with monkeypatch.context() as patch:
-        patch.setattr(tokenizers, "PIECE", 5)
+        patch.setattr(simple_tokenizers, "PIECE", 5)
         store = open_store(config, tokenizer)
     for name in splits.SPLITS:
         tokens = store.tokens(name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers as library
 
-from mini_gpt.data import corpora, splits, token_store, tokenizers
+from mini_gpt.data import corpora, simple_tokenizers, splits, token_store, tokenizers
 from mini_gpt.runtime.errors import UserError
 
 KINDS = ("bytes", "characters", "bpe")
@@ -55,6 +55,28 @@ def test_bytes_and_bpe_encode_any_text(fitted, kind):
 def test_an_unknown_character_is_refused_with_its_place(fitted):
     with pytest.raises(UserError, match="character 'Z', which"):
         fitted("characters").encode("the Zoo")
+
+
+def test_words_have_the_space_before_them_and_are_restored(fitted, tmp_path):
+    tokenizer = tokenizers.WordTokenizer.of_texts(["The cat sees  it.\n'No', 3 großen?!"])
+    assert tokenizer.words == sorted(
+        ["The", " cat", " sees", " ", " it", ".", "\n", "'", "No", "',", " 3", " großen", "?!"]
+    )
+    text = "The cat cat  it.\nNo großen?!".replace("No", "No 3")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    tokenizers.save(tokenizer, tmp_path / "tokenizer")
+    assert tokenizers.load(tmp_path / "tokenizer").words == tokenizer.words
+    for unknown in (" The", "Cat", "..", "\t"):
+        with pytest.raises(UserError, match=r"found the word .*, which its corpus lacks"):
+            tokenizer.encode(f"The{unknown}")
+    corpus_words = fitted("words")
+    assert {b"the", b" the", b"\n", " größer".encode()} < set(corpus_words.texts)
+
+
+@pytest.mark.parametrize("words", [[], ["b", "a"], ["a", "a"], ["a b"], ["  a"], [1]])
+def test_lists_that_are_not_words_are_refused(words):
+    with pytest.raises(ValueError, match="words: must be"):
+        tokenizers.WordTokenizer(words)
 
 
 def test_bpe_is_trained_once_on_the_training_split(small, monkeypatch):
@@ -105,18 +127,18 @@ def test_bpe_of_pieces_is_that_of_the_whole_text(monkeypatch):
     trainer = library.trainers.BpeTrainer(vocab_size=399, initial_alphabet=alphabet, show_progress=False)
     whole.train_from_iterator(texts, trainer)
     for size in (0, 1, 7):
-        monkeypatch.setattr(tokenizers, "PIECE", size)
+        monkeypatch.setattr(simple_tokenizers, "PIECE", size)
         tokenizer = tokenizers.BpeTokenizer.train(texts, 400)
         assert tokenizer.model.get_vocab() == whole.get_vocab()
-        assert any(len(list(tokenizers._pieces(text))) > 5 for text in texts)
+        assert any(len(list(simple_tokenizers.text_pieces(text))) > 5 for text in texts)
         for text in texts:
-            assert "".join(tokenizers._pieces(text)) == text
+            assert "".join(simple_tokenizers.text_pieces(text)) == text
             assert tokenizer.encode(text).tolist() == whole.encode(text).ids
 
 
 def test_bpe_of_a_long_text_without_spaces_is_in_pieces():
     text = "".join(random.Random(0).choices("ACGT日", k=300_000))
-    pieces = list(tokenizers._pieces(text))
+    pieces = list(simple_tokenizers.text_pieces(text))
     assert [len(piece) for piece in pieces] == [2**17, 2**17, 300_000 - 2**18] and "".join(pieces) == text
     tokenizer = tokenizers.BpeTokenizer.train([text[:2000]], 300)
     assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -8,7 +8,7 @@ import pytest
 import tokenizers as library
 
 from mini_gpt.data import spans, tokenizers
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer
+from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer, WordTokenizer
 from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
@@ -52,8 +52,13 @@ def characters(*tokens):
 
 @pytest.mark.parametrize(
     "tokenizer, text",
-    [(ByteTokenizer(), HARD), (BPE, HARD), (CharacterTokenizer("".join(sorted(set(TEXT)))), TEXT)],
-    ids=["bytes", "bpe", "characters"],
+    [
+        (ByteTokenizer(), HARD),
+        (BPE, HARD),
+        (CharacterTokenizer("".join(sorted(set(TEXT)))), TEXT),
+        (WordTokenizer.of_texts([TEXT]), TEXT),
+    ],
+    ids=["bytes", "bpe", "characters", "words"],
 )
 def test_exported_tokenizers_are_those_of_the_library(tokenizer, text, tmp_path):
     ids = tokenizer_files.write(tokenizer, tmp_path, 32)

@@ -16,6 +16,7 @@ from mini_gpt.commands.suites.diagnose import Diagnose
 from mini_gpt.commands.suites.explorer import Explorer
 from mini_gpt.commands.suites.extrapolation import Extrapolation
 from mini_gpt.commands.suites.figures import Figures
+from mini_gpt.commands.suites.grammar import Grammar
 from mini_gpt.commands.suites.heads import Heads
 from mini_gpt.commands.suites.lens import Lens
 from mini_gpt.commands.suites.needles import Needles
@@ -34,6 +35,7 @@ ALL = (
     Tasks(),
     Translation(),
     Needles(),
+    Grammar(),
     Heads(),
     Pruning(),
     Lens(),

@@ -1,4 +1,4 @@
-"""The texts of a head report, and the properties of their tokens: delimiters, letters, relations in Python source."""
+"""The texts of a head report, and the properties of their tokens: delimiters, letters, relations of the text."""
 
 import collections
 import itertools
@@ -12,7 +12,7 @@ from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity
-from mini_gpt.insight.heads import python_source
+from mini_gpt.insight.heads import english_stories, python_source
 from mini_gpt.insight.heads.templates import Templates, Vocabulary
 
 TOKENS = 65_536  # in all rows together
@@ -23,7 +23,7 @@ class Inputs(NamedTuple):
     """Rows of tokens to measure attention on.
 
     is_query_BL: False for tokens to ignore as queries, such as padding. relations: a function from row numbers to the
-    templates of Python's syntax.
+    templates of the text's grammar.
     """
 
     tokens_BL: np.ndarray
@@ -32,10 +32,10 @@ class Inputs(NamedTuple):
 
 
 def of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int) -> Inputs:
-    """Return evenly spaced windows of a split, with the relations of documents that parse as Python."""
+    """Return evenly spaced windows of a split, with the relations of documents that can be parsed."""
     starts = window_starts(tokens, length)
     tokens_BL = batches.windows(tokens, starts, length)
-    return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), python_relations(tokens, tokenizer, starts, length))
+    return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), parsed_relations(tokens, tokenizer, starts, length))
 
 
 def of_problems(inputs_BL: np.ndarray, tokenizer: Tokenizer) -> Inputs:
@@ -83,19 +83,23 @@ def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     return is_rare_V
 
 
-def python_relations(
+def parsed_relations(
     tokens: np.ndarray, tokenizer: Tokenizer, starts: np.ndarray, length: int
 ) -> Callable[[Sequence[int]], Templates]:
-    """Return the function `Inputs.relations` for the windows at `starts`, which must not overlap."""
+    """Return the function `Inputs.relations` for the windows at `starts`, which must not overlap.
+
+    Documents are read as English stories if the tokens are words, otherwise as Python source.
+    """
+    parser = english_stories if tokenizer.kind == "words" else python_source
     pairs: dict[str, dict[int, list[tuple[int, int]]]]  # {kind: {window: its (query, key)}}
-    pairs = {kind: collections.defaultdict(list) for kind in python_source.KINDS}
+    pairs = {kind: collections.defaultdict(list) for kind in parser.KINDS}
     reach = length * int(tokenizer.token_bytes.max())
     for begin, document in _documents(tokens, tokenizers.separator(tokenizer), starts, length):
         ends = np.cumsum(tokenizer.token_bytes[document])
         text = tokenizer.decode(document)
         if not len(ends) or len(text.encode()) != ends[-1]:
             continue  # the document is cut inside a character
-        for relation in python_source.relations(text, reach):
+        for relation in parser.relations(text, reach):
             query = begin + int(np.searchsorted(ends, relation.query, side="right"))
             window = int(np.searchsorted(starts, query, side="right")) - 1
             start = int(starts[window])

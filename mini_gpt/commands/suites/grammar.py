@@ -1,0 +1,27 @@
+"""Measure what a run on the English stories knows of their grammar."""
+
+import itertools
+
+from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
+from mini_gpt.config.schema import Config
+from mini_gpt.data import english
+from mini_gpt.evaluation import grammar, progress
+from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training.run import Run
+
+
+class Grammar(Suite):
+    name = "grammar"
+    needs_text = True
+
+    def check(self, trained: Config, options: SuiteOptions) -> None:
+        super().check(trained, options)
+        require(trained.data.corpus == "english", "data.corpus", trained.data.corpus, "must be english for this suite")
+        if trained.train.objective != "next_token":
+            raise UserError(f"--suite=grammar needs train.objective=next_token, found {trained.train.objective}")
+
+    def measure(self, run: Run, options: SuiteOptions) -> Result:
+        stories = list(itertools.islice(english.stories(options.split), grammar.STORIES))
+        total = len(stories) * max(len(story.words) for story in stories)
+        with progress.shown("stories", total) as advance:
+            return {"rows": grammar.measure(run.model, run.tokenizer, stories, advance=advance)}

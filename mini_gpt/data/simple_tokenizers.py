@@ -1,0 +1,143 @@
+"""Tokenizers without a library: bytes, characters and words. `Tokenizer` is what all tokenizers offer."""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from mini_gpt.data.model_source import ModelSource
+from mini_gpt.runtime.errors import UserError, shown
+
+PIECE = 2**16  # characters after which a text is cut at the next space
+LONGEST_PIECE = 2**17
+BEFORE_SPACE = re.compile(r"\S(?=[ \n])")
+WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s")
+
+
+class Tokenizer(Protocol):
+    """texts: each token in UTF-8, possibly a part of a character; special tokens have no bytes.
+
+    token_bytes: [V], the lengths of `texts`. The separator has 0, or -1 to cancel a space added to each document. All
+    are 0 for a tokenizer that does not restore each text.
+    """
+
+    kind: str
+    texts: Sequence[bytes]
+    token_bytes: np.ndarray
+    start: int | None = None  # the token before each target, if it is not the separator
+    other_ends: tuple[int, ...] = ()  # tokens that end a generated text like the separator
+    source: ModelSource = ModelSource()
+    special: Mapping[str, str] = MappingProxyType({})  # {role: token} of the special tokens that have a name
+
+    def encode(self, text: str) -> np.ndarray: ...
+    def to_dict(self) -> dict: ...
+
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
+        """Encode the text of a prompt. In imported tokenizers, names of special tokens in it are these tokens.
+
+        add_special_tokens: add the tokens that an imported tokenizer adds around a text.
+        """
+        del add_special_tokens
+        return self.encode(text)
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """Cut a text into pieces whose tokens, one after the other, are those of the text. This saves memory."""
+        return text_pieces(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of tokens; ids above those of the tokenizer are ignored."""
+        return b"".join(self.texts[i] for i in ids if i < len(self.texts)).decode(errors="replace")
+
+
+class ByteTokenizer(Tokenizer):
+    """Each byte of UTF-8 is a token."""
+
+    kind = "bytes"
+    texts = (*(bytes([byte]) for byte in range(256)), b"")
+    token_bytes = np.array([1] * 256 + [0])
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8)
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind}
+
+
+class CharacterTokenizer(Tokenizer):
+    """Each character of the corpus, in all splits, is a token. Ids are in order of code points."""
+
+    kind = "characters"
+
+    def __init__(self, characters: str):
+        if not isinstance(characters, str) or not characters or list(characters) != sorted(set(characters)):
+            raise ValueError("characters: must be unique and ordered by code point")
+        self.characters = characters
+        self.texts = [*(c.encode() for c in characters), b""]
+        self.token_bytes = np.array([len(text) for text in self.texts])
+        self._codes = np.array([ord(c) for c in characters], np.uint32)
+
+    def encode(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+        unknown = np.flatnonzero(self._codes[ids] != codes)
+        if len(unknown):
+            found = f"found character {text[unknown[0]]!r}, which its corpus lacks"
+            raise UserError(f"tokenizer: {found}; remove it, or train with data.tokenizer=bytes")
+        return ids
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind, "characters": self.characters}
+
+
+class WordTokenizer(Tokenizer):
+    """Each word of the corpus, in all splits, is a token, with the space before it. So is each run of symbols.
+
+    Ids are in order of code points.
+    """
+
+    kind = "words"
+
+    def __init__(self, words: Sequence[str]):
+        if not words or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
+            raise ValueError("words: must be words, with at most one space before each")
+        if list(words) != sorted(set(words)):
+            raise ValueError("words: must be unique and ordered by code point")
+        self.words = list(words)
+        self.texts = [*(word.encode() for word in words), b""]
+        self.token_bytes = np.array([len(text) for text in self.texts])
+        self._ids = {word: number for number, word in enumerate(words)}
+
+    @classmethod
+    def of_texts(cls, texts: Iterable[str]) -> "WordTokenizer":
+        return cls(sorted(set(itertools.chain.from_iterable(map(WORD.findall, texts)))))
+
+    def encode(self, text: str) -> np.ndarray:
+        try:
+            return np.fromiter((self._ids[match[0]] for match in WORD.finditer(text)), np.uint32)
+        except KeyError as error:
+            found = f"found the word {shown(error.args[0])}, which its corpus lacks"
+            raise UserError(f"tokenizer: {found}; replace it, or train with data.tokenizer=bytes") from None
+
+    def pieces(self, text: str) -> Iterator[str]:
+        yield text  # a cut of a long text without spaces could be within a word
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind, "words": self.words}
+
+
+def text_pieces(text: str) -> Iterator[str]:
+    """Cut a text before spaces, because the library takes some hundred bytes of memory for each character of a text.
+
+    Byte-level BPE begins a token wherever a space or a line end follows another character, so the tokens are the same.
+    A longer text without spaces, such as a genome, is cut after LONGEST_PIECE characters.
+    """
+    begin = 0
+    while begin < len(text):
+        most = min(begin + LONGEST_PIECE, len(text))
+        found = BEFORE_SPACE.search(text, begin + PIECE, most)
+        end = found.end() if found else most
+        yield text[begin:end]
+        begin = end

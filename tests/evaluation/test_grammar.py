@@ -1,0 +1,82 @@
+"""The measure of the grammar: a model that knows it, one that knows only words, and the kinds of words by hand."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mini_gpt.data import english, tokenizers
+from mini_gpt.evaluation import grammar
+from mini_gpt.runtime import sharding
+
+STORIES = list(itertools.islice(english.stories("validation"), 40))
+TOKENIZER = tokenizers.WordTokenizer.of_texts(english.write(seed).text for seed in range(800))
+SEPARATOR = tokenizers.separator(TOKENIZER)
+
+
+class FakeModel:
+    """A model whose logits a function of (words before, options) determines."""
+
+    def __init__(self, logits_of):
+        self.logits_of, self.mesh = logits_of, sharding.make_mesh(1, 1, 1)
+        self.config = SimpleNamespace(model=SimpleNamespace(check_length=lambda length: None))
+
+    def rows_at_a_time(self, length):
+        return 16
+
+    def logits(self, tokens_BL):
+        rows = [[token for token in row if token != SEPARATOR] for row in np.asarray(tokens_BL).tolist()]
+        out_BLV = np.full((*tokens_BL.shape, SEPARATOR + 1), -50.0)
+        for row, tokens in enumerate(rows):
+            for place in range(len(tokens) + 1):
+                options = english.read(TOKENIZER.decode(tokens[:place])).following
+                for word, value in self.logits_of(options).items():
+                    space = "" if word in "?." or not place else " "
+                    token = int(TOKENIZER.encode(space + word)[0]) if word else SEPARATOR
+                    out_BLV[row, place, token] = value
+        return out_BLV
+
+
+def measured(logits_of):
+    return {row.pop("kind"): row for row in grammar.measure(FakeModel(logits_of), TOKENIZER, STORIES)}
+
+
+def test_the_grammar_itself_makes_no_error_and_has_its_own_loss():
+    rows = measured(lambda options: {word: np.log(share) for word, share in options.items()})
+    assert rows["every word"]["words"] == sum(len(story.words) for story in STORIES)
+    for kind, row in rows.items():
+        assert row["accuracy"] == (None if kind == "every word" else 1)
+        assert row["possible"] == pytest.approx(1) and row["nll"] == pytest.approx(row["grammar_nll"])
+    assert rows["answer"]["grammar_nll"] == 0
+
+
+def test_the_wrong_number_of_a_verb_is_counted_as_an_error():
+    swapped = lambda options: {grammar.OTHER_NUMBER.get(word, word): np.log(share) for word, share in options.items()}
+    rows = measured(swapped)
+    assert rows["verb after its subject"]["accuracy"] == 0 and rows["pronoun"]["accuracy"] == 1
+    assert rows["verb after a noun of the other number"] | {"words": 0, "nll": 0} == {
+        "words": 0,
+        "accuracy": 0,
+        "possible": pytest.approx(0, abs=1e-9),
+        "nll": 0,
+        "grammar_nll": rows["verb after a noun of the other number"]["grammar_nll"],
+    }
+
+
+@pytest.mark.parametrize(
+    "text, word, kind, wrong",
+    [
+        ("The cats hide.", 2, "verb after its subject", {"hides"}),
+        ("The cats near the dogs hide.", 5, "verb after another noun of the same number", {"hides"}),
+        ("The cats near the dog are wild.", 5, "verb after a noun of the other number", {"is"}),
+        ("The cats that the dog sees are wild.", 5, "verb after its subject", {"see"}),
+        ("The cats that the dog sees are wild.", 6, "verb after a noun of the other number", {"is"}),
+        ("The king sees a box. It is empty.", 6, "pronoun", {"She", "They"}),
+        ("The king sees a box. It is empty.", 8, "predicate of a pronoun", {"polite", "clever", "hungry", "wild"}),
+        ("The king sees a box. He likes it.", 8, "pronoun", {"him", "her", "them"}),
+    ],
+)
+def test_words_have_their_kinds_and_wrong_words(text, word, kind, wrong):
+    assert grammar.wrong_words(english.read(text), word)[0] == kind
+    assert set(grammar.wrong_words(english.read(text), word)[1]) == wrong
