@@ -19,15 +19,17 @@ def main() -> None:
     add(
         "--text",
         type=command_line.utf8,
-        help="for heads, figures, explorer, lens and patching: the input text; default: text of the split",
+        help="for heads, figures, explorer, play, lens and patching: the input text; default: text of the split",
     )
     add("--other", type=command_line.utf8, help="for patching: the second text, with as many tokens as --text")
     add("--tokens", type=int, help="the most tokens in a pass of pruning, or targets of the sliding windows")
+    add("--beside", type=command_line.directory, metavar="RUN", help="for play: another run to show on the same text")
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags = parser.parse_args()
     names = [*dict.fromkeys(flags.suite.split(","))]
-    options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text, flags.tokens, flags.other)
+    beside = None if flags.beside is None else str(flags.beside)
+    options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, beside)
     suites.check(names, options)
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
     overrides = dict(map(configs.parse_override, flags.override))

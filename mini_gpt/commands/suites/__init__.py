@@ -22,6 +22,7 @@ from mini_gpt.commands.suites.lens import Lens
 from mini_gpt.commands.suites.needles import Needles
 from mini_gpt.commands.suites.patching import Patching
 from mini_gpt.commands.suites.perplexity import Perplexity
+from mini_gpt.commands.suites.play import Play
 from mini_gpt.commands.suites.pruning import Pruning
 from mini_gpt.commands.suites.tasks import Tasks
 from mini_gpt.commands.suites.translation import Translation
@@ -42,6 +43,7 @@ ALL = (
     Patching(),
     Figures(),
     Explorer(),
+    Play(),
     Diagnose(),
 )
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
@@ -56,7 +58,7 @@ def check(names: list[str], options: SuiteOptions) -> None:
             near = difflib.get_close_matches(name, SUITES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UserError(f"--suite: found {name!r}; must be one of {', '.join(SUITES)}{hint}")
-    for flag in ("lengths", "strides", "text", "tokens", "other"):
+    for flag in ("lengths", "strides", "text", "tokens", "other", "beside"):
         if getattr(options, flag) is not None and not any(flag in SUITES[name].flags for name in names):
             others = " or ".join(name for name, suite in SUITES.items() if flag in suite.flags)
             raise UserError(f"--{flag} is not supported by --suite={','.join(names)}; use it with {others}")
@@ -78,8 +80,8 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     tensorboard/NAME. The JSON is written last: if it exists, all files exist.
     """
     suite = SUITES[name]
-    text, other = (getattr(options, flag) if flag in suite.flags else None for flag in ("text", "other"))
-    options = dataclasses.replace(options, text=text, other=other)
+    kept = {flag: getattr(options, flag) if flag in suite.flags else None for flag in ("text", "other", "beside")}
+    options = dataclasses.replace(options, **kept)  # type: ignore[arg-type]
     check_run(run, name, options)
     stem = file_stem(name, options, run.checkpoint, run.overrides)
     _log_replaced(run.workdir / "eval" / f"{stem}.json", requested(name, options))

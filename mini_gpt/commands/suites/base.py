@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ class SuiteOptions:
 
     split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of heads,
     figures and explorer; for a model with an encoder, SOURCE=TARGET. tokens: the most in a pass of pruning, or
-    targets of the sliding windows of extrapolation. other: the second text of patching.
+    targets of the sliding windows of extrapolation. other: the second text of patching. beside: another run directory,
+    which play shows beside the first.
     """
 
     split: str = "validation"
@@ -41,6 +43,7 @@ class SuiteOptions:
     text: str | None = None
     tokens: int | None = None
     other: str | None = None
+    beside: str | None = None
 
 
 class Suite:
@@ -137,7 +140,7 @@ def _without_items(row: Row) -> Row:
 def file_stem(
     name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
 ) -> str:
-    """Return the file name of a result, without ending: suite, split and checkpoint unless default, overrides, text.
+    """Return the file name of a result, without ending: suite, split and checkpoint unless default, overrides, text, beside.
 
     Lengths and strides are only in the result: a new result replaces one with other lengths.
     """
@@ -146,6 +149,7 @@ def file_stem(
     parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]
     parts += [f"{field}={value}" for field, value in (overrides or {}).items()]
     parts += [f"{flag}={text}" for flag in ("text", "other") if (text := getattr(options, flag)) is not None]
+    parts += [] if options.beside is None else [f"beside={Path(options.beside).resolve().name}"]
     return files.plain_name(",".join(parts))
 
 

@@ -1,0 +1,53 @@
+"""The playground: an HTML page in which the trained model computes; it needs no network."""
+
+import itertools
+
+import numpy as np
+
+from mini_gpt.commands.results import Contents
+from mini_gpt.commands.suites import base
+from mini_gpt.commands.suites.base import Suite, SuiteOptions
+from mini_gpt.data import tokenizers
+from mini_gpt.pages.play import page
+from mini_gpt.pages.play.page import Shown
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+
+
+class Play(Suite):
+    name = "play"
+    flags = ("text", "beside")
+
+    def more_files(self, run: Run, options: SuiteOptions) -> Contents:
+        self.check(run.config, options)  # an override may have changed it
+        runs = [_shown(run)]
+        if options.beside is not None:
+            runs.append(_shown(_other(run, options.beside)))
+        names = " beside ".join(shown.name for shown in runs)
+        text = options.text if options.text is not None else _opening(run, options, runs)
+        return {".html": page.play(runs, run.tokenizer, text, title=f"{names}: playground")}
+
+
+def _shown(run: Run) -> Shown:
+    return Shown(run.workdir.resolve().name, run.step, run.model)
+
+
+def _other(run: Run, workdir: str) -> Run:
+    """Load the run to show beside another. Raise UserError if its tokenizer differs."""
+    other = Run(workdir, checkpoint=run.checkpoint)
+    if tokenizers.fingerprint(other.tokenizer) != tokenizers.fingerprint(run.tokenizer):
+        raise UserError(
+            f"--beside={workdir}: found another tokenizer than that of {run.workdir}; both runs read the same text, "
+            "so take a run with the same tokenizer"
+        )
+    return other
+
+
+def _opening(run: Run, options: SuiteOptions, runs: list[Shown]) -> str:
+    """Return the start of the split: a trained context, or as much as the page takes if two runs are compared."""
+    most = run.config.context_length if len(runs) == 1 else page.most_tokens(runs)
+    separator = tokenizers.separator(run.tokenizer)
+    tokens = base.opening(run, options, min(most, page.most_tokens(runs)))
+    found = itertools.dropwhile(lambda token: token == separator, np.asarray(tokens).tolist())
+    document = [*itertools.takewhile(lambda token: token != separator, found)]
+    return run.tokenizer.decode(document).rstrip("\N{REPLACEMENT CHARACTER}")

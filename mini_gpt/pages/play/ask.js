@@ -1,0 +1,34 @@
+"use strict";
+// The engine behind one function. A server that answers the same requests (worker.js) can take its place.
+
+// Each model has a worker of its own, so that two runs compute at the same time.
+const engines = (() => {
+  const source = [...document.querySelectorAll('script[type="text/js-worker"]')].map((script) => script.textContent).join("\n");
+  const workers = [], waiting = new Map();
+  let next = 0;
+  const worker = (model) => {
+    if (workers[model]) return workers[model];
+    const made = (workers[model] = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" }))));
+    made.onmessage = ({ data }) => waiting.get(data.id)?.(data);
+    return made;
+  };
+  return {
+    send(request, onReply) {
+      const id = next++;
+      worker(request.model).postMessage({ ...request, id });
+      if (onReply) waiting.set(id, (reply) => { if (!PARTIAL.includes(reply.kind)) waiting.delete(id); onReply(reply); });
+    },
+  };
+})();
+const PARTIAL = ["token"]; // kinds of replies that others follow
+
+// Send a request. onReply: called with each reply. Returns a promise of the last reply.
+function ask(request, onReply) {
+  return new Promise((done) => {
+    if (request.kind === "cancel") return done(engines.send(request));
+    engines.send(request, (reply) => {
+      onReply?.(reply);
+      if (!PARTIAL.includes(reply.kind)) done(reply);
+    });
+  });
+}

@@ -1,0 +1,46 @@
+"use strict";
+// The text field. Behind it, the tokens are coloured by their surprisal, and the end of the trained context is marked.
+
+// Colours of surprisal: ink has a contrast of at least 4.5 on each of them.
+TABLES.light.heat = table256(["#fcfcfa", "#fdf0d9", "#fbdba6", "#f8bd74", "#f19a52", "#e8814a"]);
+TABLES.dark.heat = table256(["#15171b", "#2b2218", "#4a2f14", "#6b3c12", "#8a4715", "#a1501c"]);
+
+// The scale of surprisal: up to that of a blind guess among all tokens, or a little more.
+function surprisalScale(vocabulary, unit) {
+  const factor = UNITS[unit], most = Math.ceil(Math.log(vocabulary)) * (unit === "bits" ? 1.5 : 1), step = most > 9 ? 3 : most > 5 ? 2 : 1;
+  const ticks = Array.from({ length: Math.floor(most / step) + 1 }, (_, n) => n * step);
+  return { table: "heat", share: (value) => value / most, ticks, factor };
+}
+
+// spans: as of Tokenizer.spans. valueOf(n): the surprisal of token n, or null. onCaret(n or null): the token before the
+// caret; null at the end. context: the number of tokens that the model was trained on.
+function Editor({ text, spans, valueOf, scale, context, place, onText, onCaret, onPoint, name }) {
+  const field = useRef();
+  useDark();
+  const summed = (span) => {
+    let sum = 0;
+    for (let n = span.first; n <= span.last; n++) { const value = valueOf(n); if (value === null) return null; sum += value; }
+    return sum;
+  };
+  const caret = () => {
+    const at = field.current.selectionStart;
+    const span = (spans ?? []).find(({ start, end }) => start < at && at <= end);
+    onCaret(!span || span.last === spans.at(-1).last ? null : span.last);
+  };
+  const point = (event) => {
+    const found = document.elementsFromPoint(event.clientX, event.clientY).find((element) => element.dataset.last);
+    onPoint(found ? +found.dataset.last : null);
+  };
+  const painted = (spans ?? []).map((span) => {
+    const value = summed(span), marks = [];
+    if (span.first <= context && context <= span.last) marks.push("boundary");
+    if (span.first >= context) marks.push("beyond");
+    if (span.first <= place && place <= span.last) marks.push("place");
+    return html`<span class=${marks.join(" ")} data-last=${span.last} data-value=${value}
+      style=${value ? `background:rgb(${colourOf(scale, value * scale.factor)})` : ""}>${text.slice(span.start, span.end)}</span>`;
+  });
+  return html`<div class="editor"><div class="paint" aria-hidden="true" translate="no">${spans ? painted : text}${"\u200b"}</div>
+    <textarea id="text" ref=${field} aria-label=${name} spellcheck="false" autocomplete="off" autocapitalize="off" translate="no" value=${text}
+      onInput=${(event) => { onText(event.target.value); }} onKeyUp=${caret} onClick=${caret} onSelect=${caret}
+      onMouseMove=${point} onMouseLeave=${() => onPoint(null)}></textarea></div>`;
+}

@@ -1,0 +1,84 @@
+"use strict";
+// The controls of the edits of one run.
+
+const HEAD_STATES = { on: "on", off: "off", mean: "at its mean", patch: "from the other text" };
+const HEAD_SIGNS = { on: "", off: "×", mean: "x̄", patch: "⇄" };
+
+// A copy of an object without the entry, or with another value; undefined removes it.
+function withEntry(record, name, value) {
+  const { [name]: _, ...others } = record;
+  return value === undefined ? others : { ...others, [name]: value };
+}
+const withPart = (edits, name, part) => withEntry(edits, name, Object.keys(part).length ? part : undefined);
+const toggled = (list = [], n) => (list.includes(n) ? list.filter((other) => other !== n) : [...list, n].sort((a, b) => a - b));
+
+// effects: {"layer.head": change of the loss in nats if the head is off}, measured for this text.
+function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
+  useDark();
+  const { heads = {} } = edits, states = Object.keys(HEAD_STATES).filter((state) => state !== "patch" || canPatch);
+  const reach = Math.max(0.05, ...Object.values(effects ?? {}).map(Math.abs));
+  const press = (name) => {
+    const next = states[(states.indexOf(heads[name] ?? "on") + 1) % states.length];
+    change(withPart(edits, "heads", withEntry(heads, name, next === "on" ? undefined : next)));
+  };
+  const flip = (name, layer) => { const list = toggled(edits[name], layer); change(withEntry(edits, name, list.length ? list : undefined)); };
+  const part = (name, said, layer) => {
+    const isOff = edits[name]?.includes(layer);
+    return html`<button class="part" id=${`${name}-${layer}`} aria-pressed=${isOff ? "true" : "false"} aria-label=${`${said} of layer ${layer} off`.replace("whole of ", "")} onClick=${() => flip(name, layer)}>${said}</button>`;
+  };
+  const head = (layer, number) => {
+    const name = `${layer}.${number}`, state = heads[name] ?? "on", effect = effects?.[name];
+    const isInert = edits.layers?.includes(layer) || edits.attentions?.includes(layer);
+    const said = `head ${name}: ${HEAD_STATES[state]}${isInert ? ", in a part that is off" : ""}${effect === undefined ? "" : `; off changes the loss by ${signedNumber(effect * UNITS[unit])} ${unit}`}`;
+    const style = effect === undefined || state !== "on" ? "" : textOn(colourOf(scales.signed(reach), effect));
+    return html`<button class=${`head ${state} ${isInert ? "inert" : ""}`} id=${`head-${name}`} data-state=${state} aria-label=${said} title=${said} style=${style} onClick=${() => press(name)}>${HEAD_SIGNS[state] || number}</button>`;
+  };
+  const row = (layer) => html`<div class="layer" key=${layer}><span class="name">layer ${layer}</span>
+    <span class="heads">${Array.from({ length: facts.heads }, (_, number) => head(layer, number))}</span>
+    <span class="parts">${part("attentions", "attention", layer)}${part("feedForwards", "feed-forward", layer)}${part("layers", "whole", layer)}</span></div>`;
+  return html`<div class="grid">${Array.from({ length: facts.layers }, (_, n) => row(facts.layers - 1 - n))}</div>
+    <p class="small soft">A click on a head: off (×), at its mean over this text (x̄)${canPatch ? ", from the other text (⇄)" : ""}, on. A pressed button switches a part of the layer off.</p>`;
+}
+
+const signedNumber = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
+
+// A slider with steps of equal ratio, or with `zero` also 0 at its left end.
+function LogSlider({ id, name, low, high, value, said, zero = false, digits = 2, onChange }) {
+  const steps = 120, ratio = Math.log(high / low) / steps;
+  const at = zero && value === 0 ? -1 : Math.round(Math.log(value / low) / ratio);
+  const valueAt = (n) => (n < 0 ? 0 : Number((low * Math.exp(ratio * n)).toPrecision(digits)));
+  return html`<${Slider} id=${id} name=${name} min=${zero ? -1 : 0} max=${steps} step="1" value=${at} said=${said} onChange=${(n) => onChange(valueAt(n))} />`;
+}
+
+function PositionEdits({ facts, edits, change }) {
+  const set = (name, value) => change(withEntry(edits, name, value)), { rope = {} } = edits;
+  const setRope = (name, value) => change(withPart(edits, "rope", withEntry(rope, name, value)));
+  const base = rope.base ?? facts.rope?.base, scaling = rope.scaling ?? facts.rope?.scaling, factor = rope.factor ?? facts.rope?.factor;
+  const chooseScaling = (name) => change(withPart(edits, "rope", name === facts.rope.scaling ? withEntry(withEntry(rope, "scaling"), "factor") : { ...rope, scaling: name, factor: name === "none" ? undefined : Math.max(2, factor) }));
+  const ownWindow = facts.windows[0] ?? null, window = edits.window === undefined ? ownWindow : edits.window, longest = 4 * facts.context;
+  return html`
+    ${facts.has("none") && facts.positions === "none" ? null : html`<${LogSlider} id="start" name="first position" low=${1} high=${Math.max(4096, 4 * facts.context)} zero value=${edits.start ?? 0} said=${(edits.start ?? 0).toLocaleString("en")} onChange=${(value) => set("start", Math.round(value) || undefined)} />`}
+    ${facts.rope && html`<${LogSlider} id="rope-base" name="RoPE base" low=${10} high=${1e6} value=${base} said=${base.toLocaleString("en")} onChange=${(value) => setRope("base", value === facts.rope.base ? undefined : value)} />
+      ${facts.has("rope") && html`<label><span class="soft">RoPE scaling</span><select id="rope-scaling" value=${scaling} onChange=${(event) => chooseScaling(event.target.value)}>${["none", "linear", "ntk", "dynamic", "yarn", "llama3"].map((name) => html`<option value=${name}>${name}</option>`)}</select></label>
+        <${LogSlider} id="rope-factor" name="factor" low=${1} high=${16} value=${factor} said=${`× ${factor}`} onChange=${(value) => scaling !== "none" && setRope("factor", value)} />`}`}
+    ${facts.has("alibi") && html`<${LogSlider} id="slopes" name="ALiBi's slopes" low=${0.05} high=${20} zero value=${edits.slopes ?? 1} said=${`× ${edits.slopes ?? 1}`} onChange=${(value) => set("slopes", Math.abs(value - 1) < 0.03 ? undefined : value)} />`}
+    <${LogSlider} id="window" name="window" low=${1} high=${longest} digits=${3} value=${window ?? longest} said=${window === null ? "all keys" : `${window} keys`}
+      onChange=${(value) => { const next = value >= longest ? null : Math.max(1, Math.round(value)); set("window", next === ownWindow && facts.windows.length === 1 ? undefined : next); }} />`;
+}
+
+function AttentionEdits({ facts, edits, change }) {
+  const set = (name, value) => change(withEntry(edits, name, value));
+  return html`<${Choice} id="scale" name="divide logits by √K" options=${[["on", "yes"], ["off", "no"]]} value=${edits.scale ?? "on"} onChoose=${(value) => set("scale", value === "off" ? "off" : undefined)} />
+    ${facts.masks && html`<${Choice} id="mask" name="mask" options=${[["causal", "causal"], ["shifted", "one too late"], ["none", "none"]]} value=${edits.mask ?? "causal"} onChoose=${(value) => set("mask", value === "causal" ? undefined : value)} />`}
+    <${LogSlider} id="attention-temperature" name="attention temperature" low=${0.1} high=${10} value=${edits.temperature ?? 1} said=${(edits.temperature ?? 1).toFixed(2)} onChange=${(value) => set("temperature", Math.abs(value - 1) < 0.03 ? undefined : value)} />`;
+}
+
+// Patching: outputs of heads in a pass over another text.
+function Patching({ state, set, edits, change, counts, pin }) {
+  const { own, other } = counts, isEqual = own === other && other > 0;
+  return html`<label class="stack"><span class="soft">other text, for heads from it (⇄)</span>
+      <textarea id="other" rows="2" spellcheck="false" value=${state.other} onInput=${(event) => set({ other: event.target.value })}></textarea></label>
+    <p class="small soft" id="other-count">${state.other ? `${other} tokens; the text has ${own}. ${isEqual ? "Heads can take their outputs from it." : "Patching needs equal numbers."}` : "Write a text of as many tokens, such as the same sentence with one word changed."}
+      ${state.other ? "" : html` <button id="copy-text" onClick=${() => set({ other: state.text })}>Copy the text</button>`}</p>
+    ${isEqual && html`<${Choice} id="places" name="at" options=${[["all", "all places"], ["pin", `place ${pin} only`]]} value=${edits.places ? "pin" : "all"} onChoose=${(value) => change(withEntry(edits, "places", value === "pin" ? [pin] : undefined))} />`}`;
+}

@@ -1,0 +1,75 @@
+"use strict";
+// Views of what the model computes: attention, the logit lens, losses and norms by place.
+
+const Waiting = () => html`<p class="soft" role="status">Computing …</p>`;
+
+function HeadPickers({ facts, state, set }) {
+  const numbers = (count) => Array.from({ length: count }, (_, n) => [n, String(n)]);
+  return html`<div class="controls"><${Choice} id="layer" name="layer" options=${numbers(facts.layers)} value=${state.layer} onChoose=${(layer) => set({ layer })} />
+    <${Choice} id="view-head" name="head" options=${numbers(facts.heads)} value=${state.head} onChoose=${(head) => set({ head })} /></div>`;
+}
+
+// What a token attends to, in the text itself.
+function AttentionView({ facts, state, set, held, maps, texts, place, onPoint }) {
+  const length = held.edited.length, row = maps && place < length ? maps.weights.subarray(place * length, (place + 1) * length) : null;
+  return html`<${HeadPickers} ...${{ facts, state, set }} />
+    <p class="soft">What “${shown(texts[place] ?? "")}” attends to. Point at another token, or click on it to keep it.</p>
+    <${FlowingText} id="flow" tokens=${texts} name="Tokens, shaded by the attention weight" pinned=${state.pin} markOf=${(n) => (n === place && state.pin === null ? "pointed" : "")}
+      styleOf=${(n) => (row ? shadeStyle(scales.weights, row[n] ?? 0) : "")} titleOf=${(n) => (row ? `weight ${(row[n] ?? 0).toFixed(3)}` : "")} onPoint=${onPoint} onPin=${(pin) => set({ pin })} />
+    <${ColourBar} scale=${scales.weights} name="attention weight" />`;
+}
+
+function MapView({ facts, state, set, held, maps, texts, place }) {
+  const length = held.edited.length, [at, point] = useState(null), shownAt = at ?? (state.pin !== null && state.pin < length ? { i: state.pin, j: state.pin } : null);
+  if (!maps) return html`<${HeadPickers} ...${{ facts, state, set }} /><${Waiting} />`;
+  const values = state.logits ? maps.logits : maps.weights;
+  let reach = 0.01;
+  if (state.logits) for (const logit of maps.logits) if (Number.isFinite(logit)) reach = Math.max(reach, Math.abs(logit));
+  const scale = state.logits ? scales.signed(Number(reach.toPrecision(2))) : scales.weights;
+  const valueAt = (i, j) => (maps.logits[i * length + j] === -Infinity ? null : values[i * length + j]);
+  const axis = texts.slice(0, length).map(shown);
+  const said = shownAt && `query ${shownAt.i} “${axis[shownAt.i]}”, key ${shownAt.j} “${axis[shownAt.j]}”: ` + (valueAt(shownAt.i, shownAt.j) === null ? "masked"
+    : `logit ${maps.logits[shownAt.i * length + shownAt.j].toFixed(2)}, weight ${maps.weights[shownAt.i * length + shownAt.j].toFixed(4)}`);
+  return html`<${HeadPickers} ...${{ facts, state, set }} />
+    <div class="controls"><${Choice} id="show" name="show" options=${[["weights", "weights"], ["logits", "logits"]]} value=${state.logits ? "logits" : "weights"} onChoose=${(value) => set({ logits: value === "logits" })} />
+      <${ColourBar} scale=${scale} name=${state.logits ? "attention logit" : "attention weight"} masked="masked" format=${(v) => +v.toFixed(2)} /></div>
+    <output id="pointed">${said || "Point at a cell of the map."}</output>
+    <${Heatmap} id="attention-map" name=${`Attention of head ${state.layer}.${state.head}`} rows=${length} columns=${length} makeValueAt=${() => valueAt} scale=${scale} deps=${[maps, state.logits]}
+      rowLabels=${axis} columnLabels=${axis} rowName="query" columnName="key" at=${shownAt} onPoint=${point} onPin=${(cell) => { point(null); set({ pin: cell ? cell.i : null }); }} most=${620} />`;
+}
+
+const COLUMNS = 10; // places in the table of the logit lens
+
+// What the model would predict if it ended after each layer.
+function LensView({ held, texts, textOf, place, set }) {
+  const { lens, length, layers } = held.edited;
+  useDark();
+  if (!lens) return html`<${Waiting} />`;
+  const last = Math.min(length - 1, Math.max(place, COLUMNS - 1)), first = Math.max(0, last - COLUMNS + 1);
+  const places = Array.from({ length: last - first + 1 }, (_, n) => first + n);
+  const cell = (layer, n) => {
+    const from = (layer * length + n) * lens.top, next = n + 1 < texts.length ? held.edited.tokens[n + 1] : null;
+    const likely = Array.from({ length: lens.top }, (_, k) => `${shown(textOf(lens.tokens[from + k]))} ${percent(lens.probabilities[from + k])}`);
+    return html`<td class=${lens.tokens[from] === next ? "actual" : ""} style=${textOn(colourOf(scales.weights, lens.probabilities[from]))} title=${likely.join(", ")} data-layer=${layer} data-place=${n}>${shown(textOf(lens.tokens[from]))}</td>`;
+  };
+  return html`<p class="soft">The most likely next token if the model ended after each layer, under each of the last tokens; the shade is its probability. A bar under it: the token in the text.</p>
+    <div class="scroll" tabindex="0" role="region" aria-label="Logit lens"><table class="lens"><thead><tr><th scope="col">after</th>${places.map((n) => html`<th scope="col"><button class=${n === place ? "here" : ""} aria-pressed=${n === place ? "true" : "false"} onClick=${() => set({ pin: n })} title=${`place ${n}`}>${shown(texts[n])}</button></th>`)}</tr></thead>
+      <tbody>${Array.from({ length: layers }, (_, n) => layers - 1 - n).map((layer) => html`<tr><th scope="row">layer ${layer}</th>${places.map((n) => cell(layer, n))}</tr>`)}</tbody></table></div>
+    <${ColourBar} scale=${scales.weights} name="probability" />`;
+}
+
+// Norms of the residual stream, by layer and place.
+function StreamView({ held, texts, state, set }) {
+  const { norms, length, layers } = held.edited, [at, point] = useState(null);
+  let most = 1e-9;
+  for (const norm of norms) if (Number.isFinite(norm)) most = Math.max(most, norm);
+  const ceiling = Number(most.toPrecision(2)), scale = scales.linear(0, ceiling, [0, ceiling / 2, ceiling]), row = (i) => layers - i; // the last layer above
+  const names = Array.from({ length: layers + 1 }, (_, i) => (row(i) ? `layer ${row(i) - 1}` : "input")), axis = texts.slice(0, length).map(shown);
+  const mean = (layer) => { let sum = 0; for (let n = 0; n < length; n++) sum += norms[layer * length + n]; return sum / length; };
+  const shownAt = at ?? (state.pin !== null && state.pin < length ? { i: 0, j: state.pin } : null);
+  return html`<p class="soft">The norm of the residual stream before the first layer (input) and after each layer. Means over the text: ${Array.from({ length: layers + 1 }, (_, n) => mean(n).toFixed(1)).join(" → ")}.</p>
+    <output id="pointed">${shownAt ? `${names[shownAt.i]}, place ${shownAt.j} “${axis[shownAt.j]}”: ${norms[row(shownAt.i) * length + shownAt.j].toFixed(2)}` : "Point at a cell of the map."}</output>
+    <${Heatmap} id="norms" name="Norms of the residual stream" rows=${layers + 1} columns=${length} makeValueAt=${() => (i, j) => norms[row(i) * length + j]} scale=${scale} deps=${[held.edited]}
+      rowLabels=${names} columnLabels=${axis} rowName="after" columnName="place" at=${shownAt} onPoint=${point} onPin=${(cell) => { point(null); set({ pin: cell ? cell.j : null }); }} most=${400} />
+    <${ColourBar} scale=${scale} name="norm" />`;
+}

@@ -1,0 +1,113 @@
+"use strict";
+// The page: its state, and where its parts are.
+
+function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed, writer, unknown, cut }) {
+  const vocabulary = data.tokenizer.texts.length, scale = surprisalScale(vocabulary, state.unit), run = state.run, { edited } = held[run];
+  const known = edited ? commonStart(edited.tokens, ids) : 0, context = facts[run].context;
+  const begin = () => writer.start({ model: run, tokens: ids, edits: held.edits[run], temperature: state.temperature, topK: state.topK, seed: state.seed, count: Math.min(state.count, data.most_tokens - ids.length) }, state.text);
+  const notes = [];
+  if (unknown.length) notes.push(`Not in the run's vocabulary, so left out: ${[...new Set(unknown)].slice(0, 12).map(shown).join(" ")}`);
+  if (cut) notes.push(`Only the first ${data.most_tokens.toLocaleString("en")} tokens are computed.`);
+  if (!spans && ids.length) notes.push("The tokenizer changes this text, so that its tokens can't be shown in the field; the view Attention shows them.");
+  return html`<section class="card" aria-labelledby="text-title"><div class="bar-of-card"><h2 id="text-title">Text</h2>
+      <span class="soft small numbers" id="count-of-tokens">${ids.length.toLocaleString("en")} tokens${ids.length > context ? `, trained on ${context.toLocaleString("en")}` : ""}</span>
+      <${Choice} id="unit" name="unit" options=${[["nats", "nats"], ["bits", "bits"]]} value=${state.unit} onChoose=${(unit) => set({ unit })} /></div>
+    <${Editor} ...${{ text: state.text, spans, scale, context, place }} name="Text, one token after the other coloured by its surprisal" valueOf=${(n) => (n > 0 && n < known ? edited.nll[n] : null)}
+      onText=${(text) => { writer.stop(); set({ text, pin: null }); }} onCaret=${(pin) => set({ pin })} onPoint=${setPointed} />
+    ${notes.map((note) => html`<p class="note small" role="status">${note}</p>`)}
+    <${ColourBar} scale=${scale} name=${`surprisal of a token in ${state.unit}${facts.length > 1 ? `, ${facts[run].name}` : ""}`} />
+    ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>The trained context of ${context} tokens ends here; later tokens are underlined.</p>`}
+    <${Writer} ...${{ writer, state, set }} room=${data.most_tokens - ids.length} name=${facts.length > 1 ? facts[run].name : ""} onStart=${begin} /></section>`;
+}
+
+function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
+  const isEnd = place >= ids.length - 1, actual = isEnd ? null : ids[place + 1], before = tokenizer.decode(ids.slice(Math.max(0, place - 11), place + 1));
+  const onToken = isEnd ? (token) => set({ text: state.text + textOf(token), pin: null }) : null;
+  return html`<section class="card" aria-labelledby="next-title"><h2 id="next-title">Next token</h2>
+    <p class="soft after">after <q>${[...before].slice(-18).map((c) => (c === " " ? " " : shown(c))).join("")}</q></p>
+    ${facts.map((run, n) => html`${facts.length > 1 && html`<h3 style=${`color:${seriesColour(n)}`}>${run.name}</h3>`}
+      <${NextTokens} id=${`next-${n}`} held=${held[n]} most=${facts.length > 1 ? 6 : SHOWN} ...${{ place, textOf, actual, onToken }} />`)}
+    <${NextLegend} isEdited=${held.some((each) => each.edited !== each.plain)} hasActual=${!isEnd} />
+    <p class="small soft" data-picture="no">${isEnd ? "Choose a token to append it." : "The cursor chooses the place."}</p></section>`;
+}
+
+function EditsCard({ facts, state, set, held, counts, place, rows }) {
+  const run = state.run, own = facts[run], edits = state.edits[run], { effects, measure, busy } = useEffects(run, own, held[run], held.edits[run]);
+  const change = (next) => set((old) => ({ edits: old.edits.map((each, n) => (n === run ? next : each)) }));
+  const canPatch = counts.own === counts.other && counts.other > 0, isEdited = Object.keys(edits).length > 0;
+  return html`<section class="card edits" aria-labelledby="edits-title"><div class="bar-of-card"><h2 id="edits-title">Edit the model</h2>
+      ${facts.length > 1 && html`<${Choice} id="run" name="run" options=${facts.map((each, n) => [n, each.name])} value=${run} onChoose=${(n) => set({ run: n, layer: 0, head: 0 })} />`}
+      <button id="measure" data-picture="no" disabled=${busy || !held[run].edited} onClick=${measure}>${busy ? "Measuring …" : "Measure each head"}</button>
+      <button id="reset" data-picture="no" disabled=${!isEdited} onClick=${() => change({})}>Reset</button></div>
+    <div class="columns"><div><h3>Heads and layers</h3><${HeadGrid} facts=${own} unit=${state.unit} ...${{ edits, change, canPatch, effects }} />
+        ${effects && html`<p class="small soft">Colour: the loss changes by this if the head is off. <span class="better">blue: lower</span>, <span class="worse">red: higher</span>, for this text.</p>`}</div>
+      <div class="sliders"><h3>Attention and positions</h3><${AttentionEdits} facts=${own} ...${{ edits, change }} /><${PositionEdits} facts=${own} ...${{ edits, change }} /></div>
+      <div><h3>Another text</h3><${Patching} ...${{ state, set, edits, change, counts }} pin=${place} /><${History} rows=${rows} unit=${state.unit} /></div></div></section>`;
+}
+
+function InsideCard({ facts, state, set, held, texts, place, textOf, setPointed }) {
+  const run = state.run, own = held[run], needsMaps = ["attention", "map"].includes(state.view);
+  const maps = useAttention(run, needsMaps ? own.edited : null, state.layer, state.head);
+  const lines = facts.flatMap((each, n) => {
+    const { edited, plain } = held[n], line = (result, name, dashed) => ({ name, values: result.nll, colour: seriesColour(n), dashed, context: each.context, mean: result.mean });
+    if (!edited) return [];
+    const name = facts.length > 1 ? each.name : "loss";
+    return edited === plain || !plain ? [line(edited, name, false)] : [line(edited, `${name}, edited`, false), line(plain, `${name}, unedited`, true)];
+  });
+  const common = { facts: facts[run], state, set, held: own, maps, texts, place, textOf };
+  const view = () => {
+    if (state.view === "loss") return lines.length ? html`<${LossChart} ...${{ lines, unit: state.unit, texts, place }} onPin=${(pin) => set({ pin })} />` : html`<${Waiting} />`;
+    if (!own.edited) return own.refused ? html`<p>${own.refused}</p>` : html`<${Waiting} />`;
+    if (state.view === "attention") return html`<${AttentionView} ...${common} onPoint=${setPointed} />`;
+    if (state.view === "map") return html`<${MapView} ...${common} />`;
+    return state.view === "lens" ? html`<${LensView} ...${common} />` : html`<${StreamView} ...${common} />`;
+  };
+  return html`<section aria-label="Inside the model"><${Tabs} tabs=${VIEWS} selected=${state.view} onSelect=${(id) => set({ view: id })} name="Views" />
+    <${TabPanel} selected=${state.view}>${facts.length > 1 && state.view !== "loss" && html`<p class="small soft">Of the run <b style=${`color:${seriesColour(run)}`}>${facts[run].name}</b>, with its edits; choose the run under Edit the model.</p>`}${view()}<//></section>`;
+}
+
+const thousands = (number) => number.toLocaleString("en");
+const describe = (run) => `${(run.parameters / 1e6).toPrecision(2)}M parameters, ${run.layers} layers of ${run.heads} heads, position=${run.positions}, trained on ${thousands(run.context)} tokens, step ${thousands(run.step)}`;
+
+function App({ data, tokenizer, facts, text: first }) {
+  const [state, change] = useState(() => readState(facts, first)), [pointed, setPointed] = useState(null), [again, setAgain] = useState(0), page = useRef();
+  const set = (part) => change((old) => ({ ...old, ...(typeof part === "function" ? part(old) : part) }));
+  const isDark = useDark();
+  useEffect(() => writeState(state, first), [state, isDark]);
+  const encoded = useMemo(() => tokenizer.encode(state.text), [state.text]), ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded, again]);
+  const spans = useMemo(() => tokenizer.spans(encoded.ids, state.text), [encoded]), other = useMemo(() => tokenizer.encode(state.other).ids, [state.other]);
+  const isEqual = other.length === ids.length, edits = state.edits.map((each) => (isEqual ? each : withoutPatches(each)));
+  const engine = edits.map((each) => engineEdits(each, other)), held = Object.assign(useResults(facts.length, ids, engine), { edits: engine });
+  const writer = useWriter(tokenizer, (text) => set({ text, pin: null }), () => setAgain((n) => n + 1));
+  const rows = useHistory(held[state.run], edits[state.run], state.run), textOf = (id) => tokenizer.decode([id]);
+  const last = Math.max(0, ids.length - 1), place = Math.min(last, pointed ?? state.pin ?? last);
+  const seen = held[state.run].edited?.tokens ?? ids, texts = useMemo(() => Array.from(seen, textOf), [seen]), counts = { own: ids.length, other: other.length };
+  const common = { data, facts, state, set, ids, held, place, textOf, tokenizer, counts, setPointed };
+  document.documentElement.dataset.busy = held.some((each) => each.busy) ? "yes" : "no";
+  return html`<main ref=${page}><header class="top"><h1>${data.title}</h1><span class="buttons" data-picture="no"><button id="picture" onClick=${() => savePicture(page.current, "playground.png")}>Save a picture</button><${ThemeButton} /></span></header>
+    ${facts.map((run, n) => html`<p class="soft small">${facts.length > 1 && html`<b style=${`color:${seriesColour(n)}`}>${run.name}</b>${": "}`}${describe(run)}</p>`)}
+    <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
+    <div class="two"><${TextCard} ...${{ ...common, spans, writer, unknown: encoded.unknown, cut: encoded.ids.length > ids.length }} /><${NextCard} ...${common} /></div>
+    <${EditsCard} ...${{ ...common, rows }} />
+    <${InsideCard} ...${{ ...common, texts }} place=${Math.min(place, seen.length - 1)} />
+    <p class="small soft" data-picture="no">The page computes the run's own forward pass, in float32, without a network. The address of the page holds the text, the edits and the view.</p></main>`;
+}
+
+// Edits without the heads that take their outputs from a text of another length.
+function withoutPatches({ heads = {}, ...others }) {
+  const kept = Object.fromEntries(Object.entries(heads).filter(([, how]) => how !== "patch"));
+  return Object.keys(kept).length ? { ...others, heads: kept } : others;
+}
+
+(async () => {
+  const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");
+  document.title = data.title;
+  const facts = data.models.map(factsOf), tokenizer = Tokenizer.of(data.tokenizer), text = data.text.replace(/\r\n?/g, "\n"); // as a text field has it
+  const loaded = await Promise.all(data.models.map(({ packed }, model) => ask({ kind: "load", model, packed })));
+  for (const model of data.models) delete model.packed.data;
+  root.textContent = "";
+  const refused = loaded.find((reply) => reply.kind === "refused");
+  if (refused) return void (root.textContent = refused.message);
+  render(html`<${App} ...${{ data, tokenizer, facts, text }} />`, root);
+  document.documentElement.dataset.ready = Math.round(performance.now());
+})();

@@ -1,0 +1,54 @@
+"""The playground: one HTML file in which a trained run computes, also offline."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.pages import document
+from mini_gpt.pages.play import pack
+from mini_gpt.pages.play import tokenizer as page_tokenizer
+from mini_gpt.runtime.errors import UserError
+
+PAGE = Path(__file__).parent / "page.html"
+MOST_TOKENS = 2048  # of a text; attention takes time and memory with their square
+SHORTEST = 512  # tokens that a page always allows
+TIMES = 4  # the trained context that a page allows, up to MOST_TOKENS
+
+
+class Shown(NamedTuple):
+    """A run on the page. name, step: of the run and its checkpoint."""
+
+    name: str
+    step: int
+    model: LoadedModel
+
+
+def most_tokens(runs: Sequence[Shown]) -> int:
+    """Return the largest number of tokens that the page computes."""
+    longest = max(run.model.config.context_length for run in runs)
+    return max(SHORTEST, min(MOST_TOKENS, TIMES * longest))
+
+
+def play(runs: Sequence[Shown], tokenizer: Tokenizer, text: str, *, title: str) -> str:
+    """Return the HTML of the playground of one or two runs with the same tokenizer. text: the one to start with.
+
+    Raises UserError for a model or a tokenizer that the page does not support, and for non-finite weights.
+    """
+    models = [_described(run) for run in runs]
+    data = {"title": title, "models": models, "tokenizer": page_tokenizer.described(tokenizer), "text": text}
+    return document.build(PAGE, data | {"most_tokens": most_tokens(runs)})
+
+
+def _described(run: Shown) -> dict[str, Any]:
+    if bad := model_parameters.non_finite(run.model.parameters):
+        raise UserError(f"--suite=play: step {run.step} of {run.name} has {bad}; take another --checkpoint")
+    return {
+        "name": run.name,
+        "step": run.step,
+        "parameters": model_parameters.count(run.model.parameters),
+        "context_length": run.model.config.context_length,
+        "packed": pack.packed(run.model),
+    }

@@ -1,0 +1,57 @@
+"use strict";
+// Save what the page shows as a PNG: a copy of it is drawn as an SVG image with the page's own styles.
+
+const WIDEST = 8000; // points of the picture's sides
+
+function frozen(element) {
+  const copy = element.cloneNode(true), canvases = element.querySelectorAll("canvas"), fields = element.querySelectorAll("textarea");
+  copy.querySelectorAll("canvas").forEach((canvas, n) => {
+    const image = document.createElement("img"), { width, height } = canvases[n].getBoundingClientRect();
+    image.src = canvases[n].toDataURL();
+    image.className = canvas.className;
+    image.setAttribute("style", `${canvas.getAttribute("style") ?? ""};display:block;width:${width}px;height:${height}px`);
+    canvas.replaceWith(image);
+  });
+  copy.querySelectorAll("textarea").forEach((field, n) => {
+    const text = document.createElement("div");
+    text.className = "field";
+    text.textContent = fields[n].value;
+    field.replaceWith(text);
+  });
+  copy.querySelectorAll("[data-picture=no], .unseen").forEach((part) => part.remove());
+  return copy;
+}
+
+// Returns a promise of the PNG as a Blob.
+async function pictureOf(element) {
+  const width = Math.ceil(element.getBoundingClientRect().width), copy = frozen(element), probe = document.createElement("div");
+  probe.style = `position:absolute;left:-99999px;top:0;width:${width}px`;
+  probe.append(copy);
+  document.body.append(probe);
+  const height = Math.ceil(copy.getBoundingClientRect().height);
+  probe.remove();
+  const styles = [...document.querySelectorAll("style")].map((style) => style.textContent).join("\n");
+  const style = document.createElement("style"), body = document.createElement("div");
+  style.textContent = `${styles}\n.sheet{width:${width}px;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}.sheet main{margin:0;max-width:none}`;
+  body.setAttribute("class", "sheet");
+  body.append(style, copy);
+  const inner = new XMLSerializer().serializeToString(body), name = theme.isDark ? "dark" : "light";
+  const svg = `<svg xmlns="http://www.w3.org/2000/svg" data-theme="${name}" width="${width}" height="${height}"><foreignObject width="100%" height="100%">${inner}</foreignObject></svg>`;
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+  await image.decode();
+  const canvas = document.createElement("canvas"), ratio = Math.min(2, WIDEST / Math.max(width, height));
+  [canvas.width, canvas.height] = [width * ratio, height * ratio];
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  context.drawImage(image, 0, 0);
+  return new Promise((done) => canvas.toBlob(done, "image/png"));
+}
+
+async function savePicture(element, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await pictureOf(element));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

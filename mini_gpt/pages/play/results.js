@@ -1,0 +1,78 @@
+"use strict";
+// What the engine answered. An old result stays until the new one is there; late answers are ignored.
+
+const SHOWN = 8; // likely next tokens on the page
+const ASKED = 48; // likely next tokens of each place that the engine gives, to find those of the other model or without edits
+const LENS = 3; // likely tokens of each layer in the logit lens
+
+const meanLoss = (result) => {
+  if (!result || result.length < 2) return null;
+  let sum = 0;
+  for (let n = 1; n < result.length; n++) sum += result.nll[n];
+  return sum / (result.length - 1);
+};
+
+// A hook: for each model {plain, edited, refused, busy}. plain, edited: results with `tokens` and `mean`; without edits
+// they are the same. refused: a sentence, or null.
+function useResults(count, ids, edits) {
+  const empty = () => ({ plain: null, edited: null, refused: null, busy: true });
+  const [held, setHeld] = useState(() => Array.from({ length: count }, empty)), versions = useRef([]);
+  const written = edits.map((each) => JSON.stringify(each));
+  for (let model = 0; model < count; model++)
+    useEffect(() => {
+      const version = (versions.current[model] = (versions.current[model] ?? 0) + 1), hasEdits = written[model] !== "{}";
+      const update = (part) => versions.current[model] === version && setHeld((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
+      const take = (reply) => ({ ...reply, tokens: ids, mean: meanLoss(reply) });
+      if (!ids.length) return void update(() => ({ plain: null, edited: null, refused: "Type a text: the model needs at least one token.", busy: false }));
+      update(() => ({ busy: true }));
+      const run = (slot, own, wanted) => ask({ kind: "run", model, slot, tokens: ids, edits: own, ask: wanted });
+      (async () => {
+        const wanted = { top: ASKED, lens: LENS };
+        const reply = await run("main", edits[model], wanted);
+        if (reply.kind === "cancelled") return;
+        if (reply.kind === "refused") return update(() => ({ plain: null, edited: null, refused: reply.message, busy: false }));
+        const edited = take(reply);
+        if (!hasEdits) return update(() => ({ plain: edited, edited, refused: null, busy: false }));
+        update((old) => ({ edited, plain: sameTokens(old.plain, ids) ? old.plain : null, refused: null }));
+        const other = await run("plain", {}, { ...wanted, lens: 0 });
+        if (other.kind === "cancelled") return;
+        update(() => ({ plain: other.kind === "refused" ? null : take(other), busy: false }));
+      })();
+    }, [ids, written[model]]);
+  return held;
+}
+
+const sameTokens = (result, ids) => result !== null && result.length === ids.length && result.tokens.every((token, n) => token === ids[n]);
+
+// The number of tokens with which two texts begin alike.
+function commonStart(a, b) {
+  let n = 0;
+  while (n < a.length && n < b.length && a[n] === b[n]) n++;
+  return n;
+}
+
+// [{token, probability, before}] of the likely next tokens after a place; before: without edits, or null if unknown.
+function likelyNext({ edited, plain }, place, most = SHOWN) {
+  const of = (result) => {
+    const found = new Map();
+    if (result && place < result.length)
+      for (let n = 0; n < result.next.top; n++) found.set(result.next.tokens[place * result.next.top + n], result.next.probabilities[place * result.next.top + n]);
+    return found;
+  };
+  const now = of(edited), before = of(plain), tokens = [...new Set([...[...now.keys()].slice(0, most), ...[...before.keys()].slice(0, 3)])];
+  return tokens.map((token) => ({ token, probability: now.get(token) ?? 0, before: before.get(token) ?? null }))
+    .sort((a, b) => b.probability - a.probability || b.before - a.before);
+}
+
+// A hook: the attention of a layer and head for a result, {weights, logits, length}, or the old one until it is there.
+function useAttention(model, result, layer, head) {
+  const [maps, setMaps] = useState(null);
+  useEffect(() => {
+    let isWanted = result !== null;
+    if (isWanted) ask({ kind: "attention", model, slot: "main", layer, head }).then((reply) => {
+      if (isWanted && reply.kind === "attention" && reply.length === result.length) setMaps({ ...reply, model, result });
+    });
+    return () => { isWanted = false; };
+  }, [model, result, layer, head]);
+  return maps?.model === model && maps.result === result ? maps : null;
+}

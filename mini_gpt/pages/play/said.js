@@ -1,0 +1,68 @@
+"use strict";
+// Sentences and tables about losses: what the edits changed.
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+// One sentence for a run. name: of the run if there are two.
+function Headline({ held, edits, unit, name, colour }) {
+  const { edited, plain, refused, busy } = held, factor = UNITS[unit], said = phrases(edits).join(", ");
+  const who = name && html`<b style=${`color:${colour}`}>${name}</b>${": "}`;
+  if (refused) return html`<p class="headline refused">${who}${refused}</p>`;
+  const loss = (result) => html`<b class="numbers">${result.mean === null ? "–" : (result.mean * factor).toFixed(2)}</b>`;
+  const sign = html`<span class=${busy ? "busy" : "idle"} aria-hidden="true" title="computing">◌</span>`;
+  if (!edited) return html`<p class="headline">${who}<span class="soft">The model computes …</span>${sign}</p>`;
+  const count = edited.length - 1;
+  if (!said) return html`<p class="headline">${who}${name ? "loss" : "The loss of this text is"} ${loss(edited)} ${unit} per token${name ? "" : html` <span class="soft">(${count.toLocaleString("en")} predicted tokens)</span>`}.${sign}</p>`;
+  if (!plain || !edited.mean === null) return html`<p class="headline">${who}${capital(said)}: loss … → ${loss(edited)} ${unit} per token.${sign}</p>`;
+  const change = (edited.mean - plain.mean) * factor;
+  return html`<p class="headline">${who}${capital(said)}: loss ${loss(plain)} → ${loss(edited)} ${unit} per token <span class=${`change numbers ${change > 0.005 ? "worse" : change < -0.005 ? "better" : ""}`}>${signedNumber(change)}</span>${sign}</p>`;
+}
+
+// A hook: the changes of edits of a run with the losses before and after them, the newest first, for the text of now.
+function useHistory(held, edits, run) {
+  const [rows, setRows] = useState([]), last = useRef(null);
+  useEffect(() => {
+    const { edited, busy } = held;
+    if (!edited || busy || edited.mean === null) return;
+    const before = last.current, now = { run, tokens: edited.tokens, mean: edited.mean, phrases: phrases(edits) };
+    last.current = now;
+    if (!before || before.run !== run || before.tokens !== now.tokens) return setRows([]);
+    const added = now.phrases.filter((phrase) => !before.phrases.includes(phrase)), removed = before.phrases.filter((phrase) => !now.phrases.includes(phrase));
+    if (!added.length && !removed.length) return;
+    const kind = (phrase) => /^(attention temperature|window|positions|RoPE base|RoPE scaling|ALiBi)/.exec(phrase)?.[0];
+    const said = added.length ? added.join(", ") : `${removed.join(", ")}: undone`;
+    setRows((old) => {
+      const isSame = old.length && added.length === 1 && kind(added[0]) && kind(added[0]) === kind(old[0].said); // a slider moves on
+      const row = { said, before: isSame ? old[0].before : before.mean, after: now.mean };
+      return [row, ...(isSame ? old.slice(1) : old)].slice(0, 6);
+    });
+  }, [held]);
+  return rows;
+}
+
+function History({ rows, unit }) {
+  const number = (value) => (value * UNITS[unit]).toFixed(2);
+  return html`<table class="history"><caption>Changes, the newest first (${unit} per token)</caption>
+    <thead><tr><th scope="col">change</th><th scope="col">before</th><th scope="col">after</th><th scope="col">difference</th></tr></thead>
+    <tbody>${rows.length ? rows.map((row) => html`<tr><td>${capital(row.said)}</td><td>${number(row.before)}</td><td>${number(row.after)}</td><td>${signedNumber((row.after - row.before) * UNITS[unit])}</td></tr>`)
+      : html`<tr><td colspan="4" class="soft">Switch off a head, or move a slider.</td></tr>`}</tbody></table>`;
+}
+
+// A hook: {effects, measure, busy}. effects: change of the loss in nats if a head is off, for the text and edits of now.
+function useEffects(model, facts, held, edits) {
+  const [found, setFound] = useState(null), [busy, setBusy] = useState(false), key = useRef(null);
+  key.current = held.edited;
+  const measure = async () => {
+    const base = held.edited, effects = {};
+    setBusy(true);
+    for (let n = 0; n < facts.layers * facts.heads && key.current === base; n++) {
+      const name = `${Math.floor(n / facts.heads)}.${n % facts.heads}`;
+      const reply = await ask({ kind: "run", model, slot: "probe", tokens: base.tokens, edits: { ...edits, heads: { ...edits.heads, [name]: "off" } }, ask: { top: 1, lens: 0 } });
+      if (reply.kind !== "result") break;
+      effects[name] = meanLoss(reply) - base.mean;
+      setFound({ base, effects: { ...effects } });
+    }
+    setBusy(false);
+  };
+  return { effects: found?.base === held.edited ? found.effects : null, measure, busy };
+}

@@ -1,0 +1,34 @@
+"use strict";
+// Writing on: tokens are sampled one by one and appended to the text.
+
+// A hook: {busy, start, stop}. onText(text): the text with what is written; onStop(): the worker's runs were cancelled too.
+function useWriter(tokenizer, onText, onStop) {
+  const [busy, setBusy] = useState(false), model = useRef(null);
+  const stop = () => {
+    if (model.current === null) return;
+    ask({ kind: "cancel", model: model.current });
+    model.current = null;
+  };
+  const start = async (request, text) => {
+    const written = [];
+    model.current = request.model;
+    setBusy(true);
+    const last = await ask({ ...request, kind: "generate" }, (reply) => {
+      if (reply.kind !== "token" || model.current === null) return;
+      written.push(reply.token);
+      onText(text + tokenizer.decode(written));
+    });
+    model.current = null;
+    setBusy(false);
+    if (last.kind === "cancelled") onStop();
+  };
+  return { busy, start, stop };
+}
+
+function Writer({ writer, state, set, room, name, onStart }) {
+  const number = (id, said, low, high, step) => html`<label><span class="soft">${said}</span><input type="number" id=${id} min=${low} max=${high} step=${step} value=${state[id]}
+    onChange=${(event) => { const value = Number(event.target.value); if (value >= low && value <= high) set({ [id]: value }); }} /></label>`;
+  return html`<div class="controls writer" data-picture="no">
+    ${writer.busy ? html`<button id="stop" class="strong" onClick=${writer.stop}>Stop</button>` : html`<button id="write" class="strong" disabled=${room < 1} onClick=${onStart}>Write on${name ? ` with ${name}` : ""}</button>`}
+    ${number("count", "tokens", 1, 2000, 1)}${number("temperature", "temperature", 0, 2, 0.1)}${number("topK", "top-k", 0, 100000, 1)}${number("seed", "seed", 0, 2 ** 31, 1)}</div>`;
+}
