@@ -80,8 +80,8 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     tensorboard/NAME. The JSON is written last: if it exists, all files exist.
     """
     suite = SUITES[name]
-    kept = {flag: getattr(options, flag) if flag in suite.flags else None for flag in ("text", "other", "beside")}
-    options = dataclasses.replace(options, **kept)  # type: ignore[arg-type]
+    text, other, beside = (getattr(options, f) if f in suite.flags else None for f in ("text", "other", "beside"))
+    options = dataclasses.replace(options, text=text, other=other, beside=beside)
     check_run(run, name, options)
     stem = file_stem(name, options, run.checkpoint, run.overrides)
     _log_replaced(run.workdir / "eval" / f"{stem}.json", requested(name, options))

@@ -140,7 +140,7 @@ def _without_items(row: Row) -> Row:
 def file_stem(
     name: str, options: SuiteOptions, checkpoint: str = "last", overrides: Mapping[str, str] | None = None
 ) -> str:
-    """Return the file name of a result, without ending: suite, split and checkpoint unless default, overrides, text, beside.
+    """Return the file name of a result, without ending: suite, split and checkpoint unless default, overrides, texts.
 
     Lengths and strides are only in the result: a new result replaces one with other lengths.
     """
