@@ -1,0 +1,56 @@
+"""The playground's worker in headless Chromium: it agrees with JAX there too, and stays open to messages."""
+
+import numpy as np
+import pytest
+
+from mini_gpt.insight.attention import attention_maps
+from tests.pages import play_worker
+from tests.pages.play_engine import VOCAB, make
+from tests.pages.test_play_engine import LENGTH, LIMIT, TOKENS, by_jax
+
+pytestmark = pytest.mark.slow
+TEXT = TOKENS.tolist()
+TABLES = [
+    {"position": "rope", "rope.scaling": "yarn", "rope.factor": 4.0, "rope.original_context": 8, "d_model": 64},
+    {"position": ("fire", "t5"), "norm": "rmsnorm", "activation": "swiglu", "use_bias": False},
+    {"position": ("fox", "cope"), "num_kv_heads": 2, "variants.gate": "entry"},
+    {"position": "alibi", "variants.selective": True, "variants.sink": "trained", "activation": "gelu_exact"},
+    {"position": "learned", "norm_placement": "post", "variants.canon": True, "embedding_norm": True},
+]
+
+
+def test_losses_and_maps_in_chromium_equal_those_of_jax(browser, tmp_path):
+    models = list(map(make, TABLES))
+    play_worker.open_page(browser, tmp_path / "page.html", models)
+    for n, model in enumerate(models):
+        whole = {"top": VOCAB, "lens": 2}
+        [result] = play_worker.ask(browser, {"kind": "run", "model": n, "tokens": TEXT, "edits": {}, "ask": whole})
+        logits_LV = by_jax(model, TOKENS).astype(np.float64)
+        probabilities_LV = np.exp(logits_LV) / np.exp(logits_LV).sum(axis=-1, keepdims=True)
+        found_LV = np.zeros((LENGTH, VOCAB))
+        order_LV = np.reshape(result["next"]["tokens"], (LENGTH, VOCAB))
+        np.put_along_axis(found_LV, order_LV, np.reshape(result["next"]["probabilities"], order_LV.shape), axis=-1)
+        np.testing.assert_allclose(np.log(found_LV), np.log(probabilities_LV), atol=LIMIT, err_msg=str(TABLES[n]))
+        [maps] = play_worker.ask(browser, {"kind": "attention", "model": n, "layer": 1, "head": 2})
+        wanted_LS = attention_maps(model, TOKENS[None])[1].weights_BHLS[0, 2]
+        np.testing.assert_allclose(np.reshape(maps["weights"], wanted_LS.shape), wanted_LS, atol=LIMIT)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") <= 1  # the worker's blob
+
+
+def test_a_newer_run_interrupts_a_long_one(browser, tmp_path):
+    """The first run would take seconds. It ends within a part of a second when a newer one arrives."""
+    model = make({"d_model": 256, "num_layers": 6, "position": "rope"}, context_length=512)
+    play_worker.open_page(browser, tmp_path / "page.html", [model])
+    text = np.resize(TOKENS, 512).tolist()
+    script = """
+    const [text, done] = arguments, run = (tokens) => ask({ kind: "run", model: 0, tokens, edits: {} });
+    const first = run(text);
+    setTimeout(async () => {
+      const second = await run([3, 1]);
+      done([(await first).map((reply) => [reply.kind, reply.delay]), second.map((reply) => [reply.kind, reply.delay])]);
+    }, 200);
+    """
+    [[first, _]], [[second, delay]] = browser.execute_async_script(script, text)
+    assert (first, second) == ("cancelled", "result")
+    assert delay < 2000
