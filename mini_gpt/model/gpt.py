@@ -159,9 +159,12 @@ class Stack(nnx.Module):
         if config.scan_layers and caches is None:
             x_BLD, new_caches, traces = self._scan_layers(x_BLD, contexts, options, trace)
         else:  # with caches, layers are not scanned: a scan would copy the caches for each token
-            blocks = unstack(*nnx.split(self.blocks)) if config.scan_layers else self.blocks
-            x_BLD, new_caches, traces = self._run_layers(x_BLD, blocks, contexts, options, trace, caches)
+            x_BLD, new_caches, traces = self._run_layers(x_BLD, self.each_block(), contexts, options, trace, caches)
         return x_BLD if config.norm_placement == "post" else self.final_norm(x_BLD), new_caches, traces
+
+    def each_block(self) -> list[Block]:
+        """Return the blocks, also of a stack that scans its layers."""
+        return unstack(*nnx.split(self.blocks)) if self.config.scan_layers else list(self.blocks)
 
     def _run_layers(self, x_BLD, blocks, contexts, options, trace, caches=None) -> tuple[jax.Array, Any, list[Any]]:
         """Run the blocks in order; return (x_BLD, new caches or None, the results of `trace`)."""
@@ -290,7 +293,7 @@ class MiniGPT(Stack):
             memory, _ = self.encode(source_BS, *of_source, dropout_key=dropout_key, edits=of_encoder)
         keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers + 1)
         of_target = StackInputs(positions_BL, segments_BL, memory)
-        x_BLD, options = self._embedded(self.embedding, tokens_BL), Options(keys, own, cross)
+        x_BLD, options = self.embedded(self.embedding, tokens_BL), Options(keys, own, cross)
         x_BLD, new_caches, traces = self.run(x_BLD, of_target, options, caches, trace)
         x_BLD = self.head(x_BLD) if self.head else x_BLD
         return x_BLD.astype(self.dtype), new_caches, None if trace is None else traces
@@ -319,12 +322,13 @@ class MiniGPT(Stack):
         if dropout_key is not None:
             keys = jax.random.split(jax.random.fold_in(dropout_key, ENCODER_KEY), layers + 1)
         table = self.embedding if self.config.share_embeddings else self.source_embedding
-        x_BSD = self._embedded(table, jnp.maximum(source_BS, 0))
+        x_BSD = self.embedded(table, jnp.maximum(source_BS, 0))
         of_source = StackInputs(positions_BS, segments_BS, None)
         x_BSD, _, traces = self.encoder.run(x_BSD, of_source, Options(keys, edits), trace=trace)
         return Memory(x_BSD, segments_BS, positions_BS), traces
 
-    def _embedded(self, table: nnx.Param, tokens_BL: jax.Array) -> jax.Array:
+    def embedded(self, table: nnx.Param, tokens_BL: jax.Array) -> jax.Array:
+        """Return the rows of an embedding table, float32, without positions and norm."""
         x_BLD = sharding.gather(table[...])[tokens_BL]  # the residual stream is float32
         return x_BLD * self.config.d_model**0.5 if self.config.scale_embeddings else x_BLD
 

@@ -1,0 +1,135 @@
+"""The circuits of heads, from the weights alone (Elhage et al. 2021).
+
+The QK circuit says which token attends to which. The OV circuit says what an attended token adds to the logits. Both
+are for the direct path from the embedding through one head to the logits: without other layers, and without positions
+that are added to the embedding.
+"""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mini_gpt.insight.mechanisms.attribution import centred_and_weighted
+from mini_gpt.model import positions
+from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime.errors import require
+
+MOST_TOKENS = 4096  # a circuit has an entry for each pair of tokens
+
+
+class Head:
+    """The weights of one head of a decoder. Arrays are float32, as JAX arrays; scores are in NumPy."""
+
+    def __init__(self, model: LoadedModel, layer: int, head: int):
+        self.config, self.module, self.head = model.config.model, model.merge(), head
+        self.block: Any = self.module.each_block()[layer]
+        self.attention = self.block.attention
+        shared = self.module.positions.get(positions.key(self.config.layer_kinds[layer]))
+        self.position = self.attention.position if shared is None else shared
+        self.group = head * self.config.num_kv_heads // self.config.num_heads
+
+    def ov(self, tokens_T: np.ndarray) -> np.ndarray:
+        """Return scores_TT: what a head that attends to the row's token only adds to the logit of the column's token.
+
+        The last norm is taken as its linear part: the logits are those of a hidden state of variance 1.
+        """
+        value_TK = self._split(self.attention.value(self._inputs(tokens_T)), self.config.num_kv_heads)[0, :, self.group]
+        return np.asarray(value_TK @ self.out_KD() @ self._unembedding_DT(tokens_T))
+
+    def qk(self, tokens_T: np.ndarray, distance: int = 0) -> np.ndarray:
+        """Return logits_TT of attention: from the row's token to the column's token, `distance` places before it."""
+        inputs_TD, attention = self._inputs(tokens_T), self.attention
+        query = self._split(attention.query(inputs_TD), self.config.num_heads)
+        key = self._split(attention.key(inputs_TD), self.config.num_kv_heads)
+        query, key = attention.variants.normalised(query, key)
+        at = lambda place: jnp.full((1, len(tokens_T)), place)
+        query, key = self.position.rotate(query, at(distance)), self.position.rotate_keys(key, at(0))
+        logits_TT = query[0, :, self.head] @ key[0, :, self.group].T * attention.scale
+        logits_TT = attention.variants.scoring(attention.scale).capped(logits_TT)
+        bias_BHLS = self.position.bias(jnp.full((1, 1), distance), jnp.zeros((1, 1), jnp.int32))
+        return np.asarray(logits_TT if bias_BHLS is None else logits_TT + bias_BHLS[0, self.head, 0, 0])
+
+    def copying(self, tokens_T: np.ndarray) -> float:
+        """Return Σ λ / Σ |λ| of the eigenvalues of the OV circuit without biases: 1 if tokens raise their own logits.
+
+        From -1 to 1 (Elhage et al. 2021, "eigenvalue analysis").
+        """
+        into_KT = self.out_KD() @ self._unembedding_DT(tokens_T)
+        value_TK = self._inputs(tokens_T) @ self._kernel_DK("value", self.group)
+        values = np.linalg.eigvals(np.float64(into_KT @ value_TK))  # AB and BA have the same eigenvalues except zeros
+        return float(values.sum().real / max(np.abs(values).sum(), 1e-30))
+
+    def query_DK(self) -> jax.Array:
+        """Return W_Q of the head, with the linear part of the norm before it. So do the next two methods."""
+        return self._read(self._kernel_DK("query", self.head))
+
+    def key_DK(self) -> jax.Array:
+        return self._read(self._kernel_DK("key", self.group))
+
+    def value_DK(self) -> jax.Array:
+        return self._read(self._kernel_DK("value", self.group))
+
+    def out_KD(self) -> jax.Array:
+        """Return the rows of W_O that belong to the head."""
+        return self.attention.out.kernel[...].reshape(self.config.num_heads, -1, self.config.d_model)[self.head]
+
+    def _kernel_DK(self, name: str, number: int) -> jax.Array:
+        kernel_DE = getattr(self.attention, name).kernel[...]
+        return kernel_DE.reshape(len(kernel_DE), -1, self.config.head_width)[:, number]
+
+    def _read(self, kernel_DK: jax.Array) -> jax.Array:
+        if self.config.norm_placement != "pre":
+            return kernel_DK
+        return centred_and_weighted(self.block.attention_norm, jnp.eye(len(kernel_DK))) @ kernel_DK
+
+    def _split(self, x_TD: jax.Array, heads: int) -> jax.Array:
+        return self.attention.variants.clipped(x_TD).reshape(1, len(x_TD), heads, -1)
+
+    def _inputs(self, tokens_T: np.ndarray) -> jax.Array:
+        """Return what the head reads of the tokens' embeddings, x_TD."""
+        require(len(tokens_T) <= MOST_TOKENS, "tokens_T", f"{len(tokens_T)} tokens", f"give at most {MOST_TOKENS}")
+        x_TD = self.module.embedded(self.module.embedding, jnp.asarray(tokens_T))
+        x_TD = self.module.embedding_norm(x_TD) if self.config.embedding_norm else x_TD
+        return self.block.attention_norm(x_TD) if self.config.norm_placement == "pre" else x_TD
+
+    def _unembedding_DT(self, tokens_T: np.ndarray) -> jax.Array:
+        table_TD = self.module.output_table[jnp.asarray(tokens_T), : self.config.d_model]
+        if self.config.norm_placement == "post":
+            return table_TD.T
+        return centred_and_weighted(self.module.final_norm, jnp.eye(self.config.d_model)) @ table_TD.T
+
+
+def composition(model: LoadedModel) -> dict[str, np.ndarray]:
+    """Return {"query", "key", "value": scores [N, H, N, H]}: how much a later head (last axes) reads an earlier one.
+
+    ‖W_OV W‖ / (‖W_OV‖ ‖W‖) with Frobenius norms, 0 to 1, and W the later head's W_QK, its transpose, or its W_OV
+    (Elhage et al. 2021, "composition"). Heads of the same or an earlier layer have 0. Random matrices have about
+    1 / √D.
+    """
+    layers, heads = model.config.model.num_layers, model.config.model.num_heads
+    every = [Head(model, layer, head) for layer, head in itertools.product(range(layers), range(heads))]
+    arrays = [
+        [np.asarray(part(), np.float64) for part in (of.query_DK, of.key_DK, of.value_DK, of.out_KD)] for of in every
+    ]
+    scores = {name: np.zeros((layers, heads, layers, heads)) for name in ("query", "key", "value")}
+    for (first, (_, _, value_DK, out_KD)), (second, parts) in itertools.product(enumerate(arrays), repeat=2):
+        places = divmod(first, heads) + divmod(second, heads)
+        if places[0] >= places[2]:
+            continue
+        query_DK, key_DK, read_DK, written_KD = parts
+        later = {"query": (query_DK, key_DK.T), "key": (key_DK, query_DK.T), "value": (read_DK, written_KD)}
+        for name, (left_DK, right_KD) in later.items():
+            product = _norm(value_DK, out_KD @ left_DK, right_KD)
+            unit = np.eye(len(right_KD))
+            size = _norm(value_DK, np.eye(len(out_KD)), out_KD) * _norm(left_DK, unit, right_KD)
+            scores[name][places] = product / max(size, 1e-30)
+    return scores
+
+
+def _norm(left_DK: np.ndarray, middle_KK: np.ndarray, right_KD: np.ndarray) -> float:
+    """Return the Frobenius norm of a product of rank K, without the product itself."""
+    square = (left_DK.T @ left_DK @ middle_KK @ (right_KD @ right_KD.T)) * middle_KK
+    return float(np.sqrt(max(square.sum(), 0.0)))
