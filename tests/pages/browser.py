@@ -1,6 +1,8 @@
 """Headless Chromium for tests of pages, without a network."""
 
+import importlib.util
 import shutil
+from pathlib import Path
 
 import pytest
 from selenium import webdriver
@@ -42,3 +44,20 @@ def press(browser, keys):
 
 def pixels(browser, name):
     return browser.execute_script(f"return document.getElementById('{name}').toDataURL()")
+
+
+def axe_violations(browser) -> list[dict]:
+    """Return what axe-core finds in the page: rule, what it says, and elements. Skip the test without axe-core."""
+    folder = importlib.util.find_spec("axe_core_python")
+    if folder is None:
+        pytest.skip("needs axe-core-python")
+    script = (Path(folder.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8")
+    browser.execute_script(script)
+    run = """const done = arguments[0];
+        const failed = (error) => done({violations: [{id: String(error), help: '', nodes: []}]});
+        axe.run().then(done, failed);"""
+    found = browser.execute_async_script(run)["violations"]
+    return [
+        {"rule": rule["id"], "help": rule["help"], "nodes": [node["html"][:200] for node in rule["nodes"]]}
+        for rule in found
+    ]

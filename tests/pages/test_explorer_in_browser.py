@@ -49,55 +49,144 @@ def test_the_page_opens_offline_and_parses_no_text_as_markup(opened):
     press(browser, "1")
     tokens = run.store.tokens("validation")[:32]
     for place in range(32):
-        text = run.tokenizer.decode([tokens[place]]).replace("\n", "⏎")
-        assert find(f"query-{place}").get_property("textContent").replace("·", " ") == (text or "∅")
+        text = run.tokenizer.decode([tokens[place]]).replace("\n", "⏎\n")
+        assert find(f"queries-{place}").get_property("textContent") == (text or "∅")
 
 
-def blank(browser):
-    """Return the pixels of an empty canvas."""
-    return browser.execute_script("return document.createElement('canvas').toDataURL()")
+def point_at(browser, row, column):
+    """Move the mouse to the middle of a cell of the map, and wait until the page names it."""
+    canvas = browser.find_element(By.ID, "map")
+    left, top, cell = (float(canvas.get_attribute(f"data-{name}")) for name in ("left", "top", "cell"))
+    x, y = left + (column + 0.5) * cell, top + (row + 0.5) * cell
+    shift = x - canvas.size["width"] / 2, y - canvas.size["height"] / 2
+    ActionChains(browser).move_to_element_with_offset(canvas, *map(round, shift)).perform()
+    pointed = lambda: browser.find_element(By.ID, "pointed").text
+    WebDriverWait(browser, 10).until(lambda _: re.search(rf"^query {row} .*\nkey {column} ", pointed()))
+    return pointed()
+
+
+def go(browser, run, fragment, name="explorer"):
+    """Open a page of the run at a state that its address names."""
+    browser.get("about:blank")
+    browser.get(f"{(run.workdir / 'eval' / f'{name}.html').as_uri()}#{fragment}")
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
 
 
 @pytest.mark.slow
 def test_controls_change_the_page(opened):
     browser, find, run = opened
     until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
-    press(browser, "1")
-    first = pixels(browser, "lines")
-    find("head-2").click()
-    until(lambda: find("head-2").get_attribute("aria-pressed") == "true" and pixels(browser, "lines") != first)
-    before = pixels(browser, "lines")
-    ActionChains(browser).move_to_element(find("query-9")).perform()
-    until(lambda: pixels(browser, "lines") != before and "on" in find("query-9").get_attribute("class"))
     press(browser, "2")
     find("thumb-1-3").click()
-    until(lambda: browser.find_elements(By.ID, "map") and pixels(browser, "map") != blank(browser))
+    until(lambda: browser.find_elements(By.ID, "map"))
     assert find("layer-1").get_attribute("aria-pressed") == find("head-3").get_attribute("aria-pressed") == "true"
     weights = pixels(browser, "map")
-    press(browser, "l")
+    press(browser, "v")
     until(lambda: pixels(browser, "map") != weights and find("range").text.startswith("logits from"))
-    canvas = find("map")
-    half = canvas.size["width"] / 2
-    cell = canvas.size["width"] / 32
-    ActionChains(browser).move_to_element_with_offset(canvas, int(4.5 * cell - half), int(20.5 * cell - half)).perform()
-    until(lambda: find("pointed").text.startswith("query 20"))
-    shown = find("pointed").text
-    pattern = r"query (\d+) .*\nkey +(\d+) .*\nlogit (\S+) ± (\S+) +weight (\S+) ± (\S+)"
-    query, key, *numbers = re.fullmatch(pattern, shown, re.DOTALL).groups()
-    logit, logit_error, weight, weight_error = map(float, numbers)
-    tokens_BL = np.asarray(run.store.tokens("validation")[:32], np.int32)[None].repeat(8, axis=0)
-    maps = attention_maps(run.model, tokens_BL)[1]
-    assert (int(query), int(key)) == (20, 4)
+    shown = point_at(browser, 20, 4).split("\n")[-1]
+    weight, weight_error, logit, logit_error = map(
+        float, re.fullmatch(r"weight (\S+) ± (\S+) +logit (\S+) ± (\S+)", shown).groups()
+    )
+    maps = maps_of(run)[1]
     assert weight == pytest.approx(maps.weights_BHLS[0, 3, 20, 4], abs=weight_error)
     assert logit == pytest.approx(maps.logits_BHLS[0, 3, 20, 4], abs=logit_error)
     assert max(logit_error, weight_error) < 0.05
-    press(browser, "\ue012")  # left
+    press(browser, "H")
     until(lambda: find("head-2").get_attribute("aria-pressed") == "true")
     label = json.loads((run.workdir / "eval" / "heads.json").read_text())["heads"][4 + 2]["label"]
     assert find("label").text == label
     colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     press(browser, "t")
     until(lambda: browser.execute_script("return getComputedStyle(document.body).backgroundColor") != colour)
+
+
+def maps_of(run):
+    tokens_BL = np.asarray(run.store.tokens("validation")[:32], np.int32)[None].repeat(8, axis=0)
+    return attention_maps(run.model, tokens_BL)
+
+
+def shades(browser):
+    """Return the lightness of each token's background, and the contrast of its text: WCAG's formulas."""
+    script = """return [...document.querySelectorAll('#queries .token')].map((e) => {
+        const s = getComputedStyle(e); return [s.backgroundColor, s.color]; })"""
+    linear = lambda x: np.where(x <= 0.03928, x / 12.92, ((x + 0.055) / 1.055) ** 2.4)
+    rgb = lambda text: np.array([float(number) / 255 for number in re.findall(r"[\d.]+", text)][:3])
+    luminance = lambda text: float(linear(rgb(text)) @ [0.2126, 0.7152, 0.0722])
+    found = browser.execute_script(script)
+    is_clear = [text.startswith("rgba") and text.endswith(" 0)") for text, _ in found]
+    light = np.array([np.nan if clear else luminance(text) for clear, (text, _) in zip(is_clear, found, strict=True)])
+    ink = np.array([luminance(text) for _, text in found])
+    return light, (np.maximum(light, ink) + 0.05) / (np.minimum(light, ink) + 0.05)
+
+
+@pytest.fixture(scope="module")
+def weights_NHLS(opened):
+    """Write random.html, the page with other attention; return its weights."""
+    folder = opened[2].workdir / "eval"
+    data = data_of((folder / "explorer.html").read_text(encoding="utf-8"))
+    logits_NHLS = np.random.default_rng(0).normal(0, 1.5, (2, 4, 32, 32)).astype(np.float32)
+    visible_LS = np.tril(np.ones((32, 32), bool))
+    weights_NHLS = np.where(visible_LS, np.exp(logits_NHLS), 0)
+    weights_NHLS /= weights_NHLS.sum(-1, keepdims=True)
+    data["attention"] |= explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=True)
+    (folder / "random.html").write_text(document.build(explorer.PAGE, data), encoding="utf-8")
+    return weights_NHLS
+
+
+def largest_shown(browser):
+    """Return the weights in the list of the largest."""
+    rows = browser.find_elements(By.CSS_SELECTOR, "#strongest tbody tr")
+    return [float(re.search(r"(\d\.\d{3})$", row.text)[1]) for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme, direction", [("light", -1), ("dark", 1)])
+@pytest.mark.parametrize("side, pin, others", [("query", 20, range(20)), ("key", 9, range(10, 32))])
+def test_tokens_are_shaded_by_their_weights(opened, weights_NHLS, theme, direction, side, pin, others):
+    browser, find, run = opened
+    go(browser, run, f"tab=Text&layer=1&head=2&show={side}&pin={pin}&theme={theme}", "random")
+    weights_L = weights_NHLS[1, 2, pin] if side == "query" else weights_NHLS[1, 2, :, pin]
+    light, contrast = shades(browser)
+    order = np.argsort(weights_L[others])
+    clear = np.diff(np.sqrt(weights_L[others][order])) > 0.012  # weights whose colours differ
+    steps = direction * np.diff(light[others][order])
+    assert clear.sum() > 4 and (steps[clear] > 0).all()
+    assert np.nanmin(contrast) >= 4.5
+    masked = [n for n in range(32) if "masked" in find(f"queries-{n}").get_attribute("class")]
+    assert masked == [n for n in range(32) if (n > pin if side == "query" else n < pin)]
+    np.testing.assert_allclose(largest_shown(browser), np.sort(weights_L)[::-1][:8], atol=0.006)
+
+
+@pytest.mark.slow
+def test_the_mean_of_heads_is_shown(opened, weights_NHLS):
+    browser, _, run = opened
+    go(browser, run, "tab=Text&layer=0&head=mean&pin=15", "random")
+    mean_S = weights_NHLS[0, :, 15].mean(axis=0)
+    np.testing.assert_allclose(largest_shown(browser), np.sort(mean_S)[::-1][:8], atol=0.006)
+
+
+@pytest.mark.slow
+def test_tokens_are_pinned_by_click_and_by_keys(opened):
+    browser, find, run = opened
+    go(browser, run, "tab=Text&pin=none")
+    pinned = lambda: [
+        e.get_attribute("id") for e in browser.find_elements(By.CSS_SELECTOR, "[aria-selected=true].token")
+    ]
+    until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
+    assert pinned() == [] and find("strongest").text == "No token is pinned."
+    find("queries-7").click()
+    until(lambda: pinned() == ["queries-7"])
+    focus = lambda: browser.execute_script("return document.activeElement.id")
+    browser.execute_script("document.getElementById('queries-7').focus()")
+    for key, place in (("\ue014", 8), ("\ue014", 9), ("\ue012", 8), ("\ue010", 31), ("\ue011", 0)):
+        ActionChains(browser).send_keys(key).perform()
+        until(lambda place=place: focus() == f"queries-{place}")
+    ActionChains(browser).send_keys("\ue007").perform()  # Enter
+    until(lambda: pinned() == ["queries-0"] and "pin=0" in browser.current_url)
+    ActionChains(browser).send_keys("\ue00c").perform()  # Escape
+    until(lambda: pinned() == [] and "pin=none" in browser.current_url)
+    stops = browser.find_elements(By.CSS_SELECTOR, ".token[tabindex='0']")
+    assert len(stops) == 1, "one tab stop"
 
 
 def slide(browser, name, value):
@@ -111,8 +200,8 @@ def slide(browser, name, value):
 
 @pytest.mark.slow
 def test_the_position_page_follows_its_sliders(opened):
-    browser, find, _ = opened
-    press(browser, "4")
+    browser, find, run = opened
+    go(browser, run, "tab=Positions")
     assert find("longest").text == f"{2 * np.pi * 10_000 ** (30 / 32):,.0f}"
     circle = browser.execute_script(
         "const c = document.querySelector('circle'); return [c.cx, c.cy, c.r].map((v) => v.baseVal.value)"
@@ -136,56 +225,18 @@ def test_the_position_page_follows_its_sliders(opened):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1200, 420])
 def test_the_map_stays_in_place_under_the_pointer(opened, width):
-    browser, find, _ = opened
+    browser, _, run = opened
     browser.set_window_size(width, 1500)
-    press(browser, "3")
+    go(browser, run, "tab=Map")
     place = lambda: browser.execute_script("return document.getElementById('map').getBoundingClientRect().toJSON()")
     before = place()
     for row in (0, 1, 31):
-        x, y = (int((at + 0.5) / 32 * before["width"] - before["width"] / 2) for at in (0, row))
-        ActionChains(browser).move_to_element_with_offset(find("map"), x, y).perform()
-        WebDriverWait(browser, 10).until(lambda _, row=row: find("pointed").text.startswith(f"query {row} "))
-        assert place() == before and "weight" in find("pointed").text
+        assert "weight" in point_at(browser, row, 0) and place() == before
         box = browser.execute_script(
             "const e = document.getElementById('pointed'); return [e.scrollHeight, e.clientHeight]"
         )
         assert box[0] <= box[1], "the whole text is visible"
     browser.set_window_size(1200, 1500)
-
-
-@pytest.mark.slow
-def test_a_key_has_the_colour_of_its_strongest_head(opened, tmp_path):
-    browser, find, run = opened
-    data = data_of((run.workdir / "eval" / "explorer.html").read_text(encoding="utf-8"))
-    logits_NHLS = np.random.default_rng(0).normal(0, 3, (2, 4, 32, 32)).astype(np.float32)
-    visible_LS = np.tril(np.ones((32, 32), bool))
-    weights_NHLS = np.where(visible_LS, np.exp(logits_NHLS), 0)
-    weights_NHLS /= weights_NHLS.sum(-1, keepdims=True)
-    data["attention"] |= explorer.packed(logits_NHLS, weights_NHLS, visible_LS, causal=True)
-    (tmp_path / "page.html").write_text(document.build(explorer.PAGE, data), encoding="utf-8")
-    show(browser, tmp_path / "page.html")
-    press(browser, "1")
-    for head in (1, 2, 3):
-        ActionChains(browser).key_down("\ue008").click(find(f"head-{head}")).key_up("\ue008").perform()
-    colour = lambda name, style: browser.execute_script(
-        "return getComputedStyle(document.getElementById(arguments[0]))[arguments[1]]", name, style
-    )
-    parts = lambda text: np.array([float(number) for number in re.findall(r"[\d.]+", text)][:3])
-    heads = [parts(colour(f"head-{head}", "color")) / 255 for head in range(4)]
-    for pointed, others, weights_HS in (
-        ("query-20", "key", weights_NHLS[0, :, 20]),
-        ("key-9", "query", weights_NHLS[0, :, :, 9]),
-    ):
-        ActionChains(browser).move_to_element(find(pointed)).perform()
-        WebDriverWait(browser, 10).until(lambda _, name=pointed: "on" in find(name).get_attribute("class"))
-        clear = [
-            j for j in range(32) if weights_HS[:, j].max() > 0.02 and np.diff(np.sort(weights_HS[:, j]))[-1] > 0.01
-        ]
-        assert len({int(weights_HS[:, j].argmax()) for j in clear}) == 4
-        for j in clear:
-            shown = parts(colour(f"{others}-{j}", "backgroundColor").removeprefix("color(srgb"))
-            assert np.abs(heads - shown).sum(axis=1).argmin() == weights_HS[:, j].argmax()
-    show(browser, run.workdir / "eval" / "explorer.html")
 
 
 @pytest.mark.slow
@@ -235,7 +286,7 @@ def test_the_toy_page_computes_the_same_as_the_library(opened):
 
 @pytest.mark.slow
 def test_a_long_page_says_which_weights_are_means(opened, tmp_path, monkeypatch):
-    browser, find, run = opened
+    browser, _, run = opened
     for module, name, value in ((explorer, "MOST_PAIRS", 0), (largest, "KEPT", 4), (largest, "BLOCK", 8)):
         monkeypatch.setattr(module, name, value)
     tokens = np.asarray(run.store.tokens("validation")[:32], np.int32)
@@ -244,15 +295,9 @@ def test_a_long_page_says_which_weights_are_means(opened, tmp_path, monkeypatch)
     show(browser, tmp_path / "page.html")
     press(browser, "3")
     weights_LS = attention_maps(run.model, tokens[None].repeat(8, axis=0))[0].weights_BHLS[0, 0]
-    canvas, order = find("map"), np.argsort(-weights_LS[20, :21])
-    cell = canvas.size["width"] / 32
+    order = np.argsort(-weights_LS[20, :21])
     for key, is_own in ((order[0], True), (order[-1], False)):
-        at = [int((place + 0.5) * cell - canvas.size["width"] / 2) for place in (key, 20)]
-        ActionChains(browser).move_to_element_with_offset(canvas, *at).perform()
-        WebDriverWait(browser, 10).until(
-            lambda _, key=key: re.search(rf"query 20 .*\nkey +{key} ", find("pointed").text)
-        )
-        said = find("pointed").text
+        said = point_at(browser, 20, key)
         if is_own:
             weight, error = map(float, re.search(r"weight (\S+) ± (\S+)", said).groups())
             assert weight == pytest.approx(weights_LS[20, key], abs=error)

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt.commands import suites
@@ -22,6 +21,7 @@ from tests.evaluation.models import random_model
 from tests.insight.test_maps_by_kind import PAIRS
 from tests.pages.browser import pixels, press, show
 from tests.pages.test_explorer import data_of, unpacked
+from tests.pages.test_explorer_in_browser import point_at
 
 TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
 SIZE = {"model__encoder_layers": 1, "source_length": 12, "context_length": 12}
@@ -95,26 +95,19 @@ def test_the_selector_shows_each_kind(run, browser):
     find = lambda name: browser.find_element("id", name)
     until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
     press(browser, "1")
-    texts = lambda side: [browser.find_element("id", f"{side}-{n}").text for n in range(count(side))]
-    count = lambda side: len(browser.find_elements("css selector", f"[id^='{side}-']"))
-    sides = {"encoder": ("∅abcde", "∅abcde"), "decoder": ("∅edc", "∅edc"), "cross": ("edc∅", "∅abcde")}
+    text_of = lambda side: "".join(token.text for token in browser.find_elements("css selector", f"#{side} .token"))
+    sides = {"encoder": ("∅abcde", ""), "decoder": ("∅edc", ""), "cross": ("edc∅", "∅abcde")}
     for kind, (queries, keys) in sides.items():
         find(f"kind-{kind}").click()
         until(lambda kind=kind: find(f"kind-{kind}").get_attribute("aria-pressed") == "true")
-        until(lambda keys=keys: count("key") == len(keys))
-        assert ("".join(texts("query")), "".join(texts("key"))) == (queries, keys)
+        until(lambda queries=queries, keys=keys: (text_of("queries"), text_of("keys")) == (queries, keys))
     find("layer-1").click()
     press(browser, "3")
     until(lambda: browser.find_elements("id", "map"))
-    size = browser.execute_script("const c = document.getElementById('map'); return [c.width, c.height]")
-    assert size == [6, 4]
-    canvas, pair = find("map"), base.example(run, SuiteOptions(text="abcde=edc"))
-    width, height = canvas.size["width"], canvas.size["height"]
-    x, y = int(4.5 / 6 * width - width / 2), int(2.5 / 4 * height - height / 2)
-    ActionChains(browser).move_to_element_with_offset(canvas, x, y).perform()
-    until(lambda: find("pointed").text.startswith("query 2"))
-    pattern = r"query 2 +ed\[c\]\nkey +4 +∅abc\[d\]\nlogit (\S+) ± (\S+) +weight (\S+) ± (\S+)"
-    logit, logit_error, weight, error = map(float, re.fullmatch(pattern, find("pointed").text).groups())
+    pair = base.example(run, SuiteOptions(text="abcde=edc"))
+    said = point_at(browser, 2, 4)
+    pattern = r"query 2 edc\nkey 4 ∅abcd\nweight (\S+) ± (\S+) +logit (\S+) ± (\S+)"
+    weight, error, logit, logit_error = map(float, re.fullmatch(pattern, said).groups())
     maps = attention.maps_by_kind(run.model, pair.inputs[None], pair.source[None])["cross"][1]
     assert weight == pytest.approx(maps.weights_BHLS[0, 0, 2, 4], abs=error)
     assert logit == pytest.approx(maps.logits_BHLS[0, 0, 2, 4], abs=logit_error)
@@ -122,10 +115,21 @@ def test_the_selector_shows_each_kind(run, browser):
     find("kind-encoder").click()  # it has one layer
     until(lambda: pixels(browser, "map") != before and not browser.find_elements("id", "layer-1"))
     assert find("layer-0").get_attribute("aria-pressed") == "true"
-    press(browser, "\ue013")  # up: the next layer, of one
+    press(browser, "l")  # the next layer, of one
     press(browser, "2")
     until(lambda: len(browser.find_elements("css selector", ".thumb")) == 4)
     assert browser.get_log("browser") == []
+
+
+def marked_pixels(browser):
+    """Return where the map's plot begins, the width of a cell, and which pixels have the colour of marks [y, x]."""
+    script = """const c = document.getElementById('map'), mark = cssColour('--mark').match(/\\d+/g).map(Number);
+        const data = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, found = [];
+        const isMark = (n) => mark.every((v, k) => Math.abs(v - data[n + k]) < 4);
+        for (let n = 0; n < data.length; n += 4) found.push(isMark(n) ? 1 : 0);
+        return [...['left', 'top', 'cell'].map((name) => +c.dataset[name]), c.width, found];"""
+    left, top, cell, width, found = browser.execute_script(script)
+    return left, top, cell, np.array(found, bool).reshape(-1, width)
 
 
 @pytest.mark.slow
@@ -146,25 +150,30 @@ def test_frames_show_the_true_alignment(small, browser, tmp_path, request, width
     legend = lambda: [element.text for element in browser.find_elements("id", "legend")]
     browser.find_element("id", "tab-Map").click()
     until(lambda: count("#map"))
-    assert legend() == (["frame: true alignment"] if known else [])
-    boxes = """const box = (e) => { const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; };
-        return [document.getElementById('map'), ...document.querySelectorAll('.map .line')].map(box)"""
-    (left, top, *size), *frames = browser.execute_script(boxes)
-    cell = np.array(size * 2) / (5, 4, 5, 4)  # five keys, four queries
-    found = np.array(frames).reshape(-1, 4) - (left, top, 0, 0)
-    expected = np.array([(1, 1, 2, 2), (4, 0, 1, 1)] if known else []).reshape(-1, 4) * cell
-    np.testing.assert_allclose(found, expected, atol=4)  # pixels: the widths of lines and of the border
+    assert legend() == (["true alignment"] if known else [])
+    left, top, cell, is_mark_YX = marked_pixels(browser)
+    around = np.zeros_like(is_mark_YX)  # the borders of the frames, two pixels wide on both sides
+    for key, query, end_key, end_query in [(1, 1, 3, 3), (4, 0, 5, 1)] * known:
+        x, y, end_x, end_y = (
+            round(start + cell * n) for start, n in zip((left, top) * 2, (key, query, end_key, end_query), strict=True)
+        )
+        whole, inner = np.zeros_like(around), np.zeros_like(around)
+        whole[y - 2 : end_y + 3, x - 2 : end_x + 3] = inner[y + 3 : end_y - 2, x + 3 : end_x - 2] = True
+        around |= whole & ~inner
+        for edge in (is_mark_YX[y - 2 : y + 3, (x + end_x) // 2], is_mark_YX[(y + end_y) // 2, end_x - 3 : end_x + 3]):
+            assert edge.any()
+    assert not (is_mark_YX & ~around).any()
     if not known:
         return
-    browser.find_element("id", "tab-Model").click()
-    until(lambda: count(".thumb .line") == 8 * len(alignment))
     browser.find_element("id", "tab-Heads").click()
-    until(lambda: browser.find_elements("id", "query-1"))
-    assert legend() == ["frame: true alignment of the token you point at"]
-    for pointed, others in {"query-1": ["key-1", "key-2"], "key-4": ["query-0"], "query-3": []}.items():
-        ActionChains(browser).move_to_element(browser.find_element("id", pointed)).perform()
-        until(lambda pointed=pointed: "on" in browser.find_element("id", pointed).get_attribute("class"))
-        aligned = browser.find_elements("css selector", ".tokens .aligned")
+    until(lambda: count(".thumb .line") == 8 * len(alignment))
+    browser.find_element("id", "tab-Text").click()
+    until(lambda: browser.find_elements("id", "queries-1"))
+    assert legend() == ["true alignment of the token"]
+    for pointed, others in {"queries-1": ["keys-1", "keys-2"], "keys-4": ["queries-0"], "queries-3": []}.items():
+        browser.find_element("id", pointed).click()
+        until(lambda pointed=pointed: "pinned" in browser.find_element("id", pointed).get_attribute("class"))
+        aligned = browser.find_elements("css selector", ".token.framed")
         assert [element.get_attribute("id") for element in aligned] == others
     browser.find_element("id", "kind-decoder").click()
     until(lambda: not legend())

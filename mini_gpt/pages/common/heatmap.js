@@ -48,10 +48,10 @@ function drawAxis(context, plot, labels, across, marked) {
   const write = (n, isMarked) => {
     const middle = place(n + 0.5);
     if (middle < start - 0.5 || middle > start + size + 0.5) return;
-    const text = cell >= LABEL ? cut(labels[n], Math.floor(((across ? top : left) - 20) / 7.5)) : String(n);
+    const text = cell >= LABEL || isMarked ? cut(labels[n], Math.floor(((across ? top : left) - 20) / 7.5)) : String(n);
     context.save();
     context.translate(across ? middle : left - 5, across ? top - 5 : middle);
-    const isTurned = across && cell >= LABEL && [...text].length > 1;
+    const isTurned = across && (cell >= LABEL || isMarked) && [...text].length > 1;
     if (isTurned) context.rotate(-Math.PI / 2);
     context.textAlign = across && !isTurned ? "center" : across ? "left" : "right";
     context.textBaseline = across && !isTurned ? "alphabetic" : "middle";
@@ -66,7 +66,7 @@ function drawAxis(context, plot, labels, across, marked) {
   };
   context.fillStyle = cssColour("--soft");
   context.font = `12px ${getComputedStyle(document.documentElement).getPropertyValue("--mono")}`;
-  for (let n = 0; n < labels.length; n += cell >= LABEL ? 1 : step) if (marked === null || Math.abs(n - marked) * cell > 16 || cell >= LABEL) write(n, false);
+  for (let n = 0; n < labels.length; n += cell >= LABEL ? 1 : step) if (marked === null || Math.abs(n - marked) * cell > (across ? 24 : 16) || cell >= LABEL) write(n, false);
   if (marked !== null) write(marked, true);
 }
 
@@ -75,18 +75,13 @@ function drawAxis(context, plot, labels, across, marked) {
 // most: pixels of the largest height. deps: what the values depend on.
 function Heatmap({ id, name, rows, columns, makeValueAt, scale, deps, rowLabels, columnLabels, rowName, columnName, frames = [], at = null, onPoint, onPin, most = 720 }) {
   const box = useRef(), canvas = useRef(), held = useRef({ fingers: new Map() }).current, isDark = useDark();
-  const [width, setWidth] = useState(0), [wanted, setView] = useState({ zoom: 1, x: 0, y: 0 });
+  const width = useWidth(box), [wanted, setView] = useState({ zoom: 1, x: 0, y: 0 });
   const view = kept(wanted, rows, columns), plot = layoutOf({ rows, columns, rowLabels, columnLabels, most }, width, view);
   const cells = useMemo(() => {
     const painted = document.createElement("canvas");
     paintCells(painted, rows, columns, makeValueAt(), scale);
     return painted;
   }, [...deps, isDark]);
-  useLayoutEffect(() => {
-    const observer = new ResizeObserver(() => setWidth(box.current.clientWidth));
-    observer.observe(box.current);
-    return () => observer.disconnect();
-  }, []);
   useLayoutEffect(() => {
     if (!width) return;
     const element = canvas.current, ratio = devicePixelRatio, total = { width: plot.left + plot.width + 8, height: plot.top + plot.height + 6 };

@@ -1,6 +1,17 @@
 "use strict";
 // Maps of pixels, and their colour bars. A value of null is a masked pair: no pixel is painted, and the hatching shows.
 
+// A hook: the width of an element in CSS pixels; 0 before it is known.
+function useWidth(element) {
+  const [width, set] = useState(0);
+  useLayoutEffect(() => {
+    const observer = new ResizeObserver(() => set(element.current?.clientWidth ?? 0));
+    observer.observe(element.current);
+    return () => observer.disconnect();
+  }, []);
+  return width;
+}
+
 // Paint one pixel for each cell. valueAt(i, j): of row i and column j.
 function paintCells(canvas, rows, columns, valueAt, scale) {
   canvas.width = columns;

@@ -42,7 +42,7 @@ function FlowingText({ id, tokens, name, pinned = null, styleOf, markOf, titleOf
   };
   return html`<div class="flow" id=${id} ref=${box} role="listbox" aria-label=${name} onKeyDown=${press}
     onClick=${(event) => pin(indexOf(event))} onPointerOver=${(event) => event.pointerType === "mouse" && onPoint?.(indexOf(event))}
-    onPointerLeave=${() => onPoint?.(null)} onfocusin=${(event) => onPoint?.(indexOf(event))} onfocusout=${() => onPoint?.(null)}>
+    onPointerLeave=${() => onPoint?.(null)} onfocusin=${(event) => event.target.matches(":focus-visible") && onPoint?.(indexOf(event))} onfocusout=${() => onPoint?.(null)}>
     ${tokens.map((token, n) => html`<span key=${n} class=${`token ${n === pinned ? "pinned" : ""} ${markOf?.(n) ?? ""}`} data-n=${n} role="option"
       id=${id && `${id}-${n}`} aria-selected=${n === pinned ? "true" : "false"} aria-label=${`${n}: ${spoken(token)}`} title=${titleOf?.(n)}
       tabindex=${n === stop ? 0 : -1} style=${n === pinned ? "" : styleOf?.(n) ?? ""}>${pieces(token)}</span>`)}</div>`;

@@ -1,17 +1,6 @@
 "use strict";
-// Decode the page's attention, and draw tokens and weights.
+// Decode the page's attention.
 // The page stores each row's largest logit and the quantised distances below it. The weights are computed from these.
-
-function bytesOf(text) {
-  const decoded = atob(text), bytes = new Uint8Array(decoded.length);
-  for (let n = 0; n < decoded.length; n++) bytes[n] = decoded.charCodeAt(n);
-  return bytes;
-}
-
-async function unpack(text) {
-  const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
 
 // The value of a key, computed again if others were used since; `most` values are kept.
 function remembered(cache, key, most, compute) {
@@ -26,6 +15,7 @@ class Attention {
   constructor(data, levels) {
     Object.assign(this, data);
     this.keys = data.keys ?? data.tokens; // of the columns; `tokens` are those of the rows, the queries
+    [this.rowLabels, this.columnLabels] = [this.tokens.map(shown), this.keys.map(shown)];
     this.rows = this.tokens.length;
     this.columns = this.keys.length;
     this.levels_ = levels;
@@ -71,6 +61,23 @@ class Attention {
     for (let j = 0; j < this.seen(i); j++) if (own[this.start(i) + j]) least = Math.min(least, weights[i * this.columns + j]);
     return least;
   }
+  // Functions of a query and a key: the weight, or the logit; null for a masked pair.
+  weightsAt(layer, head) {
+    const weights = this.weights(layer, head), { levels } = this.ofHead(layer * this.heads + head);
+    return (i, j) => (j >= this.seen(i) || levels[this.start(i) + j] === this.hidden ? null : weights[i * this.columns + j]);
+  }
+  logitsAt(layer, head) {
+    const { levels } = this.ofHead(layer * this.heads + head), first = (layer * this.heads + head) * this.rows;
+    return (i, j) => {
+      const level = j < this.seen(i) ? levels[this.start(i) + j] : this.hidden;
+      return level === this.hidden ? null : this.rowMax[first + i] - this.floor * (level / this.steps) ** 2;
+    };
+  }
+  // As weightsAt, averaged over the heads of a layer.
+  meansAt(layer) {
+    const each = Array.from({ length: this.heads }, (_, head) => this.weightsAt(layer, head));
+    return (i, j) => each.reduce((sum, at) => { const weight = at(i, j); return weight === null ? sum : (sum ?? 0) + weight / this.heads; }, null);
+  }
   seen(i) { return this.causal ? i + 1 : this.columns; }
   start(i) { return this.causal ? (i * (i + 1)) / 2 : i * this.columns; }
   // Distance of a logit from the largest of its row; Infinity for a pair that is not visible.
@@ -103,50 +110,20 @@ class Attention {
   }
 }
 
-// A token's text, with signs for white space.
-const shown = (token) => token.replace(/\n/g, "⏎").replace(/\r/g, "␍").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "·".repeat(s.length)) || "∅";
+// A smaller map: a point is the weight on `by` keys together, averaged over `by` queries; null if all its pairs are masked.
+function reducedMap(attention, layer, head, by) {
+  const weightAt = attention.weightsAt(layer, head), { rows, columns } = attention, width = Math.ceil(columns / by);
+  const sums = new Float32Array(width * Math.ceil(rows / by)).fill(-1); // -1: no visible pair
+  for (let i = 0; i < rows; i++)
+    for (let j = 0, seen = attention.seen(i), to = Math.floor(i / by) * width; j < seen; j++) {
+      const weight = weightAt(i, j), at = to + Math.floor(j / by);
+      if (weight !== null) sums[at] = Math.max(0, sums[at]) + weight;
+    }
+  return (y, x) => { const sum = sums[y * width + x]; return sum < 0 ? null : Math.min(1, sum / Math.min(by, rows - y * by)); };
+}
 
 // A value and its error, with decimals that fit the error. The error is rounded up.
 function withError(value, error) {
   const decimals = Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)))), unit = 10 ** -decimals;
   return `${value.toFixed(decimals)} ± ${(Math.ceil(error / unit) * unit).toFixed(decimals)}`;
 }
-
-// Colours: like magma for weights, diverging for signed values.
-
-const MAGMA = [[0, 0, 4], [40, 11, 84], [101, 21, 110], [159, 42, 99], [212, 72, 66], [245, 125, 21], [250, 193, 39], [252, 255, 164]];
-function magma(share) {
-  const at = Math.min(0.9999, Math.max(0, share)) * (MAGMA.length - 1), low = Math.floor(at), part = at - low;
-  return MAGMA[low].map((c, k) => Math.round(c + (MAGMA[low + 1][k] - c) * part));
-}
-const MAGMAS = Array.from({ length: 256 }, (_, n) => magma(n / 255));
-function signed(value) {
-  const v = Math.max(-1, Math.min(1, value)), toward = v < 0 ? [33, 102, 172] : [178, 24, 43];
-  return toward.map((c) => Math.round(247 + (c - 247) * Math.abs(v)));
-}
-
-function paint(canvas, width, height, colourAt) {
-  canvas.width = width;
-  canvas.height = height;
-  const context = canvas.getContext("2d"), image = context.createImageData(width, height);
-  for (let y = 0, at = 0; y < height; y++)
-    for (let x = 0; x < width; x++, at += 4) {
-      const [r, g, b] = colourAt(x, y);
-      image.data[at] = r; image.data[at + 1] = g; image.data[at + 2] = b; image.data[at + 3] = 255;
-    }
-  context.putImageData(image, 0, 0);
-}
-
-// A smaller map: a point is the weight on `by` keys together, averaged over `by` queries.
-const reducedMap = (attention, layer, head, by) => {
-  const weights = attention.weights(layer, head), { rows, columns } = attention;
-  const width = Math.ceil(columns / by), sums = new Float32Array(width * Math.ceil(rows / by));
-  for (let i = 0; i < rows; i++)
-    for (let j = 0, seen = attention.seen(i), to = Math.floor(i / by) * width; j < seen; j++) sums[to + Math.floor(j / by)] += weights[i * columns + j];
-  return (x, y) => MAGMAS[Math.round(255 * Math.sqrt(Math.min(1, sums[y * width + x] / Math.min(by, rows - y * by))))];
-};
-
-const weightMap = (attention, layer, head) => {
-  const weights = attention.weights(layer, head), { columns } = attention;
-  return (x, y) => MAGMAS[Math.round(255 * Math.sqrt(weights[y * columns + x]))];
-};

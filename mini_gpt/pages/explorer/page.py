@@ -127,6 +127,7 @@ def _held(
 def _positions(model: LoadedModel) -> dict[str, Any]:
     """Return the encodings' constants, the cosines of a learned table, and T5's biases by distance."""
     config, learned, t5 = model.config.model, None, None
+    pattern = config.position_pattern
     if "learned" in config.position_pattern:
         table_PD = figures.learned(model, "learned", "embedding")
         every = -(-len(table_PD) // MOST_POSITIONS)
@@ -139,6 +140,7 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
     assert isinstance(rope.base, float) and isinstance(rope.factor, float)
     factors_P = waves.rope_frequencies(rope, turned) / waves.geometric_frequencies(rope.base, turned)
     return {
+        "pattern": [pattern[layer % len(pattern)] for layer in range(config.num_layers)],
         "width": config.d_model,
         "turned": turned,
         "base": rope.base if "rope" in config.position_pattern else config.sinusoidal.base,

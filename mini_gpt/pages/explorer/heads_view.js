@@ -1,0 +1,27 @@
+"use strict";
+// All heads as small maps: layers downwards from layer 0, heads across.
+
+const THUMB = 128; // points of a small map's side, for long texts
+
+function HeadsView({ attention, set }) {
+  const { layers, heads, rows, columns } = attention, by = attention.others ? Math.ceil(attention.longest / THUMB) : 1;
+  const makeValueAt = (layer, head) => () => (by > 1 ? reducedMap(attention, layer, head, by) : attention.weightsAt(layer, head));
+  return html`<p>Each small map is a head: ${attention.keys === attention.tokens ? "the tokens of the text" : "the tokens of the target"} (queries) downwards, the ${attention.keys === attention.tokens ? "tokens that they read" : "tokens of the source"} (keys) across. Choose one to enlarge it.
+      ${by > 1 && ` A point is the weight on ${by} keys together, averaged over ${by} queries.`}</p>
+    <div class="controls"><${ColourBar} scale=${scales.weights} name="attention weight" masked=${attention.causal && "masked"} />
+      ${attention.alignment && html`<span class="soft small" id="legend"><i class="frame"></i> true alignment</span>`}${!attention.labels && html`<${NoLabels} />`}</div>
+    <div class="thumbs" role="group" aria-label="heads" style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 84 : 66}px, 1fr))`}>
+      <span></span>${Array.from({ length: heads }, (_, head) => html`<span class="soft small">head ${head}</span>`)}
+      ${Array.from({ length: layers }, (_, layer) => html`<span class="soft small layer">layer ${layer}</span>
+        ${Array.from({ length: heads }, (_, head) => html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, tab: "Map" })}>
+          <span class="framed-map"><${PixelMap} rows=${Math.ceil(rows / by)} columns=${Math.ceil(columns / by)} makeValueAt=${makeValueAt(layer, head)} scale=${scales.weights} deps=${[attention]}
+            name=${`layer ${layer}, head ${head}`} style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention} /></span>
+          <span>${labelOf(attention, layer, head) ?? `${layer}.${head}`}</span></button>`)}`)}</div>`;
+}
+
+// Frames around the tokens that belong together, if the true alignment of source and target is known.
+function Frames({ attention }) {
+  const { alignment, rows, columns } = attention;
+  return alignment && html`<svg class="frames" viewBox=${`0 0 ${columns} ${rows}`} preserveAspectRatio="none" aria-hidden="true">
+    ${["edge", "line"].map((name) => alignment.map(([key, endKey, query, endQuery]) => html`<rect class=${name} x=${key} y=${query} width=${endKey - key} height=${endQuery - query} />`))}</svg>`;
+}

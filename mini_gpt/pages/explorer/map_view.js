@@ -1,0 +1,47 @@
+"use strict";
+// One head as a large map of weights or logits, with what is known of the pair under the crosshair.
+
+function MapView({ attention, state, set }) {
+  const [hover, point] = useState(null), { layer } = state, head = state.head === MEAN ? 0 : state.head, { rows, columns } = attention;
+  const pinned = state.cell && state.cell.i < rows && state.cell.j < columns ? state.cell : null, at = hover ?? pinned;
+  const isLogits = state.values === "logits", range = useMemo(() => (isLogits ? logitRange(attention, layer, head) : null), [attention, layer, head, isLogits]);
+  const scale = isLogits ? scales.signed(range.reach, [-range.reach, -range.reach / 2, 0, range.reach / 2, range.reach]) : scales.weights;
+  return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
+    <div class="controls"><${Choice} id="show" name="show" options=${[["weights", "weights"], ["logits", "logits"]]} value=${state.values} onChoose=${(values) => set({ values })} />
+      <${ColourBar} scale=${scale} name=${isLogits ? "logit" : "attention weight"} format=${(tick) => (isLogits ? tick.toFixed(1) : String(tick))} masked=${attention.causal ? "masked: the key comes later" : "masked"} />
+      ${isLogits && html`<span class="soft small" id="range">logits from ${range.least.toFixed(1)} to ${range.most.toFixed(1)}, clipped at ${attention.floor} below each row's largest</span>`}
+      ${attention.alignment && html`<span class="soft small" id="legend"><i class="frame"></i> true alignment</span>`}</div>
+    <output id="pointed">${at ? html`<${Pair} ...${{ attention, layer, head, at }} />` : html`<span class="soft">Point at the map, or click or tap: a row is a token that reads (the query), a column a token that is read (the key). ${errorOf(attention)}</span>`}</output>
+    <${Heatmap} id="map" name=${`Attention ${isLogits ? "logits" : "weights"} of layer ${layer}, head ${head}`} ...${{ rows, columns, scale, at }} deps=${[attention, layer, head, isLogits]}
+      makeValueAt=${() => (isLogits ? attention.logitsAt(layer, head) : attention.weightsAt(layer, head))} rowLabels=${attention.rowLabels} columnLabels=${attention.columnLabels}
+      rowName="query" columnName="key" frames=${attention.alignment ?? []} onPoint=${point} onPin=${(cell) => set({ cell })} />`;
+}
+
+function logitRange(attention, layer, head) {
+  const logitAt = attention.logitsAt(layer, head);
+  let [least, most] = [Infinity, -Infinity];
+  for (let i = 0; i < attention.rows; i++)
+    for (let j = 0; j < attention.seen(i); j++) {
+      const logit = logitAt(i, j);
+      if (logit !== null) { least = Math.min(least, logit); most = Math.max(most, logit); }
+    }
+  return { least, most, reach: Math.max(Math.abs(least), Math.abs(most)) || 1 };
+}
+
+const errorOf = (attention) => `Weights are computed from logits quantised in ${attention.steps} steps; their error is at most ${(Math.ceil(attention.error * 1e4) / 1e4).toFixed(4)}` +
+  (attention.others ? `. This holds for the ${attention.kept} largest weights of each query; all others are shown as the mean of their block of ${attention.block} keys.` : ".");
+
+// Query, key, logit and weight of a pair.
+function Pair({ attention, layer, head, at: { i, j } }) {
+  const logit = attention.logitsAt(layer, head)(i, j), weight = attention.weights(layer, head)[i * attention.columns + j];
+  const distance = attention.keys === attention.tokens ? html` <span class="soft">${i === j ? "the same token" : `${Math.abs(i - j)} token${Math.abs(i - j) > 1 ? "s" : ""} ${j < i ? "earlier" : "later"}`}</span>` : "";
+  const numbers = () => {
+    if (logit === null) return "masked: the query cannot see the key";
+    if (attention.isMean(layer, head, i, j)) {
+      const block = Math.floor(j / attention.block) * attention.block, end = Math.min(block + attention.block, attention.columns) - 1;
+      return `weight at most ${attention.leastOwn(layer, head, i).toFixed(4)}: not one of the query's ${attention.kept} largest; the mean of such keys from ${block} to ${end} is ${weight.toFixed(4)}`;
+    }
+    return `weight ${withError(weight, attention.error)}   logit ${attention.cut(layer, head, i, j) ? `at most ${logit.toFixed(1)}` : withError(logit, attention.logitError(layer, head, i, j))}`;
+  };
+  return html`<span class="line"><b>query ${i}</b> ${inContext(attention.tokens, i)}</span><span class="line"><b>key ${j}</b> ${inContext(attention.keys, j)}${distance}</span><span class="line" id="numbers">${numbers()}</span>`;
+}

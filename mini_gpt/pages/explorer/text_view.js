@@ -1,0 +1,45 @@
+"use strict";
+// The text, shaded by the attention of one token: the keys that it reads, or the queries that read it.
+
+const MOST_LISTED = 8;
+
+function TextView({ attention, state, set }) {
+  const [hover, point] = useState(null), isDark = useDark(), isCross = attention.keys !== attention.tokens;
+  const { layer, head } = state, count = { query: attention.rows, key: attention.columns };
+  const weightAt = useMemo(() => (head === MEAN ? attention.meansAt(layer) : attention.weightsAt(layer, head)), [attention, layer, head]);
+  const pinned = state.pin !== null && state.pin < count[state.side] ? { side: state.side, at: state.pin } : null;
+  const marked = hover ?? pinned; // {side, at}: the token whose attention is shown
+  const valueOf = (n) => (marked.side === "key" ? weightAt(n, marked.at) : weightAt(marked.at, n));
+  const other = marked && { query: "key", key: "query" }[marked.side];
+  const text = (side, name, own) => html`<${FlowingText} id=${own} name=${name} tokens=${side === "key" ? attention.keys : attention.tokens}
+    pinned=${pinned?.side === side || (!isCross && pinned) ? pinned.at : null}
+    onPoint=${(at) => point(at === null ? null : { side, at })} onPin=${(at) => set({ pin: at, side })}
+    styleOf=${(n) => (marked && (isCross ? side === other : true) && valueOf(n) !== null ? shadeStyle(scales.weights, valueOf(n)) : "")}
+    markOf=${(n) => [marked && marked.at === n && (isCross ? side === marked.side : true) ? "pointed" : "",
+      marked && (!isCross || side === other) && valueOf(n) === null ? "masked" : "",
+      marked && side === other && isAligned(attention, marked, n) ? "framed" : ""].join(" ")} />`;
+  return html`<${HeadChoice} ...${{ attention, state, set, withMean: true }} />
+    <p>${isCross ? html`Point at a token, or click or tap to pin it. A token of the target shows what it reads in the source; a token of the source shows which tokens read it.`
+      : html`Point at a token, or click or tap to pin it. The others are shaded by their attention weight.`}</p>
+    <div class="controls">
+      ${!isCross && html`<${Choice} id="side" name="show" options=${[["query", "what the token reads"], ["key", "which tokens read it"]]} value=${state.side} onChoose=${(side) => set({ side })} />`}
+      <${ColourBar} scale=${scales.weights} name="attention weight" masked=${!isCross && "masked: one cannot see the other"} />
+      ${attention.alignment && html`<span class="soft small" id="legend"><i class="underline"></i> true alignment of the token</span>`}</div>
+    ${isCross ? html`<div class="pair"><section><h2>Source: the keys</h2>${text("key", "source", "keys")}</section>
+      <section><h2>Target, as it is written: the queries</h2>${text("query", "target", "queries")}</section></div>` : text(state.side, "text", "queries")}
+    <${Strongest} ...${{ attention, marked, valueOf, layer, head }} />`;
+}
+
+// The largest weights of the token that is pointed at or pinned.
+function Strongest({ attention, marked, valueOf, layer, head }) {
+  if (marked === null) return html`<p class="soft" id="strongest">No token is pinned.</p>`;
+  const [own, others] = marked.side === "key" ? [attention.keys, attention.tokens] : [attention.tokens, attention.keys];
+  const all = others.map((_, n) => [n, valueOf(n)]).filter(([, weight]) => weight !== null).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+  const isMean = (n) => head !== MEAN && (marked.side === "key" ? attention.isMean(layer, head, n, marked.at) : attention.isMean(layer, head, marked.at, n));
+  const total = all.slice(0, MOST_LISTED).reduce((sum, [, weight]) => sum + weight, 0), isCross = attention.keys !== attention.tokens;
+  return html`<section class="strongest" id="strongest" aria-label="largest weights"><h2>${marked.side === "key" ? "Which tokens read " : "What "}${inContext(own, marked.at)}${marked.side === "key" ? "" : " reads"}${" "}<span class="soft small">(position ${marked.at})</span></h2>
+    ${all.length === 0 ? html`<p class="soft">No pair with this token is visible.</p>` : html`<table><thead><tr><th>token</th><th>position</th>${!isCross && html`<th>distance</th>`}<th>weight</th><td></td></tr></thead>
+      <tbody>${all.slice(0, MOST_LISTED).map(([n, weight]) => html`<tr><td>${inContext(others, n)}</td><td>${n}</td>${!isCross && html`<td>${marked.side === "key" ? n - marked.at : marked.at - n}</td>`}
+        <td>${weight.toFixed(3)}</td><td>${isMean(n) ? "mean of its block" : html`<i class="length" style=${`width:${100 * weight}%`}></i>`}</td></tr>`)}</tbody></table>
+    ${marked.side === "query" && html`<p class="soft small">The weights of a token's keys add up to 1; these ${Math.min(MOST_LISTED, all.length)} of ${all.length} visible keys have ${total.toFixed(2)}.</p>`}`}</section>`;
+}
