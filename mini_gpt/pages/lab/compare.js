@@ -55,7 +55,7 @@ function Reorder({ page }) {
   const changes = first.map((n) => Math.max(...result.y[state.order.indexOf(n)].map((value, k) => Math.abs(value - before.y[n][k]))));
   const words = state.sentence.split(" "), most = Math.max(...changes);
   const still = { ...page, from: {}, pointed: null, point: () => {}, focus: () => {} };
-  const swap = () => { const order = [...state.order]; [order[1], order.at(-1)]; [order[1], order[order.length - 1]] = [order[order.length - 1], order[1]]; set({ order }); };
+  const swap = () => { const order = [...state.order]; [order[1], order[order.length - 1]] = [order[order.length - 1], order[1]]; set({ order }); };
   const reason = [state.position === "none" ? null : { sinusoidal: "the sinusoids", rope: "RoPE", alibi: "ALiBi" }[state.position], state.causal ? "the causal mask" : null].filter(Boolean).join(" and ");
   const verdict = !isChanged ? "The words have their original order. Move one, and compare."
     : settled(most) ? `Each word has the same output as before; only the rows are permuted.${reason ? "" : " Without positions and without a mask, attention does not know the order of its words."}`
@@ -66,6 +66,7 @@ function Reorder({ page }) {
     <${OrderChips} page=${page} />
     <div class="row"><div><h3>before</h3><${Matrix} matrix=${{ ...original, id: "before" }} page=${still} /></div>
       <div><h3>after</h3><${Matrix} matrix=${{ ...held.Y, id: "after" }} page=${still} /></div>
-      <table class="changes"><caption>Largest change of a word's output</caption><tbody>${words.map((word, n) => html`<tr><th scope="row">${word}</th><td>${number(changes[n])}</td></tr>`)}</tbody></table></div>
-    <p id="verdict"><b>${verdict}</b></p></section>`;
+      <div><h3>change of each word</h3><table class="changes"><thead><tr><th scope="col">word</th><th scope="col">largest</th></tr></thead>
+        <tbody>${words.map((word, n) => html`<tr><th scope="row">${word}</th><td>${number(changes[n])}</td></tr>`)}</tbody></table></div>
+      <p class="verdict" id="verdict"><b>${verdict}</b></p></div></section>`;
 }

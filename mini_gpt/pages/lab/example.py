@@ -21,7 +21,7 @@ PRESETS: dict[str, np.ndarray] = {  # w_DE; `random` is drawn by the page, with 
     "swapped in pairs": _EYE[[1, 0, 3, 2]],
     "swapped halves": _EYE[[2, 3, 0, 1]],
     "negated": -_EYE,
-    "second half negated": _EYE * np.array([1, 1, -1, -1], np.float32),
+    "swapped, half negated": _EYE[[1, 0, 3, 2]] * np.array([1, 1, -1, -1], np.float32),
     "zero": 0 * _EYE,
 }
 DEFAULTS = {"Q": "identity", "K": "swapped in pairs", "V": "identity", "O": "identity"}

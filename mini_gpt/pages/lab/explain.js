@@ -2,6 +2,8 @@
 // How a number of the page is computed, as text, and from which rows and columns. No view.
 
 const number = (value, digits = 2) => (value === -Infinity ? "−∞" : (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits).replace("-", "−"));
+// Three digits or so, as cells show it.
+const brief = (value) => number(value, Math.abs(value) < 9.995 ? 2 : Math.abs(value) < 99.95 ? 1 : 0);
 const term = (value) => (value < -0.005 ? `(${number(value)})` : number(value));
 const terms = (a, b) => a.map((value, n) => `${term(value)}·${term(b[n])}`).join(" + ");
 const columnOf = (matrix, j) => matrix.map((row) => row[j]);
@@ -41,7 +43,7 @@ function explain(held, state, result, { id, i, j }) {
   const row = (n) => ({ rows: [n], columns: null }), column = (n) => ({ rows: null, columns: [n] }), cell = { rows: [i], columns: [j] };
   const words = held.X.rows, input = result.added ? "input" : "X";
   if (id === "X") return said(`the embedding of ${matrix.rows[i]} in the dimension “${matrix.columns[j]}”, chosen by hand. Type another number.`);
-  if (id[0] === "W") return said(`a weight, chosen by hand. Type another number.`);
+  if (id[0] === "W") return said(`${number(matrix.values[i][j])}, row “${matrix.rows[i]}”, column ${matrix.columns[j]}. Type another number.`);
   if (id === "P") return said(aboutPositions(i, j, matrix.columns.length));
   if (id === "input") return said(`${term(held.X.values[i][j])} + ${term(held.P.values[i][j])} = ${value}`, { X: cell, P: cell });
   if (["Q", "K", "V"].includes(id)) {

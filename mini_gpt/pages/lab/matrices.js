@@ -2,8 +2,8 @@
 // All matrices that the page shows, with names and labels, sorted into the steps of multi-head attention. No view.
 
 const STEPS = [
-  { id: "input", title: "Input" }, { id: "project", title: "1 Project" }, { id: "split", title: "2 Split into heads" },
-  { id: "score", title: "3 Score" }, { id: "mix", title: "4 Softmax, times V" }, { id: "output", title: "5 Concatenate and project" },
+  { id: "input", number: null, title: "Input" }, { id: "project", number: 1, title: "Project" }, { id: "split", number: 2, title: "Split into heads" },
+  { id: "score", number: 3, title: "Score" }, { id: "mix", number: 4, title: "Softmax, times V" }, { id: "output", number: 5, title: "Concatenate, project" },
 ];
 const subscript = (head) => "₁₂"[head];
 const counted = (from, to) => Array.from({ length: to - from }, (_, n) => String(from + n + 1));

@@ -18,8 +18,8 @@ function NumberField({ value, label, onChange, ...rest }) {
 }
 
 // matrix: of matricesShown. page: {pointed, from, point, headOf}, shared by all matrices. onEdit(i, j, value) or none.
-// again: the matrix is already in an earlier step; the labels of its rows are not drawn. children: beside the name.
-function Matrix({ matrix, page, onEdit, again = false, children }) {
+// isBare: the labels of its rows are not drawn; those of the matrix on its left count for both. children: beside the name.
+function Matrix({ matrix, page, onEdit, isBare = false, children }) {
   const { id, name, values, rows, columns } = matrix, [stop, setStop] = useState([0, 0]), box = useRef();
   useDark();
   const own = page.from[id], isPointed = (i, j) => page.pointed?.id === id && page.pointed.i === i && page.pointed.j === j;
@@ -47,13 +47,13 @@ function Matrix({ matrix, page, onEdit, again = false, children }) {
     const focus = { tabindex: tab, onFocus: () => { setStop([i, j]); page.focus({ id, i, j }); }, onKeyDown: (event) => press(event, i, j) };
     return onEdit
       ? html`<td ...${shared}><${NumberField} value=${value} label=${of} onChange=${(read) => onEdit(i, j, read)} ...${focus} /></td>`
-      : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${number(value)}`}>${number(value)}</td>`;
+      : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${brief(value)}`}>${brief(value)}</td>`;
   };
-  return html`<figure class=${`matrix ${onEdit ? "editable" : ""}`} id=${`matrix-${id}${again ? "-again" : ""}`}>
-    <figcaption><b class="name">${name}</b> <span class="soft">${shapeOf(matrix)}</span> ${children}</figcaption>
+  return html`<figure class=${`matrix ${onEdit ? "editable" : ""} ${matrix.step === "input" ? "named" : ""}`} id=${`matrix-${id}`}>
+    <figcaption><b class="name">${name}</b> <span class="soft">${shapeOf(matrix)}</span>${children}</figcaption>
     <table role="grid" aria-label=${`${name}, ${shapeOf(matrix)}`} ref=${box} onPointerLeave=${() => page.point(null)}>
-      <thead><tr role="row"><td class=${again ? "unseen" : ""}></td>${columns.map((label, j) => html`<th scope="col" role="columnheader" style=${headLine(page, matrix, j)}>${label}</th>`)}</tr></thead>
-      <tbody>${values.map((row, i) => html`<tr role="row" key=${i}><th scope="row" role="rowheader" class=${again ? "unseen" : ""}>${rows[i]}</th>${row.map((value, j) => cell(value, i, j))}</tr>`)}</tbody>
+      <thead><tr role="row"><td class=${isBare ? "unseen" : ""}></td>${columns.map((label, j) => html`<th scope="col" role="columnheader" style=${headLine(page, matrix, j)}>${label}</th>`)}</tr></thead>
+      <tbody>${values.map((row, i) => html`<tr role="row" key=${i}><th scope="row" role="rowheader" class=${isBare ? "unseen" : ""}>${rows[i]}</th>${row.map((value, j) => cell(value, i, j))}</tr>`)}</tbody>
     </table></figure>`;
 }
 

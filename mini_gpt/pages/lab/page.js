@@ -2,13 +2,13 @@
 // The page: its controls, its state, and which number is explained.
 
 const EXPERIMENTS = [ // [fragment, what to do, what is seen]
-  ["", "Start", "head 1 pairs cat and sat, head 2 pairs the determiners and mat."],
-  ["K=identity", "Let W_K be the identity", "each word now finds words like itself, since query and key are equal."],
-  ["heads=1", "Use one head", "sat divides its weight between cat and mat."],
-  ["K=second+half+negated&Q=swapped+in+pairs", "Negate the keys of head 2", "its logits change their signs; head 1 stays as it is."],
-  ["order=5%2C1%2C2%2C3%2C4%2C0", "Swap The and mat", "outputs are only permuted. Then set positions to RoPE."],
-  ["position=rope", "Add RoPE", "mat now prefers the nearer the. Without positions, both were equal."],
-  ["mask=causal", "Hide later words", "The sees itself alone, and the determiners no longer find mat."],
+  ["", "Start", "head 1 pairs “cat” and “sat”, head 2 the determiners and “mat”."],
+  ["K=identity", "Let W_K be the identity", "each word finds words like itself."],
+  ["heads=1", "Use one head", "“sat” must divide its weight between “cat” and “mat”."],
+  ["K=swapped%2C+half+negated", "Negate the keys of head 2", "its logits change their signs; head 1 stays as it is."],
+  ["order=5%2C1%2C2%2C3%2C4%2C0", "Swap “The” and “mat”", "outputs are only permuted. Then choose RoPE."],
+  ["position=rope", "Choose RoPE", "“mat” prefers the nearer “the”. Before, both were equal."],
+  ["mask=causal", "Hide later words", "the determiners no longer find “mat”."],
 ];
 
 function Controls({ page }) {
@@ -41,14 +41,14 @@ function App({ data }) {
   const page = { data, state, set, result, held, pointed, from: explained?.from ?? {}, point, focus, say, headOf };
   const words = wordsOf(data, state);
   return html`<header class="top"><h1>Attention, with all numbers</h1><${ThemeButton} /></header>
-    <p>A sentence, four numbers for each word, and four small matrices. Change any number: every step follows. The words' numbers and the matrices were
-      <b>chosen by hand</b>, so that each head has one clear role. Heads of trained models are rarely so clear.</p>
+    <div class="opening"><div><p>A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps. All numbers with a dotted line can be changed, and every step follows.</p>
+      <p>The words' numbers and the matrices were <b>chosen by hand</b>, so that each head has one clear role. Heads of trained models are rarely so clear.</p></div>
+      <nav class="card" id="experiments" aria-label="Things to try"><h2>Things to try</h2><ul>${EXPERIMENTS.map(([hash, name, seen]) => html`<li><a href=${`#${hash}`}>${name}</a>: ${seen}</li>`)}</ul></nav></div>
     <${Controls} page=${page} />
-    <details class="card" id="experiments"><summary>Things to try</summary><ul>${EXPERIMENTS.map(([hash, name, seen]) => html`<li><a href=${`#${hash}`}>${name}</a>: ${seen}</li>`)}</ul></details>
     <section class="card step" id="roles" aria-labelledby="title-roles"><header><h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2><${ColourBars} /></header>
       <div class="lanes">${result.heads.map((head, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`}><h3>${headName(state, n)}</h3>
         <${Links} ...${{ head, n, words, name: headName(state, n), pinned: pinned < words.length ? pinned : null, onPin: pin }} /></div>`)}</div></section>
-    ${[Input, Project, Split, Score, Mix, Output, OneBesideTwo, Reorder, Shapes].map((View) => html`<${View} page=${page} />`)}
+    ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map((views, n) => html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>${views.map((View) => html`<${View} page=${page} />`)}</div>`)}
     <div id="explained" class="card" role="status">${explained ? html`<b>${explained.name}</b> <span>${explained.text}</span>` : html`<span class="soft">${said || "Point at a number, or go to it with Tab and the arrow keys, to see how it is computed."}</span>`}</div>`;
 }
 

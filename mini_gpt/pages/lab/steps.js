@@ -25,10 +25,11 @@ async function copied(text) {
 
 // One step. formula: in plain text. children: its matrices.
 function Step({ id, page, formula, said, children }) {
-  const { title } = STEPS.find((step) => step.id === id), matrices = ofStep(page.held, id);
+  const { number: count, title } = STEPS.find((step) => step.id === id), matrices = ofStep(page.held, id);
   return html`<section class="card step" id=${`step-${id}`} aria-labelledby=${`title-${id}`}>
-    <header><h2 id=${`title-${id}`}>${title}</h2> <code>${formula}</code> <${CopyButtons} ...${{ matrices, what: title, onCopied: page.say }} /></header>
-    <p class="soft">${said}</p>${children}</section>`;
+    <header><h2 id=${`title-${id}`}>${count && html`<span class="badge">${count}</span> `}${title}</h2>
+      <${CopyButtons} ...${{ matrices, what: title, onCopied: page.say }} /></header>
+    <div><code>${formula}</code><p class="soft small">${said}</p></div><div>${children}</div></section>`;
 }
 
 // Something for each head, beside each other.
@@ -56,17 +57,16 @@ function WeightMatrix({ page, letter }) {
 }
 
 const ADDED = {
-  none: "No positions are added.",
-  sinusoidal: "P has a sine and a cosine of the position in each pair of columns; it is added once, before the first projection.",
-  rope: "RoPE adds nothing here. It rotates queries and keys in step 2.",
-  alibi: "ALiBi adds nothing here. It lowers the logits of far keys in step 3.",
+  none: "",
+  sinusoidal: "P has the sine and the cosine of each position. It is added once, here.",
+  rope: "RoPE adds nothing here: it rotates queries and keys in step 2.",
+  alibi: "ALiBi adds nothing here: it lowers logits in step 3.",
 };
 
 function Input({ page }) {
   const { state, set, held, result } = page, matrix = (id) => html`<${Matrix} ...${{ matrix: held[id], page }} />`;
   const edit = (i, j, value) => set({ x: state.x.map((row, n) => row.map((old, k) => (n === state.order[i] && k === j ? value : old))) });
-  return html`<${Step} id="input" page=${page} formula=${result.added ? "X + P" : "X"}
-    said=${`One row for each word, four numbers each. The dimensions have names because a person chose them; those of a trained model have none. ${ADDED[state.position]}`}>
+  return html`<${Step} id="input" page=${page} formula=${result.added ? "X + P" : "X"} said=${`A row for each word. A person named these dimensions. ${ADDED[state.position]}`}>
     <div class="row"><${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
       ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}</div></>`;
 }
@@ -80,26 +80,25 @@ function Project({ page }) {
 }
 
 function Split({ page }) {
-  const { state, held, result } = page, isTurned = state.position === "rope";
-  const formula = state.heads === 1 ? "Q₁ = Q   K₁ = K   V₁ = V" : "Q = [Q₁ Q₂]   K = [K₁ K₂]   V = [V₁ V₂]";
-  return html`<${Step} id="split" page=${page} formula=${`${formula}${isTurned ? "   Q, K rotated by the position" : ""}`}
-    said=${`${state.heads === 1 ? "One head has all four columns." : "Each head gets two of the four columns. Nothing is computed."}${isTurned ? " RoPE then rotates each pair of a query's and of a key's columns by an angle that grows with the position." : ""}`}>
-    <${Lanes} page=${page} of=${(n) => ["Q", "K", "V"].map((letter) => html`<${Matrix} ...${{ matrix: held[`${letter}${n}`], page }} />`)} /></>`;
+  const { state, held } = page, isTurned = state.position === "rope";
+  return html`<${Step} id="split" page=${page} formula=${state.heads === 1 ? "Q₁ = Q   K₁ = K   V₁ = V" : "Q = [Q₁ Q₂]   K = [K₁ K₂]   V = [V₁ V₂]"}
+    said=${`${state.heads === 1 ? "One head has all four columns." : "Each head gets two of the four columns."} ${isTurned ? "RoPE rotates each pair of columns of Q and K by an angle that grows with the position." : "Nothing is computed here."}`}>
+    <${Lanes} page=${page} of=${(n) => ["Q", "K", "V"].map((letter) => html`<${Matrix} ...${{ matrix: held[`${letter}${n}`], page, isBare: letter !== "Q" }} />`)} /></>`;
 }
 
 function Score({ page }) {
   const { state, held, result } = page, root = state.scale ? ` / √${result.width}` : "", bias = state.position === "alibi" ? " − slope·distance" : "";
-  const slopes = result.heads.map(({ slope }) => slope).join(" and ");
-  return html`<${Step} id="score" page=${page} formula=${result.heads.map((_, n) => `S${subscript(n)} = Q${subscript(n)}·K${subscript(n)}ᵀ${root}${bias}`).join("   ")}
-    said=${`One logit for each pair: queries down, keys across.${state.causal ? " The causal mask hides the keys after each query." : " No mask: each word sees all words."}${bias ? ` Slopes of ALiBi for ${state.heads === 1 ? "one head" : "two heads"}: ${slopes}.` : ""}`}>
+  const slopes = `ALiBi's ${state.heads === 1 ? "slope is" : "slopes are"} ${result.heads.map(({ slope }) => slope).join(" and ")}.`;
+  return html`<${Step} id="score" page=${page} formula=${`S = Q·Kᵀ${root}${bias}`}
+    said=${`A logit for each pair: queries down, keys across. ${state.causal ? "The mask hides the keys after each query." : "No mask: each word sees all words."} ${bias ? slopes : ""}`}>
     <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`S${n}`], page }} />`} /></>`;
 }
 
 function Mix({ page }) {
-  const { state, held, result } = page, divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
-  return html`<${Step} id="mix" page=${page} formula=${result.heads.map((_, n) => `A${subscript(n)} = softmax(S${subscript(n)}${divided})   O${subscript(n)} = A${subscript(n)}·V${subscript(n)}`).join("   ")}
-    said="The softmax of each row: its weights add up to 1. A word's output is the mean of the values, with these weights.">
-    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`A${n}`], page }} />${sign("·")}<${Matrix} ...${{ matrix: held[`V${n}`], page, again: true }} />${sign("=")}<${Matrix} ...${{ matrix: held[`O${n}`], page }} />`} /></>`;
+  const { state, held } = page, divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
+  return html`<${Step} id="mix" page=${page} formula=${`A = softmax(S${divided})   O = A·V`}
+    said="The weights of a row add up to 1. A word's output is the mean of the values, with these weights.">
+    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`A${n}`], page }} /><${Matrix} ...${{ matrix: held[`O${n}`], page, isBare: true }} />`} /></>`;
 }
 
 function Output({ page }) {
