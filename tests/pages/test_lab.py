@@ -1,6 +1,9 @@
 """The lab's JavaScript computes the library's attention, and its first page shows what it claims."""
 
 import itertools
+import math
+import re
+import urllib.parse
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +18,8 @@ from mini_gpt.model.attention.reference import attend
 from mini_gpt.pages.lab import example, page
 from tests.pages import node
 
-SCRIPTS = [page.FOLDER / name for name in ("attention.js", "state.js")]
+NAMES = ("attention.js", "state.js", "matrices.js", "explain.js", "experiments.js", "shapes.js")
+SCRIPTS = [page.FOLDER / name for name in NAMES]
 LETTERS = "QKVO"
 SETTINGS = list(itertools.product(("none", "sinusoidal", "rope", "alibi"), (False, True), (False, True), (1, 2)))
 
@@ -85,17 +89,23 @@ def test_each_step_is_the_librarys(shown, setting):
         np.testing.assert_allclose(np.array(found, np.float32), values, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def weights(entries):
-    """Return the page's weights_HLS for entries of the fragment."""
-    program = "const state = stateOf(given[0], given[1]); return attention(settingsOf(given[0], state)).heads;"
-    found = node.evaluate(SCRIPTS, f"{{ {program} }}", [example.data(), entries])
-    return np.array([head["weights"] for head in found])
+def computed(*fragments):
+    """Return the page's results for each fragment, with the words in their order."""
+    entries = [dict(urllib.parse.parse_qsl(fragment)) for fragment in fragments]
+    program = """{ const { data, entries } = given; return entries.map((each) => {
+      const state = stateOf(data, each);
+      return { ...attention(settingsOf(data, state)), words: wordsOf(data, state) }; }); }"""
+    return node.evaluate(SCRIPTS, program, {"data": example.data(), "entries": entries})
+
+
+def weights(result):
+    return np.array([head["weights"] for head in result["heads"]])
 
 
 @pytest.mark.parametrize("sentence", range(2))
 def test_the_first_page_pairs_words_as_it_says(sentence):
     words = list(example.SENTENCES)[sentence].split()
-    first_LS, second_LS = weights({"sentence": str(sentence)})
+    first_LS, second_LS = weights(*computed(f"sentence={sentence}"))
     attended = lambda weights_LS, word: words[int(weights_LS[words.index(word)].argmax())]
     place = words[-1]
     assert (attended(first_LS, "cat"), attended(first_LS, "sat")) == ("sat", "cat")  # subject and verb
@@ -104,3 +114,143 @@ def test_the_first_page_pairs_words_as_it_says(sentence):
     assert attended(second_LS, place).lower() == "the" and attended(second_LS, "sat") == place
     for weights_LS, word in ((first_LS, "The"), (second_LS, "cat")):
         np.testing.assert_allclose(weights_LS[words.index(word)], 1 / len(words), rtol=1e-12)
+
+
+def test_the_experiments_show_what_the_page_says():
+    names = node.evaluate(SCRIPTS, "{ return EXPERIMENTS.map(([fragment, name]) => [name, fragment]); }", None)
+    results = dict(zip(dict(names), computed(*(fragment for _, fragment in names)), strict=True))
+    The, cat, sat, _, the, mat = range(6)
+    first_LS, second_LS = weights(results["Start"])
+    own_HLS = weights(results["Let W_K be the identity"])
+    for word, head in ((The, 1), (cat, 0), (sat, 0), (the, 1), (mat, 1)):
+        assert own_HLS[head, word, word] == own_HLS[head, word].max()
+    (one_LS,) = weights(results["Use one head"])
+    assert one_LS[sat].argsort()[-2:].tolist() == [mat, cat] and one_LS[sat, cat] < first_LS[sat, cat]
+    assert one_LS[sat, mat] < second_LS[sat, mat]
+    logits = lambda name: np.array([head["logits"] for head in results[name]["heads"]])
+    plain, negated = logits("Start"), logits("Negate the keys of head 2")
+    np.testing.assert_array_equal(plain[0], negated[0])
+    np.testing.assert_allclose(plain[1], -negated[1])
+    swapped = results["Swap “The” and “mat”"]
+    assert swapped["words"] == ["mat", "cat", "sat", "on", "the", "The"]
+    np.testing.assert_allclose(swapped["y"], np.array(results["Start"]["y"])[[5, 1, 2, 3, 4, 0]], rtol=1e-12)
+    rope_LS = weights(results["Choose RoPE"])[1]
+    assert second_LS[mat, The] == pytest.approx(second_LS[mat, the]) and rope_LS[mat, the] > 2 * rope_LS[mat, The]
+    causal_LS = weights(results["Hide later words"])[1]
+    assert causal_LS[the, mat] == 0 == causal_LS[The, mat] and causal_LS[The, The] == 1
+
+
+@pytest.mark.parametrize("changed", ["position=sinusoidal", "position=rope", "position=alibi", "mask=causal"])
+def test_order_matters_with_positions_or_a_mask(changed):
+    before, after = (np.array(result["y"]) for result in computed(changed, f"{changed}&order=5,1,2,3,4,0"))
+    assert np.abs(after - before[[5, 1, 2, 3, 4, 0]]).max() > 0.01
+
+
+def random_state(numbers):
+    """Return random entries of the fragment."""
+    some = lambda *values: numbers.choice(values)
+    matrix = lambda rows: ",".join(map(str, numbers.normal(size=4 * rows).round(2).tolist()))
+    sentence = int(some(0, 1))
+    order = ",".join(map(str, numbers.permutation(4 if sentence else 6)))
+    entries = {"sentence": sentence, "order": order, "heads": some(1, 2), "temperature": some(0.4, 1, 2.5)}
+    entries |= {
+        "position": some("none", "sinusoidal", "rope", "alibi"),
+        "mask": some("causal", ""),
+        "scale": some("off", ""),
+    }
+    entries |= {"x": some(matrix(4 if sentence else 6), "")}
+    entries |= {letter: some(*example.PRESETS, "random.12", matrix(4)) for letter in LETTERS}
+    return {name: str(value) for name, value in entries.items()}
+
+
+def test_the_fragment_restores_the_state():
+    states = [random_state(np.random.default_rng(seed)) for seed in range(40)]
+    program = """{ const { data, states } = given; return states.map((entries) => {
+      const state = stateOf(data, entries), written = Object.entries(entriesOf(data, state));
+      const kept = written.filter(([, value]) => value !== null).map(([name, value]) => [name, String(value)]);
+      const again = Object.fromEntries(kept);
+      return [state, stateOf(data, again), defaultState(data)]; }); }"""
+    for state, again, _ in node.evaluate(SCRIPTS, program, {"data": example.data(), "states": states}):
+        assert state == again
+    bad = [
+        "sentence=7",
+        "order=0,0,1,2,3,4",
+        "x=1,2",
+        "heads=3",
+        "position=learned",
+        "temperature=0",
+        "Q=1,NaN",
+        "K=random.x",
+        "V=",
+    ]
+    states = [dict(urllib.parse.parse_qsl(text)) for text in bad]
+    for state, _, default in node.evaluate(SCRIPTS, program, {"data": example.data(), "states": states}):
+        assert state == default
+
+
+@pytest.fixture(scope="module")
+def explained():
+    """Return, for random states, all matrices of the page, their copies, and the explanation of each number."""
+    program = """{ const { data, states } = given; return states.map((entries) => {
+      const state = stateOf(data, entries), result = attention(settingsOf(data, state));
+      const held = matricesShown(data, state, result), all = Object.values(held);
+      const about = (id) => held[id].values.map((row, i) =>
+        row.map((_, j) => explain(held, state, result, { id, i, j }).text));
+      const texts = Object.fromEntries(all.map(({ id }) => [id, about(id)]));
+      return { held, texts, numpy: asNumpy(all), table: asTable(all) }; }); }"""
+    states = [random_state(np.random.default_rng(seed)) for seed in range(100, 124)]
+    return node.evaluate(SCRIPTS, program, {"data": example.data(), "states": states})
+
+
+def evaluate(text):
+    """Return the value of the arithmetic that an explanation shows."""
+    python = text.replace("−", "-").replace("·", "*")
+    python = re.sub(r"√(\d)", r"math.sqrt(\1)", python)
+    return eval(python, {"math": math, "exp": math.exp, "sin": math.sin, "cos": math.cos})
+
+
+def test_explanations_add_up_to_the_number(explained):
+    seen = set()
+    for shown in explained:
+        for id, texts in shown["texts"].items():
+            for text, value in zip(itertools.chain(*texts), itertools.chain(*shown["held"][id]["values"]), strict=True):
+                value = -math.inf if value is None else value
+                seen.add((id, re.sub(r"[^a-zA-Z]+", " ", text)))
+                if "hidden" in text:
+                    assert value in (0, -math.inf)
+                elif "= " in text:
+                    steps = list(map(evaluate, text.rpartition(": ")[2].split(" = ")))
+                    tolerance = 0.02 if id[0] == "A" else 0.03 * (1 + text.count("·"))
+                    assert steps == pytest.approx([value] * len(steps), abs=tolerance), (id, text)
+                else:
+                    said = re.match(r"the embedding|(−?[\d.]+), ", text)
+                    assert said and (said[1] is None or evaluate(said[1]) == pytest.approx(value, abs=0.0051)), (
+                        id,
+                        text,
+                    )
+    assert len(seen) > 100
+
+
+def test_copies_hold_all_numbers(explained):
+    for shown in explained:
+        copied = {}
+        exec(shown["numpy"], copied)
+        tables = {block.split("\t")[0]: block.splitlines()[1:] for block in shown["table"].split("\n\n")}
+        for matrix in shown["held"].values():
+            values = np.array(matrix["values"], float)
+            values[np.isnan(values)] = -np.inf
+            np.testing.assert_array_equal(copied[matrix["python"]], values)
+            rows = [line.split("\t") for line in tables[matrix["name"]]]
+            assert [row[0] for row in rows] == matrix["rows"]
+            np.testing.assert_array_equal([list(map(float, row[1:])) for row in rows], values)
+
+
+def test_shapes_are_those_of_the_model():
+    table = node.evaluate(SCRIPTS, "{ return shapesOf(10, 512, 8); }", None)
+    q_BLHK = jnp.zeros((1, 10, 8, 64))
+    out_BLHK, maps = attend(Heads(q_BLHK, q_BLHK, q_BLHK), Mask(False).visible(10))
+    shown = [tuple(int(n) for n in shape.removeprefix("3 of ").split(" × ")) for _, shape in table]
+    assert shown == [(10, 512), (8, 10, 64), maps.weights_BHLS.shape[1:], (8, 10, 64), (10, 512)]
+    assert (
+        out_BLHK.swapaxes(1, 2).shape[1:] == shown[3] and split_heads(jnp.zeros((1, 10, 512)), 8).shape == q_BLHK.shape
+    )

@@ -24,12 +24,18 @@ function OneBesideTwo({ page }) {
     <div class="thirds">${shown.map(([name, matrix, n], at) => html`<div style=${`--head:${seriesColour(n)}`}><h3>${name}</h3>
       <${Matrix} matrix=${{ ...matrix, id: `compared-${at}`, name: "A" }} page=${still} /></div>`)}</div>
     <p id="two-roles">${word === null ? "With these numbers, no word finds clearly different keys in the two heads."
-      : html`<b>${words[word]}</b> finds ${found(two.heads[0], word)} in head 1, and ${found(two.heads[1], word)} in head 2. One head must divide its weight: ${weightsOn(word, two.heads.flatMap((head) => strongest(head.weights)[word].keys))}.`}</p></section>`;
+      : html`<b>“${words[word]}”</b> finds ${found(two.heads[0], word)} in head 1, and ${found(two.heads[1], word)} in head 2. One head must divide its weight: ${weightsOn(word, two.heads.flatMap((head) => strongest(head.weights)[word].keys))}.`}</p></section>`;
 }
 
-// The words in order. They move by drag, or by the buttons on both sides.
+// The words in order. They move by drag, or by the buttons on both sides, which keep the focus.
 function OrderChips({ page }) {
-  const { data, state, set, say } = page, words = wordsOf(data, state), [dragged, setDragged] = useState(null);
+  const { data, state, set, say } = page, words = wordsOf(data, state), [dragged, setDragged] = useState(null), pressed = useRef(null);
+  useLayoutEffect(() => {
+    const [word, side] = pressed.current ?? [], buttons = document.querySelectorAll(`.chip[data-word="${word}"] button`);
+    pressed.current = null;
+    if (buttons.length) (buttons[side].disabled ? buttons[1 - side] : buttons[side]).focus();
+  }, [state.order]);
+  const press = (place, step) => { pressed.current = [state.order[place], step < 0 ? 0 : 1]; move(place, place + step); };
   const move = (from, to) => {
     if (from === null || to < 0 || to >= words.length || from === to) return;
     const order = [...state.order];
@@ -43,10 +49,10 @@ function OrderChips({ page }) {
     if (chip && +chip.dataset.place !== dragged) { move(dragged, +chip.dataset.place); setDragged(+chip.dataset.place); }
   };
   return html`<ol class="chips" aria-label="Order of the words" onPointerMove=${over} onPointerUp=${() => setDragged(null)} onPointerCancel=${() => setDragged(null)}>
-    ${words.map((word, place) => html`<li class=${`chip ${dragged === place ? "dragged" : ""}`} data-place=${place} key=${state.order[place]}>
-      <button onClick=${() => move(place, place - 1)} disabled=${place === 0} aria-label=${`Move ${word}, word ${place + 1}, to the left`}>←</button>
+    ${words.map((word, place) => html`<li class=${`chip ${dragged === place ? "dragged" : ""}`} data-place=${place} data-word=${state.order[place]} key=${state.order[place]}>
+      <button onClick=${() => press(place, -1)} disabled=${place === 0} aria-label=${`Move ${word}, word ${place + 1}, to the left`}>←</button>
       <span class="grip" onPointerDown=${(event) => { event.target.releasePointerCapture?.(event.pointerId); setDragged(place); }}>${word}</span>
-      <button onClick=${() => move(place, place + 1)} disabled=${place === words.length - 1} aria-label=${`Move ${word}, word ${place + 1}, to the right`}>→</button></li>`)}</ol>`;
+      <button onClick=${() => press(place, 1)} disabled=${place === words.length - 1} aria-label=${`Move ${word}, word ${place + 1}, to the right`}>→</button></li>`)}</ol>`;
 }
 
 function Reorder({ page }) {

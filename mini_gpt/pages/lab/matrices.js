@@ -9,7 +9,7 @@ const subscript = (head) => "₁₂"[head];
 const counted = (from, to) => Array.from({ length: to - from }, (_, n) => String(from + n + 1));
 
 // {id: {id, step, name, python, values, rows, columns, scale, head}}. name: as in formulas. python: a name for NumPy.
-// rows, columns: labels. scale: signed, logits or weights. head: whose matrix it is, or null.
+// rows, columns: labels. scale: signed or weights. head: whose matrix it is, or null.
 function matricesShown(data, state, result) {
   const held = {}, words = wordsOf(data, state), dimensions = data.dimensions, all = counted(0, dimensions.length);
   const { matrices, x } = settingsOf(data, state);
@@ -26,8 +26,9 @@ function matricesShown(data, state, result) {
   result.heads.forEach((head, n) => {
     const own = counted(n * result.width, (n + 1) * result.width), of = (letter) => `${letter}${subscript(n)}`;
     for (const letter of ["Q", "K", "V"]) add(`${letter}${n}`, "split", of(letter), `${letter}_${n + 1}`, head[letter.toLowerCase()], words, own, "signed", n);
-    add(`S${n}`, "score", of("S"), `S_${n + 1}`, head.logits, words, words, "logits", n);
+    add(`S${n}`, "score", of("S"), `S_${n + 1}`, head.logits, words, words, "signed", n);
     add(`A${n}`, "mix", of("A"), `A_${n + 1}`, head.weights, words, words, "weights", n);
+    held[`A${n}`].logits = head.logits; // of hidden keys, -Infinity
     add(`O${n}`, "mix", of("O"), `O_${n + 1}`, head.out, words, own, "signed", n);
   });
   add("O", "output", "O", "O", result.concatenated, words, all);

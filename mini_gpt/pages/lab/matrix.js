@@ -2,7 +2,7 @@
 // A matrix as a table of coloured numbers. A cell can be pointed at, by mouse, tap or arrow keys, and some can be edited.
 
 const MOST = 4; // the value from which a signed number has the strongest colour
-const SCALES = { signed: scales.signed(MOST), logits: scales.signed(MOST), weights: scales.linear(0, 1, [0, 0.5, 1]) };
+const SCALES = { signed: scales.signed(MOST), weights: scales.linear(0, 1, [0, 0.5, 1]) };
 
 // A number that can be typed. What is typed stays as it is until the field is left; what is not a number changes nothing.
 function NumberField({ value, label, onChange, ...rest }) {
@@ -40,14 +40,14 @@ function Matrix({ matrix, page, onEdit, isBare = false, children }) {
     if (act) { event.preventDefault(); act(); }
   };
   const cell = (value, i, j) => {
-    const style = value === -Infinity ? "" : textOn(colourOf(SCALES[matrix.scale], value));
+    const isHidden = (matrix.logits ?? values)[i][j] === -Infinity, style = isHidden ? "" : textOn(colourOf(SCALES[matrix.scale], value));
     const of = `${name}, ${rows[i]}, ${columns[j]}`, tab = i === stopI && j === stopJ ? 0 : -1;
-    const marks = `${isPointed(i, j) ? "pointed" : ""} ${isSource(i, j) ? "source" : ""} ${value === -Infinity ? "masked" : ""}`;
+    const marks = `${isPointed(i, j) ? "pointed" : ""} ${isSource(i, j) ? "source" : ""} ${isHidden ? "masked" : ""}`;
     const shared = { role: "gridcell", class: marks, style, "data-value": value, key: j, onPointerEnter: (event) => event.pointerType === "mouse" && page.point({ id, i, j }) };
     const focus = { tabindex: tab, onFocus: () => { setStop([i, j]); page.focus({ id, i, j }); }, onKeyDown: (event) => press(event, i, j) };
     return onEdit
       ? html`<td ...${shared}><${NumberField} value=${value} label=${of} onChange=${(read) => onEdit(i, j, read)} ...${focus} /></td>`
-      : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${brief(value)}`}>${brief(value)}</td>`;
+      : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${brief(value)}`}>${isHidden && value === 0 ? "0" : brief(value)}</td>`;
   };
   return html`<figure class=${`matrix ${onEdit ? "editable" : ""} ${matrix.step === "input" ? "named" : ""}`} id=${`matrix-${id}`}>
     <figcaption><b class="name">${name}</b> <span class="soft">${shapeOf(matrix)}</span>${children}</figcaption>
