@@ -152,7 +152,7 @@ def random_state(numbers):
     matrix = lambda rows: ",".join(map(str, numbers.normal(size=4 * rows).round(2).tolist()))
     sentence = int(some(0, 1))
     order = ",".join(map(str, numbers.permutation(4 if sentence else 6)))
-    entries = {"sentence": sentence, "order": order, "heads": some(1, 2), "temperature": some(0.4, 1, 2.5)}
+    entries = {"sentence": sentence, "order": order, "heads": some(1, 2), "temperature": some(0.1, 1, 2.5)}
     entries |= {
         "position": some("none", "sinusoidal", "rope", "alibi"),
         "mask": some("causal", ""),

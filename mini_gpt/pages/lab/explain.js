@@ -3,11 +3,18 @@
 
 const number = (value, digits = 2) => (value === -Infinity ? "−∞" : (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits).replace("-", "−"));
 // Three digits or so, as cells show it.
-const brief = (value) => number(value, Math.abs(value) < 9.995 ? 2 : Math.abs(value) < 99.95 ? 1 : 0);
+function brief(value) {
+  const size = Math.abs(value);
+  return size >= 9999.5 && size < Infinity ? value.toExponential(0).replace("e+", "e").replace("-", "−") : number(value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
+}
 const term = (value) => (value < -0.005 ? `(${number(value)})` : number(value));
 const terms = (a, b) => a.map((value, n) => `${term(value)}·${term(b[n])}`).join(" + ");
 const columnOf = (matrix, j) => matrix.map((row) => row[j]);
-const exponential = (value) => { const e = Math.exp(value); return e >= 1e4 || e < 0.005 ? e.toExponential(2).replace("e+", "e").replace("-", "−") : number(e); };
+// exp of a value, with three digits.
+function exponential(value) {
+  const exp = Math.exp(value), text = exp >= 999.5 || exp < 0.001 ? exp.toExponential(2).replace("e+", "e") : exp.toPrecision(3);
+  return text.replace("-", "−");
+}
 
 function aboutPositions(i, j, width) {
   const angle = i * frequency(Math.floor(j / 2), width);
@@ -30,10 +37,11 @@ function aboutLogit(head, state, i, j, words) {
 
 function aboutWeight(head, state, i, j, words) {
   if (head.logits[i][j] === -Infinity) return `0, because the key ${words[j]} is hidden`;
-  const divided = (value) => (state.temperature === 1 ? number(value) : `${number(value)} / ${state.temperature}`);
-  const seen = head.logits[i].filter((value) => value !== -Infinity), exp = (value) => exponential(value / state.temperature);
-  const sum = seen.reduce((all, value) => all + Math.exp(value / state.temperature), 0);
-  return `exp(${divided(head.logits[i][j])}) / (${seen.map(exp).join(" + ")}) = ${exp(head.logits[i][j])} / ${exponential(Math.log(sum))} = ${number(head.weights[i][j], 3)}`;
+  const seen = head.logits[i].filter((value) => value !== -Infinity), most = Math.max(...seen), isLarge = most > 20 * state.temperature;
+  const part = (value) => (value - (isLarge ? most : 0)) / state.temperature, divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
+  const logit = number(isLarge ? head.logits[i][j] - most : head.logits[i][j], state.temperature < 1 ? 3 : 2), sum = seen.reduce((all, value) => all + Math.exp(part(value)), 0);
+  const exps = seen.map((value) => exponential(part(value))).join(" + ");
+  return `${isLarge ? `less the row's largest logit, ${number(most)}: ` : ""}exp(${logit}${divided}) / (${exps}) = ${exponential(part(head.logits[i][j]))} / ${exponential(Math.log(sum))} = ${number(head.weights[i][j], 3)}`;
 }
 
 // {name, text, from} of the cell {id, i, j}. from: {id: {rows, columns}}, what it is computed from; null: all of them.
