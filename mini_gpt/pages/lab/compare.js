@@ -70,7 +70,7 @@ function Reorder({ page }) {
       <button id="swap" onClick=${swap}>swap second and last</button> <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>
       <button id="original" disabled=${!isChanged} onClick=${() => set({ order: first })}>original order</button></header>
     <${OrderChips} page=${page} />
-    <div class="row"><div><h3>before</h3><${Matrix} matrix=${{ ...original, id: "before" }} page=${still} /></div>
+    <div class="row tops"><div><h3>before</h3><${Matrix} matrix=${{ ...original, id: "before" }} page=${still} /></div>
       <div><h3>after</h3><${Matrix} matrix=${{ ...held.Y, id: "after" }} page=${still} /></div>
       <div><h3>change of each word</h3><table class="changes"><thead><tr><th scope="col">word</th><th scope="col">largest</th></tr></thead>
         <tbody>${words.map((word, n) => html`<tr><th scope="row">${word}</th><td>${number(changes[n])}</td></tr>`)}</tbody></table></div>

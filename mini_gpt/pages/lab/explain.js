@@ -31,7 +31,7 @@ function aboutRotation(head, letter, i, j) {
 function aboutLogit(head, state, i, j, words) {
   if (head.logits[i][j] === -Infinity) return `hidden by the causal mask: ${words[j]} comes after ${words[i]}`;
   const sum = terms(head.q[i], head.k[j]), width = head.q[0].length;
-  const bias = state.position === "alibi" ? ` − ${head.slope}·${Math.abs(i - j)}` : "";
+  const bias = state.position === "alibi" ? ` − ${Math.abs(i - j)}/${1 / head.slope}` : "";
   return `${state.scale ? `(${sum}) / √${width}` : sum}${bias} = ${number(head.logits[i][j])}`;
 }
 

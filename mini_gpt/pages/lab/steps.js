@@ -83,12 +83,12 @@ function Split({ page }) {
   const { state, held } = page, isTurned = state.position === "rope";
   return html`<${Step} id="split" page=${page} formula=${state.heads === 1 ? "Q₁ = Q   K₁ = K   V₁ = V" : "Q = [Q₁ Q₂]   K = [K₁ K₂]   V = [V₁ V₂]"}
     said=${`${state.heads === 1 ? "One head has all four columns." : "Each head gets two of the four columns."} ${isTurned ? "RoPE rotates each pair of columns of Q and K by an angle that grows with the position." : "Nothing is computed here."}`}>
-    <${Lanes} page=${page} of=${(n) => ["Q", "K", "V"].map((letter) => html`<${Matrix} ...${{ matrix: held[`${letter}${n}`], page, isBare: letter !== "Q" }} />`)} /></>`;
+    <${Lanes} page=${page} of=${(n) => ["Q", "K", "V"].map((letter) => html`<${Matrix} ...${{ matrix: held[`${letter}${n}`], page, isBare: state.heads === 2 && letter !== "Q" }} />`)} /></>`;
 }
 
 function Score({ page }) {
   const { state, held, result } = page, root = state.scale ? ` / √${result.width}` : "", bias = state.position === "alibi" ? " − slope·distance" : "";
-  const slopes = `ALiBi's ${state.heads === 1 ? "slope is" : "slopes are"} ${result.heads.map(({ slope }) => slope).join(" and ")}.`;
+  const slopes = `ALiBi's ${state.heads === 1 ? "slope is" : "slopes are"} ${result.heads.map(({ slope }) => `1/${1 / slope}`).join(" and ")}.`;
   return html`<${Step} id="score" page=${page} formula=${`S = Q·Kᵀ${root}${bias}`}
     said=${`A logit for each pair: queries down, keys across. ${state.causal ? "The mask hides the keys after each query." : "No mask: each word sees all words."} ${bias ? slopes : ""}`}>
     <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`S${n}`], page }} />`} /></>`;
@@ -98,7 +98,7 @@ function Mix({ page }) {
   const { state, held } = page, divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
   return html`<${Step} id="mix" page=${page} formula=${`A = softmax(S${divided})   O = A·V`}
     said="The weights of a row add up to 1. A word's output is the mean of the values, with these weights.">
-    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`A${n}`], page }} /><${Matrix} ...${{ matrix: held[`O${n}`], page, isBare: true }} />`} /></>`;
+    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`A${n}`], page }} /><${Matrix} ...${{ matrix: held[`O${n}`], page }} />`} /></>`;
 }
 
 function Output({ page }) {
