@@ -1,6 +1,7 @@
 """The page's tokenizers encode and decode as the library's do, also hard text."""
 
 import functools
+import itertools
 import json
 import shutil
 import subprocess
@@ -11,7 +12,9 @@ import tokenizers as library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer, ImportedTokenizer
+from mini_gpt.data import simple_tokenizers
+from mini_gpt.data.simple_tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from mini_gpt.data.tokenizers import BpeTokenizer, ImportedTokenizer
 from mini_gpt.pages.play import tokenizer as page
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import REPOSITORY, make_text, slow
@@ -123,9 +126,19 @@ def digits():
     return BpeTokenizer(model, 0, vocab_size=model.get_vocab_size())
 
 
+class EveryWord(WordTokenizer):
+    """Words of the hard texts and of all short texts that the tests make."""
+
+    def encode(self, text):
+        return np.array(
+            [self._ids[word] for word in simple_tokenizers.WORD.findall(text) if word in self._ids], np.int64
+        )
+
+
 TOKENIZERS = {
     "bytes": ByteTokenizer,
     "characters": lambda: CharacterTokenizer("".join(sorted(set(CORPUS)))),
+    "words": lambda: EveryWord.of_texts([CORPUS, *HARD_TEXTS.values(), "the cat don't\u0301 Z1é"]),
     "bpe": lambda: BpeTokenizer.train([CORPUS], 420),
     "gpt_neox": gpt_neox,
     "llama3": llama3,
@@ -134,7 +147,8 @@ TOKENIZERS = {
     "digits": digits,
     "odd_sets": odd_sets,
 }
-KINDS = ["bytes", "bpe", *slow(*(kind for kind in TOKENIZERS if kind not in ("bytes", "bpe")))]
+QUICK = ("bytes", "bpe")
+KINDS = [*QUICK, *slow(*(kind for kind in TOKENIZERS if kind not in QUICK))]
 made = functools.cache(lambda kind: TOKENIZERS[kind]())
 OWN_TEXTS = {
     "joined": "\U0001f469\U0001f3fd\u200d\U0001f680\U0001f469\u200d\u2764\ufe0f\u200d\U0001f48b\u200d\U0001f468",
@@ -235,15 +249,23 @@ def test_invalid_utf8_is_decoded_as_in_python(node):
         assert node("bytes", decode=list(raw)) == raw.decode(errors="replace"), raw
 
 
-@pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
+@pytest.mark.parametrize("kind", ["bytes", "characters", "words", "bpe"])
 def test_spans_cover_the_text_with_whole_characters(node, kind):
     for text in map(functools.partial(known_text, kind), TEXTS):
         spans, units = node(kind, spans=text), text.encode("utf-16-le")
         tokens = made(kind).encode(text)
-        assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans)][:-1] if spans else not text
+        gaps = [after["start"] - before["end"] for before, after in itertools.pairwise([{"end": 0}, *spans])]
+        unknown = len("".join(node(kind, encode=text)["unknown"]).encode("utf-16-le")) // 2
+        end = spans[-1]["end"] if spans else 0
+        assert min(gaps, default=0) >= 0 and sum(gaps) + len(units) // 2 - end == unknown
         for span in spans:
             part = units[2 * span["start"] : 2 * span["end"]].decode("utf-16-le")
             assert made(kind).decode(tokens[span["first"] : span["last"] + 1]) == part
+
+
+def test_a_word_without_a_token_is_left_out_and_named(node):
+    answer = node("words", encode="the cat zyzzyva")
+    assert answer == {"ids": made("words").encode("the cat").tolist(), "unknown": [" zyzzyva"]}
 
 
 def test_characters_without_a_token_are_left_out_and_named(node):

@@ -44,8 +44,8 @@ def _other(run: Run, workdir: str) -> Run:
 
 
 def _opening(run: Run, options: SuiteOptions, runs: list[Shown]) -> str:
-    """Return the start of the split: a trained context, or as much as the page takes if two runs are compared."""
-    most = run.config.context_length if len(runs) == 1 else page.most_tokens(runs)
+    """Return the start of the split: a trained context, or several to compare two runs beyond it."""
+    most = run.config.context_length * (1 if len(runs) == 1 else page.COMPARED)
     separator = tokenizers.separator(run.tokenizer)
     tokens = base.opening(run, options, min(most, page.most_tokens(runs)))
     found = itertools.dropwhile(lambda token: token == separator, np.asarray(tokens).tolist())

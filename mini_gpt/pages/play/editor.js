@@ -5,6 +5,13 @@
 TABLES.light.heat = table256(["#fcfcfa", "#fdf0d9", "#fbdba6", "#f8bd74", "#f19a52", "#e8814a"]);
 TABLES.dark.heat = table256(["#15171b", "#2b2218", "#4a2f14", "#6b3c12", "#8a4715", "#a1501c"]);
 
+// Colours of differences, as light.
+TABLES.light.differences = table256(["#6f9cf0", "#b4cdf8", "#fcfcfa", "#f6c4ac", "#e8814a"]);
+TABLES.dark.differences = table256(["#2f5cb8", "#24406f", "#15171b", "#5a3014", "#a1501c"]);
+
+// The scale of the difference of two surprisals.
+const differenceScale = (unit) => ({ ...scales.signed(4 * (unit === "bits" ? 1.5 : 1), unit === "bits" ? [-6, -3, 0, 3, 6] : [-4, -2, 0, 2, 4]), table: "differences", factor: UNITS[unit] });
+
 // The scale of surprisal: up to that of a blind guess among all tokens, or a little more.
 function surprisalScale(vocabulary, unit) {
   const factor = UNITS[unit], most = Math.ceil(Math.log(vocabulary)) * (unit === "bits" ? 1.5 : 1), step = most > 9 ? 3 : most > 5 ? 2 : 1;
@@ -31,15 +38,17 @@ function Editor({ text, spans, valueOf, scale, context, place, onText, onCaret, 
     const found = document.elementsFromPoint(event.clientX, event.clientY).find((element) => element.dataset.last);
     onPoint(found ? +found.dataset.last : null);
   };
+  let end = 0; // of the last span; text between spans has no token
   const painted = (spans ?? []).map((span) => {
-    const value = summed(span), marks = [];
+    const gap = text.slice(end, span.start), value = summed(span), marks = [];
     if (span.first <= context && context <= span.last) marks.push("boundary");
     if (span.first >= context) marks.push("beyond");
     if (span.first <= place && place <= span.last) marks.push("place");
-    return html`<span class=${marks.join(" ")} data-last=${span.last} data-value=${value}
+    end = span.end;
+    return html`${gap && html`<span class="unknown">${gap}</span>`}<span class=${marks.join(" ")} data-last=${span.last} data-value=${value}
       style=${value ? `background:rgb(${colourOf(scale, value * scale.factor)})` : ""}>${text.slice(span.start, span.end)}</span>`;
   });
-  return html`<div class="editor"><div class="paint" aria-hidden="true" translate="no">${spans ? painted : text}${"\u200b"}</div>
+  return html`<div class="editor"><div class="paint" aria-hidden="true" translate="no">${spans && painted}${spans ? text.slice(end) && html`<span class="unknown">${text.slice(end)}</span>` : text}${"\u200b"}</div>
     <textarea id="text" ref=${field} aria-label=${name} spellcheck="false" autocomplete="off" autocapitalize="off" translate="no" value=${text}
       onInput=${(event) => { onText(event.target.value); }} onKeyUp=${caret} onClick=${caret} onSelect=${caret}
       onMouseMove=${point} onMouseLeave=${() => onPoint(null)}></textarea></div>`;

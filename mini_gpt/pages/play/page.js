@@ -2,8 +2,12 @@
 // The page: its state, and where its parts are.
 
 function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed, writer, unknown, cut }) {
-  const vocabulary = data.tokenizer.texts.length, scale = surprisalScale(vocabulary, state.unit), run = state.run, { edited } = held[run];
-  const known = edited ? commonStart(edited.tokens, ids) : 0, context = facts[run].context;
+  const run = state.run, isDifference = state.colours === "difference", context = facts[run].context, shownRun = isDifference ? 0 : +state.colours;
+  const scale = isDifference ? differenceScale(state.unit) : surprisalScale(data.tokenizer.texts.length, state.unit);
+  const known = held.map(({ edited }) => (edited ? commonStart(edited.tokens, ids) : 0)), lossOf = (model, n) => (n > 0 && n < known[model] ? held[model].edited.nll[n] : null);
+  const valueOf = (n) => (!isDifference ? lossOf(shownRun, n) : lossOf(0, n) === null || lossOf(1, n) === null ? null : lossOf(1, n) - lossOf(0, n));
+  const colours = [["0", facts[0].name], ["1", facts[1]?.name], ["difference", "difference"]];
+  const meaning = isDifference ? `surprisal with ${facts[1].name} minus that with ${facts[0].name}` : `surprisal of a token in ${state.unit}${facts.length > 1 ? `, ${facts[shownRun].name}` : ""}`;
   const begin = () => writer.start({ model: run, tokens: ids, edits: held.edits[run], temperature: state.temperature, topK: state.topK, seed: state.seed, count: Math.min(state.count, data.most_tokens - ids.length) }, state.text);
   const notes = [];
   if (unknown.length) notes.push(`Not in the run's vocabulary, so left out: ${[...new Set(unknown)].slice(0, 12).map(shown).join(" ")}`);
@@ -11,12 +15,13 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
   if (!spans && ids.length) notes.push("The tokenizer changes this text, so that its tokens can't be shown in the field; the view Attention shows them.");
   return html`<section class="card" aria-labelledby="text-title"><div class="bar-of-card"><h2 id="text-title">Text</h2>
       <span class="soft small numbers" id="count-of-tokens">${ids.length.toLocaleString("en")} tokens${ids.length > context ? `, trained on ${context.toLocaleString("en")}` : ""}</span>
+      ${facts.length > 1 && html`<${Choice} id="colours" name="colours" options=${colours} value=${state.colours} onChoose=${(value) => set({ colours: value })} />`}
       <${Choice} id="unit" name="unit" options=${[["nats", "nats"], ["bits", "bits"]]} value=${state.unit} onChoose=${(unit) => set({ unit })} /></div>
-    <${Editor} ...${{ text: state.text, spans, scale, context, place }} name="Text, one token after the other coloured by its surprisal" valueOf=${(n) => (n > 0 && n < known ? edited.nll[n] : null)}
+    <${Editor} ...${{ text: state.text, spans, scale, context, place }} name="Text, one token after the other coloured by its surprisal" valueOf=${valueOf}
       onText=${(text) => { writer.stop(); set({ text, pin: null }); }} onCaret=${(pin) => set({ pin })} onPoint=${setPointed} />
     ${notes.map((note) => html`<p class="note small" role="status">${note}</p>`)}
-    <${ColourBar} scale=${scale} name=${`surprisal of a token in ${state.unit}${facts.length > 1 ? `, ${facts[run].name}` : ""}`} />
-    ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>The trained context of ${context} tokens ends here; later tokens are underlined.</p>`}
+    <${ColourBar} scale=${scale} name=${meaning} format=${(v) => String(v).replace("-", "−")} />
+    ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>marks the end of the trained context of ${context} tokens; later tokens are underlined.</p>`}
     <${Writer} ...${{ writer, state, set }} room=${data.most_tokens - ids.length} name=${facts.length > 1 ? facts[run].name : ""} onStart=${begin} /></section>`;
 }
 
@@ -26,7 +31,7 @@ function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
   return html`<section class="card" aria-labelledby="next-title"><h2 id="next-title">Next token</h2>
     <p class="soft after">after <q>${[...before].slice(-18).map((c) => (c === " " ? " " : shown(c))).join("")}</q></p>
     ${facts.map((run, n) => html`${facts.length > 1 && html`<h3 style=${`color:${seriesColour(n)}`}>${run.name}</h3>`}
-      <${NextTokens} id=${`next-${n}`} held=${held[n]} most=${facts.length > 1 ? 6 : SHOWN} ...${{ place, textOf, actual, onToken }} />`)}
+      <${NextTokens} id=${`next-${n}`} held=${held[n]} colour=${seriesColour(n)} most=${facts.length > 1 ? 6 : SHOWN} ...${{ place, textOf, actual, onToken }} />`)}
     <${NextLegend} isEdited=${held.some((each) => each.edited !== each.plain)} hasActual=${!isEnd} />
     <p class="small soft" data-picture="no">${isEnd ? "Choose a token to append it." : "The cursor chooses the place."}</p></section>`;
 }
@@ -56,7 +61,7 @@ function InsideCard({ facts, state, set, held, texts, place, textOf, setPointed 
   });
   const common = { facts: facts[run], state, set, held: own, maps, texts, place, textOf };
   const view = () => {
-    if (state.view === "loss") return lines.length ? html`<${LossChart} ...${{ lines, unit: state.unit, texts, place }} onPin=${(pin) => set({ pin })} />` : html`<${Waiting} />`;
+    if (state.view === "loss") return lines.length ? html`<${LossChart} ...${{ lines, unit: state.unit, texts, place: state.pin }} onPin=${(pin) => set({ pin })} />` : html`<${Waiting} />`;
     if (!own.edited) return own.refused ? html`<p>${own.refused}</p>` : html`<${Waiting} />`;
     if (state.view === "attention") return html`<${AttentionView} ...${common} onPoint=${setPointed} />`;
     if (state.view === "map") return html`<${MapView} ...${common} />`;
@@ -86,7 +91,7 @@ function App({ data, tokenizer, facts, text: first }) {
   document.documentElement.dataset.busy = held.some((each) => each.busy) ? "yes" : "no";
   return html`<main ref=${page}><header class="top"><h1>${data.title}</h1><span class="buttons" data-picture="no"><button id="picture" onClick=${() => savePicture(page.current, "playground.png")}>Save a picture</button><${ThemeButton} /></span></header>
     ${facts.map((run, n) => html`<p class="soft small">${facts.length > 1 && html`<b style=${`color:${seriesColour(n)}`}>${run.name}</b>${": "}`}${describe(run)}</p>`)}
-    <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
+    <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} first=${n ? held[0] : null} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
     <div class="two"><${TextCard} ...${{ ...common, spans, writer, unknown: encoded.unknown, cut: encoded.ids.length > ids.length }} /><${NextCard} ...${common} /></div>
     <${EditsCard} ...${{ ...common, rows }} />
     <${InsideCard} ...${{ ...common, texts }} place=${Math.min(place, seen.length - 1)} />

@@ -80,16 +80,31 @@ def _class(part: str, in_set: bool) -> str:
 @functools.cache
 def _ranges(name: str, complement: bool) -> str:
     """Return the code points of a class, in the Unicode version of the library, as ranges of JavaScript."""
-    points = [*range(0xD800), *range(0xE000, 0x110000)]
     others = f"[^{name}]+" if not complement else f"[{name}]+"
-    kept = tokenizers.normalizers.Replace(tokenizers.Regex(others), "").normalize_str("".join(map(chr, points)))
-    left = [*map(ord, kept)]
-    starts = [point for n, point in enumerate(left) if n == 0 or left[n - 1] != point - 1]
-    ends = [point for n, point in enumerate(left) if n == len(left) - 1 or left[n + 1] != point + 1]
+    kept = tokenizers.normalizers.Replace(tokenizers.Regex(others), "").normalize_str(_characters())
+    return _listed(kept)
+
+
+def _characters() -> str:
+    return "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+
+
+def _listed(characters: str) -> str:
+    """Return characters in order of code points as ranges of JavaScript."""
+    points = [*map(ord, characters)]
+    starts = [point for n, point in enumerate(points) if n == 0 or points[n - 1] != point - 1]
+    ends = [point for n, point in enumerate(points) if n == len(points) - 1 or points[n + 1] != point + 1]
     return "".join(
         f"\\u{{{start:x}}}" if start == end else f"\\u{{{start:x}}}-\\u{{{end:x}}}"
         for start, end in zip(starts, ends, strict=True)
     )
+
+
+@functools.cache
+def words() -> str:
+    """Return the expression of `simple_tokenizers.WORD` in JavaScript, with Python's classes of characters."""
+    word, space = (_listed("".join(re.findall(pattern, _characters()))) for pattern in (r"\w", r"\s"))
+    return f" ?[{word}]+| ?[^{word}{space}]+|[{space}]"
 
 
 def literal(text: str) -> str:

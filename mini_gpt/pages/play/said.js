@@ -3,17 +3,18 @@
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-// One sentence for a run. name: of the run if there are two.
-function Headline({ held, edits, unit, name, colour }) {
+// One sentence for a run. name: of the run if there are two. first: what useResults holds of the first run, for the second.
+function Headline({ held, first, edits, unit, name, colour }) {
   const { edited, plain, refused, busy } = held, factor = UNITS[unit], said = phrases(edits).join(", ");
   const who = name && html`<b style=${`color:${colour}`}>${name}</b>${": "}`;
   if (refused) return html`<p class="headline refused">${who}${refused}</p>`;
   const loss = (result) => html`<b class="numbers">${result.mean === null ? "–" : (result.mean * factor).toFixed(2)}</b>`;
   const sign = html`<span class=${busy ? "busy" : "idle"} aria-hidden="true" title="computing">◌</span>`;
   if (!edited) return html`<p class="headline">${who}<span class="soft">The model computes …</span>${sign}</p>`;
-  const count = edited.length - 1;
-  if (!said) return html`<p class="headline">${who}${name ? "loss" : "The loss of this text is"} ${loss(edited)} ${unit} per token${name ? "" : html` <span class="soft">(${count.toLocaleString("en")} predicted tokens)</span>`}.${sign}</p>`;
-  if (!plain || !edited.mean === null) return html`<p class="headline">${who}${capital(said)}: loss … → ${loss(edited)} ${unit} per token.${sign}</p>`;
+  const count = edited.length - 1, isComparable = first?.edited && edited.mean !== null && sameTokens(first.edited, edited.tokens);
+  const compared = isComparable && html`, <span class="numbers">${signedNumber((edited.mean - first.edited.mean) * factor)}</span> against the run above`;
+  if (!said) return html`<p class="headline">${who}${name ? "loss" : "The loss of this text is"} ${loss(edited)} ${unit} per token${name ? "" : html` <span class="soft">(${count.toLocaleString("en")} predicted tokens)</span>`}${compared}.${sign}</p>`;
+  if (!plain || edited.mean === null) return html`<p class="headline">${who}${capital(said)}: loss … → ${loss(edited)} ${unit} per token.${sign}</p>`;
   const change = (edited.mean - plain.mean) * factor;
   return html`<p class="headline">${who}${capital(said)}: loss ${loss(plain)} → ${loss(edited)} ${unit} per token <span class=${`change numbers ${change > 0.005 ? "worse" : change < -0.005 ? "better" : ""}`}>${signedNumber(change)}</span>${sign}</p>`;
 }

@@ -3,7 +3,7 @@
 
 const VIEWS = [["attention", "Attention"], ["map", "Attention map"], ["loss", "Loss along the text"], ["lens", "Logit lens"], ["stream", "Residual stream"]];
 const UNITS = { nats: 1, bits: 1 / Math.LN2 };
-const DEFAULTS = { run: 0, view: "attention", layer: 0, head: 0, pin: null, unit: "nats", logits: false, temperature: 0.8, topK: 40, seed: 0, count: 100, other: "" };
+const DEFAULTS = { run: 0, view: "attention", layer: 0, head: 0, pin: null, colours: "0", unit: "nats", logits: false, temperature: 0.8, topK: 40, seed: 0, count: 100, other: "" };
 
 // Facts about a model of the page's data.
 function factsOf({ name, step, parameters, context_length, packed }) {
@@ -62,6 +62,7 @@ function readState(runs, text) {
     view: VIEWS.some(([id]) => id === held.view) ? held.view : runs.length > 1 ? "loss" : DEFAULTS.view,
     layer: fragment.index(held.layer, layers), head: fragment.index(held.head, heads), pin: /^\d{1,5}$/.test(held.pin) ? +held.pin : null,
     unit: Object.hasOwn(UNITS, held.unit) ? held.unit : DEFAULTS.unit, logits: held.logits === "yes",
+    colours: runs.length > 1 && ["0", "1", "difference"].includes(held.colours) ? held.colours : DEFAULTS.colours,
     temperature: number("temperature", 0, 2), topK: number("topK", 0, 1e5), seed: number("seed", 0, 2 ** 31), count: number("count", 1, 2000),
   };
 }
@@ -69,7 +70,7 @@ function readState(runs, text) {
 function writeState(state, text) {
   const entries = { text: state.text === text ? null : state.text || " ", theme: theme.chosen };
   state.edits.forEach((edits, n) => { entries[`edits${n}`] = Object.keys(edits).length ? JSON.stringify(edits) : null; });
-  for (const name of ["run", "layer", "head", "pin", "unit", "temperature", "topK", "seed", "count", "other"])
+  for (const name of ["run", "layer", "head", "pin", "colours", "unit", "temperature", "topK", "seed", "count", "other"])
     entries[name] = state[name] === DEFAULTS[name] ? null : state[name];
   fragment.write({ ...entries, view: state.view, logits: state.logits ? "yes" : null });
 }

@@ -6,7 +6,8 @@ from typing import Any
 
 from mini_gpt.data import tokenizers
 from mini_gpt.data.token_texts import byte_alphabet
-from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer
+from mini_gpt.data.simple_tokenizers import Tokenizer, WordTokenizer
+from mini_gpt.data.tokenizers import SubwordTokenizer
 from mini_gpt.pages.play import regexes
 from mini_gpt.runtime.errors import UserError, require, shown
 
@@ -21,8 +22,10 @@ def described(tokenizer: Tokenizer) -> dict[str, Any]:
 
     Raises UserError for a tokenizer of the tokenizers library with a part that the page lacks.
     """
-    held = {"kind": tokenizer.kind, "separator": tokenizers.separator(tokenizer)}
+    held: dict[str, Any] = {"kind": tokenizer.kind, "separator": tokenizers.separator(tokenizer)}
     texts = [text.decode("latin-1") for text in tokenizer.texts]
+    if isinstance(tokenizer, WordTokenizer):
+        held["pattern"] = regexes.words()
     if not isinstance(tokenizer, SubwordTokenizer):
         return held | {"texts": texts}
     return held | {"texts": texts, **_subwords(tokenizer)}

@@ -4,10 +4,10 @@
 const utf8 = new TextEncoder();
 const latin1 = (text) => Uint8Array.from(text, (character) => character.charCodeAt(0));
 
-// The common part: `texts` are the tokens' bytes. encode(text) returns {ids, unknown}, the characters without a token.
+// The common part: `texts` are the tokens' bytes. encode(text) returns {ids, unknown}, the parts without a token.
 class Tokenizer {
   static of(data) {
-    return new { bytes: ByteTokenizer, characters: CharacterTokenizer, bpe: BpeTokenizer }[data.kind](data);
+    return new { bytes: ByteTokenizer, characters: ListTokenizer, words: ListTokenizer, bpe: BpeTokenizer }[data.kind](data);
   }
   constructor(data) {
     Object.assign(this, data, { texts: data.texts.map(latin1) });
@@ -20,7 +20,8 @@ class Tokenizer {
     return new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
   }
   // Where the tokens are in a text that they restore: [{first, last, start, end}], runs of tokens that hold whole
-  // characters, from start to end in UTF-16 units. null if the tokens do not restore the text.
+  // characters, from start to end in UTF-16 units. null if the tokens do not restore the text. Text between spans has no
+  // token.
   spans(ids, text) {
     if (this.decode(ids) !== text) return null;
     const ends = new Map([[0, 0]]); // {bytes: UTF-16 units} at the ends of characters
@@ -48,15 +49,21 @@ class ByteTokenizer extends Tokenizer {
   }
 }
 
-class CharacterTokenizer extends Tokenizer {
+// Characters, or words by an expression. What has no token is left out.
+class ListTokenizer extends Tokenizer {
   constructor(data) {
     super(data);
     this.idOf = new Map(this.texts.map((text, id) => [new TextDecoder("utf-8", { ignoreBOM: true }).decode(text), id]));
     this.idOf.delete(""); // the separator
+    this.part = new RegExp(data.pattern ?? ".", "gsu");
   }
   encode(text) {
-    const characters = [...text], ids = characters.map((character) => this.idOf.get(character));
-    return { ids: ids.filter((id) => id !== undefined), unknown: characters.filter((_, n) => ids[n] === undefined) };
+    const parts = text.match(this.part) ?? [], ids = parts.map((part) => this.idOf.get(part));
+    return { ids: ids.filter((id) => id !== undefined), unknown: parts.filter((_, n) => ids[n] === undefined) };
+  }
+  spans(ids, text) {
+    const known = [...text.matchAll(this.part)].filter(([part]) => this.idOf.has(part));
+    return known.map((part, n) => ({ first: n, last: n, start: part.index, end: part.index + part[0].length }));
   }
 }
 
