@@ -17,9 +17,12 @@ from matplotlib.figure import Figure
 from mini_gpt.data.batches import Batch
 from mini_gpt.evaluation import progress
 from mini_gpt.evaluation.progress import Advance
+from mini_gpt.insight.attention import each_layer
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
 from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
+from mini_gpt.model.editing import Edits
+from mini_gpt.model.gpt import Trace
 from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -32,6 +35,12 @@ LABELS = {  # of the orders of removal, in the figure
     "ablation": "by ablation, head by head",
     "gradient": "by gradient",
     "importance": "by gradient, normalised in each layer",
+}
+
+UNITS = {  # names and units of the scores in the figure
+    "ablation": ("Ablation", "loss without the head − loss, nats per token"),
+    "mean_ablation": ("Mean ablation", "loss with its mean output − loss, nats per token"),
+    "importance": ("Gradient", "mean |∂loss/∂mask|, nats per token"),
 }
 
 Order = list[tuple[int, int]]  # all (layer, head), in the order of removal; layer: an index of axis N
@@ -57,11 +66,16 @@ def importance(
 
 
 def ablation(
-    model: LoadedModel, texts: Iterable[tuple[int, Batch]], *, advance: Advance = progress.silent
+    model: LoadedModel,
+    texts: Iterable[tuple[int, Batch]],
+    means_NHK: np.ndarray | None = None,
+    *,
+    advance: Advance = progress.silent,
 ) -> np.ndarray:
     """Return increase_NH in nats per token, float64: the loss without one head, minus the loss with all heads.
 
-    texts: as in `importance`. The loss is the mean over texts.
+    texts: as in `importance`. The loss is the mean over texts. means_NHK: the outputs that replace those of a removed
+    head, such as `mean_outputs` (mean ablation, Wang et al. 2022); None: zeros.
     """
     layers, heads = _shape(model)
     without_XNH = 1 - np.eye(layers * heads, dtype=np.float32).reshape(-1, layers, heads)
@@ -70,10 +84,34 @@ def ablation(
     for count, batch in texts:
         put = _put(model, rows, count, batch)
         for number, mask_NH in enumerate(masks_XNH):
-            total_X[number] += float(_loss_sum(model, put, jnp.asarray(mask_NH[:, None])))
+            mask_NBH = jnp.asarray(mask_NH[:, None])
+            total_X[number] += float(_loss_sum(model, put, mask_NBH, means_NHK))
             advance(batch["inputs"].size)
         rows += count
     return ((total_X[1:] - total_X[0]) / rows).reshape(layers, heads)
+
+
+def mean_outputs(
+    model: LoadedModel, texts: Iterable[tuple[int, Batch]], *, advance: Advance = progress.silent
+) -> np.ndarray:
+    """Return each head's mean output_NHK over the places of the targets of `texts`, float32.
+
+    texts: as in `importance`. The model has no encoder.
+    """
+    total_NHK, total = np.zeros(()), 0.0
+    for count, batch in texts:
+        weights_BL = batch["weights"] * (np.arange(len(batch["weights"])) < count)[:, None]
+        text_BL = batch["targets"] if model.masked else None
+        layers = each_layer(model, batch["inputs"], _weighted_sum, (weights_BL,), text_BL=text_BL)
+        total_NHK = total_NHK + np.stack(layers, dtype=np.float64)
+        total += weights_BL.sum(dtype=np.float64)
+        advance(batch["inputs"].size)
+    return np.asarray(total_NHK / total, np.float32)
+
+
+def _weighted_sum(trace: Trace, weights_BL: jax.Array) -> jax.Array:
+    """Return the weighted sum_HK of the heads' outputs, float32."""
+    return jnp.einsum("blhk,bl->hk", trace.heads_BLHK.astype(jnp.float32), weights_BL)
 
 
 def _shape(model: LoadedModel) -> tuple[int, int]:
@@ -89,12 +127,17 @@ def _put(model: LoadedModel, first: int, count: int, batch: Batch) -> dict[str, 
 
 
 @jax.jit
-def _loss_sum(model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: jax.Array) -> jax.Array:
-    """Return the sum over rows of each row's mean loss."""
+def _loss_sum(
+    model: LoadedModel, batch: dict[str, jax.Array], mask_NBH: jax.Array, means_NHK: jax.Array | None = None
+) -> jax.Array:
+    """Return the sum over rows of each row's mean loss. means_NHK: as in `ablation`."""
     inputs_BL, targets_BL, weights_BL = batch["inputs"], batch["targets"], batch["weights"]
     row_weights_BL = weights_BL / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1)
     text_BL = targets_BL if model.masked else None
-    with_mask = dataclasses.replace(model, edits=editing.head_mask(mask_NBH))
+    edits = editing.head_mask(mask_NBH)
+    if means_NHK is not None and edits.heads is not None:
+        edits = Edits(heads=edits.heads._replace(add=(1 - edits.heads.scale) * means_NHK[:, None, None]))
+    with_mask = dataclasses.replace(model, edits=edits)
     x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]), batch.get("source"))
     with sharding.use_mesh(model.mesh):
         table_VD = model.merge().output_table
@@ -156,23 +199,23 @@ def curves(orders: Mapping[str, Order], loss: Callable[[np.ndarray], float]) -> 
 def cost(num_heads: int, most: int = IMPORTANCE_TOKENS) -> int:
     """Return the approximate number of tokens that the model processes in a measurement. most: in each pass."""
     curves_inside = (len(LABELS) + SEEDS) * (len(counts(num_heads)) - 2)
-    return (2 + num_heads) * min(most, IMPORTANCE_TOKENS) + (2 + curves_inside) * min(most, SCORED_TOKENS)
+    return (4 + 2 * num_heads) * min(most, IMPORTANCE_TOKENS) + (2 + curves_inside) * min(most, SCORED_TOKENS)
 
 
 def pruning_figure(
-    importance_NH: np.ndarray, ablation_NH: np.ndarray, rows: list[dict[str, Any]], *, names: list[str], title: str
+    scores: Mapping[str, np.ndarray], rows: list[dict[str, Any]], *, names: list[str], title: str
 ) -> Figure:
-    """Return a figure: grids of ablation and gradient, layer 0 at the bottom, beside the curves of `rows`.
+    """Return a figure: grids of scores_NH by the keys of UNITS, layer 0 at the bottom, beside the curves of `rows`.
 
     names: of the layers.
     """
-    layers, heads = importance_NH.shape
+    layers, heads = next(iter(scores.values())).shape
     width = 1.9 + 0.55 * heads
-    size = (6.5 + 2 * width, max(4.3, 1.6 + 0.4 * layers))
-    figure, (left, middle, right) = new_figure(size, 1, 3, title=title, width_ratios=(width, width, 6))
-    grids = [(left, ablation_NH, "Ablation", "loss without the head − loss, nats per token")]
-    grids += [(middle, importance_NH, "Gradient", "mean |∂loss/∂mask|, nats per token")]
-    for axes, score_NH, name, unit in grids:
+    size = (6.5 + len(scores) * width, max(4.3, 1.6 + 0.4 * layers))
+    ratios = (*[width] * len(scores), 6)
+    figure, (*grids, right) = new_figure(size, 1, len(ratios), title=title, width_ratios=ratios)
+    for axes, (score, score_NH) in zip(grids, scores.items(), strict=True):
+        name, unit = UNITS[score]
         image = axes.imshow(score_NH, origin="lower", cmap="YlGnBu", vmin=min(0, score_NH.min()), aspect="auto")
         label_heads(axes, layers, heads, name)
         axes.set_yticks(range(layers), names)

@@ -87,6 +87,40 @@ def test_importance_is_the_mean_absolute_gradient(run, fields):
     np.testing.assert_allclose(importance_NH, gradients_NH / 11, rtol=0.02, atol=2e-5)
 
 
+@pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
+def test_mean_ablation_is_the_loss_with_a_mean_output(fields, small):
+    """The outputs of a head are replaced by their mean over all places, as with a bias of its values."""
+    sizes = {"model__num_layers": 2, "model__num_heads": 2, "model__qkv_bias": True, "model__d_model": 8}
+    model = random_model(small(**sizes | fields), tokenizers.ByteTokenizer().token_bytes, noise=0.3)
+    texts = list(samples.of_text(model, np.random.default_rng(0).integers(0, 250, 32 * 5 + 1), 65_536, "gradients"))
+    means_NHK = pruning.mean_outputs(model, texts)
+    increase_NH = pruning.ablation(model, texts, means_NHK)
+
+    def loss(parameters):
+        nll_fn = perplexity.make_nll_fn(dataclasses.replace(model, parameters=parameters))
+        losses = []
+        for count, batch in texts:
+            nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
+            losses += list((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:count])
+        return np.mean(losses)
+
+    for layer, head in np.ndindex(2, 2):
+        parameters = jax.tree.map(np.array, model.parameters)
+        value = parameters["blocks"][layer]["attention"]["value"]
+        value["kernel"][:, 4 * head : 4 * head + 4] = 0
+        value["bias"][4 * head : 4 * head + 4] = means_NHK[layer, head]
+        assert increase_NH[layer, head] == pytest.approx(loss(parameters) - loss(model.parameters), abs=3e-5)
+    outputs = [np.zeros((2, 2, 4)), 0.0]
+    for count, batch in texts:
+        take = lambda trace: trace.heads_BLHK
+        module, text_BL = model.merge(), batch["targets"] if model.masked else None
+        layers = module.forward(model.with_layout(batch["inputs"], text_BL), trace=take)[2]
+        weights_BL = batch["weights"][:count]
+        outputs[0] += np.stack([np.einsum("blhk,bl->hk", np.float64(x[:count]), weights_BL) for x in layers])
+        outputs[1] += weights_BL.sum()
+    np.testing.assert_allclose(means_NHK, outputs[0] / outputs[1], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
 def test_ablation_is_the_loss_without_the_head(run, fields):

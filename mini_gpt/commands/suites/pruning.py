@@ -47,6 +47,10 @@ class Pruning(Suite):
         with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)) as advance:
             importance_NH = pruning.importance(model, train_batches, advance=advance)
             ablation_NH = pruning.ablation(model, train_batches, advance=advance)
+            mean_ablation_NH = None
+            if not config.model.encoder_layers:
+                means_NHK = pruning.mean_outputs(model, train_batches, advance=advance)
+                mean_ablation_NH = pruning.ablation(model, train_batches, means_NHK, advance=advance)
             base.check_finite(run, [*importance_NH.flat, *ablation_NH.flat])
             orders = pruning.removal_orders(importance_NH, ablation_NH)
             rows = pruning.curves(orders, nll)
@@ -56,6 +60,7 @@ class Pruning(Suite):
             "layers": layers,
             "importance": importance_NH.tolist(),
             "ablation": ablation_NH.tolist(),
+            "mean_ablation": None if mean_ablation_NH is None else mean_ablation_NH.tolist(),
             "removal_order": orders["importance"],
             "removal_orders": orders,
             "rows": rows,
@@ -63,10 +68,10 @@ class Pruning(Suite):
 
     def figure(self, result: Result) -> Figure:
         title = f"Step {result['checkpoint_step']:,}: importance of the heads"
-        importance_NH, ablation_NH = np.array(result["importance"]), np.array(result["ablation"])
+        scores = {name: np.array(result[name]) for name in pruning.UNITS if result[name] is not None}
         has_encoder = len({kind for kind, _ in result["layers"]}) > 1
-        names = [f"{kind} {layer}" if has_encoder else str(layer) for kind, layer in result["layers"]]
-        return pruning.pruning_figure(importance_NH, ablation_NH, result["rows"], names=names, title=title)
+        layers = [f"{kind} {layer}" if has_encoder else str(layer) for kind, layer in result["layers"]]
+        return pruning.pruning_figure(scores, result["rows"], names=layers, title=title)
 
     def printed(self, result: Result) -> str:
         """Return a row for each number of removed heads: the loss after removal in each order."""
