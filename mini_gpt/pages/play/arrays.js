@@ -1,9 +1,9 @@
 "use strict";
 // Matrix products, norms, activations and softmax on typed arrays. Sums are in float64, arrays in float32.
 
-// y = x W + b, for all rows of x. W is stored as [outputs × inputs], so that a dot product reads both operands in order.
+// y = x W + b, for all rows of x. W is stored as [outputs × inputs]: a dot product reads both operands in order.
 // Two rows and four outputs at a time: each number that is read takes part in two or four products. At the edges, the
-// last row or output is computed twice.
+// last row or output is computed several times.
 function product(x, { weights, bias, inputs, outputs }, y) {
   const rows = x.length / inputs;
   for (let o = 0; o < outputs; o += 4) {

@@ -28,13 +28,15 @@ class HardAlibi {
   }
 }
 
-// A trained number for each head and bucket of distances (Raffel et al. 2020). A later key has the bucket of distance 0.
+// A trained number for each head and bucket of distances (Raffel et al. 2020). A later key has that of distance 0.
 class T5 {
   constructor(table, { num_buckets: buckets, max_distance: longest }, heads) {
     const exact = buckets / 2; // buckets of one distance each; the others grow logarithmically
-    const wide = (d) => exact + Math.floor((Math.log(d / exact) / Math.log(longest / exact)) * (buckets - exact) + 1e-9);
+    const growth = (d) => Math.log(d / exact) / Math.log(longest / exact);
+    const wide = (d) => exact + Math.floor(growth(d) * (buckets - exact) + 1e-9);
     const bucket = (d) => (d < exact ? d : Math.min(wide(d), buckets - 1));
-    Object.assign(this, { table, heads, longest, buckets: Int32Array.from({ length: longest + 1 }, (_, d) => bucket(d)) });
+    Object.assign(this, { table, heads, longest });
+    this.buckets = Int32Array.from({ length: longest + 1 }, (_, d) => bucket(d)); // of each distance
   }
   bias(head, query, key) {
     return this.table[this.buckets[Math.min(Math.max(query - key, 0), this.longest)] * this.heads + head];

@@ -10,10 +10,14 @@ class Pass {
     const { config } = model;
     Object.assign(this, { model, edits, config, tokens: [], length: 0, complete: false, predicted: [] });
     this.blocks = model.layers.map((layer, n) => new Block(this, layer, n));
-    this.stream = Array.from({ length: config.num_layers + 1 }, () => new Float32Array(0)); // before each layer, and after the last
-    const means = Object.values(edits.heads ?? {}).includes("mean"), otherMask = (edits.mask ?? "causal") !== "causal";
-    const dynamic = (edits.rope?.scaling ?? config.rope.scaling) === "dynamic";
-    this.needsWholeText = means || otherMask || dynamic || config.variants.selective; // new tokens change earlier places
+    // The residual stream before each layer, and after the last one.
+    this.stream = Array.from({ length: config.num_layers + 1 }, () => new Float32Array(0));
+    // Whether new tokens change earlier places, so that nothing can come from the cache.
+    this.needsWholeText =
+      config.variants.selective ||
+      (edits.rope?.scaling ?? config.rope.scaling) === "dynamic" ||
+      (edits.mask ?? "causal") !== "causal" ||
+      Object.values(edits.heads ?? {}).includes("mean");
     this.donor = edits.patch ? new Pass(model, { ...edits, patch: undefined }) : null;
   }
 
@@ -34,11 +38,13 @@ class Pass {
   }
 
   begin(tokens) {
-    const { config, model, edits } = this, kept = this.needsWholeText ? 0 : Math.min(this.length, sharedPrefix(tokens, this.tokens));
+    const { config, model, edits } = this, shared = Math.min(this.length, sharedPrefix(tokens, this.tokens));
+    const kept = this.needsWholeText ? 0 : shared;
     checkText(tokens, model, edits);
     this.complete = false;
     this.length = kept;
-    this.predicted.length = Math.max(0, Math.min(this.predicted.length, kept - 1)); // the last one has another next token
+    // The last place that is kept can have another next token.
+    this.predicted.length = Math.max(0, Math.min(this.predicted.length, kept - 1));
     this.tokens = [...tokens];
     this.text = { tokens: this.tokens, ...placesOf(this.tokens, model.layout, edits.start ?? 0) };
     checkPositions(this.text, model, edits);

@@ -41,7 +41,8 @@ class Model {
     mlp.gate = this.parameters.has(`${path}/mlp/gate/kernel`) ? this.linear(`${path}/mlp/gate`) : null;
     mlp.outputNorm = outputNorm("mlp");
     const attentionNorm = hasNorms ? this.norm(`${path}/attention_norm`) : null;
-    const mlpNorm = config.parallel_residual === "one_norm" ? attentionNorm : hasNorms ? this.norm(`${path}/mlp_norm`) : null;
+    const ownNorm = hasNorms && config.parallel_residual !== "one_norm";
+    const mlpNorm = ownNorm ? this.norm(`${path}/mlp_norm`) : attentionNorm;
     return { kind, attention, mlp, attentionNorm, mlpNorm };
   }
 
@@ -58,7 +59,8 @@ class Model {
   linear(path) {
     const { values, shape: [inputs, outputs] } = this.parameters.get(`${path}/kernel`);
     const weights = new Float32Array(values.length);
-    for (let k = 0; k < inputs; k++) for (let o = 0; o < outputs; o++) weights[o * inputs + k] = values[k * outputs + o];
+    for (let k = 0; k < inputs; k++)
+      for (let o = 0; o < outputs; o++) weights[o * inputs + k] = values[k * outputs + o];
     return { weights, bias: this.values(`${path}/bias`), inputs, outputs };
   }
 
@@ -84,7 +86,8 @@ class Model {
     if (kind.position === "kerple") return new Kerple(own("p"), own("a"));
     if (kind.position === "fire") {
       const names = ["up", "up_bias", "down", "down_bias", "c", "factor"];
-      return new Fire(Object.fromEntries(names.map((name) => [name, own(name)])), config.fire.threshold, config.num_heads);
+      const weights = Object.fromEntries(names.map((name) => [name, own(name)]));
+      return new Fire(weights, config.fire.threshold, config.num_heads);
     }
     return {}; // none; fox and cope act in attention
   }

@@ -23,6 +23,7 @@ FILES = (
     "positions.js",
     "biases.js",
     "edits.js",
+    "variants.js",
     "attention.js",
     "engine.js",
     "predictions.js",

@@ -1,14 +1,15 @@
 "use strict";
 // Positions of tokens, and positional encodings. As in mini_gpt/model/positions/, an encoding has some of these hooks:
-//   embed(x, position)             add a position to an embedding, once before the first layer
-//   rotate(x, at, width, position) turn one head's query or key in place, or double its width (PoPE)
-//   bias(head, query, key)         a number for the logit, by the positions of query and key
+//   embed(x, position)                   add a position to an embedding, once before the first layer
+//   rotate(x, at, width, position, head) turn a head's query or key, which starts at x[at]; PoPE doubles its width
+//   rotateKey                            the same for keys, if they are turned in another way
+//   bias(head, query, key)               a number for the logit, by the positions of query and key
 // Angles are rounded to float32, as in JAX: at position 100,000 the rounding is larger than the limit of the tests.
 
-// The positions of tokens, and the first and the last place of each token's segment. A separator starts a segment, which
-// attention does not leave. Positions restart at a separator and at an operator. span: of the positions.
+// The positions of tokens, and the first and the last place of each token's segment. A separator starts a segment,
+// which attention does not leave. Positions restart at a separator and at an operator. span: of the positions.
 function placesOf(tokens, { separator, operators }, start) {
-  const positions = new Int32Array(tokens.length), starts = new Int32Array(tokens.length), ends = new Int32Array(tokens.length);
+  const [positions, starts, ends] = [0, 1, 2].map(() => new Int32Array(tokens.length));
   let zero = operators.length ? -1 : 0, first = 0;
   tokens.forEach((token, place) => {
     if (token === separator) first = place;
@@ -22,7 +23,9 @@ function placesOf(tokens, { separator, operators }, start) {
 }
 
 // base^(-2i/width), the radians per token of pair i
-const geometric = (base, width) => Float64Array.from({ length: Math.ceil(width / 2) }, (_, i) => base ** ((-2 * i) / width));
+function geometric(base, width) {
+  return Float64Array.from({ length: Math.ceil(width / 2) }, (_, i) => base ** ((-2 * i) / width));
+}
 
 // The radians per token of each pair of RoPE, with scaling to longer texts; see mini_gpt/model/positions/waves.py.
 // length: of the text, for dynamic scaling.
@@ -97,19 +100,22 @@ class Sinusoidal {
 }
 
 // Logits become Σ softplus(q) softplus(k) cos((j - i) θ + δ) (Gopalakrishnan et al. 2025). A query or key becomes its
-// real parts, then its imaginary parts, and is twice as wide. phases: δ of each key-value head, for keys.
+// real parts, then its imaginary parts: twice as wide. phases: δ of each key-value head and dimension, for keys.
 class Pope {
   constructor(base, width, phases) {
     Object.assign(this, { frequencies: geometric(base, 2 * width), phases });
   }
-  rotate(x, at, width, position, phase = () => 0) {
+  rotate(x, at, width, position) {
+    this.turn(x, at, width, position, () => 0);
+  }
+  rotateKey(x, at, width, position, head) {
+    this.turn(x, at, width, position, (k) => this.phases[head * width + k]);
+  }
+  turn(x, at, width, position, phase) {
     for (let k = 0; k < width; k++) {
       const turn = Math.fround(angle(position, this.frequencies[k]) + phase(k)), size = softplus(x[at + k]);
       x[at + k] = size * Math.cos(turn);
       x[at + width + k] = size * Math.sin(turn);
     }
-  }
-  rotateKey(x, at, width, position, head) {
-    this.rotate(x, at, width, position, (k) => this.phases[head * width + k]);
   }
 }

@@ -49,7 +49,8 @@ function entropy(logits, lse) {
 function result({ config, tokens, predicted, stream }, top, lens) {
   const N = config.num_layers, L = tokens.length, D = config.d_model;
   const table = (layers, each, layer) => {
-    const found = { top: each, tokens: new Int32Array(layers * L * each), probabilities: new Float32Array(layers * L * each) };
+    const size = layers * L * each;
+    const found = { top: each, tokens: new Int32Array(size), probabilities: new Float32Array(size) };
     for (let n = 0; n < layers; n++)
       for (let place = 0; place < L; place++)
         for (const name of ["tokens", "probabilities"])

@@ -13,10 +13,10 @@
 //   length, layers  L and N
 //   nll             [L], nats of each token given the earlier ones; NaN for the first
 //   entropy         [L], nats, of the distribution of the token after each place
-//   next            {top, tokens: [L × top], probabilities: [L × top]}: the most likely tokens after each place, in order
+//   next            {top, tokens: [L × top], probabilities: [L × top]}: the most likely tokens after each place
 //   norms           [(N + 1) × L], of the residual stream: before the first layer, then after each layer
-//   lens            {top, tokens: [N × L × top], probabilities: [N × L × top]}, or null: `next` by the stream after each
-//                   layer; that of the last layer equals `next`. At most V tokens are given if `top` is larger.
+//   lens            {top, tokens: [N × L × top], probabilities: [N × L × top]}, or null: `next` by the stream after
+//                   each layer; that of the last layer equals `next`. top is at most V.
 //   milliseconds    of computation; computed: the number of places that did not come from the cache
 //
 // {id, kind: "attention", model, slot, layer, head} → {kind: "attention", layer, head, length, weights, logits}
