@@ -11,12 +11,16 @@ import pytest
 
 
 def evaluate(scripts: Sequence[Path], expression: str, given: Any) -> Any:
-    """Return the value of a JavaScript expression, as JSON. It sees the scripts' names, and `given`."""
+    """Return the value of a JavaScript expression, or of its promise, as JSON.
+
+    It sees the scripts' names, and `given`.
+    """
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs node")
     sources = [path.read_text(encoding="utf-8") for path in scripts]
-    program = "\n".join([*sources, f"process.stdout.write(JSON.stringify((() => {expression})()))"])
+    print_it = "(value) => process.stdout.write(JSON.stringify(value))"
+    program = "\n".join([*sources, f"Promise.resolve((() => {expression})()).then({print_it})"])
     # A number that JSON does not have, -Infinity, becomes null.
     whole = f"const given = JSON.parse(require('fs').readFileSync(0, 'utf-8'));\n{program}"
     done = subprocess.run([node, "-e", whole], input=json.dumps(given), capture_output=True, text=True, timeout=60)

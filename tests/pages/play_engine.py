@@ -1,70 +1,57 @@
 """Run the engine of the playground in Node, on models with random parameters."""
 
-import json
-import shutil
-import subprocess
+import re
+from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 
 from mini_gpt.config import loading as configs
 from mini_gpt.model import gpt
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import path_name
-from mini_gpt.pages.play import pack
+from mini_gpt.pages.play import pack, page
 from mini_gpt.runtime import sharding
+from tests.pages import node
 
 VOCAB = 23
 SIZE = {"model.num_layers": 2, "model.d_model": 16, "model.num_heads": 4, "model.dtype": "float32", "mesh.data": 1}
 SIZE |= {"context_length": 12}
 
-TOOLS = """
-const given = JSON.parse(require("fs").readFileSync(0, "utf8"));
-const finished = (steps) => { for (;;) { const { value, done } = steps.next(); if (done) return value; } };
-"""
-PASSES = """
-(async () => {
-  const models = [], results = [];
+PASSES = """(async () => {
+  const finished = (steps) => { for (;;) { const { value, done } = steps.next(); if (done) return value; } };
+  const models = [];
   for (const packed of given.models) models.push(await Model.unpack(packed));
-  for (const { model, texts, edits } of given.passes) {
+  return given.passes.map(({ model, texts, edits }) => {
     try {
       const pass = new Pass(models[model], edits);
-      results.push(texts.map((tokens) => {
+      return texts.map((tokens) => {
         const computed = finished(pass.run(tokens)), logits = pass.logits(pass.config.num_layers, 0, tokens.length);
         return { computed, length: tokens.length, logits: [...logits] };
-      }));
+      });
     } catch (error) {
       if (!(error instanceof Refusal)) throw error;
-      results.push(error.message);
+      return error.message;
     }
-  }
-  console.log(JSON.stringify(results));
-})();
-"""
-CONVERSATION = """
-const replies = [], whole = (name, value) => (ArrayBuffer.isView(value) ? [...value] : value);
-const desk = new Desk((reply) => replies.push(reply), () => new Promise((done) => setImmediate(done)));
-(async () => {
-  for (const request of given) {
+  });
+})()"""
+CONVERSATION = """(async () => {
+  const replies = [], list = (value) => (ArrayBuffer.isView(value) ? [...value] : value?.tokens ? lists(value) : value);
+  const lists = (reply) => Object.fromEntries(Object.entries(reply).map(([name, value]) => [name, list(value)]));
+  const desk = new Desk((reply) => replies.push(lists(reply)), () => new Promise((done) => setImmediate(done)));
+  for (const request of [...given, { kind: "wait" }]) {
     if (request.kind !== "wait") desk.receive(request);
     else while (desk.busy) await new Promise((done) => setImmediate(done));
   }
-  while (desk.busy) await new Promise((done) => setImmediate(done));
-  console.log(JSON.stringify(replies, whole));
-})();
-"""
+  return replies;
+})()"""
 
 
-def node(script: str, given):
-    """Return the JSON that a script prints. It follows the engine and TOOLS. given: its input, as JSON."""
-    if shutil.which("node") is None:
-        pytest.skip("needs node")
-    command = ["node", "--input-type=commonjs", "-e", pack.script() + TOOLS + script]
-    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def scripts() -> list[Path]:
+    """Return the scripts of the worker, in the order of the page."""
+    named = re.findall(r'<script type="text/js-worker" src="([^"]+)"', page.PAGE.read_text(encoding="utf-8"))
+    return [page.PAGE.parent / name for name in named]
 
 
 def passes(models, given):
@@ -74,7 +61,7 @@ def passes(models, given):
     """
     as_lists = lambda texts: [np.asarray(text).tolist() for text in texts]
     jobs = [{"model": model, "texts": as_lists(texts), "edits": edits} for model, texts, edits in given]
-    answers = node(PASSES, {"models": [pack.packed(model) for model in models], "passes": jobs})
+    answers = node.evaluate(scripts(), PASSES, {"models": [pack.packed(model) for model in models], "passes": jobs})
     return [answer if isinstance(answer, str) else list(map(_of_text, answer)) for answer in answers]
 
 
@@ -84,7 +71,7 @@ def _of_text(answer) -> tuple[np.ndarray, int]:
 
 def replies(requests):
     """Return the worker's replies. A request {"kind": "wait"} waits for the replies to the earlier ones."""
-    return node(CONVERSATION, requests)
+    return node.evaluate(scripts(), CONVERSATION, requests)
 
 
 def make(fields=None, *, seed=0, layout=None, **overrides) -> LoadedModel:

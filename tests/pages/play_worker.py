@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from mini_gpt.pages.play import pack
+from tests.pages import play_engine
 from tests.pages.browser import show
 
 PAGE = """<!doctype html><meta charset="utf-8"><title>worker</title>
@@ -37,7 +38,8 @@ ask(request).then((replies) => done(JSON.stringify(replies, plain)));
 def open_page(browser, path: Path, models) -> None:
     """Write a page with these models, and open it when they are loaded."""
     packed = json.dumps([pack.packed(model) for model in models])
-    path.write_text(PAGE.format(script=pack.script(), models=packed), encoding="utf-8")
+    script = "\n".join(path.read_text(encoding="utf-8") for path in play_engine.scripts())
+    path.write_text(PAGE.format(script=script, models=packed), encoding="utf-8")
     browser.set_script_timeout(120)
     show(browser, path)
 

@@ -11,7 +11,7 @@ from mini_gpt.pages.play import pack
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.model import test_gpt
-from tests.pages import play_engine
+from tests.pages import node, play_engine
 from tests.pages.play_engine import VOCAB, make
 
 LIMIT = 1e-4  # of the difference of logits
@@ -74,8 +74,8 @@ def test_each_config_field_is_read_or_refused():
 
 
 def test_the_engine_reads_each_packed_field():
-    for name in pack.READ:
-        assert f"{name.rpartition('.')[2]}" in pack.script(), name
+    script = "".join(path.read_text(encoding="utf-8") for path in play_engine.scripts())
+    assert [name for name in pack.READ if name.rpartition(".")[2] not in script] == []
 
 
 def test_the_table_of_configs_has_another_value_of_each_field():
@@ -110,12 +110,12 @@ def test_a_large_model_is_referred_to_the_server(monkeypatch):
 
 def test_packed_parameters_are_the_same_bits():
     model = make({"param_dtype": "float32", "scan_layers": True})
-    script = """
-    const bits = (values) => [...new Int32Array(values.slice().buffer)];
-    const entries = ({ parameters }) => [...parameters].map(([name, { shape, values }]) => [name, shape, bits(values)]);
-    Model.unpack(given).then((model) => console.log(JSON.stringify(entries(model))));
-    """
-    found = play_engine.node(script, pack.packed(model))
+    script = """{
+      const bits = (values) => [...new Int32Array(values.slice().buffer)];
+      const entry = ([name, { shape, values }]) => [name, shape, bits(values)];
+      return Model.unpack(given).then((model) => [...model.parameters].map(entry));
+    }"""
+    found = node.evaluate(play_engine.scripts(), script, pack.packed(model))
     separate = model_parameters.by_name(model_parameters.with_layers(model.parameters, stacked=False))
     assert [name for name, *_ in found] == list(separate)
     for name, shape, bits in found:

@@ -12,7 +12,7 @@ from mini_gpt.insight.attention import attention_maps
 from mini_gpt.model.layout import Layout
 from mini_gpt.pages.play import pack
 from tests.conftest import slow
-from tests.pages import play_engine
+from tests.pages import node, play_engine
 from tests.pages.play_engine import VOCAB, make
 from tests.pages.test_play_engine import LENGTH, LIMIT, QUICK, TOKENS, by_jax, exact
 
@@ -174,13 +174,13 @@ def test_a_seed_repeats_its_tokens():
 def test_tokens_are_drawn_in_proportion_to_their_probabilities(top_k):
     """20,000 draws: each count is within five standard deviations of its expectation."""
     logits, count, temperature = [0.3, -1.0, 2.0, 1.0, 0.0], 20_000, 1.5
-    script = """
-    const random = randomNumbers(7), counts = given.logits.map(() => 0);
-    for (let n = 0; n < given.count; n++) counts[drawn(given.logits, given.temperature, given.topK, random).token]++;
-    console.log(JSON.stringify(counts));
-    """
+    script = """{
+      const random = randomNumbers(7), counts = given.logits.map(() => 0);
+      for (let n = 0; n < given.count; n++) counts[drawn(given.logits, given.temperature, given.topK, random).token]++;
+      return counts;
+    }"""
     given = {"logits": logits, "count": count, "temperature": temperature, "topK": top_k}
-    counts = play_engine.node(script, given)
+    counts = node.evaluate(play_engine.scripts(), script, given)
     weights = np.exp(np.array(logits) / temperature)
     weights[np.argsort(-weights)[top_k or 5 :]] = 0
     chances = weights / weights.sum()

@@ -3,7 +3,6 @@
 import base64
 import operator
 import zlib
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,19 +15,7 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
 
 MOST_PARAMETERS = 30_000_000
-# Files of the engine, in the order in which they depend on each other. They need no page.
-FILES = (
-    "model.js",
-    "arrays.js",
-    "positions.js",
-    "biases.js",
-    "edits.js",
-    "variants.js",
-    "attention.js",
-    "engine.js",
-    "predictions.js",
-    "worker.js",
-)
+# Fields of `ModelConfig` that the engine reads.
 READ = (
     "num_layers",
     "d_model",
@@ -147,8 +134,3 @@ def fields(config: ModelConfig) -> dict[str, Any]:
 def layout(layout: Layout) -> dict[str, Any]:
     """Return the tokens at which segments start, and those at which positions restart."""
     return {"separator": layout.separator_id, "operators": layout.operator_ids}
-
-
-def script() -> str:
-    """Return the JavaScript of the engine and its worker, as one script without dependencies."""
-    return "\n".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in FILES)
