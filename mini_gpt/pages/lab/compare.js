@@ -74,5 +74,6 @@ function Reorder({ page }) {
       <div><h3>after</h3><${Matrix} matrix=${{ ...held.Y, id: "after" }} page=${still} /></div>
       <div><h3>change of each word</h3><table class="changes"><thead><tr><th scope="col">word</th><th scope="col">largest</th></tr></thead>
         <tbody>${words.map((word, n) => html`<tr><th scope="row">${word}</th><td>${number(changes[n])}</td></tr>`)}</tbody></table></div>
-      <p class="verdict" id="verdict"><b>${verdict}</b></p></div></section>`;
+      <div class="verdict"><p id="verdict"><b>${verdict}</b></p>
+        <p class="soft small">Each word is compared with its own output before, in whichever row it is now.</p></div></div></section>`;
 }

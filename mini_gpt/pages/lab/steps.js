@@ -105,5 +105,5 @@ function Output({ page }) {
   const { state, held } = page;
   return html`<${Step} id="output" page=${page} formula=${`O = ${state.heads === 1 ? "O₁" : "[O₁ O₂]"}   Y = O·W_O`}
     said="The heads' outputs are put beside each other, and W_O mixes them. In a model, Y is added to the residual stream.">
-    <div class="row"><${Matrix} ...${{ matrix: held.O, page }} />${sign("·")}<${WeightMatrix} ...${{ page, letter: "O" }} />${sign("=")}<${Matrix} ...${{ matrix: held.Y, page }} /></div></>`;
+    <div class="row tops"><${Matrix} ...${{ matrix: held.O, page }} />${sign("·")}<${WeightMatrix} ...${{ page, letter: "O" }} />${sign("=")}<${Matrix} ...${{ matrix: held.Y, page }} /></div></>`;
 }

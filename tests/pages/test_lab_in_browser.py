@@ -1,0 +1,201 @@
+"""The lab in headless Chromium: numbers that follow each change, explanations, order, copies and access."""
+
+import math
+
+import numpy as np
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from mini_gpt.commands import lab
+from mini_gpt.pages.lab import example
+from tests.pages.browser import axe_violations, show
+
+pytestmark = pytest.mark.slow
+X_LD = list(example.SENTENCES.values())[0]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Write the page with the command, and return its path."""
+    target = tmp_path_factory.mktemp("lab") / "lab.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["lab", f"--out={target}"])
+        lab.main()
+    return target
+
+
+@pytest.fixture
+def page(browser, path):
+    """Open the page as it starts."""
+    browser.get("about:blank")
+    show(browser, path)
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+def find(browser, name):
+    return browser.find_element("id", name)
+
+
+def cell(browser, matrix, i, j):
+    rows = browser.find_elements("css selector", f"#matrix-{matrix} tbody tr")
+    return rows[i].find_elements("css selector", "[role=gridcell]")[j]
+
+
+def values(browser, matrix):
+    """Return the numbers of a matrix; NaN where a key is hidden."""
+    script = """return [...document.querySelectorAll(`#matrix-${arguments[0]} tbody tr`)].map((row) =>
+        [...row.querySelectorAll("[role=gridcell]")].map((cell) => cell.dataset.value))"""
+    return np.array([[float(value) for value in row] for row in browser.execute_script(script, matrix)])
+
+
+def until(browser, condition):
+    return WebDriverWait(browser, 10).until(lambda _: condition())
+
+
+def softmax(logits_LS):
+    exp_LS = np.exp(logits_LS)
+    return exp_LS / exp_LS.sum(-1, keepdims=True)
+
+
+def test_the_page_opens_offline_and_shows_the_claimed_pairs(page):
+    assert page.execute_script("return performance.getEntriesByType('resource').length") == 0
+    keys_LD = X_LD[:, [1, 0, 3, 2]]
+    for head in range(2):
+        half = slice(2 * head, 2 * head + 2)
+        logits_LS = X_LD[:, half] @ keys_LD[:, half].T / math.sqrt(2)
+        np.testing.assert_allclose(values(page, f"S{head}"), logits_LS, rtol=1e-6)
+        np.testing.assert_allclose(values(page, f"A{head}"), softmax(logits_LS), rtol=1e-6)
+        out_LK = softmax(logits_LS) @ X_LD[:, half]
+        np.testing.assert_allclose(values(page, "Y")[:, half], out_LK, rtol=1e-6)
+    assert find(page, "said-0").text.startswith("cat → sat 0.77, sat → cat 0.74")
+    assert "the → mat 0.77" in find(page, "said-1").text
+    assert find(page, "two-roles").text.startswith("“sat” finds cat 0.74 in head 1, and mat 0.45 in head 2.")
+
+
+def test_an_edited_cell_changes_the_steps_and_the_address(page):
+    field = cell(page, "WQ", 0, 0).find_element("tag name", "input")
+    field.send_keys(Keys.CONTROL + "a", "-0,5")
+    until(page, lambda: values(page, "Q")[1, 0] == -1)
+    assert (
+        field.get_property("value") == "-0,5" and Select(find(page, "preset-Q")).first_selected_option.text == "edited"
+    )
+    field.send_keys("x")
+    until(page, lambda: field.get_attribute("aria-invalid") == "true")
+    assert values(page, "Q")[1, 0] == -1  # what is not a number changes nothing
+    field.send_keys(Keys.DOWN)
+    until(page, lambda: field.get_property("value") == "-0.5")
+    assert page.switch_to.active_element == cell(page, "WQ", 1, 0).find_element("tag name", "input")
+    word = cell(page, "X", 3, 1).find_element("tag name", "input")
+    word.send_keys(Keys.CONTROL + "a", "3")
+    find(page, "position-rope").click()
+    until(page, lambda: "position=rope" in page.current_url)
+    changed = {name: values(page, name) for name in ("X", "Q", "S0", "A1", "Y")}
+    page.refresh()
+    until(page, lambda: page.find_elements("id", "matrix-Y"))
+    for name, numbers in changed.items():
+        np.testing.assert_array_equal(values(page, name), numbers)
+    find(page, "reset").click()
+    until(page, lambda: page.current_url.endswith("#"))
+    np.testing.assert_array_equal(values(page, "X"), X_LD)
+
+
+def test_presets_and_seeds_change_a_matrix(page):
+    select = Select(find(page, "preset-V"))
+    assert [option.text for option in select.options] == [*example.PRESETS, "random"]
+    for name, w_DE in example.PRESETS.items():
+        select.select_by_visible_text(name)
+        until(page, lambda w_DE=w_DE: np.array_equal(values(page, "WV"), w_DE))
+        np.testing.assert_allclose(values(page, "V"), X_LD @ w_DE)
+    select.select_by_visible_text("random")
+    first = until(page, lambda: values(page, "WV") if values(page, "WV").any() else None)
+    page.find_element("css selector", "[aria-label='next seed of W_V']").click()
+    until(page, lambda: not np.array_equal(values(page, "WV"), first))
+    assert "V=random.2" in page.current_url
+
+
+def test_a_number_is_explained_by_mouse_and_keys(page):
+    explained = lambda: find(page, "explained").text
+    sources = lambda: {
+        page.execute_script("return arguments[0].closest('figure').id", element)
+        for element in page.find_elements("css selector", ".matrix td.source")
+    }
+    ActionChains(page).scroll_to_element(find(page, "step-output")).move_to_element(cell(page, "S0", 2, 1)).perform()
+    until(page, lambda: explained() == "S₁[sat, cat] (0.00·0.00 + 2.00·2.00) / √2 = 2.83")
+    assert sources() == {"matrix-Q0", "matrix-K0"}
+    target = cell(page, "A0", 2, 0)
+    page.execute_script("arguments[0].focus()", target)
+    ActionChains(page).move_to_element(find(page, "title-output")).send_keys(Keys.RIGHT).perform()
+    until(page, lambda: explained().startswith("A₁[sat, cat] exp(2.83) / (1.00 + 16.9 +"))
+    assert page.switch_to.active_element == cell(page, "A0", 2, 1) and sources() == {"matrix-S0"}
+    ActionChains(page).send_keys(Keys.DOWN).perform()
+    until(page, lambda: explained().startswith("A₁[on, cat]"))
+    find(page, "mask-causal").click()
+    page.execute_script("arguments[0].focus()", cell(page, "S0", 2, 5))
+    until(page, lambda: explained() == "S₁[sat, mat] hidden by the causal mask: mat comes after sat")
+    assert np.isneginf(values(page, "S0")[2, 5]) and values(page, "A0")[2, 5] == 0
+
+
+def test_each_matrix_is_one_tab_stop(page):
+    stops = page.execute_script("""return [...document.querySelectorAll('.matrix')].map((figure) =>
+        figure.querySelectorAll('td[tabindex="0"], input[tabindex="0"]').length)""")
+    assert len(stops) > 20 and set(stops) == {1}
+
+
+def test_words_are_reordered_by_buttons_and_by_drag(page):
+    words = lambda: [chip.text for chip in page.find_elements("css selector", ".chip .grip")]
+    before = values(page, "Y")
+    button = page.find_element("css selector", "[aria-label='Move cat, word 2, to the right']")
+    button.send_keys(Keys.ENTER)
+    until(page, lambda: words() == ["The", "sat", "cat", "on", "the", "mat"])
+    assert page.switch_to.active_element.accessible_name == "Move cat, word 3, to the right"
+    page.switch_to.active_element.send_keys(Keys.ENTER)
+    until(page, lambda: words() == ["The", "sat", "on", "cat", "the", "mat"])
+    np.testing.assert_allclose(values(page, "Y"), before[[0, 2, 3, 1, 4, 5]], rtol=1e-12)
+    assert find(page, "verdict").text.startswith("Each word has the same output as before; only the rows are permuted.")
+    grips = page.find_elements("css selector", ".chip .grip")
+    ActionChains(page).drag_and_drop(grips[5], grips[0]).perform()
+    until(page, lambda: words()[0] == "mat")
+    assert sorted(words()) == sorted(example.SENTENCES and "The cat sat on the mat".split())
+    find(page, "position-alibi").click()
+    until(page, lambda: "by ALiBi: the order makes a difference" in find(page, "verdict").text)
+    find(page, "original").click()
+    until(page, lambda: words() == "The cat sat on the mat".split())
+
+
+def test_a_link_of_the_things_to_try_sets_the_page(page):
+    page.find_element("link text", "Use one head").click()
+    until(page, lambda: not page.find_elements("id", "matrix-A1"))
+    assert find(page, "heads-1").get_attribute("aria-pressed") == "true"
+    page.find_element("link text", "Start").click()
+    until(page, lambda: page.find_elements("id", "matrix-A1"))
+
+
+def test_a_step_is_copied_as_numpy(page):
+    page.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]})
+    page.find_element("css selector", "#step-mix [aria-label='Copy Softmax, times V as NumPy']").click()
+    until(page, lambda: find(page, "explained").text == "Softmax, times V copied as NumPy.")
+    copied = {}
+    exec(page.execute_async_script("navigator.clipboard.readText().then(arguments[0])"), copied)
+    np.testing.assert_array_equal(copied["A_2"], values(page, "A1"))
+    np.testing.assert_array_equal(copied["O_1"], values(page, "O0"))
+
+
+def test_sizes_that_do_not_fit_are_said(page):
+    assert "1,048,576 parameters" in find(page, "fits").text
+    find(page, "size-heads").send_keys(Keys.CONTROL + "a", "7")
+    until(page, lambda: "must be divisible by the number of heads: 512 / 7" in find(page, "fits").text)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_is_accessible(page, request, path, width, theme):
+    request.addfinalizer(lambda: page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {}))
+    metrics = {"width": width, "height": 1200, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.get(f"{path.as_uri()}#theme={theme}&position=sinusoidal&mask=causal&Q=random.3&O=negated")
+    until(page, lambda: page.find_elements("id", "matrix-P"))
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert axe_violations(page) == []
