@@ -13,7 +13,9 @@ from mini_gpt.pages.lab import example
 from tests.pages.browser import axe_violations, show
 
 pytestmark = pytest.mark.slow
-X_LD = list(example.SENTENCES.values())[0]
+SENTENCE, X_LD = next(iter(example.SENTENCES.items()))
+WORDS = SENTENCE.split()
+ALL = Keys.CONTROL + "a" + Keys.NULL  # selects the text of a field
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def test_the_page_opens_offline_and_shows_the_claimed_pairs(page):
 
 def test_an_edited_cell_changes_the_steps_and_the_address(page):
     field = cell(page, "WQ", 0, 0).find_element("tag name", "input")
-    field.send_keys(Keys.CONTROL + "a", "-0,5")
+    field.send_keys(ALL, "-0,5")
     until(page, lambda: values(page, "Q")[1, 0] == -1)
     assert (
         field.get_property("value") == "-0,5" and Select(find(page, "preset-Q")).first_selected_option.text == "edited"
@@ -89,7 +91,7 @@ def test_an_edited_cell_changes_the_steps_and_the_address(page):
     until(page, lambda: field.get_property("value") == "-0.5")
     assert page.switch_to.active_element == cell(page, "WQ", 1, 0).find_element("tag name", "input")
     word = cell(page, "X", 3, 1).find_element("tag name", "input")
-    word.send_keys(Keys.CONTROL + "a", "3")
+    word.send_keys(ALL, "3")
     find(page, "position-rope").click()
     until(page, lambda: "position=rope" in page.current_url)
     changed = {name: values(page, name) for name in ("X", "Q", "S0", "A1", "Y")}
@@ -110,7 +112,8 @@ def test_presets_and_seeds_change_a_matrix(page):
         until(page, lambda w_DE=w_DE: np.array_equal(values(page, "WV"), w_DE))
         np.testing.assert_allclose(values(page, "V"), X_LD @ w_DE)
     select.select_by_visible_text("random")
-    first = until(page, lambda: values(page, "WV") if values(page, "WV").any() else None)
+    until(page, lambda: values(page, "WV").any())
+    first = values(page, "WV")
     page.find_element("css selector", "[aria-label='next seed of W_V']").click()
     until(page, lambda: not np.array_equal(values(page, "WV"), first))
     assert "V=random.2" in page.current_url
@@ -122,12 +125,13 @@ def test_a_number_is_explained_by_mouse_and_keys(page):
         page.execute_script("return arguments[0].closest('figure').id", element)
         for element in page.find_elements("css selector", ".matrix td.source")
     }
-    ActionChains(page).scroll_to_element(find(page, "step-output")).move_to_element(cell(page, "S0", 2, 1)).perform()
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", cell(page, "S0", 2, 1))
+    ActionChains(page).move_to_element(cell(page, "S0", 2, 1)).perform()
     until(page, lambda: explained() == "S₁[sat, cat] (0.00·0.00 + 2.00·2.00) / √2 = 2.83")
     assert sources() == {"matrix-Q0", "matrix-K0"}
     target = cell(page, "A0", 2, 0)
     page.execute_script("arguments[0].focus()", target)
-    ActionChains(page).move_to_element(find(page, "title-output")).send_keys(Keys.RIGHT).perform()
+    ActionChains(page).move_to_element(find(page, "title-score")).send_keys(Keys.RIGHT).perform()
     until(page, lambda: explained().startswith("A₁[sat, cat] exp(2.83) / (1.00 + 16.9 +"))
     assert page.switch_to.active_element == cell(page, "A0", 2, 1) and sources() == {"matrix-S0"}
     ActionChains(page).send_keys(Keys.DOWN).perform()
@@ -158,11 +162,11 @@ def test_words_are_reordered_by_buttons_and_by_drag(page):
     grips = page.find_elements("css selector", ".chip .grip")
     ActionChains(page).drag_and_drop(grips[5], grips[0]).perform()
     until(page, lambda: words()[0] == "mat")
-    assert sorted(words()) == sorted(example.SENTENCES and "The cat sat on the mat".split())
+    assert sorted(words()) == sorted(WORDS)
     find(page, "position-alibi").click()
     until(page, lambda: "by ALiBi: the order makes a difference" in find(page, "verdict").text)
     find(page, "original").click()
-    until(page, lambda: words() == "The cat sat on the mat".split())
+    until(page, lambda: words() == WORDS)
 
 
 def test_a_link_of_the_things_to_try_sets_the_page(page):
@@ -185,7 +189,7 @@ def test_a_step_is_copied_as_numpy(page):
 
 def test_sizes_that_do_not_fit_are_said(page):
     assert "1,048,576 parameters" in find(page, "fits").text
-    find(page, "size-heads").send_keys(Keys.CONTROL + "a", "7")
+    find(page, "size-heads").send_keys(ALL, "7")
     until(page, lambda: "must be divisible by the number of heads: 512 / 7" in find(page, "fits").text)
 
 
