@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs lint sharding-tables clean
+.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises lint sharding-tables clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -49,6 +49,14 @@ test-oldest:
 # Build the docs site in site/. A broken link or anchor is an error.
 docs: .venv-docs/installed $(VENV)/installed
 	MINI_GPT_PYTHON=$(VENV)/bin/python NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+# Execute the notebooks of the tutorials (two minutes).
+tutorials: $(VENV)/installed-dev
+	$(VENV)/bin/python -m pytest -q tests/tutorials/test_notebooks.py
+
+# Check the answers to the exercises of the tutorials.
+exercises: $(VENV)/installed-dev
+	$(VENV)/bin/python -m docs.tutorials.exercises
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format .

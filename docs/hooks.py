@@ -1,12 +1,14 @@
-"""Generate parts of the pages from the code: config fields, --help texts of commands, and the Python API.
+"""Generate parts of the pages: config fields, --help texts of commands, the Python API, and notebooks.
 
-It replaces lines such as `<!-- config reference -->`, `<!-- help: eval.py -->` and
-`<!-- api: insight without explorer -->` (the modules of a package). The commands run with $MINI_GPT_PYTHON,
-else with .venv/bin/python, else with the running Python.
+It replaces lines such as `<!-- config reference -->`, `<!-- help: eval.py -->`, `<!-- notebook: 1_block.ipynb -->` and
+`<!-- api: insight without explorer -->` (the modules of a package). The commands run with $MINI_GPT_PYTHON, else with
+.venv/bin/python, else with the running Python. Notebooks are shown with the outputs that they have in their files.
 A figure becomes a link to its file. Numbers in tables and short code get CSS classes, which keep them on one line.
 """
 
+import base64
 import functools
+import json
 import logging
 import os
 import re
@@ -14,10 +16,14 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 HELP = re.compile(r"^<!-- help: (.+) -->$", re.MULTILINE)
 API = re.compile(r"^<!-- api: (\w+)(?: without (.+))? -->$", re.MULTILINE)
+NOTEBOOK = re.compile(r"^<!-- notebook: (\S+) -->$", re.MULTILINE)
 CONFIG = "<!-- config reference -->"
 FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+)" ?/?>')
 NUMBERS = re.compile(r"<td>((?:<strong>)?[\d.,()±×~%−+-](?:[\d .,()±×~%−+-]|to|and)*(?:</strong>)?|undefined|)</td>")
@@ -25,8 +31,18 @@ SHORT = re.compile(r"<code>([^<\n]{1,32})</code>")
 log = logging.getLogger("mkdocs.hooks")
 
 
-def on_page_markdown(markdown: str, **_) -> str:
+def on_files(files: Any, config: Any) -> None:
+    """Add the figures of the notebooks."""
+    for path in (ROOT / "docs").rglob("*.ipynb"):
+        folder = path.parent.relative_to(ROOT / "docs")
+        for name, png in notebook(path)[1].items():
+            files.append(File.generated(config, (folder / name).as_posix(), content=png))
+
+
+def on_page_markdown(markdown: str, page: Any, **_) -> str:
     """Replace the marker lines of a page by the generated parts."""
+    folder = Path(page.file.abs_src_path).parent
+    markdown = NOTEBOOK.sub(lambda match: notebook(folder / match[1])[0], markdown)
     if CONFIG in markdown:
         markdown = markdown.replace(CONFIG, config_reference())
     commands = HELP.findall(markdown)
@@ -42,6 +58,24 @@ def on_page_content(html: str, **_) -> str:
     html = FIGURE.sub(lambda match: f'<a class="figure" href="{match[1]}">{match[0]}</a>', html)
     html = SHORT.sub(r'<code class="short">\1</code>', html)
     return NUMBERS.sub(r'<td class="number">\1</td>', html)
+
+
+@functools.cache
+def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
+    """Return the Markdown of an executed notebook, and {file name: PNG} of its figures."""
+    parts, figures = [], {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "image/png" in (data := output.get("data", {})):
+                name = f"{path.stem}_{len(figures) + 1}.png"
+                figures[name] = base64.b64decode(data["image/png"])
+                parts.append(f"![{cell['metadata'].get('alt', 'Figure')}]({name})")
+            elif text := "".join(data.get("text/plain", output.get("text", ""))).rstrip():
+                parts.append(f'```{{ .text .output title="Output" }}\n{text}\n```')
+    parts.insert(1, f"*This page is a notebook: [{path.name}]({path.name}). [How to run it](index.md#run-them).*")
+    return "\n\n".join(parts), figures
 
 
 @functools.cache

@@ -1,0 +1,44 @@
+"""Execute the notebooks of the tutorials, and write their outputs into them.
+
+python -m docs.tutorials.execute                  all notebooks
+python -m docs.tutorials.execute --only=2         the second one
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import nbclient
+import nbformat
+
+FOLDER = Path(__file__).parent
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+TIME_LIMIT = 300  # seconds for a cell; a whole notebook takes under a minute on two cores
+
+
+def execute(path: Path) -> nbformat.NotebookNode:
+    """Return the executed notebook. Raises nbclient.exceptions.CellExecutionError if a cell fails."""
+    notebook = nbformat.read(path, as_version=4)
+    environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1]), "JAX_PLATFORMS": "cpu"}
+    client = nbclient.NotebookClient(notebook, timeout=TIME_LIMIT, kernel_name="python3")
+    client.execute(cwd=str(FOLDER), env=environment)
+    for cell in notebook.cells:  # times would change the file at each execution
+        cell.metadata.pop("execution", None)
+    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return notebook
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="N", help="the number of a notebook")
+    only = parser.parse_args().only
+    for path in NOTEBOOKS:
+        if only is None or path.name.startswith(f"{only}_"):
+            start = time.monotonic()
+            nbformat.write(execute(path), path)
+            print(f"{path.name}: {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Check the answers to the exercises of the tutorials.
+
+    python -m docs.tutorials.exercises                all notebooks
+    python -m docs.tutorials.exercises --only=2       the second one
+
+It runs the cells that call `check`, without the other cells. The status is 1 if an answer is wrong.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+RIGHT, WRONG, OPEN = "right", "wrong", "not answered yet"
+CHECKS: dict[str, Callable[[Any], str | None]] = {}  # each returns a hint, or None if the answer is right
+said: dict[str, str] = {}  # {exercise: result} of the last checks
+
+
+class NotAnswered(Exception):
+    """A function returned None or `...`."""
+
+
+def check(exercise: str, answer: Any) -> None:
+    """Print whether an answer is right. answer: a value, a tuple of values, or a function."""
+    try:
+        parts = answer if isinstance(answer, tuple) else (answer,)
+        if any(part is None or part is ... for part in parts):
+            raise NotAnswered
+        hint = CHECKS[exercise](_strict(answer) if callable(answer) else answer)
+        said[exercise] = RIGHT if hint is None else f"{WRONG}: {hint}"
+    except NotAnswered:
+        said[exercise] = OPEN
+    except Exception as error:
+        said[exercise] = f"{WRONG}: {type(error).__name__}: {error}"
+    print(f"Exercise {exercise}: {said[exercise]}")
+
+
+def _strict(function: Callable) -> Callable:
+    def call(*arguments: Any) -> Any:
+        result = function(*arguments)
+        if result is None or result is ...:
+            raise NotAnswered
+        return result
+
+    return call
+
+
+def _exercise(name: str) -> Callable:
+    def register(function: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+        CHECKS[name] = function
+        return function
+
+    return register
+
+
+def _differs(found: Any, expected: Any, hint: str) -> str | None:
+    found, expected = np.asarray(found, float), np.asarray(expected, float)
+    if found.shape != expected.shape:
+        return f"the shape is {found.shape}, expected {expected.shape}"
+    return None if np.allclose(found, expected, rtol=1e-3, atol=1e-5) else hint
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(x - x.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+@_exercise("1.1")
+def _attention(answer: Callable) -> str | None:
+    rng = np.random.default_rng(1)
+    q_LK, k_SK, v_SK = rng.normal(size=(3, 16)), rng.normal(size=(5, 16)), rng.normal(size=(5, 4))
+    expected = _softmax(q_LK @ k_SK.T / 4) @ v_SK
+    hint = "the numbers differ; is the softmax over the keys, and the scale 1/√d_k with the width of q?"
+    return _differs(answer(q_LK, k_SK, v_SK), expected, hint)
+
+
+@_exercise("1.2")
+def _causal_mask(answer: Callable) -> str | None:
+    expected = [[key <= query for key in range(5)] for query in range(5)]
+    return _differs(answer(5), expected, "query i sees the keys 0..i, its own included")
+
+
+@_exercise("1.3")
+def _parameters(answer: tuple) -> str | None:
+    return _differs(answer, [4 * 512 * 512] * 2, "there are four matrices; what does the split change?")
+
+
+@_exercise("2.1")
+def _sinusoids(answer: Callable) -> str | None:
+    angles = np.arange(9)[:, None] * 10_000.0 ** (-np.arange(0, 6, 2) / 6)
+    expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(9, 6)
+    return _differs(answer(9, 6), expected, "dimension 2i is the sine of p / 10000^(2i/width), 2i + 1 the cosine")
+
+
+@_exercise("2.2")
+def _longest_wavelength(answer: float) -> str | None:
+    return _differs(answer, 2 * np.pi * 10_000 ** (510 / 512), "the last pair is i = 255, so 2i/d is below 1")
+
+
+@_exercise("2.3")
+def _rotate(answer: Callable) -> str | None:
+    x_K = np.random.default_rng(2).normal(size=8)
+    found, expected = (np.asarray(answer(x_K, place), float) for place in (3, -3)), []
+    for place in (3, -3):
+        angles = place * 10_000.0 ** (-np.arange(0, 8, 2) / 8)
+        z = (x_K[:4] + 1j * x_K[4:]) * np.exp(1j * angles)
+        expected.append(np.concatenate([z.real, z.imag]))
+    first, second = found
+    if np.allclose(first, expected[1], atol=1e-5) and np.allclose(second, expected[0], atol=1e-5):
+        return "it turns in the other direction: first · cos − second · sin"
+    return _differs(
+        [first, second], expected, "pair i turns by position / 10000^(2i/width); its halves are i, i + width/2"
+    )
+
+
+@_exercise("2.4")
+def _alibi_bias(answer: Callable) -> str | None:
+    found = np.tril(np.asarray(answer(6, 0.25), float))
+    expected = np.tril(-0.25 * (np.arange(6)[:, None] - np.arange(6)))
+    return _differs(found, expected, "it is −slope · (query − key), 0 on the diagonal")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="N", help="the number of a notebook")
+    only = parser.parse_args().only
+    sys.modules["exercises"] = sys.modules[__name__]  # the name that the notebooks import
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        if only is None or path.name.startswith(f"{only}_"):
+            for source in cells(path):
+                exec(source, {})
+    counts = Counter(result.split(":")[0] for result in said.values())
+    print(", ".join(f"{counts[result]} {result}" for result in (RIGHT, WRONG, OPEN)))
+    sys.exit(counts[WRONG] > 0)
+
+
+def cells(notebook: Path) -> list[str]:
+    """Return the sources of the cells that call `check`, each with its import."""
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    sources = ("".join(cell["source"]) for cell in found if cell["cell_type"] == "code")
+    return [f"from exercises import check\n{source}" for source in sources if '\ncheck("' in source]
+
+
+if __name__ == "__main__":
+    main()

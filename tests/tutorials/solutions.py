@@ -1,0 +1,37 @@
+"""Solutions of the exercises, and wrong answers that must be refused. Solve the exercises before you read this file."""
+
+IMPORTS = "import numpy as np\n"
+SOLUTIONS = {
+    "1.1": """def attention(q_LK, k_SK, v_SK):
+    logits_LS = q_LK @ k_SK.T / np.sqrt(q_LK.shape[-1])
+    weights_LS = np.exp(logits_LS)
+    return weights_LS / weights_LS.sum(axis=1, keepdims=True) @ v_SK
+""",
+    "1.2": "def causal_mask(length):\n    return np.tril(np.ones((length, length), bool))\n",
+    "1.3": "with_8_heads = with_16_heads = 4 * 512**2\n",
+    "2.1": """def sinusoids(length, width):
+    waves = np.empty((length, width))
+    for i in range(width // 2):
+        angle = np.arange(length) / 10000 ** (2 * i / width)
+        waves[:, 2 * i], waves[:, 2 * i + 1] = np.sin(angle), np.cos(angle)
+    return waves
+""",
+    "2.2": "longest = 2 * np.pi * 10000 ** (510 / 512)\n",
+    "2.3": """def rotate(x_K, position):
+    half = len(x_K) // 2
+    angle = position * 10000 ** (-np.arange(half) / half)
+    first, second = x_K[:half], x_K[half:]
+    turned = first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)
+    return np.concatenate(turned)
+""",
+    "2.4": "def alibi_bias(length, slope):\n    i = np.arange(length)\n    return -slope * (i[:, None] - i)\n",
+}
+WRONG = {  # {exercise: [(replaced, by) in the solution]}
+    "1.1": [(" / np.sqrt(q_LK.shape[-1])", ""), ("axis=1", "axis=0"), ("return", "return q_LK, ")],
+    "1.2": [("np.tril", "np.triu"), ("(length, length), bool)", "(length, length), bool), -1")],
+    "1.3": [("4 *", "4 * 8 *"), ("4 *", "3 *")],
+    "2.1": [("2 * i / width", "i / width"), ("np.sin(angle), np.cos", "np.cos(angle), np.sin")],
+    "2.2": [(" ** (510 / 512)", ""), ("510", "512")],
+    "2.3": [("position *", "-position *"), ("/ half", "/ len(x_K)")],
+    "2.4": [("-slope", "slope"), ("-slope", "-2 * slope")],
+}

@@ -1,0 +1,55 @@
+"""The exercises of the tutorials: each can be solved, wrong answers are refused, and the notebooks hold all of them."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from docs.tutorials import exercises
+from tests.conftest import REPOSITORY
+from tests.tutorials.solutions import IMPORTS, SOLUTIONS, WRONG
+
+NOTEBOOKS = sorted((REPOSITORY / "docs" / "tutorials").glob("*.ipynb"))
+CELLS = {source.split('check("')[1].split('"')[0]: source for path in NOTEBOOKS for source in exercises.cells(path)}
+
+
+def result(exercise, answers, monkeypatch):
+    """Return the result of an exercise's cell if `answers` replace its open answers."""
+    monkeypatch.setitem(sys.modules, "exercises", exercises)
+    tree = ast.parse(CELLS[exercise])
+    call = ast.unparse(tree.body[-1])
+    exec(f"{IMPORTS}\nfrom docs.tutorials.exercises import check\n{answers}\n{call}", {})
+    return exercises.said[exercise]
+
+
+def test_each_exercise_has_a_cell_a_check_and_a_solution():
+    assert sorted(CELLS) == sorted(exercises.CHECKS) == sorted(SOLUTIONS) == sorted(WRONG)
+    for path in NOTEBOOKS:
+        assert len(exercises.cells(path)) >= 3, path.name
+
+
+@pytest.mark.parametrize("exercise", SOLUTIONS)
+def test_solutions_are_right(exercise, monkeypatch):
+    assert result(exercise, SOLUTIONS[exercise], monkeypatch) == "right"
+
+
+@pytest.mark.parametrize("exercise", CELLS)
+def test_open_exercises_are_neither_right_nor_wrong(exercise, monkeypatch):
+    monkeypatch.setitem(sys.modules, "exercises", exercises)
+    exec(CELLS[exercise], {})
+    assert exercises.said[exercise] == "not answered yet"
+
+
+@pytest.mark.parametrize("exercise, change", [(name, change) for name, changes in WRONG.items() for change in changes])
+def test_wrong_answers_are_refused_with_a_hint(exercise, change, monkeypatch):
+    assert change[0] in SOLUTIONS[exercise]
+    said = result(exercise, SOLUTIONS[exercise].replace(*change), monkeypatch)
+    assert said.startswith("wrong: ") and len(said) > 20
+
+
+def test_the_command_counts_the_answers():
+    call = [sys.executable, "-m", "docs.tutorials.exercises"]
+    done = subprocess.run(call, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"0 right, 0 wrong, {len(SOLUTIONS)} not answered yet"

@@ -1,0 +1,70 @@
+"""The notebooks of the tutorials run, use public names only, and are stored with their figures."""
+
+import ast
+import re
+import time
+
+import nbformat
+import pytest
+
+from docs.tutorials import execute
+from tests.conftest import REPOSITORY
+
+NOTEBOOKS = execute.NOTEBOOKS
+PER_NOTEBOOK = 60  # seconds on two free cores
+TOLERANCE = 3  # for other programs on the same cores
+
+
+def name(path):
+    return path.stem
+
+
+def sources(path, kind):
+    return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_notebooks_run_without_errors(path):
+    start = time.monotonic()
+    execute.execute(path)
+    assert time.monotonic() - start < TOLERANCE * PER_NOTEBOOK
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_notebooks_use_public_names_only(path):
+    for source in sources(path, "code"):
+        tree = ast.parse(source)
+        names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+        assert not [each for each in names if each.startswith("_")]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_stored_notebooks_have_figures_with_descriptions_and_no_errors(path):
+    figures = 0
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.get("outputs", ()):
+            assert output.output_type != "error" and output.get("name") != "stderr", cell.source
+            if "image/png" in output.get("data", {}):
+                figures += 1
+                assert len(cell.metadata.get("alt", "")) > 30, cell.source
+        if cell.cell_type == "code":
+            assert cell.execution_count is not None, f"run python -m docs.tutorials.execute --only={path.name[0]}"
+    assert figures >= 2
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_links_of_notebooks_lead_to_files(path):
+    for source in sources(path, "markdown"):
+        for target in re.findall(r"\]\(([^)\s#]+)", source):
+            assert "://" in target or (path.parent / target).exists(), target
+
+
+def test_each_notebook_has_its_page():
+    pages = {page.stem for page in path_of_pages()}
+    assert pages == {path.stem for path in NOTEBOOKS}
+
+
+def path_of_pages():
+    return [page for page in (REPOSITORY / "docs" / "tutorials").glob("*.md") if page.stem != "index"]
