@@ -12,9 +12,12 @@ from flax import nnx
 
 from mini_gpt.commands import eval as eval_command
 from mini_gpt.commands import suites
+from mini_gpt.commands.suites import explorer as explorer_suite
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tokenizers
 from mini_gpt.insight.attention import attention_maps
+from mini_gpt.insight.heads import inputs as head_inputs
+from mini_gpt.insight.heads import report as head_report
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.pages import document
 from mini_gpt.pages.explorer import largest
@@ -277,3 +280,22 @@ def test_a_page_of_gpt2s_heads_stays_small(small):
     tokens = np.random.default_rng(0).integers(0, 256, 1024).astype(np.int32)
     page = explorer.explorer(model, tokenizers.ByteTokenizer(), tokens, title="", subtitle="")
     assert 5_000_000 < len(page) < 20_000_000 and data_of(page)["attention"]["kept"] == 32
+
+
+@pytest.mark.slow
+def test_heads_are_labelled_without_a_result_of_heads(trained, monkeypatch):
+    run = Run(trained(model__position="rope"))
+    for stale in (run.workdir / "eval").glob("heads*"):
+        stale.unlink()
+    measured = head_report.head_report(
+        run.model,
+        run.tokenizer,
+        head_inputs.of_text(run.store.tokens("validation"), run.tokenizer, run.config.context_length, 8192),
+        run.store.tokens("train"),
+    )
+    data = evaluated(run)
+    assert data["attention"]["labels"] == [[head["label"] for head in measured]]
+    assert data["labels_from"] == "up to 8,192 tokens of the validation split"
+    monkeypatch.setattr(explorer_suite, "MOST_PARAMETERS", 0)
+    data = evaluated(run)
+    assert data["attention"]["labels"] is None and data["labels_from"] is None

@@ -32,9 +32,9 @@ class SuiteOptions:
     """Options of a suite; None means the default of the suite.
 
     split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of heads,
-    figures and explorer; for a model with an encoder, SOURCE=TARGET. tokens: the most in a pass of pruning, or
-    targets of the sliding windows of extrapolation. other: the second text of patching. beside: another run directory,
-    which play shows beside the first.
+    figures and explorer; for a model with an encoder, SOURCE=TARGET. tokens: the most of heads, in a pass of pruning,
+    or targets of the sliding windows of extrapolation. other: the second text of patching. beside: another run
+    directory, which play shows beside the first.
     """
 
     split: str = "validation"

@@ -3,15 +3,22 @@
 import dataclasses
 from typing import Any
 
+import jax
+
 from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Suite, SuiteOptions
+from mini_gpt.commands.suites.base import Row, Suite, SuiteOptions
+from mini_gpt.commands.suites.heads import Heads
 from mini_gpt.config.schema import Config
 from mini_gpt.model import editing
 from mini_gpt.pages.explorer import page
+from mini_gpt.pages.explorer.page import HeadLabels
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
+
+LABEL_TOKENS = 8192  # for labels of heads, if the suite `heads` has no result
+MOST_PARAMETERS = 10_000_000  # of a model that the page measures itself; it takes a few seconds
 
 
 class Explorer(Suite):
@@ -52,18 +59,36 @@ class Explorer(Suite):
         return {".html": html}
 
 
-def _labels(run: Run, options: SuiteOptions) -> dict[str, list[list[str]]] | None:
-    """Return labels[kind][layer][head] of the suite `heads`, or None if it has no result for this step."""
-    stem = base.file_stem("heads", dataclasses.replace(options, text=None), run.checkpoint, run.overrides)
+def _labels(run: Run, options: SuiteOptions) -> HeadLabels | None:
+    """Return the labels of the suite `heads`, or measure them on fewer tokens; None for a large model."""
+    options = dataclasses.replace(options, text=None)
     try:
-        report = files.read_with_checksum(run.workdir / "eval" / f"{stem}.json")
-        if report["checkpoint_step"] != run.step or report["overrides"] != run.overrides:
-            return None
-        labels: dict[str, list[list[str]]] = {}
-        for kind, _ in editing.attention_layers(run.config.model):
-            labels.setdefault(kind, []).append([""] * run.config.model.num_heads)
-        for head in report["heads"]:
-            labels[head.get("attention", "decoder")][head["layer"]][head["head"]] = str(head["label"])
-        return labels
+        return HeadLabels(_by_kind(run, _heads_of_result(run, options)), "--suite=heads")
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
-        return None  # the page is useful without labels
+        pass  # no result for this checkpoint
+    if sum(leaf.size for leaf in jax.tree.leaves(run.model.parameters)) > MOST_PARAMETERS:
+        return None
+    try:
+        heads = Heads().measure(run, dataclasses.replace(options, tokens=LABEL_TOKENS))["heads"]
+    except UserError:
+        return None  # the split is too short; the page is useful without labels
+    return HeadLabels(_by_kind(run, heads), f"up to {LABEL_TOKENS:,} tokens of the {options.split} split")
+
+
+def _heads_of_result(run: Run, options: SuiteOptions) -> list[Row]:
+    """Return the heads of the result of the suite `heads`. Raise KeyError if it is of another step."""
+    stem = base.file_stem("heads", options, run.checkpoint, run.overrides)
+    report = files.read_with_checksum(run.workdir / "eval" / f"{stem}.json")
+    if report["checkpoint_step"] != run.step or report["overrides"] != run.overrides:
+        raise KeyError(run.step)
+    return report["heads"]
+
+
+def _by_kind(run: Run, heads: list[Row]) -> dict[str, list[list[str]]]:
+    """Return labels[kind][layer][head]."""
+    labels: dict[str, list[list[str]]] = {}
+    for kind, _ in editing.attention_layers(run.config.model):
+        labels.setdefault(kind, []).append([""] * run.config.model.num_heads)
+    for head in heads:
+        labels[head.get("attention", "decoder")][head["layer"]][head["head"]] = str(head["label"])
+    return labels

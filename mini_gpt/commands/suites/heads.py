@@ -19,7 +19,7 @@ PRINTED = ("attention", "layer", "head", "label", "strength", "also", "entropy",
 
 class Heads(Suite):
     name = "heads"
-    flags = ("text",)
+    flags = ("text", "tokens")
     supports_encoder = True
     values = ("first_token", "entropy")  # means over all heads
     y_label = "mean attention weight on the first token"
@@ -59,9 +59,9 @@ class Heads(Suite):
 
 
 def _of_texts(run: Run, options: SuiteOptions) -> list[Row]:
-    texts = _inputs(run, options.split) if options.text is None else _own_text(run, options)
+    texts = _inputs(run, options.split, _most(options)) if options.text is None else _own_text(run, options)
     if run.config.data.is_task:
-        train_BL = _inputs(run, "train").tokens_BL
+        train_BL = _inputs(run, "train", inputs.TOKENS).tokens_BL
         train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
     else:
         train_tokens = run.store.tokens("train")
@@ -71,25 +71,29 @@ def _of_texts(run: Run, options: SuiteOptions) -> list[Row]:
 
 def _of_pairs(run: Run, options: SuiteOptions) -> list[Row]:
     of_training = base.examples_of(run, "train", inputs.TOKENS)
-    of_split = lambda: base.examples_of(run, options.split, inputs.TOKENS)
+    of_split = lambda: base.examples_of(run, options.split, _most(options))
     found = [base.example(run, options)] if options.text is not None else of_split()
     with progress.shown("head report", report.pair_cost(found)) as advance:
         return report.pair_report(run.model, run.tokenizer, found, of_training, advance=advance)
 
 
-def _inputs(run: Run, split: str) -> inputs.Inputs:
-    """Return about inputs.TOKENS tokens, in windows of a split or in problems of a task."""
+def _most(options: SuiteOptions) -> int:
+    return min(options.tokens or inputs.TOKENS, inputs.TOKENS)
+
+
+def _inputs(run: Run, split: str, most: int) -> inputs.Inputs:
+    """Return about `most` tokens, in windows of a split or in problems of a task."""
     length = run.config.context_length
     if not run.config.data.is_task:
-        return inputs.of_text(base.split_tokens(run, split), run.tokenizer, length)
-    problems = base.problems(run, split, inputs.TOKENS)
+        return inputs.of_text(base.split_tokens(run, split), run.tokenizer, length, most)
+    problems = base.problems(run, split, most)
     inputs_BL = task_batches.problem_batch(problems, run.config, run.tokenizer, length)["inputs"]
     return inputs.of_problems(inputs_BL, run.tokenizer)
 
 
 def _own_text(run: Run, options: SuiteOptions) -> inputs.Inputs:
     """Return --text, in as few windows of equal length as possible."""
-    tokens = base.opening(run, options, inputs.TOKENS)
+    tokens = base.opening(run, options, _most(options))
     windows = math.ceil(len(tokens) / run.config.context_length)
     run.config.model.check_length(run.config.context_length)
     return inputs.of_text(tokens, run.tokenizer, len(tokens) // windows)

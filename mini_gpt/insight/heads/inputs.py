@@ -31,9 +31,12 @@ class Inputs(NamedTuple):
     relations: Callable[[Sequence[int]], Templates] = lambda rows: {}
 
 
-def of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int) -> Inputs:
-    """Return evenly spaced windows of a split, with the relations of documents that can be parsed."""
-    starts = window_starts(tokens, length)
+def of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int, most: int | None = None) -> Inputs:
+    """Return evenly spaced windows of a split, with the relations of documents that can be parsed.
+
+    most: tokens in all windows; None: TOKENS.
+    """
+    starts = window_starts(tokens, length, most)
     tokens_BL = batches.windows(tokens, starts, length)
     return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), parsed_relations(tokens, tokenizer, starts, length))
 
@@ -43,9 +46,9 @@ def of_problems(inputs_BL: np.ndarray, tokenizer: Tokenizer) -> Inputs:
     return Inputs(inputs_BL, inputs_BL != tokenizers.separator(tokenizer))
 
 
-def window_starts(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Return the starts of evenly spaced windows, with up to about TOKENS tokens in all."""
-    return batches.evenly_spaced(len(tokens), length, max(1, min(TOKENS, len(tokens)) // length))
+def window_starts(tokens: np.ndarray, length: int, most: int | None = None) -> np.ndarray:
+    """Return the starts of evenly spaced windows, with up to about `most` tokens in all, or TOKENS."""
+    return batches.evenly_spaced(len(tokens), length, max(1, min(most or TOKENS, len(tokens)) // length))
 
 
 def vocabulary(tokenizer: Tokenizer, train_tokens: np.ndarray) -> Vocabulary:

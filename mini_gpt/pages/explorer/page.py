@@ -4,7 +4,7 @@ import base64
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,13 @@ FLOOR = 16.0  # nats; logits this far below the row's largest are clipped: their
 HIDDEN = 255  # code of a masked pair
 
 
+class HeadLabels(NamedTuple):
+    """The labels of heads: by_kind[kind][layer][head], and in words on what they were measured."""
+
+    by_kind: Mapping[str, list[list[str]]]
+    measured_on: str
+
+
 def most_tokens(config: Config) -> int:
     """Return the largest number of tokens that a page can show."""
     heads = config.model.num_layers * config.model.num_heads
@@ -49,14 +56,11 @@ def explorer(
     *,
     title: str,
     subtitle: str,
-    labels: Mapping[str, list[list[str]]] | None = None,
+    labels: HeadLabels | None = None,
 ) -> str:
-    """Return the HTML page for up to `most_tokens` tokens, or for a pair that `check_fits` allows.
-
-    labels[kind][layer][head]: the label of a head.
-    """
+    """Return the HTML page for up to `most_tokens` tokens, or for a pair that `check_fits` allows."""
     texts = lambda tokens: [spans.decode([token], tokenizer) for token in tokens]
-    labels = labels or {}
+    label_of = labels.by_kind if labels else {}
     shown: dict[str, Any]
     if isinstance(text, Example):
         source, inputs, written = map(texts, text[:3])
@@ -65,7 +69,7 @@ def explorer(
         held = {}
         for kind, maps in attention.maps_by_kind(model, text.inputs[None], text.source[None]).items():
             share = entries[kind] / sum(entries.values())
-            held[kind] = _held(maps, axes[kind], labels.get(kind), causal=kind == "decoder", share=share)
+            held[kind] = _held(maps, axes[kind], label_of.get(kind), causal=kind == "decoder", share=share)
         if text.alignment:  # [first key, end, first query, end]; the first source token is a separator
             held["cross"]["alignment"] = [(1 + first, 1 + end, *queries) for (first, end), queries in text.alignment]
         shown = {"kinds": held}
@@ -74,11 +78,11 @@ def explorer(
         pairs = len(text) * (len(text) + 1) // 2 if config.causal else len(text) ** 2
         if config.num_layers * config.num_heads * pairs <= MOST_PAIRS:
             layers = attention.attention_maps(model, text[None])
-            shown = {"attention": _held(layers, own, labels.get("decoder"), causal=config.causal)}
+            shown = {"attention": _held(layers, own, label_of.get("decoder"), causal=config.causal)}
         else:
             sizes = {"tokens": own[0], "layers": config.num_layers, "heads": config.num_heads}
-            shown = {"attention": {**sizes, "labels": labels.get("decoder"), **largest.packed(model, text)}}
-    titles = {"title": title, "subtitle": subtitle}
+            shown = {"attention": {**sizes, "labels": label_of.get("decoder"), **largest.packed(model, text)}}
+    titles = {"title": title, "subtitle": subtitle, "labels_from": labels.measured_on if labels else None}
     data = {**titles, **shown, "positions": _positions(model), "toy": toy.data()}
     try:
         return document.build(PAGE, data)
