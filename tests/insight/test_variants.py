@@ -5,6 +5,7 @@ import pytest
 
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.commands.suites.explorer import Explorer
+from mini_gpt.commands.suites.heads import Heads
 from mini_gpt.insight import attention
 from mini_gpt.insight.diagnosis import alternatives, blocks, probe
 from mini_gpt.runtime.errors import UserError
@@ -42,4 +43,4 @@ def test_the_entropy_of_a_head_does_not_depend_on_the_weight_of_its_sink():
 @pytest.mark.parametrize("name, value", [("sink", "zero"), ("normaliser", "stick_breaking")])
 def test_the_explorer_refuses_weights_that_are_no_softmax_of_the_logits(small, name, value):
     with pytest.raises(UserError, match=rf"found model\.variants\.{name}={value}; the page shows the softmax"):
-        Explorer().check(small(**{f"model__variants__{name}": value}), SuiteOptions())
+        Explorer(Heads()).check(small(**{f"model__variants__{name}": value}), SuiteOptions())

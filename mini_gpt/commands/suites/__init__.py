@@ -30,6 +30,7 @@ from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require, shown
 from mini_gpt.training.run import Run
 
+HEADS = Heads()
 ALL = (
     Perplexity(),
     Extrapolation(),
@@ -37,12 +38,12 @@ ALL = (
     Translation(),
     Needles(),
     Grammar(),
-    Heads(),
+    HEADS,
     Pruning(),
     Lens(),
     Patching(),
     Figures(),
-    Explorer(),
+    Explorer(HEADS),
     Play(),
     Diagnose(),
 )

@@ -8,7 +8,6 @@ import jax
 from mini_gpt.commands.results import Contents
 from mini_gpt.commands.suites import base
 from mini_gpt.commands.suites.base import Row, Suite, SuiteOptions
-from mini_gpt.commands.suites.heads import Heads
 from mini_gpt.config.schema import Config
 from mini_gpt.model import editing
 from mini_gpt.pages.explorer import page
@@ -25,6 +24,10 @@ class Explorer(Suite):
     name = "explorer"
     flags = ("text",)
     supports_encoder = True
+
+    def __init__(self, heads: Suite):
+        """heads: the suite that measures the labels of heads."""
+        self.heads = heads
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         super().check(trained, options)
@@ -52,27 +55,26 @@ class Explorer(Suite):
             run.model,
             run.tokenizer,
             text,
-            labels=_labels(run, options),
+            labels=self._labels(run, options),
             title=f"{run.workdir.resolve().name}: what {layers} × {config.num_heads} heads attend to",
             subtitle=f"step {run.step:,}, {count} of {source}, position={config.position}",
         )
         return {".html": html}
 
-
-def _labels(run: Run, options: SuiteOptions) -> HeadLabels | None:
-    """Return the labels of the suite `heads`, or measure them on fewer tokens; None for a large model."""
-    options = dataclasses.replace(options, text=None)
-    try:
-        return HeadLabels(_by_kind(run, _heads_of_result(run, options)), "--suite=heads")
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
-        pass  # no result for this checkpoint
-    if sum(leaf.size for leaf in jax.tree.leaves(run.model.parameters)) > MOST_PARAMETERS:
-        return None
-    try:
-        heads = Heads().measure(run, dataclasses.replace(options, tokens=LABEL_TOKENS))["heads"]
-    except UserError:
-        return None  # the split is too short; the page is useful without labels
-    return HeadLabels(_by_kind(run, heads), f"up to {LABEL_TOKENS:,} tokens of the {options.split} split")
+    def _labels(self, run: Run, options: SuiteOptions) -> HeadLabels | None:
+        """Return the labels of the suite `heads`, or measure them on fewer tokens; None for a large model."""
+        options = dataclasses.replace(options, text=None)
+        try:
+            return HeadLabels(_by_kind(run, _heads_of_result(run, options)), "--suite=heads")
+        except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+            pass  # no result for this checkpoint
+        if sum(leaf.size for leaf in jax.tree.leaves(run.model.parameters)) > MOST_PARAMETERS:
+            return None
+        try:
+            heads = self.heads.measure(run, dataclasses.replace(options, tokens=LABEL_TOKENS))["heads"]
+        except UserError:
+            return None  # the split is too short; the page is useful without labels
+        return HeadLabels(_by_kind(run, heads), f"up to {LABEL_TOKENS:,} tokens of the {options.split} split")
 
 
 def _heads_of_result(run: Run, options: SuiteOptions) -> list[Row]:
