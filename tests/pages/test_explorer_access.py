@@ -76,7 +76,7 @@ def sized(browser):
 @pytest.mark.parametrize("name", ["text", "pair"])
 def test_axe_finds_nothing(pages, browser, sized, name, theme, width):
     sized(width)
-    for tab in ("Text", "Heads", "Map", "Positions", "Toy"):
+    for tab in ("Text", "Heads", "Map", "Positions"):
         for more in ("", "&pin=3&cell=2%2C1&values=logits&layer=1"):
             go(browser, pages / f"{name}.html", f"tab={tab}&theme={theme}{more}")
             found = chromium.axe_violations(browser)
@@ -123,7 +123,7 @@ def test_tabs_follow_the_arrow_keys(pages, browser):
         ("\ue014", "Heads"),
         ("\ue014", "Map"),
         ("\ue012", "Heads"),
-        ("\ue010", "Toy"),
+        ("\ue010", "Positions"),
         ("\ue014", "Text"),
     ):
         ActionChains(browser).send_keys(key).perform()

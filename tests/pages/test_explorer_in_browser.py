@@ -9,13 +9,12 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from docs.figures import toy_heads
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.pages import document
-from mini_gpt.pages.explorer import largest, toy
+from mini_gpt.pages.explorer import largest
 from mini_gpt.pages.explorer import page as explorer
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -256,32 +255,6 @@ def test_the_position_page_shows_an_overridden_rope(opened):
     turned = [circle[0] + circle[2] * np.cos(1), circle[1] - circle[2] * np.sin(1)]  # 4 tokens: 1 radian
     np.testing.assert_allclose(tip, turned, atol=1e-3)
     show(browser, run.workdir / "eval" / "explorer.html")
-
-
-def toy_shown(browser, name):
-    settle = "requestAnimationFrame(() => setTimeout(arguments[0], 0))"
-    browser.execute_async_script(settle)
-    script = "return [...document.querySelectorAll(`[id^='${arguments[0]}-']`)].map((cell) => +cell.dataset.value)"
-    return np.array([browser.execute_script(script, f"{name}-{head}") for head in range(2)]).reshape(2, 4, 4)
-
-
-@pytest.mark.slow
-def test_the_toy_page_computes_the_same_as_the_library(opened):
-    browser, find, _ = opened
-    press(browser, "5")
-    for preset in toy.PRESETS:
-        find(f"preset-{preset.replace(' ', '-')}").click()
-        for temperature in (1.0, 0.4, 3.0):
-            slide(browser, "temperature", temperature)
-            logits, weights = toy_heads.maps(preset, temperature=temperature)
-            np.testing.assert_allclose(toy_shown(browser, "toy-logit"), logits, rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
-    find("reset").click()
-    find("word-3").click()  # "down" moves before "sat"
-    find("word-1").click()  # "cat" moves before "The"
-    _, weights = toy_heads.maps(list(toy.PRESETS)[-1], order=(1, 0, 3, 2))
-    np.testing.assert_allclose(toy_shown(browser, "toy-weight"), weights, rtol=1e-5, atol=1e-6)
-    assert browser.get_log("browser") == []
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 "use strict";
 // The page's state, its tabs and its shortcuts. The state is kept in the fragment of the URL.
 
-const TABS = [["Text", "Text"], ["Heads", "All heads"], ["Map", "One head"], ["Positions", "Positions"], ["Toy", "Toy"]];
+const TABS = [["Text", "Text"], ["Heads", "All heads"], ["Map", "One head"], ["Positions", "Positions"]];
 const OF_ATTENTION = ["Text", "Heads", "Map"];
 const MEANINGS = { // of the kinds of attention in a model with an encoder
   encoder: "source tokens attend to source tokens",
@@ -35,7 +35,7 @@ function entriesOf(state, data, kinds) {
 }
 
 function App({ data, kinds }) {
-  const [state, change] = useState(() => ({ ...stateOf(fragment.read(), data, kinds), preset: Object.keys(data.toy.presets)[0], temperature: 1, order: [0, 1, 2, 3] }));
+  const [state, change] = useState(() => stateOf(fragment.read(), data, kinds));
   const set = (part) => change((old) => ({ ...old, ...part })), attention = kinds[state.kind];
   const show = (kind) => change((old) => ({ ...old, ...stateOf({ ...entriesOf({ ...old, cell: null }, data, kinds), kind, pin: null }, data, kinds), tab: old.tab }));
   const step = (what, by) => change((old) => {
@@ -54,7 +54,7 @@ function App({ data, kinds }) {
     h: () => step("head", 1), H: () => step("head", -1), l: () => step("layer", 1), L: () => step("layer", -1),
     v: () => change((old) => ({ ...old, values: old.values === "weights" ? "logits" : "weights" })), t: () => theme.exchange(),
   }, state.shortcuts);
-  const View = { Text: TextView, Heads: HeadsView, Map: MapView, Positions, Toy }[state.tab];
+  const View = { Text: TextView, Heads: HeadsView, Map: MapView, Positions }[state.tab];
   return html`<header class="top"><h1>${data.title}</h1><span class="soft">${data.subtitle}</span><${ThemeButton} /></header>
     <${Tabs} tabs=${TABS} selected=${state.tab} onSelect=${(tab) => set({ tab })} name="views" />
     <${TabPanel} selected=${state.tab}>

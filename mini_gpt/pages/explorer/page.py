@@ -17,7 +17,7 @@ from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import biases, waves
 from mini_gpt.pages import document
-from mini_gpt.pages.explorer import largest, toy
+from mini_gpt.pages.explorer import largest
 from mini_gpt.runtime.errors import UserError
 
 PAGE = Path(__file__).parent / "page.html"
@@ -83,7 +83,7 @@ def explorer(
             sizes = {"tokens": own[0], "layers": config.num_layers, "heads": config.num_heads}
             shown = {"attention": {**sizes, "labels": label_of.get("decoder"), **largest.packed(model, text)}}
     titles = {"title": title, "subtitle": subtitle, "labels_from": labels.measured_on if labels else None}
-    data = {**titles, **shown, "positions": _positions(model), "toy": toy.data()}
+    data = {**titles, **shown, "positions": _positions(model)}
     try:
         return document.build(PAGE, data)
     except ValueError:
