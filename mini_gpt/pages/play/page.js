@@ -78,7 +78,10 @@ function App({ data, tokenizer, facts, text: first }) {
   const [state, change] = useState(() => readState(facts, first)), [pointed, setPointed] = useState(null), [again, setAgain] = useState(0), page = useRef();
   const set = (part) => change((old) => ({ ...old, ...(typeof part === "function" ? part(old) : part) }));
   const isDark = useDark();
-  useEffect(() => writeState(state, first), [state, isDark]);
+  useEffect(() => {
+    const timer = setTimeout(() => writeState(state, first), 150); // browsers limit how often the address changes
+    return () => clearTimeout(timer);
+  }, [state, isDark]);
   const encoded = useMemo(() => tokenizer.encode(state.text), [state.text]), ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded, again]);
   const spans = useMemo(() => tokenizer.spans(encoded.ids, state.text), [encoded]), other = useMemo(() => tokenizer.encode(state.other).ids, [state.other]);
   const isEqual = other.length === ids.length, edits = state.edits.map((each) => (isEqual ? each : withoutPatches(each)));

@@ -13,7 +13,7 @@ const meanLoss = (result) => {
 };
 
 // A hook: for each model {plain, edited, refused, busy}. plain, edited: results with `tokens` and `mean`; without edits
-// they are the same. refused: a sentence, or null.
+// they are the same. refused: a sentence, or null. busy: the results are not yet those of these tokens and edits.
 function useResults(count, ids, edits) {
   const empty = () => ({ plain: null, edited: null, refused: null, busy: true });
   const [held, setHeld] = useState(() => Array.from({ length: count }, empty)), versions = useRef([]);
@@ -22,7 +22,7 @@ function useResults(count, ids, edits) {
     useEffect(() => {
       const version = (versions.current[model] = (versions.current[model] ?? 0) + 1), hasEdits = written[model] !== "{}";
       const update = (part) => versions.current[model] === version && setHeld((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
-      const take = (reply) => ({ ...reply, tokens: ids, mean: meanLoss(reply) });
+      const take = (reply) => ({ ...reply, tokens: ids, written: written[model], mean: meanLoss(reply) });
       if (!ids.length) return void update(() => ({ plain: null, edited: null, refused: "Type a text: the model needs at least one token.", busy: false }));
       update(() => ({ busy: true }));
       const run = (slot, own, wanted) => ask({ kind: "run", model, slot, tokens: ids, edits: own, ask: wanted });
@@ -39,7 +39,7 @@ function useResults(count, ids, edits) {
         update(() => ({ plain: other.kind === "refused" ? null : take(other), busy: false }));
       })();
     }, [ids, written[model]]);
-  return held;
+  return held.map((each, n) => ({ ...each, busy: each.busy || (each.edited !== null && (each.edited.tokens !== ids || each.edited.written !== written[n])) }));
 }
 
 const sameTokens = (result, ids) => result !== null && result.length === ids.length && result.tokens.every((token, n) => token === ids[n]);

@@ -8,7 +8,7 @@ function Headline({ held, first, edits, unit, name, colour }) {
   const { edited, plain, refused, busy } = held, factor = UNITS[unit], said = phrases(edits).join(", ");
   const who = name && html`<b style=${`color:${colour}`}>${name}</b>${": "}`;
   if (refused) return html`<p class="headline refused">${who}${refused}</p>`;
-  const loss = (result) => html`<b class="numbers">${result.mean === null ? "–" : (result.mean * factor).toFixed(2)}</b>`;
+  const loss = (result, id = null) => html`<b class="numbers" data-loss=${result.mean} data-of=${id}>${result.mean === null ? "–" : (result.mean * factor).toFixed(2)}</b>`;
   const sign = html`<span class=${busy ? "busy" : "idle"} aria-hidden="true" title="computing">◌</span>`;
   if (!edited) return html`<p class="headline">${who}<span class="soft">The model computes …</span>${sign}</p>`;
   const count = edited.length - 1, isComparable = first?.edited && edited.mean !== null && sameTokens(first.edited, edited.tokens);
@@ -16,7 +16,7 @@ function Headline({ held, first, edits, unit, name, colour }) {
   if (!said) return html`<p class="headline">${who}${name ? "loss" : "The loss of this text is"} ${loss(edited)} ${unit} per token${name ? "" : html` <span class="soft">(${count.toLocaleString("en")} predicted tokens)</span>`}${compared}.${sign}</p>`;
   if (!plain || edited.mean === null) return html`<p class="headline">${who}${capital(said)}: loss … → ${loss(edited)} ${unit} per token.${sign}</p>`;
   const change = (edited.mean - plain.mean) * factor;
-  return html`<p class="headline">${who}${capital(said)}: loss ${loss(plain)} → ${loss(edited)} ${unit} per token <span class=${`change numbers ${change > 0.005 ? "worse" : change < -0.005 ? "better" : ""}`}>${signedNumber(change)}</span>${sign}</p>`;
+  return html`<p class="headline">${who}${capital(said)}: loss ${loss(plain, "plain")} → ${loss(edited, "edited")} ${unit} per token <span class=${`change numbers ${change > 0.005 ? "worse" : change < -0.005 ? "better" : ""}`}>${signedNumber(change)}</span>${sign}</p>`;
 }
 
 // A hook: the changes of edits of a run with the losses before and after them, the newest first, for the text of now.

@@ -1,6 +1,8 @@
 "use strict";
 // Writing on: tokens are sampled one by one and appended to the text.
 
+const PACE = 80; // milliseconds between two changes of the text, which the page draws again
+
 // A hook: {busy, start, stop}. onText(text): the text with what is written; onStop(): the worker's runs were cancelled too.
 function useWriter(tokenizer, onText, onStop) {
   const [busy, setBusy] = useState(false), model = useRef(null);
@@ -11,13 +13,16 @@ function useWriter(tokenizer, onText, onStop) {
   };
   const start = async (request, text) => {
     const written = [];
+    let timer = null;
+    const show = () => { timer = null; onText(text + tokenizer.decode(written)); };
     model.current = request.model;
     setBusy(true);
     const last = await ask({ ...request, kind: "generate" }, (reply) => {
       if (reply.kind !== "token" || model.current === null) return;
       written.push(reply.token);
-      onText(text + tokenizer.decode(written));
+      timer ??= setTimeout(show, PACE);
     });
+    if (timer !== null) { clearTimeout(timer); show(); }
     model.current = null;
     setBusy(false);
     if (last.kind === "cancelled") onStop();

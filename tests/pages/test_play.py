@@ -1,0 +1,98 @@
+"""The playground page holds a run, parses no text as markup, needs no network, and refuses what it can't show."""
+
+import json
+import re
+
+import pytest
+
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.config import loading
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from mini_gpt.pages.play import pack
+from mini_gpt.pages.play import page as playground
+from mini_gpt.pages.play.page import Shown
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+from tests.conftest import SMALL
+from tests.evaluation.models import random_model
+
+HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'
+
+
+def shown(name="run", tokenizer=None, **fields):
+    """Return a random model of a small config, as a run on the page."""
+    dotted = {field.replace("__", "."): value for field, value in fields.items()}
+    config = loading.load("configs/default.py", SMALL | {"data.path": "unused", "mesh.data": -1} | dotted)
+    return Shown(name, 7, random_model(config, (tokenizer or ByteTokenizer()).token_bytes, noise=0.3))
+
+
+def data_of(page: str) -> dict:
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_the_page_holds_runs_tokenizer_engine_and_text():
+    runs = [shown("one"), shown("two", model__position="alibi", context_length=200)]
+    page = playground.play(runs, ByteTokenizer(), "the cat", title="both")
+    data = data_of(page)
+    assert (data["title"], data["text"]) == ("both", "the cat")
+    assert [model["name"] for model in data["models"]] == ["one", "two"]
+    assert [model["context_length"] for model in data["models"]] == [32, 200]
+    assert data["models"][0]["packed"] == json.loads(json.dumps(pack.packed(runs[0].model)))
+    assert data["most_tokens"] == playground.TIMES * 200
+    engine = re.findall(r'<script type="text/js-worker">\n(.*?)\n</script>', page, re.DOTALL)
+    assert "\n".join(engine) == pack.script()
+
+
+def test_hostile_titles_texts_and_tokens_are_data():
+    tokenizer = CharacterTokenizer("".join(sorted(set(HOSTILE))))
+    run = shown(HOSTILE, tokenizer)
+    page = playground.play([run], tokenizer, HOSTILE, title=HOSTILE)
+    data = data_of(page)
+    assert data["title"] == data["text"] == data["models"][0]["name"] == HOSTILE
+    assert HOSTILE not in page and "<img" not in page
+    assert page.count("</script>") == page.count("<script")
+
+
+def test_the_page_may_not_use_a_network():
+    page = playground.play([shown()], ByteTokenizer(), "a", title="")
+    assert "default-src 'none'" in page
+    assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import|fetch\(|XMLHttpRequest|WebSocket""", page)
+
+
+def test_unsupported_or_non_finite_runs_are_refused():
+    with pytest.raises(UserError, match=r"model\.causal: found False"):
+        fields = {"model__causal": False, "train__objective": "masked"}
+        playground.play([shown(**fields)], ByteTokenizer(), "a", title="")
+    run = shown()
+    run.model.parameters["embedding"] = run.model.parameters["embedding"].at[0, 0].set(float("nan"))
+    with pytest.raises(UserError, match=r"step 7 of run has .*--checkpoint"):
+        playground.play([run], ByteTokenizer(), "a", title="")
+
+
+@pytest.mark.slow
+def test_the_suite_writes_a_page_with_the_splits_first_text(trained):
+    run = Run(trained(model__position="rope"))
+    suites.evaluate(run, "play", SuiteOptions())
+    suites.evaluate(run, "play", SuiteOptions(text="two <b>"))
+    pages = {path.name: data_of(path.read_text(encoding="utf-8")) for path in (run.workdir / "eval").glob("play*.html")}
+    assert sorted(page["text"] for page in pages.values())[1] == "two <b>"
+    text = pages["play.html"]["text"]
+    start = run.tokenizer.decode(run.store.tokens("validation")[: run.config.context_length])
+    assert start.startswith(text) and 0 < len(run.tokenizer.encode(text)) <= 32
+    assert pages["play.html"]["title"] == "run: playground"
+
+
+@pytest.mark.slow
+def test_a_run_beside_another_needs_its_tokenizer(trained, tmp_path):
+    first = trained(model__position="rope").rename(tmp_path / "first")
+    alike = trained(model__position="alibi").rename(tmp_path / "alike")
+    other = trained(data__tokenizer="characters").rename(tmp_path / "other")
+    suites.evaluate(Run(first), "play", SuiteOptions(beside=str(alike)))
+    data = data_of((first / "eval" / "play,beside=alike.html").read_text(encoding="utf-8"))
+    assert [model["name"] for model in data["models"]] == ["first", "alike"]
+    assert 32 < len(data["text"].encode()) <= playground.COMPARED * 32
+    with pytest.raises(UserError, match=r"--beside=.*other: found another tokenizer"):
+        suites.evaluate(Run(first), "play", SuiteOptions(beside=str(other)))
+    with pytest.raises(UserError, match="--beside is not supported by --suite=explorer; use it with play"):
+        suites.check(["explorer"], SuiteOptions(beside=str(other)))

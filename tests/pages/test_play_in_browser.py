@@ -1,0 +1,392 @@
+"""The playground in Chromium: its losses are the model's, and edits, state, keyboard and pictures work."""
+
+import base64
+import dataclasses
+import io
+import json
+import urllib.parse
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer
+from mini_gpt.evaluation.perplexity import make_nll_fn
+from mini_gpt.evaluation.scoring import score_tokens
+from mini_gpt.model import editing
+from mini_gpt.pages.play import page as playground
+from tests.conftest import make_text
+from tests.pages import browser as chromium
+from tests.pages.test_play import shown
+
+pytestmark = pytest.mark.slow
+TEXT = "the cat sat on the mat"
+LIMIT = 1e-4
+MODEL = {"model__num_layers": 2, "model__position": "rope"}
+VIEWS = ("attention", "map", "loss", "lens", "stream")
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return [shown("one", **MODEL), shown("two", **MODEL | {"model__position": "alibi"})]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, runs):
+    """Write a page of one run, of two runs, of a run with learned positions, and of one with subwords."""
+    root, byte = tmp_path_factory.mktemp("pages"), ByteTokenizer()
+    bpe = BpeTokenizer.train([make_text(0, 500)], 300)
+    written = {
+        "one": playground.play(runs[:1], byte, TEXT, title="one"),
+        "two": playground.play(runs, byte, make_text(0, 40)[:128], title="two"),
+        "learned": playground.play([shown(model__position="learned")], byte, TEXT, title="learned"),
+        "bpe": playground.play([shown("bpe", bpe)], bpe, TEXT, title="bpe"),
+    }
+    for name, page in written.items():
+        (root / f"{name}.html").write_text(page, encoding="utf-8")
+    return root
+
+
+class Page:
+    """A page in the browser."""
+
+    def __init__(self, browser, root):
+        self.browser, self.root = browser, root
+
+    def open(self, name, **state):
+        self.browser.get("about:blank")
+        self.browser.get(f"{(self.root / name).as_uri()}.html#{urllib.parse.urlencode(state)}")
+        self.wait(lambda: self.js("return document.documentElement.dataset.ready"))
+        return self.settle()
+
+    def js(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def wait(self, condition):
+        WebDriverWait(self.browser, 30, poll_frequency=0.02).until(lambda _: condition())
+
+    def settle(self):
+        """Wait until the page shows the results of what was entered last."""
+        self.browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 30))")
+        self.wait(lambda: self.js("return document.documentElement.dataset.busy") == "no")
+        return self
+
+    def find(self, name):
+        return self.browser.find_element(By.ID, name)
+
+    def click(self, name):
+        self.js("document.getElementById(arguments[0]).click()", name)
+        return self.settle()
+
+    def write(self, text):
+        field = self.find("text")
+        field.send_keys(Keys.CONTROL, "a")
+        field.send_keys(text)
+        return self.settle()
+
+    def losses(self):
+        """Return the losses of the sentences, in nats per token, by run."""
+        read = "[...p.querySelectorAll('[data-loss]')].map((b) => +b.dataset.loss)"
+        return self.js(f"return [...document.querySelectorAll('.headline')].map((p) => {read})")
+
+    @property
+    def said(self):
+        return self.find("said").text
+
+    @property
+    def state(self):
+        self.browser.execute_async_script("setTimeout(arguments[0], 250)")
+        return dict(urllib.parse.parse_qsl(urllib.parse.urlparse(self.browser.current_url).fragment))
+
+
+@pytest.fixture
+def page(browser, pages):
+    yield Page(browser, pages)
+    logged = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not logged
+
+
+def losses_of(model, text, tokenizer=None):
+    tokens = (tokenizer or ByteTokenizer()).encode(text)
+    size = len(tokens) - 1
+    return score_tokens(make_nll_fn(model), tokens, window=size, stride=size, batch_size=1)
+
+
+def without_head(model, layer, head):
+    mask_NBH = np.ones((2, 1, 4), np.float32)
+    mask_NBH[layer, 0, head] = 0
+    return dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NBH)))
+
+
+def test_a_typed_text_has_the_losses_of_the_model(page, runs):
+    text = "Größe, naïve — x\n  <b>y</b>"
+    page.open("one").write(text)
+    wanted = losses_of(runs[0].model, text)
+    assert page.losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
+    shown_values = page.js(
+        "return [...document.querySelectorAll('.paint span')].map((span) => [+span.dataset.last, span.dataset.value])"
+    )
+    found = {last: float(value) for last, value in shown_values if value not in (None, "null")}
+    sums = {}  # of the bytes of each character
+    last = -1
+    for character in text:
+        first, last = last + 1, last + len(character.encode())
+        sums[last] = wanted[max(0, first - 1) : last].sum()
+    del sums[0]  # the first token has no loss
+    assert found == {place: pytest.approx(value, abs=LIMIT) for place, value in sums.items()}
+
+
+def test_subwords_have_the_losses_of_the_model(page, pages):
+    page.open("bpe").write("the cat sat under")
+    bpe = BpeTokenizer.train([make_text(0, 500)], 300)
+    wanted = losses_of(shown("bpe", bpe).model, "the cat sat under", bpe)
+    assert len(wanted) < 12
+    assert page.losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
+
+
+def test_an_edit_changes_the_loss_as_in_the_model(page, runs):
+    page.open("one").click("head-1.2")
+    edited = losses_of(without_head(runs[0].model, 1, 2), TEXT).mean()
+    plain = losses_of(runs[0].model, TEXT).mean()
+    assert abs(edited - plain) > 0.02
+    assert page.losses() == [[pytest.approx(plain, abs=LIMIT), pytest.approx(edited, abs=LIMIT)]]
+    assert page.said.startswith("Head 1.2 off: loss ")
+    change = page.browser.find_element(By.CSS_SELECTOR, ".change").text
+    assert change == f"{edited - plain:+.2f}".replace("-", "−")
+    rows = page.js("return [...document.querySelectorAll('.history tbody td')].map((cell) => cell.textContent)")
+    assert rows == ["Head 1.2 off", f"{plain:.2f}", f"{edited:.2f}", change]
+    page.click("reset")
+    assert page.losses() == [[pytest.approx(plain, abs=LIMIT)]]
+
+
+def test_measured_heads_show_the_change_of_the_loss(page, runs):
+    page.open("one").click("measure")
+    page.wait(lambda: not page.find("measure").get_attribute("disabled"))
+    plain = losses_of(runs[0].model, TEXT).mean()
+    for layer, head in ((0, 0), (1, 3)):
+        change = losses_of(without_head(runs[0].model, layer, head), TEXT).mean() - plain
+        label = page.find(f"head-{layer}.{head}").get_attribute("aria-label")
+        assert f"changes the loss by {change:+.2f} nats".replace("-", "−") in label
+
+
+def test_the_bars_are_the_models_next_tokens(page, runs):
+    page.open("one", edits0=json.dumps({"heads": {"0.1": "off"}}))
+    tokens = ByteTokenizer().encode(TEXT)[None].astype(np.int32)
+    model = without_head(runs[0].model, 0, 1)
+    logits_V = np.asarray(model.logits(tokens))[0, -1].astype(np.float64)
+    shares_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+    read = "(bar) => [+bar.dataset.token, +bar.dataset.probability]"
+    bars = page.js(f"return [...document.querySelectorAll('#next-0 .next')].map({read})")
+    assert [token for token, _ in bars[:5]] == np.argsort(-shares_V)[:5].tolist()
+    for token, share in bars:
+        assert share == pytest.approx(shares_V[token], abs=LIMIT)
+
+
+def test_the_address_restores_text_edits_and_view(page):
+    edits = {"heads": {"0.3": "mean"}, "layers": [1], "scale": "off", "start": 500, "rope": {"base": 100}, "window": 5}
+    page.open("one").write("other text")
+    state = {"edits0": json.dumps(edits), "view": "lens", "unit": "bits", "theme": "dark", "pin": 4}
+    page.open("one", **page.state | state)
+    assert page.find("text").get_attribute("value") == "other text"
+    phrases = (
+        "Head 0.3 at its mean",
+        "layer 1 off",
+        "no division",
+        "window of 5",
+        "positions from 500",
+        "RoPE base 100",
+    )
+    assert all(phrase in page.said for phrase in phrases) and "bits per token" in page.said
+    assert page.find("tab-lens").get_attribute("aria-selected") == "true"
+    assert page.js("return document.documentElement.dataset.theme") == "dark"
+    assert json.loads(page.state["edits0"]) == edits and page.state["pin"] == "4"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"edits0": "{", "view": "no", "run": "9", "layer": "-1", "pin": "x", "temperature": "1e9"},
+        {"edits0": '{"heads":{"9.9":"off","x":1},"layers":[-1,2.5],"rope":{"base":0}}'},
+        {"edits0": '{"heads":[],"start":"x","patch":{"tokens":[999]},"__proto__":{"a":1}}', "edits1": "[]"},
+    ],
+)
+def test_a_damaged_address_leaves_a_page_that_works(page, state):
+    page.open("one", **state)
+    page.click("reset") if page.find("reset").is_enabled() else None
+    assert len(page.losses()[0]) == 1
+
+
+def test_markup_in_a_text_or_an_address_is_text(page):
+    hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
+    page.open("one", text=hostile, other=hostile, edits0=json.dumps({"mask": hostile, "heads": {hostile: "off"}}))
+    assert page.find("text").get_attribute("value") == hostile
+    for view in VIEWS:
+        page.click(f"tab-{view}")
+        assert page.js("return document.title") == "one"
+        assert page.js("return document.querySelectorAll('#app img, #app script').length") == 0
+
+
+def test_two_runs_read_the_same_text(page, runs):
+    text = make_text(0, 40)[:128]
+    page.open("two")
+    wanted = [losses_of(run.model, text).mean() for run in runs]
+    assert page.losses() == [[pytest.approx(loss, abs=LIMIT)] for loss in wanted]
+    assert page.find("tab-loss").get_attribute("aria-selected") == "true"
+    assert "trained context ends: 32" in page.find("loss-chart").get_attribute("textContent")
+    beyond = page.js("return [...document.querySelectorAll('.paint .beyond')].map((span) => +span.dataset.last)")
+    assert min(beyond) == 32
+    page.click("run-1").click("head-1.2")
+    edited = losses_of(without_head(runs[1].model, 1, 2), text).mean()
+    assert page.losses()[0] == [pytest.approx(wanted[0], abs=LIMIT)]
+    assert page.losses()[1] == [pytest.approx(wanted[1], abs=LIMIT), pytest.approx(edited, abs=LIMIT)]
+
+
+def test_writing_on_is_greedy_at_temperature_zero(page, runs):
+    page.open("one", temperature=0, count=6)
+    page.click("write")
+    page.wait(lambda: page.js("return !document.getElementById('stop')"))
+    tokens = ByteTokenizer().encode(TEXT).tolist()
+    for _ in range(6):
+        tokens.append(int(np.asarray(runs[0].model.logits(np.array([tokens], np.int32)))[0, -1].argmax()))
+    page.settle()
+    assert page.find("text").get_attribute("value") == ByteTokenizer().decode(tokens).replace("\r", "\n")
+
+
+def test_writing_on_repeats_with_a_seed_and_stops(page):
+    texts = []
+    for seed in (1, 1, 2):
+        page.open("one", seed=seed, count=20).click("write")
+        page.wait(lambda: page.js("return !document.getElementById('stop')"))
+        texts.append(page.settle().find("text").get_attribute("value"))
+    assert texts[0] == texts[1] != texts[2] and texts[0].startswith(TEXT)
+    page.open("one", count=480).js("document.getElementById('write').click()")
+    page.wait(
+        lambda: page.js("return document.getElementById('stop')") and len(page.find("text").get_attribute("value")) > 30
+    )
+    page.click("stop")
+    page.wait(lambda: page.js("return !document.getElementById('stop')"))
+    size = len(page.settle().find("text").get_attribute("value"))
+    assert size < 400
+    page.settle()
+    assert len(page.find("text").get_attribute("value")) == size
+
+
+def test_a_chosen_bar_is_appended(page):
+    page.open("one")
+    token = page.js("const bar = document.querySelector('#next-0 button'); bar.click(); return +bar.dataset.token")
+    assert page.settle().find("text").get_attribute("value") == TEXT + ByteTokenizer().decode([token]).replace(
+        "\r", "\n"
+    )
+
+
+def test_the_cursor_chooses_the_place(page):
+    page.open("one")
+    field = page.find("text")
+    field.click()
+    field.send_keys(Keys.CONTROL, Keys.HOME)
+    field.send_keys(*[Keys.ARROW_RIGHT] * 7)
+    page.settle()
+    assert page.state["pin"] == "6" and "the cat" in page.browser.find_element(By.CSS_SELECTOR, ".after").text
+    actual = page.js("return [...document.querySelectorAll('#next-0 .actual')].map((bar) => +bar.dataset.token)")
+    assert set(actual) <= {ord(" ")}
+
+
+def test_a_head_takes_its_output_from_another_text(page):
+    page.open("one", other=TEXT.replace("mat", "dog"), edits0=json.dumps({"heads": {"1.0": "patch"}}))
+    assert "Head 1.0 from the other text" in page.said and len(page.losses()[0]) == 2
+    plain, patched = page.losses()[0]
+    assert abs(plain - patched) > 1e-4
+    page.open("one", other=TEXT, edits0=json.dumps({"heads": {"1.0": "patch"}}))
+    plain, patched = page.losses()[0]
+    assert patched == pytest.approx(plain, abs=1e-6)
+    page.open("one", other="shorter", edits0=json.dumps({"heads": {"1.0": "patch"}}))
+    assert "Patching needs equal numbers" in page.find("other-count").text and len(page.losses()[0]) == 1
+
+
+def test_a_table_of_positions_that_ends_is_said(page):
+    page.open("learned", edits0=json.dumps({"start": 20}))
+    assert "The learned table has 32 positions" in page.said
+    page.click("reset")
+    assert len(page.losses()[0]) == 1
+    page.write("a" * 40)
+    assert "The learned table has 32 positions" in page.said
+    page.write("a" * 30)
+    assert len(page.losses()[0]) == 1
+
+
+def test_an_empty_text_is_said(page):
+    page.open("one").write(Keys.BACKSPACE)
+    assert "at least one token" in page.said
+    page.write("ab")
+    assert len(page.losses()[0]) == 1
+
+
+def test_fast_typing_ends_with_the_last_text(page, runs):
+    text = make_text(3, 12)
+    page.open("one").write(text)
+    assert page.losses() == [[pytest.approx(losses_of(runs[0].model, text).mean(), abs=LIMIT)]]
+
+
+def test_every_control_is_reached_by_the_keyboard(page):
+    page.open("one")
+    reached = set()
+    for _ in range(90):
+        ActionChains(page.browser).send_keys(Keys.TAB).perform()
+        reached.add(page.js("return document.activeElement.id || document.activeElement.className"))
+    wanted = {
+        "text",
+        "write",
+        "head-0.0",
+        "head-1.3",
+        "attentions-1",
+        "scale-off",
+        "mask-none",
+        "rope-base",
+        "start",
+        "other",
+    }
+    assert wanted <= reached and "tab-attention" in reached
+    page.js("document.getElementById('head-1.2').focus()")
+    ActionChains(page.browser).send_keys(Keys.SPACE).perform()
+    assert "Head 1.2 off" in page.settle().said
+    page.js("document.getElementById('tab-attention').focus()")
+    ActionChains(page.browser).send_keys(Keys.ARROW_RIGHT).perform()
+    assert page.settle().find("tab-map").get_attribute("aria-selected") == "true"
+
+
+def test_a_picture_shows_the_page(page):
+    page.open("one", view="map", theme="light", edits0=json.dumps({"heads": {"0.1": "off"}}))
+    script = """const [done] = arguments, reader = new FileReader();
+        reader.onload = () => done(reader.result);
+        const picture = pictureOf(document.querySelector("main"));
+        picture.then((blob) => reader.readAsDataURL(blob), (error) => done(error + ""));"""
+    kind, _, data = page.browser.execute_async_script(script).partition(",")
+    assert kind == "data:image/png;base64"
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), int)
+    height, width, _ = picture.shape
+    assert width > 800 and height > 800
+    paper, blue = np.abs(picture - [252, 252, 250]).sum(-1) < 4, np.abs(picture - [47, 95, 208]).sum(-1) < 40
+    assert 0.2 < paper.mean() < 0.99 and blue.sum() > 1000  # the bars
+    dark_text = (picture.sum(-1) < 150)[: height // 3].sum()
+    assert dark_text > 500
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(page, width, theme):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    edits = {"heads": {"1.2": "off", "0.1": "mean"}, "layers": [0]}
+    try:
+        for name, views in (("one", VIEWS), ("two", VIEWS[:3])):
+            for view in views:
+                page.open(name, view=view, theme=theme, pin=9, edits0=json.dumps(edits), colours="difference")
+                assert chromium.axe_violations(page.browser) == [], (name, view)
+                assert page.js("return document.documentElement.scrollWidth <= innerWidth"), (name, view)
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
