@@ -259,11 +259,11 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
         logits = np.where(visible, logits, -np.inf)
         if variants.normaliser == "stick_breaking":
             out[:, h * K : (h + 1) * K] = np.stack([sticks(*row) for row in zip(logits, visible, strict=True)]) @ vh
-            continue
-        if variants.sink != "none":  # a key with a logit of its own and a value of zero
-            sink = p["variants"]["sink"][h] if variants.sink == "trained" else 0.0
-            logits, vh = np.pad(logits, ((0, 0), (0, 1)), constant_values=sink), np.pad(vh, ((0, 1), (0, 0)))
-        out[:, h * K : (h + 1) * K] = softmax(logits) @ vh
+        else:
+            if variants.sink != "none":  # a key with a logit of its own and a value of zero
+                sink = p["variants"]["sink"][h] if variants.sink == "trained" else 0.0
+                logits, vh = np.pad(logits, ((0, 0), (0, 1)), constant_values=sink), np.pad(vh, ((0, 1), (0, 0)))
+            out[:, h * K : (h + 1) * K] = softmax(logits) @ vh
         if variants.gate != "none":
             own = slice(h, h + 1) if variants.gate == "head" else slice(h * K, (h + 1) * K)
             out[:, h * K : (h + 1) * K] /= 1 + np.exp(-linear(p["variants"]["gate"], x)[:, own])

@@ -207,6 +207,7 @@ REFUSED = [
     ({"variants.selective": True}, {"mask": "none"}, 4, "selective attention is only defined with a causal mask"),
     ({}, {"patch": {"tokens": [1, 2], "heads": ["0.0"]}}, 4, "The other text has 2 tokens, this text 4"),
     ({"rope.fraction": 0.5}, {"rope": {"scaling": "ntk", "factor": 2}}, 4, "more than one pair"),
+    ({"random_positions": 13}, {}, 14, "The model draws from 13 positions; the text has 14 tokens."),
     ({}, {}, 0, "The text is empty"),
     ({}, {"nonsense": 1}, 4, "There is no edit “nonsense”."),
     ({}, {"heads": {"2.0": "off"}}, 4, "The edit “heads” can't have the value"),

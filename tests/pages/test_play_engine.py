@@ -1,12 +1,17 @@
 """The playground's forward pass in JavaScript: its logits equal those of JAX and of the float64 oracle."""
 
+import contextlib
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mini_gpt.config.fields import specs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.layout import Layout
 from mini_gpt.pages.play import pack
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
@@ -17,6 +22,7 @@ from tests.pages.play_engine import VOCAB, make
 LIMIT = 1e-4  # of the difference of logits
 LENGTH = 12
 supported = lambda fields: fields.get("causal", True)
+ENCODINGS = test_gpt.ENCODINGS
 QUICK = list(filter(supported, test_gpt.QUICK))
 ALL = (
     QUICK
@@ -31,6 +37,8 @@ ALL = (
             "rope.beta_slow": 0.5,
         },
         {"position": "t5", "t5.num_buckets": 8, "t5.max_distance": 9},
+        {"position": "alibi", "random_positions": 50},
+        {"position": "learned", "max_positions": 90, "random_positions": 70},
         {"d_ff": 7, "activation": "relu"},
     ]
 )
@@ -66,6 +74,67 @@ def test_logits_equal_those_of_jax():
     check_all(ALL, by_jax)
 
 
+CHOICES = {
+    "position": [*ENCODINGS, ("rope", "none"), ("t5", "fox"), ("alibi", "cope")],
+    "num_kv_heads": [1, 2, 4],
+    "head_width": [4, 6],
+    "d_ff": [8, 31],
+    "norm": ["layernorm", "rmsnorm"],
+    "norm_placement": ["pre", "post", "none"],
+    "output_norm": [False, True],
+    "parallel_residual": ["none", "two_norms", "one_norm"],
+    "embedding_norm": [False, True],
+    "use_bias": [True, False],
+    "qkv_bias": [True, False],
+    "activation": ["gelu", "gelu_exact", "relu", "swiglu", "geglu"],
+    "tie_embeddings": [True, False],
+    "output_bias": [False, True],
+    "output_soft_cap": [None, 3.0],
+    "scale_embeddings": [False, True],
+    "scale_attention": [True, False],
+    "residual": [True, False],
+    "attention_window": [None, 3, (4, None)],
+    "rope.scaling": ["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"],
+    "rope.factor": [1.0, 3.0],
+    "rope.original_context": [5, 100],
+    "variants.qk_norm": ["none", "plain", "weighted", "all_heads"],
+    "variants.clip_qkv": [None, 0.5],
+    "variants.query_scale": ["none", "ssmax", "llama4"],
+    "variants.soft_cap": [None, 2.0],
+    "variants.normaliser": ["softmax", "stick_breaking"],
+    "variants.selective": [False, True],
+    "variants.canon": [False, True],
+    "variants.sink": ["none", "zero", "trained"],
+    "variants.gate": ["none", "head", "entry"],
+}
+
+
+def test_random_positions_are_those_of_jax():
+    config = make({"random_positions": 400}).config.model
+    for first, length in ((0, 1), (255, 100), (17, 33)):
+        found = node.evaluate(play_engine.scripts(), "[...randomPositions(...given)]", [first, length, 400])
+        positions_BL, _ = Layout().of(config, jnp.full((1, length), first))
+        np.testing.assert_array_equal(found, positions_BL[0])
+
+
+@pytest.mark.slow
+def test_logits_of_random_combinations_equal_the_oracle():
+    """Each field has a value of its own choice with probability 0.3, else its default."""
+    rng, models = np.random.default_rng(0), []
+    while len(models) < 100:
+        fields = {name: values[rng.integers(len(values))] for name, values in CHOICES.items() if rng.random() < 0.3}
+        with contextlib.suppress(UserError):  # fields that exclude each other
+            models.append(make(fields))
+    layout = Layout(separator_id=18)
+    models = [dataclasses.replace(model, layout=layout) for model in models]
+    found = play_engine.passes(models, [(n, [TOKENS], {}) for n in range(len(models))])
+    positions_BL, segments_BL = layout.of(models[0].config.model, jnp.asarray(TOKENS)[None])
+    places = {"positions": positions_BL[0].tolist(), "segments": segments_BL[0].tolist()}
+    for model, [(logits_LV, _)] in zip(models, found, strict=True):
+        wanted_LV = exact(model, TOKENS, **places)
+        np.testing.assert_allclose(logits_LV, wanted_LV, atol=LIMIT, rtol=1e-5, err_msg=str(model.config.model))
+
+
 def test_each_config_field_is_read_or_refused():
     groups = [pack.READ, pack.DERIVED, pack.BY_SHAPES, pack.WITHOUT_EFFECT, tuple(pack.NEEDED)]
     named = [f"model.{name}" for group in groups for name in group]
@@ -87,7 +156,6 @@ COPY = {"data.corpus": "task:copy", "data.tokenizer": "characters"}
 # (fields of the model, other fields, the field in the message)
 REFUSED = [
     ({"causal": False}, {"train.objective": "masked"}, "model.causal: found False; the playground needs True"),
-    ({"random_positions": 50}, {}, "model.random_positions: found 50; the playground needs None"),
     (
         {"encoder_layers": 1},
         {"data.corpus": "task:copy", "data.tokenizer": "characters"},

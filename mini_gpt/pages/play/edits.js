@@ -77,10 +77,13 @@ function checkEdits(edits, model) {
 }
 
 // Throw a Refusal if the tokens can't be read.
-function checkText(tokens, { vocabulary }, { patch }) {
+function checkText(tokens, { vocabulary, config }, { patch }) {
   if (!tokens.length) throw new Refusal("The text is empty: type at least one token.");
   const bad = tokens.find((token) => !isBelow(token, vocabulary));
   if (bad !== undefined) throw new Refusal(`The token ${bad} is not in the vocabulary of ${vocabulary} tokens.`);
+  const most = config.random_positions ?? Infinity;
+  if (tokens.length > most)
+    throw new Refusal(`The model draws from ${most} positions; the text has ${tokens.length} tokens.`);
   if (patch && patch.tokens.length !== tokens.length) {
     const found = `The other text has ${patch.tokens.length} tokens, this text ${tokens.length}`;
     throw new Refusal(`${found}: patching needs equal lengths.`);

@@ -15,6 +15,7 @@ class Pass {
     // Whether new tokens change earlier places, so that nothing can come from the cache.
     this.needsWholeText =
       config.variants.selective ||
+      config.random_positions !== null ||
       (edits.rope?.scaling ?? config.rope.scaling) === "dynamic" ||
       (edits.mask ?? "causal") !== "causal" ||
       Object.values(edits.heads ?? {}).includes("mean");
@@ -46,7 +47,7 @@ class Pass {
     // The last place that is kept can have another next token.
     this.predicted.length = Math.max(0, Math.min(this.predicted.length, kept - 1));
     this.tokens = [...tokens];
-    this.text = { tokens: this.tokens, ...placesOf(this.tokens, model.layout, edits.start ?? 0) };
+    this.text = { tokens: this.tokens, ...placesOf(this.tokens, model, edits.start ?? 0) };
     checkPositions(this.text, model, edits);
     this.stream = this.stream.map((array) => grown(array, tokens.length * config.d_model));
     for (const block of this.blocks) block.attention.begin(this.text);

@@ -36,6 +36,7 @@ READ = (
     "scale_attention",
     "scale_width",
     "residual",
+    "random_positions",
     "rope.turning",
     "rope.scaling",
     "rope.original_context",
@@ -87,7 +88,6 @@ NEEDED = {  # the only value that the engine supports
     "share_embeddings": True,
     "cross_positions": False,
     "causal": True,
-    "random_positions": None,
 }
 
 

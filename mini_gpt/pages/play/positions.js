@@ -7,8 +7,9 @@
 // Angles are rounded to float32, as in JAX: at position 100,000 the rounding is larger than the limit of the tests.
 
 // The positions of tokens, and the first and the last place of each token's segment. A separator starts a segment,
-// which attention does not leave. Positions restart at a separator and at an operator. span: of the positions.
-function placesOf(tokens, { separator, operators }, start) {
+// which attention does not leave. Positions restart at a separator and at an operator, unless they are random.
+// span: of the positions.
+function placesOf(tokens, { layout: { separator, operators }, config }, start) {
   const [positions, starts, ends] = [0, 1, 2].map(() => new Int32Array(tokens.length));
   let zero = operators.length ? -1 : 0, first = 0;
   tokens.forEach((token, place) => {
@@ -17,6 +18,10 @@ function placesOf(tokens, { separator, operators }, start) {
     positions[place] = place - zero + start;
     starts[place] = first;
   });
+  if (config.random_positions !== null) {
+    const drawn = randomPositions(tokens[0], tokens.length, config.random_positions);
+    positions.set(drawn.map((position) => position + start));
+  }
   for (let place = tokens.length - 1; place >= 0; place--)
     ends[place] = starts[place + 1] === starts[place] ? ends[place + 1] : place;
   return { positions, starts, ends, span: Math.max(...positions) - Math.min(...positions) + 1 };
