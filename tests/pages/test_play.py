@@ -16,6 +16,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.evaluation.models import random_model
+from tests.pages import play_engine
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'
 
@@ -41,7 +42,7 @@ def test_the_page_holds_runs_tokenizer_engine_and_text():
     assert data["models"][0]["packed"] == json.loads(json.dumps(pack.packed(runs[0].model)))
     assert data["most_tokens"] == playground.TIMES * 200
     engine = re.findall(r'<script type="text/js-worker">\n(.*?)\n</script>', page, re.DOTALL)
-    assert "\n".join(engine) == pack.script()
+    assert engine == [path.read_text(encoding="utf-8") for path in play_engine.scripts()]
 
 
 def test_hostile_titles_texts_and_tokens_are_data():
