@@ -34,14 +34,17 @@ class Edits(NamedTuple):
     """The edits of a pass; None where an activation stays as it is. Axes B and L may have size 1.
 
     heads: the heads' outputs [N, B, L, H, K], as they are concatenated. attention, feed_forward: what a sublayer adds
-    to the residual stream [N, B, L, D]. stream: the stream at the input of a block [N, B, L, D]. Axis N of heads and
-    attention: `attention_layers`. Axis N of the others: the blocks of the encoder, then those of the decoder.
+    to the residual stream [N, B, L, D]. stream: the stream at the input of a block [N, B, L, D]. logits: those of
+    attention [N, B, H, L, S], before the mask; it is computed by the reference then, and not with a KV cache.
+    Axis N of heads, attention and logits: `attention_layers`. Axis N of the others: the blocks of the encoder, then
+    those of the decoder.
     """
 
     heads: Edit | None = None
     attention: Edit | None = None
     feed_forward: Edit | None = None
     stream: Edit | None = None
+    logits: Edit | None = None
 
 
 NONE = Edits()

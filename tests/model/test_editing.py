@@ -9,7 +9,9 @@ import pytest
 
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.generation import cache
+from mini_gpt.insight.attention import attention_maps
 from mini_gpt.model.editing import Edit, Edits
+from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model
 
 N, B, L, H, K, D = 3, 2, 6, 2, 4, 8
@@ -144,3 +146,33 @@ def test_an_edit_of_other_places_is_refused(small):
     edits = Edits(stream=Edit.replace(at(0, (1, L)), np.zeros((N, 1, L, D), np.float32)))
     with pytest.raises(ValueError, match="can't be applied"):
         logits(model, tokens(0)[:, :1], edits)
+
+
+def test_scaled_logits_equal_scaled_queries(small):
+    model, factors_N = make(small, model__position="rope", model__num_kv_heads=1), np.array([1.0, 2.0, 0.5], np.float32)
+    scaled = jax.tree.map(np.array, model.parameters)
+    for layer, factor in enumerate(factors_N):
+        for array in scaled["blocks"][layer]["attention"]["query"].values():
+            array *= factor
+    edits = Edits(logits=Edit(factors_N[:, None, None, None, None]))
+    expected = dataclasses.replace(model, parameters=scaled).logits(tokens(0))
+    np.testing.assert_allclose(logits(model, tokens(0), edits), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_knocked_out_keys_get_no_attention(small):
+    model = make(small)
+    hidden_NBHLS = np.zeros((N, 1, 1, L, L), np.float32)
+    hidden_NBHLS[1, ..., 4, 2] = -1e30  # in layer 1, the fifth token does not see the third one (Geva et al. 2023)
+    edits = Edits(logits=Edit(np.ones((N, 1, 1, 1, 1), np.float32), hidden_NBHLS))
+    maps = attention_maps(dataclasses.replace(model, edits=edits), tokens(0))
+    own = attention_maps(model, tokens(0))
+    assert (maps[1].weights_BHLS[:, :, 4, 2] == 0).all() and (own[1].weights_BHLS[:, :, 4, 2] > 0).all()
+    rest = own[1].weights_BHLS[:, :, 4] * (np.arange(L) != 2)
+    np.testing.assert_allclose(maps[1].weights_BHLS[:, :, 4], rest / rest.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6)
+
+
+def test_edits_of_logits_are_refused_with_a_kv_cache(small):
+    edited = dataclasses.replace(make(small), edits=Edits(logits=Edit(np.full((N, 1, 1, 1, 1), 2.0, np.float32))))
+    _, kv = cache.prefill(edited, tokens(0)[:, :4], np.full(B, 4), L)
+    with pytest.raises(UserError, match="they need a full pass"):
+        cache.decode(edited, tokens(0)[:, 4], kv)

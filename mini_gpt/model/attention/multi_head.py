@@ -16,6 +16,7 @@ from mini_gpt.model.attention.inputs import Context, Heads, KeyValues, Scoring
 from mini_gpt.model.attention.variants import Variants
 from mini_gpt.model.editing import Edits
 from mini_gpt.model.layers import Linear, dropout, make_norm, residual_std
+from mini_gpt.runtime.errors import UserError
 
 IMPLEMENTATIONS = {"blockwise": blockwise.attend, "cudnn": kernels.cudnn, "splash": kernels.splash}
 
@@ -62,7 +63,7 @@ class MultiHeadAttention(nnx.Module):
         if context.position is None:
             context = context._replace(position=self.position)
         config, position, positions_BL = self.config, context.position, context.positions_BL
-        dropout_key, edits, _, past = options
+        edits, past = options.edits, options.past
         inputs_BLD = x_BLD
         if config.variants.canon:
             past = past and past.write_recent(x_BLD)
@@ -80,7 +81,9 @@ class MultiHeadAttention(nnx.Module):
         # 3. Attend.
         if past is None:
             cache = KeyValues.of(heads, inputs_BLD if config.variants.canon else None)
-            out_BLHK, maps = self._attend(heads, context, scoring, dropout_key)
+            out_BLHK, maps = self._attend(heads, context, scoring, options)
+        elif edits.logits is not None:
+            raise UserError("edits.logits: found edits of attention with a KV cache; they need a full pass")
         else:
             past = past.write(heads)
             bias_BH1S = position.bias(positions_BL, past.positions_BS)
@@ -105,13 +108,12 @@ class MultiHeadAttention(nnx.Module):
             return None
         return jnp.cumsum(log_gates_BLH, axis=1) if past is None else past.last_decay() + log_gates_BLH
 
-    def _attend(
-        self, heads: Heads, context: Context, scoring: Scoring, dropout_key: jax.Array | None
-    ) -> tuple[jax.Array, Any]:
+    def _attend(self, heads: Heads, context: Context, scoring: Scoring, options: Options) -> tuple[jax.Array, Any]:
+        dropout_key, edit = options.dropout_key, options.edits.logits
         requested, rate = self.config.attention, self.config.attention_dropout
         dropped = dropout_key is not None and rate > 0
-        name = "reference"  # the only implementation that returns maps
-        if not context.with_maps:
+        name = "reference"  # the only implementation that returns maps or edits logits
+        if not context.with_maps and edit is None:
             biased = context.biased
             name = choice.choose(requested, heads, context.mask, scoring, biased=biased, dropout=dropped)
         if name != "reference":
@@ -119,7 +121,7 @@ class MultiHeadAttention(nnx.Module):
         visible_BLS = context.mask.visible(heads.q_BLHK.shape[1])
         bias_BHLS = context.position.bias(context.positions_BL, context.of_keys_BS)
         drop = functools.partial(dropout, rate=rate, key=dropout_key)
-        return reference.attend(heads, visible_BLS, bias_BHLS=bias_BHLS, scoring=scoring, drop=drop)
+        return reference.attend(heads, visible_BLS, bias_BHLS=bias_BHLS, scoring=scoring, drop=drop, edit=edit)
 
 
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:

@@ -6,8 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mini_gpt.model import editing
 from mini_gpt.model.attention import rows
 from mini_gpt.model.attention.inputs import HIDDEN, HIDDEN_FROM_HEAD, Heads, KeyValues, Scoring, decay_bias, scaled
+from mini_gpt.model.editing import Edit
 
 DEFAULT_SCORING = Scoring()
 
@@ -36,11 +38,12 @@ def attend(
     bias_BHLS: jax.Array | None = None,
     scoring: Scoring = DEFAULT_SCORING,
     drop: Callable[[jax.Array], jax.Array] = lambda weights_BHLS: weights_BHLS,
+    edit: Edit | None = None,
 ) -> tuple[jax.Array, AttentionMaps]:
     """Return softmax(scale · qkᵀ + bias) v as out_BLHK in q's dtype, and attention maps (Vaswani et al. 2017, eq. 1).
 
-    scoring: the scale and the variants of the softmax, which is in float32. drop: applies dropout to weights. The
-    output is zero for a query without a visible key.
+    scoring: the scale and the variants of the softmax, which is in float32. drop: applies dropout to weights. edit: of
+    the logits. The output is zero for a query without a visible key.
     """
     q_BLHK, k_BSGK, v_BSGK, decay_BLH = heads
     B, L, H, K = q_BLHK.shape
@@ -58,6 +61,7 @@ def attend(
         logits_BHLS = logits_BHLS + rows.contextual_bias(q_BLHK, logits_BHLS, visible_BLS, scoring.contextual_PK)
     if scoring.selective:
         logits_BHLS = logits_BHLS - rows.selective_penalty(logits_BHLS, visible_BLS)[:, None]
+    logits_BHLS = editing.apply(edit, logits_BHLS)
     visible_B1LS = visible_BLS[:, None]
     if scoring.stick_breaking:
         weights_BHLS = rows.stick_breaking(logits_BHLS, visible_BLS)
