@@ -21,7 +21,7 @@ from tests.pages.test_play_engine import LENGTH, LIMIT, TOKENS, exact
 OTHERS = np.roll(TOKENS, 3)
 N, H, D, K = 2, 4, 16, 4
 SHAPES = {"heads": (N, 1, LENGTH, H, K), "attention": (N, 1, LENGTH, D), "feed_forward": (N, 1, LENGTH, D)}
-ROPE = {"position": "rope", "d_model": 64, "rope.original_context": 5}
+ROPE = {"position": "rope", "d_model": 64}
 SINKS = {"position": "alibi", "variants.sink": "trained", "num_kv_heads": 2, "variants.soft_cap": 3.0}
 STICKS = {"position": "none", "variants.normaliser": "stick_breaking"}
 
@@ -47,8 +47,11 @@ AS_FIELDS = [
     ({"position": "rope"}, {"temperature": 2.5}, {"scale_width": 4 * 2.5**2}),
 ]
 for scaling in ("linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"):
+    context = 5 if scaling == "dynamic" else 40
     same = {"rope.scaling": scaling, "rope.factor": 3.0, "rope.beta_fast": 4.0 if scaling == "llama3" else 32.0}
-    AS_FIELDS.append((ROPE, {"rope": {"scaling": scaling, "factor": 3}}, same))
+    AS_FIELDS.append((ROPE | {"rope.original_context": context}, {"rope": {"scaling": scaling, "factor": 3}}, same))
+DYNAMIC = ROPE | {"rope.scaling": "dynamic", "rope.factor": 3.0, "rope.original_context": 5}
+AS_FIELDS.append((DYNAMIC, {"rope": {"factor": 1}}, {"rope.scaling": "none", "rope.factor": 1.0}))
 
 
 def with_fields(config, fields):

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mini_gpt.config.attention import RopeConfig
 from mini_gpt.config.fields import specs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.layout import Layout
+from mini_gpt.model.positions import biases, waves
 from mini_gpt.pages.play import pack
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
@@ -188,3 +190,36 @@ def test_packed_parameters_are_the_same_bits():
     assert [name for name, *_ in found] == list(separate)
     for name, shape, bits in found:
         np.testing.assert_array_equal(np.reshape(bits, shape), np.asarray(separate[name]).view(np.int32), err_msg=name)
+
+
+SCALED = [RopeConfig(500.0, 1.0, 0.6, "none", 1.0, 100, 1.0, 32.0)] + [
+    RopeConfig(base, 1.0, 1.0, scaling, factor, context, 1.0, fast)
+    for scaling in ("linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3")
+    for base, factor, context, fast in ((1e4, 4.0, 128, 32.0), (5e5, 2.5, 4096, 4.0))
+]
+
+
+def test_rotary_frequencies_are_those_of_the_library():
+    width, lengths = 64, (30, 10_000)
+    script = "given.map(([rope, width, length]) => [...ropeFrequencies(rope, width, length)])"
+    given = [(dataclasses.asdict(rope), width, length) for rope in SCALED for length in lengths]
+    found = node.evaluate(play_engine.scripts(), script, given)
+    for n, rope in enumerate(SCALED):
+        for length, frequencies_P in zip(lengths, found[2 * n :], strict=False):
+            wanted_P = waves.rope_frequencies(rope, width)
+            if rope.scaling == "dynamic":
+                wanted_P = waves.dynamic_frequencies(rope, width, jnp.array([float(length)]))[0]
+            np.testing.assert_allclose(frequencies_P, wanted_P, rtol=1e-6, err_msg=f"{rope} {length}")
+
+
+def test_buckets_of_t5_are_those_of_the_library():
+    for buckets, longest in ((32, 128), (8, 9), (4, 64), (64, 1000), (12, 300)):
+        offsets = np.arange(-1100, 3)
+        wanted = biases.t5_bucket(jnp.array(offsets), causal=True, num_buckets=buckets, max_distance=longest)
+        fields = {"num_buckets": buckets, "max_distance": longest}
+        script = """{
+          const t5 = new T5(Float32Array.from({ length: given.fields.num_buckets }, (_, n) => n), given.fields, 1);
+          return given.offsets.map((offset) => t5.bias(0, 0, offset));
+        }"""
+        found = node.evaluate(play_engine.scripts(), script, {"fields": fields, "offsets": offsets.tolist()})
+        np.testing.assert_array_equal(found, wanted)

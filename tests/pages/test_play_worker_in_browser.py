@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mini_gpt.insight.attention import attention_maps
-from tests.pages import play_worker
+from mini_gpt.pages.play import pack
+from tests.pages import play_engine, play_worker
 from tests.pages.play_engine import VOCAB, make
 from tests.pages.test_play_engine import LENGTH, LIMIT, TOKENS, by_jax
 
@@ -36,6 +37,29 @@ def test_losses_and_maps_in_chromium_equal_those_of_jax(browser, tmp_path):
         np.testing.assert_allclose(np.reshape(maps["weights"], wanted_LS.shape), wanted_LS, atol=LIMIT)
     assert browser.get_log("browser") == []
     assert browser.execute_script("return performance.getEntriesByType('resource').length") <= 1  # the worker's blob
+
+
+EDITS = [
+    {"scale": "off", "window": 3, "start": 70_000, "rope": {"base": 60, "scaling": "ntk", "factor": 3}},
+    {"mask": "shifted", "temperature": 0.7, "heads": {"0.1": "off", "1.2": "mean"}},
+    {"attentions": [0], "feedForwards": [1], "patch": {"tokens": TEXT[::-1], "heads": ["1.0"], "places": [2, 5]}},
+]
+
+
+def test_edits_and_samples_in_chromium_equal_those_in_node(browser, tmp_path):
+    model = make(TABLES[0])
+    play_worker.open_page(browser, tmp_path / "page.html", [model])
+    requests = [{"kind": "run", "model": 0, "tokens": TEXT, "edits": edits, "slot": str(edits)} for edits in EDITS]
+    requests.append({"kind": "generate", "model": 0, "tokens": TEXT, "edits": {}, "seed": 3, "count": 9})
+    load = {"kind": "load", "id": 0, "model": 0, "packed": pack.packed(model)}
+    _, *in_node = play_engine.replies([load, *requests])
+    in_chromium = [reply for request in requests for reply in play_worker.ask(browser, request)]
+    for found, wanted in zip(in_chromium[: len(EDITS)], in_node, strict=False):
+        for name in ("nll", "entropy", "norms"):
+            np.testing.assert_allclose(found[name][1:], wanted[name][1:], rtol=1e-5, atol=1e-5)
+        assert found["next"]["tokens"] == wanted["next"]["tokens"]
+    tokens = [[reply.get("token") for reply in replies[len(EDITS) :]] for replies in (in_chromium, in_node)]
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 10
 
 
 def test_a_newer_run_interrupts_a_long_one(browser, tmp_path):
