@@ -128,6 +128,12 @@ def test_cancel_ends_all_runs_and_generations():
     assert sorted(kinds(replies)) == [(0, "cancelled"), (1, "cancelled")]
 
 
+def test_a_slot_can_be_cancelled_alone():
+    generate = {"kind": "generate", "model": 0, "tokens": TEXT, "count": 10**6}
+    replies = talk([make()], RUN, generate, {"kind": "cancel", "model": 0, "slot": "generated"})
+    assert sorted(kinds(replies)) == [(0, "result"), (1, "cancelled")]
+
+
 def test_maps_of_a_cancelled_run_are_cancelled():
     maps = {"kind": "attention", "model": 0, "layer": 0, "head": 0}
     assert kinds(talk([make()], maps)) == [(0, "cancelled")]

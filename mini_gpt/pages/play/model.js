@@ -55,12 +55,9 @@ class Model {
     return this.parameters.get(name)?.values ?? null;
   }
 
-  // A linear layer for `product`, with its weights transposed to [outputs × inputs].
+  // A linear layer for `product`.
   linear(path) {
-    const { values, shape: [inputs, outputs] } = this.parameters.get(`${path}/kernel`);
-    const weights = new Float32Array(values.length);
-    for (let k = 0; k < inputs; k++)
-      for (let o = 0; o < outputs; o++) weights[o * inputs + k] = values[k * outputs + o];
+    const { values: weights, shape: [outputs, inputs] } = this.parameters.get(`${path}/kernel`);
     return { weights, bias: this.values(`${path}/bias`), inputs, outputs };
   }
 

@@ -95,8 +95,11 @@ def packed(model: LoadedModel) -> dict[str, Any]:
     """Return config, layout and parameters of a model for the engine, in types of JSON.
 
     parameters: names and shapes, in the order in which `data` has their float32 entries: little endian, compressed by
-    zlib, in base64. Raises UserError for a field that the engine does not support, and for a model that is too large.
+    zlib, in base64. Kernels are [outputs, inputs], so that the engine reads them in the order of memory. Raises
+    UserError for a field that the engine does not support, and for a model that is too large.
     """
+    if any(edit is not None for edit in model.edits):
+        raise ValueError("a model with edits can't be packed")
     config = model.config.model
     for name, value in NEEDED.items():
         found = operator.attrgetter(name)(config)
@@ -110,6 +113,7 @@ def packed(model: LoadedModel) -> dict[str, Any]:
         )
     separate = model_parameters.with_layers(model.parameters, stacked=False)
     arrays = model_parameters.by_name(jax.device_get(separate))
+    arrays = {name: array.T if name.endswith("/kernel") else array for name, array in arrays.items()}
     entries = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in arrays.values())
     return {
         "config": fields(config),

@@ -84,7 +84,7 @@ class Rope {
 // A trained vector for each position, added to the embedding.
 class Learned {
   constructor(table, width) {
-    Object.assign(this, { table, width, rows: table.length / width });
+    Object.assign(this, { table, width });
   }
   embed(x, position) {
     for (let k = 0; k < this.width; k++) x[k] += this.table[position * this.width + k];

@@ -80,7 +80,7 @@ function lastLogits(pass) {
 // likely token. probability: of the token among those.
 function drawn(logits, temperature, topK, random) {
   if (temperature === 0) topK = 1;
-  const { tokens } = likely(logits, Math.min(topK || logits.length, logits.length), 0);
+  const tokens = topK ? likely(logits, topK, 0).tokens : [...logits.keys()];
   const weights = Float64Array.from(tokens, (token) => logits[token] / (temperature || 1));
   softmax(weights, 0, weights.length - 1);
   let left = random(), at = 0;

@@ -27,7 +27,7 @@
 //   temperature 0: the most likely token. topK 0: all tokens. Runs are answered between two tokens. Its slot is
 //   "generated": a newer generation of the same model cancels an older one.
 //
-// {kind: "cancel"}: ends all runs and generations.
+// {kind: "cancel", model, slot}: ends all runs and generations; with a model or a slot, only its own. It has no reply.
 //
 // Instead of its reply, a request can get {kind: "cancelled"}, or {kind: "refused", message}: a sentence to show, such
 // as that a learned table of positions is too short.
@@ -42,16 +42,16 @@ class Desk {
 
   receive(request) {
     const { kind, model } = request;
-    if (kind === "cancel") return this.cancel(() => true);
+    if (kind === "cancel") return this.cancel(request);
     const slot = kind === "generate" ? "generated" : (request.slot ?? "main");
-    const job = { ...request, slot, cancelled: false, finished: false };
-    if (kind === "run" || kind === "generate") this.cancel((old) => old.model === model && old.slot === slot);
-    this.jobs.push(job);
+    if (kind === "run" || kind === "generate") this.cancel({ model, slot });
+    this.jobs.push({ ...request, slot, cancelled: false, finished: false });
     if (!this.busy) this.work();
   }
 
-  cancel(which) {
-    for (const job of this.jobs) job.cancelled ||= job.kind !== "load" && which(job);
+  cancel({ model, slot }) {
+    const isMeant = (job) => (model ?? job.model) === job.model && (slot ?? job.slot) === job.slot;
+    for (const job of this.jobs) job.cancelled ||= job.kind !== "load" && isMeant(job);
   }
 
   // Do the jobs in order. A generation goes to the end of the queue after each token.
@@ -142,6 +142,8 @@ if (typeof WorkerGlobalScope !== "undefined" && self instanceof WorkerGlobalScop
   const channel = new MessageChannel(), waiting = [];
   channel.port1.onmessage = () => waiting.shift()();
   const pause = () => new Promise((done) => (waiting.push(done), channel.port2.postMessage(null)));
-  const desk = new Desk((reply) => self.postMessage(reply), pause);
+  // The largest arrays are handed over, not copied.
+  const buffers = (reply) => [reply.weights, reply.logits].filter(Boolean).map((array) => array.buffer);
+  const desk = new Desk((reply) => self.postMessage(reply, buffers(reply)), pause);
   self.onmessage = (message) => desk.receive(message.data);
 }
