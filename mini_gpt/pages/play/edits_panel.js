@@ -40,7 +40,7 @@ function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
     <p class="small soft">A click on a head: off (×), at its mean over this text (x̄)${canPatch ? ", from the other text (⇄)" : ""}, on. A pressed button switches a part of the layer off.</p>`;
 }
 
-const signedNumber = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
+const signedNumber = (value) => `${Math.abs(value) < 0.005 ? "±" : value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
 
 // A slider with steps of equal ratio, or with `zero` also 0 at its left end.
 function LogSlider({ id, name, low, high, value, said, zero = false, digits = 2, onChange }) {

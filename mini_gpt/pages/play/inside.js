@@ -59,17 +59,19 @@ function LensView({ held, texts, textOf, place, set }) {
 }
 
 // Norms of the residual stream, by layer and place.
-function StreamView({ held, texts, state, set }) {
-  const { norms, length, layers } = held.edited, [at, point] = useState(null);
+function StreamView({ held, texts, place, set }) {
+  const { norms, length, layers } = held.edited;
   let most = 1e-9;
   for (const norm of norms) if (Number.isFinite(norm)) most = Math.max(most, norm);
-  const ceiling = Number(most.toPrecision(2)), scale = scales.linear(0, ceiling, [0, ceiling / 2, ceiling]), row = (i) => layers - i; // the last layer above
-  const names = Array.from({ length: layers + 1 }, (_, i) => (row(i) ? `layer ${row(i) - 1}` : "input")), axis = texts.slice(0, length).map(shown);
-  const mean = (layer) => { let sum = 0; for (let n = 0; n < length; n++) sum += norms[layer * length + n]; return sum / length; };
-  const shownAt = at ?? (state.pin !== null && state.pin < length ? { i: 0, j: state.pin } : null);
-  return html`<p class="soft">The norm of the residual stream before the first layer (input) and after each layer. Means over the text: ${Array.from({ length: layers + 1 }, (_, n) => mean(n).toFixed(1)).join(" → ")}.</p>
-    <output id="pointed">${shownAt ? `${names[shownAt.i]}, place ${shownAt.j} “${axis[shownAt.j]}”: ${norms[row(shownAt.i) * length + shownAt.j].toFixed(2)}` : "Point at a cell of the map."}</output>
-    <${Heatmap} id="norms" name="Norms of the residual stream" rows=${layers + 1} columns=${length} makeValueAt=${() => (i, j) => norms[row(i) * length + j]} scale=${scale} deps=${[held.edited]}
-      rowLabels=${names} columnLabels=${axis} rowName="after" columnName="place" at=${shownAt} onPoint=${point} onPin=${(cell) => { point(null); set({ pin: cell ? cell.j : null }); }} most=${400} />
-    <${ColourBar} scale=${scale} name="norm" />`;
+  const ceiling = Number(most.toPrecision(2)), scale = scales.linear(0, ceiling, [0, ceiling / 2, ceiling]);
+  const stages = Array.from({ length: layers + 1 }, (_, n) => layers - n), nameOf = (stage) => (stage ? `after layer ${stage - 1}` : "input");
+  const mean = (stage) => { let sum = 0; for (let n = 0; n < length; n++) sum += norms[stage * length + n]; return sum / length; };
+  const pin = (event) => { const { left, width } = event.currentTarget.getBoundingClientRect(); set({ pin: Math.max(0, Math.min(length - 1, Math.floor(((event.clientX - left) / width) * length))) }); };
+  const row = (stage) => html`<tr key=${stage}><th scope="row">${nameOf(stage)}</th>
+    <td class="strip" onClick=${pin}><${PixelMap} rows=${1} columns=${length} makeValueAt=${() => (_, j) => norms[stage * length + j]} scale=${scale} deps=${[held.edited, ceiling]} name=${`Norms ${nameOf(stage)}, by place`} style="width:100%;height:30px" />
+      <i class="mark" style=${`left:${(100 * place) / length}%;width:${100 / length}%`}></i></td>
+    <td class="numbers">${mean(stage).toFixed(1)}</td><td class="numbers" data-norm=${stage}>${norms[stage * length + place]?.toFixed(1)}</td></tr>`;
+  return html`<p class="soft">The norm of the residual stream at each place, before the first layer (input) and after each layer.</p>
+    <table class="strips"><thead><tr><th scope="col">stream</th><th scope="col">places 0 to ${length - 1}</th><th scope="col">mean</th><th scope="col">at “${shown(texts[place] ?? "")}”</th></tr></thead>
+      <tbody>${stages.map(row)}</tbody></table><${ColourBar} scale=${scale} name="norm" />`;
 }

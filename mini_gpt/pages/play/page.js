@@ -94,11 +94,12 @@ function App({ data, tokenizer, facts, text: first }) {
   document.documentElement.dataset.busy = held.some((each) => each.busy) ? "yes" : "no";
   return html`<main ref=${page}><header class="top"><h1>${data.title}</h1><span class="buttons" data-picture="no"><button id="picture" onClick=${() => savePicture(page.current, "playground.png")}>Save a picture</button><${ThemeButton} /></span></header>
     ${facts.map((run, n) => html`<p class="soft small">${facts.length > 1 && html`<b style=${`color:${seriesColour(n)}`}>${run.name}</b>${": "}`}${describe(run)}</p>`)}
+    <p class="small soft lead" data-picture="no">Change the text or the model: all numbers of this page are computed anew, here, by the run itself.</p>
     <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} first=${n ? held[0] : null} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
     <div class="two"><${TextCard} ...${{ ...common, spans, writer, unknown: encoded.unknown, cut: encoded.ids.length > ids.length }} /><${NextCard} ...${common} /></div>
     <${EditsCard} ...${{ ...common, rows }} />
     <${InsideCard} ...${{ ...common, texts }} place=${Math.min(place, seen.length - 1)} />
-    <p class="small soft" data-picture="no">The page computes the run's own forward pass, in float32, without a network. The address of the page holds the text, the edits and the view.</p></main>`;
+    <p class="small soft" data-picture="no">The page computes the run's forward pass in float32. It uses no network. Its address holds the text, the edits and the view: copy it to pass them on.</p></main>`;
 }
 
 // Edits without the heads that take their outputs from a text of another length.
