@@ -123,9 +123,8 @@ def with_fields(model: LoadedModel, edits: JsonEdits) -> LoadedModel:
 def _rope(rope: RopeConfig, edits: Mapping[str, Any]) -> RopeConfig:
     """Return RoPE's fields with the edits. Another scaling has its own default bounds."""
     scaling = edits.get("scaling", rope.scaling)
-    bounds: dict[str, Any] = (
-        {} if scaling == rope.scaling else {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
-    )
+    bounds: dict[str, Any] = {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
+    bounds = {} if scaling == rope.scaling else bounds
     numbers: dict[str, Any] = {name: float(edits[name]) for name in ("base", "factor") if name in edits}
     return dataclasses.replace(rope, scaling=scaling, **bounds, **numbers)
 
