@@ -3,6 +3,7 @@
 It replaces lines such as `<!-- config reference -->`, `<!-- help: eval.py -->`, `<!-- notebook: 1_block.ipynb -->` and
 `<!-- api: insight without explorer -->` (the modules of a package). The commands run with $MINI_GPT_PYTHON, else with
 .venv/bin/python, else with the running Python. Notebooks are shown with the outputs that they have in their files.
+The lab page becomes a file of the site.
 A figure becomes a link to its file. Numbers in tables and short code get CSS classes, which keep them on one line.
 """
 
@@ -25,6 +26,7 @@ HELP = re.compile(r"^<!-- help: (.+) -->$", re.MULTILINE)
 API = re.compile(r"^<!-- api: (\w+)(?: without (.+))? -->$", re.MULTILINE)
 NOTEBOOK = re.compile(r"^<!-- notebook: (\S+) -->$", re.MULTILINE)
 CONFIG = "<!-- config reference -->"
+LAB = "<!-- link to the lab page -->"
 FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+)" ?/?>')
 NUMBERS = re.compile(r"<td>((?:<strong>)?[\d.,()±×~%−+-](?:[\d .,()±×~%−+-]|to|and)*(?:</strong>)?|undefined|)</td>")
 SHORT = re.compile(r"<code>([^<\n]{1,32})</code>")
@@ -32,7 +34,9 @@ log = logging.getLogger("mkdocs.hooks")
 
 
 def on_files(files: Any, config: Any) -> None:
-    """Add the figures of the notebooks."""
+    """Add the lab page, and the figures of the notebooks."""
+    page = run("-c", "from mini_gpt.pages.lab.page import lab; print(lab())")
+    files.append(File.generated(config, "lab.html", content=page))
     for path in (ROOT / "docs").rglob("*.ipynb"):
         folder = path.parent.relative_to(ROOT / "docs")
         for name, png in notebook(path)[1].items():
@@ -42,6 +46,7 @@ def on_files(files: Any, config: Any) -> None:
 def on_page_markdown(markdown: str, page: Any, **_) -> str:
     """Replace the marker lines of a page by the generated parts."""
     folder = Path(page.file.abs_src_path).parent
+    markdown = markdown.replace(LAB, "**[Open the lab](../lab.html)**")
     markdown = NOTEBOOK.sub(lambda match: notebook(folder / match[1])[0], markdown)
     if CONFIG in markdown:
         markdown = markdown.replace(CONFIG, config_reference())

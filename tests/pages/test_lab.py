@@ -16,6 +16,7 @@ from mini_gpt.model.attention.inputs import Heads, Mask, Scoring
 from mini_gpt.model.attention.multi_head import split_heads
 from mini_gpt.model.attention.reference import attend
 from mini_gpt.pages.lab import example, page
+from tests.conftest import REPOSITORY
 from tests.pages import node
 
 NAMES = ("attention.js", "state.js", "matrices.js", "explain.js", "experiments.js", "shapes.js")
@@ -138,6 +139,23 @@ def test_the_experiments_show_what_the_page_says():
     assert second_LS[mat, The] == pytest.approx(second_LS[mat, the]) and rope_LS[mat, the] > 2 * rope_LS[mat, The]
     causal_LS = weights(results["Hide later words"])[1]
     assert causal_LS[the, mat] == 0 == causal_LS[The, mat] and causal_LS[The, The] == 1
+
+
+def test_the_guide_states_the_pages_numbers():
+    guide = (REPOSITORY / "docs" / "guides" / "lab.md").read_text(encoding="utf-8")
+    guide = " ".join(guide.partition("## Five experiments")[2].partition("## Copy")[0].split())
+    number = re.compile(r"`#([^`]*)`|[Hh]ead (\d): |(\w+) → (\w+) (\d\.\d\d)")
+    result, head, checked = None, None, 0
+    for match in number.finditer(guide):
+        if match[1] is not None:
+            (result,) = computed(match[1])
+        elif match[2]:
+            head = int(match[2]) - 1
+        else:
+            query, key = map(result["words"].index, match.group(3, 4))
+            assert float(match[5]) == pytest.approx(weights(result)[head][query, key], abs=0.005001), match[0]
+            checked += 1
+    assert checked == guide.count("→") > 15
 
 
 @pytest.mark.parametrize("changed", ["position=sinusoidal", "position=rope", "position=alibi", "mask=causal"])
