@@ -33,7 +33,7 @@ HIDDEN = 255  # code of a masked pair
 
 
 class HeadLabels(NamedTuple):
-    """The labels of heads: by_kind[kind][layer][head], and in words on what they were measured."""
+    """The labels of heads for each kind of attention, layer and head, and in words on what they were measured."""
 
     by_kind: Mapping[str, list[list[str]]]
     measured_on: str
