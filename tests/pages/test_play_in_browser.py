@@ -390,3 +390,11 @@ def test_axe_finds_nothing(page, width, theme):
                 assert page.js("return document.documentElement.scrollWidth <= innerWidth"), (name, view)
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_typing_while_the_model_writes_ends_the_writing(page):
+    page.open("one", count=480).js("document.getElementById('write').click()")
+    page.wait(lambda: len(page.find("text").get_attribute("value")) > 30)
+    page.write("typed")
+    page.wait(lambda: page.js("return !document.getElementById('stop')"))
+    assert page.settle().find("text").get_attribute("value") == "typed"

@@ -18,7 +18,7 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
       ${facts.length > 1 && html`<${Choice} id="colours" name="colours" options=${colours} value=${state.colours} onChoose=${(value) => set({ colours: value })} />`}
       <${Choice} id="unit" name="unit" options=${[["nats", "nats"], ["bits", "bits"]]} value=${state.unit} onChoose=${(unit) => set({ unit })} /></div>
     <${Editor} ...${{ text: state.text, spans, scale, context, place }} name="Text, one token after the other coloured by its surprisal" valueOf=${valueOf}
-      onText=${(text) => { writer.stop(); set({ text, pin: null }); }} onCaret=${(pin) => set({ pin })} onPoint=${setPointed} />
+      onText=${(text) => { writer.stop(false); set({ text, pin: null }); }} onCaret=${(pin) => set({ pin })} onPoint=${setPointed} />
     ${notes.map((note) => html`<p class="note small" role="status">${note}</p>`)}
     <${ColourBar} scale=${scale} name=${meaning} format=${(v) => String(v).replace("-", "−")} />
     ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>marks the end of the trained context of ${context} tokens; later tokens are underlined.</p>`}
@@ -75,18 +75,18 @@ const thousands = (number) => number.toLocaleString("en");
 const describe = (run) => `${(run.parameters / 1e6).toPrecision(2)}M parameters, ${run.layers} layers of ${run.heads} heads, position=${run.positions}, trained on ${thousands(run.context)} tokens, step ${thousands(run.step)}`;
 
 function App({ data, tokenizer, facts, text: first }) {
-  const [state, change] = useState(() => readState(facts, first)), [pointed, setPointed] = useState(null), [again, setAgain] = useState(0), page = useRef();
+  const [state, change] = useState(() => readState(facts, first)), [pointed, setPointed] = useState(null), page = useRef();
   const set = (part) => change((old) => ({ ...old, ...(typeof part === "function" ? part(old) : part) }));
   const isDark = useDark();
   useEffect(() => {
     const timer = setTimeout(() => writeState(state, first), 150); // browsers limit how often the address changes
     return () => clearTimeout(timer);
   }, [state, isDark]);
-  const encoded = useMemo(() => tokenizer.encode(state.text), [state.text]), ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded, again]);
+  const encoded = useMemo(() => tokenizer.encode(state.text), [state.text]), ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded]);
   const spans = useMemo(() => tokenizer.spans(encoded.ids, state.text), [encoded]), other = useMemo(() => tokenizer.encode(state.other).ids, [state.other]);
   const isEqual = other.length === ids.length, edits = state.edits.map((each) => (isEqual ? each : withoutPatches(each)));
   const engine = edits.map((each) => engineEdits(each, other)), held = Object.assign(useResults(facts.length, ids, engine), { edits: engine });
-  const writer = useWriter(tokenizer, (text) => set({ text, pin: null }), () => setAgain((n) => n + 1));
+  const writer = useWriter(tokenizer, (text) => set({ text, pin: null }));
   const rows = useHistory(held[state.run], edits[state.run], state.run), textOf = (id) => tokenizer.decode([id]);
   const last = Math.max(0, ids.length - 1), place = Math.min(last, pointed ?? state.pin ?? last);
   const seen = held[state.run].edited?.tokens ?? ids, texts = useMemo(() => Array.from(seen, textOf), [seen]), counts = { own: ids.length, other: other.length };
