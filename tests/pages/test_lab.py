@@ -213,7 +213,7 @@ def explained():
       const state = stateOf(data, entries), result = attention(settingsOf(data, state));
       const held = matricesShown(data, state, result), all = Object.values(held);
       const about = (id) => held[id].values.map((row, i) =>
-        row.map((_, j) => explain(held, state, result, { id, i, j }).text));
+        row.map((_, j) => explain({ held, state, result }, { id, i, j }).text));
       const texts = Object.fromEntries(all.map(({ id }) => [id, about(id)]));
       return { held, texts, numpy: asNumpy(all), table: asTable(all) }; }); }"""
     states = [random_state(np.random.default_rng(seed)) for seed in range(100, 124)]

@@ -136,6 +136,8 @@ def test_a_number_is_explained_by_mouse_and_keys(page):
     assert page.switch_to.active_element == cell(page, "A0", 2, 1) and sources() == {"matrix-S0"}
     ActionChains(page).send_keys(Keys.DOWN).perform()
     until(page, lambda: explained().startswith("A₁[on, cat]"))
+    page.execute_script("arguments[0].focus()", cell(page, "one-A0", 2, 1))
+    until(page, lambda: explained().startswith("A₁[sat, cat] exp(2.00) / (1.00 + 7.39 +"))
     find(page, "mask-causal").click()
     page.execute_script("arguments[0].focus()", cell(page, "S0", 2, 5))
     until(page, lambda: explained() == "S₁[sat, mat] hidden by the causal mask: mat comes after sat")

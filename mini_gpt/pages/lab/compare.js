@@ -3,6 +3,9 @@
 
 const settled = (value) => Math.abs(value) < 1e-9; // differences that are only rounding
 
+// The page with the numbers of another view.
+const inView = (page, view) => ({ ...page, ...page.views[view], view });
+
 // The word for which two heads find different keys most clearly, as its index, or null.
 function wordOfTwoRoles([first, second]) {
   const tops = [first, second].map(({ weights }) => strongest(weights));
@@ -11,18 +14,13 @@ function wordOfTwoRoles([first, second]) {
 }
 
 function OneBesideTwo({ page }) {
-  const { data, state } = page, words = wordsOf(data, state);
-  const [one, two] = HEADS.map((heads) => attention(settingsOf(data, state, { heads })));
-  const held = { one: matricesShown(data, { ...state, heads: 1 }, one), two: matricesShown(data, { ...state, heads: 2 }, two) };
-  const word = wordOfTwoRoles(two.heads);
+  const words = page.held.X.rows, [{ result: one }, { result: two }] = [page.views.one, page.views.two], word = wordOfTwoRoles(two.heads);
   const found = (head, i) => { const { keys, weight } = strongest(head.weights)[i]; return `${keys.map((j) => words[j]).join(" and ")} ${number(weight)}`; };
   const weightsOn = (i, keys) => keys.map((j) => `${words[j]} ${number(one.heads[0].weights[i][j])}`).join(" and ");
-  const shown = [["one head of width 4", held.one.A0, 0], ["head 1 of two, width 2", held.two.A0, 0], ["head 2 of two, width 2", held.two.A1, 1]];
-  const still = { ...page, from: {}, pointed: null, point: () => {}, focus: () => {} };
+  const shown = [["one head of width 4", "one", "A0"], ["head 1 of two, width 2", "two", "A0"], ["head 2 of two, width 2", "two", "A1"]];
   return html`<section class="card step" id="one-beside-two" aria-labelledby="title-one"><header><h2 id="title-one">One head beside two</h2></header>
     <p class="soft">The same X, the same matrices, the same number of parameters. One head compares all four columns at once and has one softmax for each word. Two heads have two.</p>
-    <div class="thirds">${shown.map(([name, matrix, n], at) => html`<div style=${`--head:${seriesColour(n)}`}><h3>${name}</h3>
-      <${Matrix} matrix=${{ ...matrix, id: `compared-${at}`, name: "A" }} page=${still} /></div>`)}</div>
+    <div class="thirds">${shown.map(([name, view, id]) => html`<div><h3>${name}</h3><${Matrix} matrix=${page.views[view].held[id]} page=${inView(page, view)} /></div>`)}</div>
     <p id="two-roles">${word === null ? "With these numbers, no word finds clearly different keys in the two heads."
       : html`<b>“${words[word]}”</b> finds ${found(two.heads[0], word)} in head 1, and ${found(two.heads[1], word)} in head 2. One head must divide its weight: ${weightsOn(word, two.heads.flatMap((head) => strongest(head.weights)[word].keys))}.`}</p></section>`;
 }
@@ -56,11 +54,9 @@ function OrderChips({ page }) {
 }
 
 function Reorder({ page }) {
-  const { data, state, set, held, result } = page, first = state.x.map((_, n) => n), isChanged = state.order.some((n, place) => n !== place);
-  const before = attention(settingsOf(data, state, { order: first })), original = matricesShown(data, { ...state, order: first }, before).Y;
+  const { state, set, held, result } = page, { result: before, state: { order: first } } = page.views.before, isChanged = state.order.some((n, place) => n !== place);
   const changes = first.map((n) => Math.max(...result.y[state.order.indexOf(n)].map((value, k) => Math.abs(value - before.y[n][k]))));
   const words = state.sentence.split(" "), most = Math.max(...changes);
-  const still = { ...page, from: {}, pointed: null, point: () => {}, focus: () => {} };
   const swap = () => { const order = [...state.order]; [order[1], order[order.length - 1]] = [order[order.length - 1], order[1]]; set({ order }); };
   const reason = [state.position === "none" ? null : { sinusoidal: "the sinusoids", rope: "RoPE", alibi: "ALiBi" }[state.position], state.causal ? "the causal mask" : null].filter(Boolean).join(" and ");
   const verdict = !isChanged ? "The words have their original order. Move one, and compare."
@@ -70,8 +66,8 @@ function Reorder({ page }) {
       <button id="swap" onClick=${swap}>swap second and last</button> <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>
       <button id="original" disabled=${!isChanged} onClick=${() => set({ order: first })}>original order</button></header>
     <${OrderChips} page=${page} />
-    <div class="row tops"><div><h3>before</h3><${Matrix} matrix=${{ ...original, id: "before" }} page=${still} /></div>
-      <div><h3>after</h3><${Matrix} matrix=${{ ...held.Y, id: "after" }} page=${still} /></div>
+    <div class="row tops"><div><h3>before</h3><${Matrix} matrix=${page.views.before.held.Y} page=${inView(page, "before")} /></div>
+      <div><h3>after</h3><${Matrix} matrix=${held.Y} page=${page} place="after-Y" /></div>
       <div><h3>change of each word</h3><table class="changes"><thead><tr><th scope="col">word</th><th scope="col">largest</th></tr></thead>
         <tbody>${words.map((word, n) => html`<tr><th scope="row">${word}</th><td>${number(changes[n])}</td></tr>`)}</tbody></table></div>
       <div class="verdict"><p id="verdict"><b>${verdict}</b></p>

@@ -45,7 +45,7 @@ function aboutWeight(head, state, i, j, words) {
 }
 
 // {name, text, from} of the cell {id, i, j}. from: {id: {rows, columns}}, what it is computed from; null: all of them.
-function explain(held, state, result, { id, i, j }) {
+function explain({ held, state, result }, { id, i, j }) {
   const matrix = held[id], label = `${matrix.name}[${matrix.rows[i]}, ${matrix.columns[j]}]`, value = number(matrix.values[i][j]);
   const said = (text, from = {}) => ({ name: label, text, from });
   const row = (n) => ({ rows: [n], columns: null }), column = (n) => ({ rows: null, columns: [n] }), cell = { rows: [i], columns: [j] };

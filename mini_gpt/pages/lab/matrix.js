@@ -5,7 +5,7 @@ const MOST = 4; // the value from which a signed number has the strongest colour
 const SCALES = { signed: scales.signed(MOST), weights: scales.linear(0, 1, [0, 0.5, 1]) };
 
 // A number that can be typed. What is typed stays as it is until the field is left; what is not a number changes nothing.
-function NumberField({ value, label, onChange, ...rest }) {
+function NumberField({ value, label, onChange, onBlur, ...rest }) {
   const [typed, setTyped] = useState(null);
   const change = (text) => {
     const read = text.trim() === "" ? NaN : Number(text.replace(",", ".").replace("−", "-"));
@@ -14,15 +14,16 @@ function NumberField({ value, label, onChange, ...rest }) {
   };
   const isBad = typed !== null && (typed.trim() === "" || !Number.isFinite(Number(typed.replace(",", ".").replace("−", "-"))));
   return html`<input type="text" inputmode="decimal" autocomplete="off" aria-label=${label} aria-invalid=${isBad ? "true" : "false"} ...${rest}
-    value=${typed ?? String(Math.round(value * 1000) / 1000)} onInput=${(event) => change(event.target.value)} onBlur=${() => setTyped(null)} />`;
+    value=${typed ?? String(Math.round(value * 1000) / 1000)} onInput=${(event) => change(event.target.value)} onBlur=${() => { setTyped(null); onBlur(); }} />`;
 }
 
-// matrix: of matricesShown. page: {pointed, from, point, headOf}, shared by all matrices. onEdit(i, j, value) or none.
+// matrix: of matricesShown. page: {view, result, pointed, from, point, focus}. onEdit(i, j, value) or none.
+// place: which of the page's matrices it is; by default named by its view, as the same matrix is shown in several.
 // isBare: the labels of its rows are not drawn; those of the matrix on its left count for both. children: beside the name.
-function Matrix({ matrix, page, onEdit, isBare = false, children }) {
+function Matrix({ matrix, page, onEdit, isBare = false, place = page.view === "main" ? matrix.id : `${page.view}-${matrix.id}`, children }) {
   const { id, name, values, rows, columns } = matrix, [stop, setStop] = useState([0, 0]), box = useRef();
   useDark();
-  const own = page.from[id], isPointed = (i, j) => page.pointed?.id === id && page.pointed.i === i && page.pointed.j === j;
+  const own = page.pointed?.view === page.view && page.from[id], isPointed = (i, j) => page.pointed?.place === place && page.pointed.i === i && page.pointed.j === j;
   const isSource = (i, j) => own && (own.rows === null || own.rows.includes(i)) && (own.columns === null || own.columns.includes(j));
   const last = [values.length - 1, values[0].length - 1], [stopI, stopJ] = stop.map((n, axis) => Math.min(n, last[axis]));
   const go = (i, j) => {
@@ -39,17 +40,18 @@ function Matrix({ matrix, page, onEdit, isBare = false, children }) {
       ArrowRight: atEnd && (() => go(i, j + 1)), ArrowLeft: atStart && (() => go(i, j - 1)) }[event.key];
     if (act) { event.preventDefault(); act(); }
   };
+  const cellAt = (i, j) => ({ view: page.view, place, id, i, j });
   const cell = (value, i, j) => {
     const isHidden = (matrix.logits ?? values)[i][j] === -Infinity, style = isHidden ? "" : textOn(colourOf(SCALES[matrix.scale], value));
     const of = `${name}, ${rows[i]}, ${columns[j]}`, tab = i === stopI && j === stopJ ? 0 : -1;
     const marks = `${isPointed(i, j) ? "pointed" : ""} ${isSource(i, j) ? "source" : ""} ${isHidden ? "masked" : ""}`;
-    const shared = { role: "gridcell", class: marks, style, "data-value": value, key: j, onPointerEnter: (event) => event.pointerType === "mouse" && page.point({ id, i, j }) };
-    const focus = { tabindex: tab, onFocus: () => { setStop([i, j]); page.focus({ id, i, j }); }, onKeyDown: (event) => press(event, i, j) };
+    const shared = { role: "gridcell", class: marks, style, "data-value": value, key: j, onPointerEnter: (event) => event.pointerType === "mouse" && page.point(cellAt(i, j)) };
+    const focus = { tabindex: tab, onFocus: () => { setStop([i, j]); page.focus(cellAt(i, j)); }, onBlur: () => page.focus(null), onKeyDown: (event) => press(event, i, j) };
     return onEdit
       ? html`<td ...${shared}><${NumberField} value=${value} label=${of} onChange=${(read) => onEdit(i, j, read)} ...${focus} /></td>`
       : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${brief(value)}`}>${isHidden && value === 0 ? "0" : brief(value)}</td>`;
   };
-  return html`<figure class=${`matrix ${onEdit ? "editable" : ""} ${matrix.step === "input" ? "named" : ""}`} id=${`matrix-${id}`}>
+  return html`<figure class=${`matrix ${onEdit ? "editable" : ""} ${matrix.step === "input" ? "named" : ""}`} id=${`matrix-${place}`}>
     <figcaption><b class="name">${name}</b> <span class="soft">${shapeOf(matrix)}</span>${children}</figcaption>
     <table role="grid" aria-label=${`${name}, ${shapeOf(matrix)}`} ref=${box} onPointerLeave=${() => page.point(null)}>
       <thead><tr role="row"><td class=${isBare ? "unseen" : ""}></td>${columns.map((label, j) => html`<th scope="col" role="columnheader" style=${headLine(page, matrix, j)}>${label}</th>`)}</tr></thead>
@@ -59,6 +61,6 @@ function Matrix({ matrix, page, onEdit, isBare = false, children }) {
 
 // A line in the head's colour above the columns that belong to it.
 function headLine(page, matrix, j) {
-  const head = matrix.head ?? page.headOf(matrix.id, j);
+  const isWide = ["WQ", "WK", "WV", "Q", "K", "V", "O"].includes(matrix.id), head = matrix.head ?? (isWide ? Math.floor(j / page.result.width) : null);
   return head === null ? "" : `border-bottom:3px solid ${seriesColour(head)}`;
 }

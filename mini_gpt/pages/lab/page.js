@@ -14,22 +14,29 @@ function Controls({ page }) {
     <button id="reset" onClick=${() => set(defaultState(data))}>reset all</button></div>`;
 }
 
+// What is computed: as the reader has set it, with one head, with two, and in the sentence's own order.
+function viewsOf(data, state) {
+  const view = (changes) => {
+    const own = { ...state, ...changes }, result = attention(settingsOf(data, own));
+    return { state: own, result, held: matricesShown(data, own, result) };
+  };
+  return { main: view({}), one: view({ heads: 1 }), two: view({ heads: 2 }), before: view({ order: state.x.map((_, n) => n) }) };
+}
+
 function App({ data }) {
   const [state, change] = useState(() => stateOf(data, fragment.read())), set = (part) => change((old) => ({ ...old, ...part }));
-  const [hovered, point] = useState(null), [focused, focus] = useState(null), [said, say] = useState(""), [pinned, pin] = useState(null);
-  const result = useMemo(() => attention(settingsOf(data, state)), [state]), held = useMemo(() => matricesShown(data, state, result), [state]);
-  const isDark = useDark();
+  const [hovered, hover] = useState(null), [focused, setFocused] = useState(null), [said, say] = useState(""), [pinned, pin] = useState(null);
+  const views = useMemo(() => viewsOf(data, state), [state]), { result, held } = views.main, isDark = useDark();
   useEffect(() => fragment.write({ ...entriesOf(data, state), theme: theme.chosen }), [state, isDark]);
   useEffect(() => {
-    const follow = () => change(stateOf(data, fragment.read()));
+    const follow = () => { const entries = fragment.read(); change(stateOf(data, entries)); if (entries.theme) theme.choose(entries.theme); };
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
-  const exists = (cell) => cell && held[cell.id]?.values[cell.i]?.[cell.j] !== undefined;
-  const pointed = [hovered, focused].find(exists) ?? null, explained = pointed && explain(held, state, result, pointed);
-  const headOf = (id, j) => (["Q", "K", "V", "O"].includes(id) ? Math.floor(j / result.width) : ["WQ", "WK", "WV"].includes(id) ? Math.floor(j / result.width) : null);
-  const page = { data, state, set, result, held, pointed, from: explained?.from ?? {}, point, focus, say, headOf };
-  const words = wordsOf(data, state);
+  const exists = (cell) => cell && views[cell.view].held[cell.id]?.values[cell.i]?.[cell.j] !== undefined;
+  const pointed = [hovered, focused].find(exists) ?? null, explained = pointed && explain(views[pointed.view], pointed);
+  const [point, focus] = [hover, setFocused].map((put) => (cell) => { put(cell); if (cell) say(""); });
+  const page = { data, set, views, view: "main", ...views.main, pointed, from: explained?.from ?? {}, point, focus, say };
   return html`<header class="top"><h1>Attention, with all numbers</h1><${ThemeButton} /></header>
     <div class="opening"><div><p>A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps. All numbers with a dotted line can be changed, and every step follows.</p>
       <p>The words' numbers and the matrices were <b>chosen by hand</b>, so that each head has one clear role. Heads of trained models are rarely so clear.</p></div>
@@ -37,7 +44,7 @@ function App({ data }) {
     <${Controls} page=${page} />
     <section class="card step" id="roles" aria-labelledby="title-roles"><header><h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2><${ColourBars} /></header>
       <div class="lanes">${result.heads.map((head, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`}><h3>${headName(state, n)}</h3>
-        <${Links} ...${{ head, n, words, name: headName(state, n), pinned: pinned < words.length ? pinned : null, onPin: pin }} /></div>`)}</div></section>
+        <${Links} ...${{ head, n, words: held.X.rows, name: headName(state, n), pinned: pinned < state.x.length ? pinned : null, onPin: pin }} /></div>`)}</div></section>
     ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map((views, n) => html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>${views.map((View) => html`<${View} page=${page} />`)}</div>`)}
     <div id="explained" class="card" role="status">${explained ? html`<b>${explained.name}</b> <span>${explained.text}</span>` : html`<span class="soft">${said || "Point at a number, or go to it with Tab and the arrow keys, to see how it is computed."}</span>`}</div>`;
 }

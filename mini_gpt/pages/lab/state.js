@@ -43,11 +43,11 @@ function defaultState(data) {
   return { ...opened(data, sentencesOf(data)[0]), matrices, heads: 2, position: "none", causal: false, scale: true, temperature: 1 };
 }
 
-// The inputs of attention(); order: of the words, by default the reader's.
-const settingsOf = (data, state, { order = state.order, heads = state.heads } = {}) => ({
-  x: order.map((n) => state.x[n]), matrices: matricesOf(data, state), heads,
-  position: state.position, causal: state.causal, scale: state.scale, temperature: state.temperature,
-});
+// The inputs of attention().
+function settingsOf(data, state) {
+  const { heads, position, causal, scale, temperature } = state;
+  return { x: state.order.map((n) => state.x[n]), matrices: matricesOf(data, state), heads, position, causal, scale, temperature };
+}
 
 const written = (matrix) => matrix.flat().join(",");
 
