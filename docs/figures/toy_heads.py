@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from docs.figures import training
+from mini_gpt.insight import colours
 from mini_gpt.model.attention.inputs import Heads, Mask, Scoring
 from mini_gpt.model.attention.reference import attend
 from mini_gpt.pages.lab.example import PRESETS, SENTENCES
@@ -46,13 +47,14 @@ def draw() -> Figure:
         shown = {"one head": one_HLS[0], "head 1 of two": two_HLS[0], "head 2 of two": two_HLS[1]}
         for column, ((name, weights_LS), note) in enumerate(zip(shown.items(), notes, strict=True)):
             axes = figure.add_subplot(2, 3, 3 * row + column + 1)
-            axes.imshow(weights_LS, cmap="Blues", vmin=0, vmax=1)
+            image = colours.show_weights(axes, weights_LS)
             for (i, j), weight in np.ndenumerate(weights_LS):
-                axes.text(j, i, f"{weight:.2f}", ha="center", va="center", color="black" if weight < 0.65 else "white")
+                axes.text(j, i, f"{weight:.2f}", ha="center", va="center", color=colours.ink_on(image, weight))
             axes.set_xticks(range(len(WORDS)), WORDS)
             axes.set_yticks(range(len(WORDS)), WORDS)
             axes.set(title=name + note, ylabel="query" if column == 0 else "", xlabel="key")
             axes.tick_params(length=0)
+    colours.weight_bar(figure, image, figure.axes)
     return figure
 
 

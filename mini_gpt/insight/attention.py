@@ -99,7 +99,8 @@ def attention_statistics(
 ) -> tuple[dict[str, float], np.ndarray]:
     """Return {curve: value} over the queries with True in is_query_BL, and weights_NHLS of the first row.
 
-    The weights are for the row's first LOGGED_TOKENS tokens without padding. Padding is False in is_query_BL.
+    The weights are for the row's first LOGGED_TOKENS tokens without padding, and NaN for masked pairs. Padding is False
+    in is_query_BL.
     attention/logit_variance/layer_N: variance of the scaled logits, with biases, over visible pairs. At initialization
     it is about 1 or less with the scale 1/sqrt(K), and K times that without it (Vaswani et al. 2017, footnote 4).
     attention/entropy/layer_N, and layer_N/head_M for each head: mean entropy of the weights in nats. It is near 0
@@ -198,4 +199,5 @@ def _statistics(trace: Trace, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Ar
     entropy_BHL = jnp.sum(jax.scipy.special.entr(weights_BHLS), axis=-1)
     entropy_H = jnp.mean(entropy_BHL, axis=(0, 2), where=is_query_BL[:, None])
     variance = jnp.var(logits_BHLS, where=visible_BHLS)
-    return variance, jnp.mean(entropy_H), entropy_H, weights_BHLS[0, :, :LOGGED_TOKENS, :LOGGED_TOKENS]
+    shown_HLS = jnp.where(trace.attention.seen_BHLS, weights_BHLS, jnp.nan)[0, :, :LOGGED_TOKENS, :LOGGED_TOKENS]
+    return variance, jnp.mean(entropy_H), entropy_H, shown_HLS

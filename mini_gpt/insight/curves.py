@@ -43,8 +43,9 @@ def finish(axes: Axes, **labels: str) -> None:
 
 
 def label_heads(axes: Axes, layers: int, heads: int, title: str) -> None:
-    """Label the axes of a grid of layers and heads, and remove its frame."""
+    """Label the axes of a grid of layers (downwards) and heads, and remove its frame."""
     axes.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers), title=title)
+    axes.set_ylim(layers - 0.5, -0.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.insight import images
+from mini_gpt.insight import colours, images
 from mini_gpt.insight.curves import finish, new_figure
 from mini_gpt.model import positions
 from mini_gpt.model.loaded import LoadedModel
@@ -20,7 +21,7 @@ from mini_gpt.model.positions.biases import alibi_slopes, t5_bucket
 from mini_gpt.model.positions.waves import geometric_frequencies, rope_frequencies
 from mini_gpt.runtime import sharding
 
-SIGNED = {"cmap": "RdBu_r", "interpolation": "nearest"}
+SIGNED: Any = {"cmap": colours.SIGNED, "interpolation": "nearest"}
 
 
 def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str, Figure]:
@@ -86,9 +87,10 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     )
     first, last = wavelengths_P[0], wavelengths_P[-1]
     note(f"{first:,.{2 if first < 100 else 0}f}", (0, first), (6, -3), ha="left")
-    note(f"{last:,.{2 if last < 100 else 0}f}", (width - 2, last), (-6, 4), ha="right")
+    note(f"{last:,.{2 if last < 100 else 0}f}", (width - 2, last), (-8, -4), ha="right")
+    waves.set_ylim(top=3 * longest)
     waves.axhline(longest, color="grey", linestyle="--", linewidth=1)
-    note("2π·base, which no pair reaches", (0, longest), (2, 4), color="grey", fontsize=8)
+    note("2π·base, which no pair reaches", (0, longest), (2, 4), color="dimgrey", fontsize=9)
     finish(waves, xlabel="dimension", ylabel="wavelength (tokens)", title="2π·base^(2i/width)")
     return figure
 
@@ -138,15 +140,15 @@ def rope(config: ModelConfig) -> Figure:
     def rotated(x: np.ndarray, position: int) -> np.ndarray:
         return np.asarray(encoding.rotate(jnp.asarray(x)[None, None, None], jnp.array([[position]])))[0, 0, 0]
 
-    for start, linestyle, linewidth in ((0, "-", 1.2), (100, "--", 2), (400, ":", 3)):
-        style = {"linestyle": linestyle, "linewidth": linewidth}
-        by_rope = [rotated(q, start + int(offset)) @ rotated(k, start) for offset in offsets]
-        score.plot(offsets, by_rope, color="C0", label=f"RoPE, key at {start}", **style)
-        by_waves = (q_D + waves_LD[np.minimum(start + offsets, 499)]) @ (k_D + waves_LD[start])
-        score.plot(offsets, by_waves, color="C1", label=f"sinusoids added, key at {start}", **style)
+    by_rope = lambda start: [rotated(q, start + int(offset)) @ rotated(k, start) for offset in offsets]
+    by_waves = lambda start: (q_D + waves_LD[np.minimum(start + offsets, 499)]) @ (k_D + waves_LD[start])
+    for name, colour, scores in (("RoPE", "C0", by_rope), ("sinusoids added", "C1", by_waves)):
+        for start, linestyle, linewidth in ((0, "-", 1.2), (100, "--", 2), (400, ":", 3)):
+            style: Any = {"linestyle": linestyle, "linewidth": linewidth}
+            score.plot(offsets, scores(start), color=colour, label=f"{name}, key at {start}", **style)
     score.set(ylim=(None, 1.55 * score.get_ylim()[1]), title="RoPE depends only on the offset")
     finish(score, xlabel="offset of the query (tokens)", ylabel="score of a query and a similar key")
-    score.legend(frameon=False, fontsize=7.5, ncols=2)
+    score.legend(frameon=False, fontsize=8, ncols=2)
     return figure
 
 
@@ -183,6 +185,7 @@ def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int 
         alibi.plot(distance, bias, label=f"head {head}: slope {encoding.slopes[head]:.4g}")
     alibi.set_ylim(-12, 0.5)
     finish(alibi, xlabel="distance (tokens)", ylabel="bias", title="ALiBi: fixed, one slope per head")
+    alibi.legend(frameon=False, fontsize=9, loc="lower right")
     buckets = t5_buckets(config, length)
     if t5_table is None:
         t5.plot(distance, buckets, drawstyle="steps-post", color="C4")
@@ -214,7 +217,8 @@ def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) ->
         _label_words(axes, words)
     figure.colorbar(image, ax=top[:3], shrink=0.85, pad=0.01)
     weights_LL = jax.nn.softmax(jnp.asarray(sum_LD @ sum_LD.T / math.sqrt(x_LD.shape[1])))
-    top[3].imshow(np.asarray(weights_LL), cmap="magma", vmin=0, interpolation="nearest")
+    image = colours.show_weights(top[3], np.asarray(weights_LL))
+    colours.weight_bar(figure, image, top[3], shrink=0.85)
     top[3].set(title="softmax of (x+p)ᵀ(y+p′)/√d")
     terms = {"xᵀy": x_LD @ x_LD.T, "xᵀp′": x_LD @ p_LD.T, "pᵀy": p_LD @ x_LD.T, "pᵀp′": p_LD @ p_LD.T}
     limit = max(np.abs(term).max() for term in terms.values())
@@ -228,8 +232,10 @@ def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) ->
 
 
 def _label_words(axes: Axes, words: list[str], *, columns: bool = False) -> None:
-    """Label the rows, and with `columns` the columns too. No labels for more than 24 words."""
-    words = words if len(words) <= 24 else []
+    """Label the rows, and with `columns` the columns too; with positions if there are no words, or more than 24."""
+    if len(words) > 24 or not any(words):
+        axes.set(ylabel="position (tokens)", **({"xlabel": "position (tokens)"} if columns else {}))
+        return
     axes.set_yticks(range(len(words)), words, fontsize=8)
     if columns:
         axes.set_xticks(range(len(words)), words, fontsize=8, rotation=90)

@@ -1,27 +1,69 @@
 """Images for TensorBoard as arrays, because plotting with Matplotlib is slower than a training step."""
 
 import numpy as np
-from matplotlib import colormaps
 
-GAP, PAPER = 3, 255  # pixels between maps, and their colour: white
+from mini_gpt.insight import colours
+
+GAP, PAPER, INK = 3, 255, 60  # pixels between maps; grey levels
 SMALLEST, LARGEST = 96, 256  # pixels of one map
+HATCH = 6  # pixels between the lines that mark masked pairs
+BAR, TICK = 10, 4  # pixels: heights of the colour bar and of its ticks
+SCALE = 2  # pixels of a point of a glyph
+TICKS = (0, 0.1, 0.5, 1)  # weights
 
-COLOURS_X3 = (colormaps["magma"](np.linspace(0, 1, 256))[:, :3] * 255).astype(np.uint8)
-DIVERGING_X3 = (colormaps["RdBu_r"](np.linspace(0, 1, 256))[:, :3] * 255).astype(np.uint8)
+WEIGHTS_X3, SIGNED_X3 = (
+    (colormap(np.linspace(0, 1, 256))[:, :3] * 255).astype(np.uint8) for colormap in (colours.WEIGHTS, colours.SIGNED)
+)
+# Five rows of three points; a digit is a row: 4 left, 2 middle, 1 right.
+GLYPHS = {
+    "0": "75557",
+    "1": "26227",
+    "2": "71747",
+    "3": "71717",
+    "4": "55711",
+    "5": "74717",
+    "6": "74757",
+    "7": "71122",
+}
+GLYPHS |= {
+    "8": "75757",
+    "9": "75717",
+    ".": "00002",
+    "-": "00700",
+    " ": "00000",
+    "a": "25755",
+    "d": "65556",
+    "e": "74647",
+}
+GLYPHS |= {"h": "55755", "l": "44447", "r": "65655", "y": "55222"}
 
 
 def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
-    """Return RGB pixels, uint8: layers downwards, heads across; square roots make small weights visible."""
-    pixels_NHLS3 = _enlarged(COLOURS_X3[_levels(np.sqrt(np.clip(weights_NHLS, 0, 1)))])
+    """Return RGB pixels, uint8: layers downwards, heads across, and a colour bar; NaN is a masked pair, hatched.
+
+    Square roots make small weights visible.
+    """
+    is_masked_NHLS = _enlarged(np.isnan(weights_NHLS)[..., None])[..., 0]
+    pixels_NHLS3 = _enlarged(WEIGHTS_X3[_levels(np.sqrt(np.clip(weights_NHLS, 0, 1)))])
+    layers, heads, height, width, _ = pixels_NHLS3.shape
+    is_line_LS = np.add(*np.ogrid[:height, :width]) % HATCH == 0
+    pixels_NHLS3[is_masked_NHLS] = PAPER
+    pixels_NHLS3[is_masked_NHLS & is_line_LS] = 205
     with_gaps = np.pad(pixels_NHLS3, ((0, 0), (0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=PAPER)
-    layers, heads, height, width, _ = with_gaps.shape
-    return with_gaps.transpose(0, 2, 1, 3, 4).reshape(layers * height, heads * width, 3)[:-GAP, :-GAP]
+    grid = with_gaps.transpose(0, 2, 1, 3, 4).reshape(layers * (height + GAP), heads * (width + GAP), 3)[:-GAP, :-GAP]
+    middles = lambda count, size: [number * (size + GAP) + size // 2 for number in range(count)]
+    rows = {middle: f"layer {layer}" for layer, middle in enumerate(middles(layers, height))}
+    columns = {middle: f"head {head}" for head, middle in enumerate(middles(heads, width))}
+    return _framed(grid, rows, columns, (WEIGHTS_X3, {tick**0.5: f"{tick:g}" for tick in TICKS}))
 
 
 def similarity(table_PD: np.ndarray) -> np.ndarray:
-    """Return RGB pixels, uint8, of the cosines between the rows of a table: white 0, red 1, blue -1."""
+    """Return RGB pixels, uint8, of the cosines between the rows of a table, with positions and a colour bar."""
     step = max(1, -(-len(table_PD) // LARGEST))
-    return _enlarged(DIVERGING_X3[_levels((cosines(table_PD[::step]) + 1) / 2)])
+    pixels = _enlarged(SIGNED_X3[_levels((cosines(table_PD[::step]) + 1) / 2)])
+    cell = len(pixels) / len(table_PD)
+    places = {int((place + 0.5) * cell): str(place) for place in (0, len(table_PD) // 2, len(table_PD) - 1)}
+    return _framed(pixels, places, places, (SIGNED_X3, {0: "-1", 0.5: "0", 1: "1"}))
 
 
 def cosines(table_PD: np.ndarray) -> np.ndarray:
@@ -39,3 +81,42 @@ def _enlarged(pixels: np.ndarray) -> np.ndarray:
     """Enlarge each entry of maps [..., L, S, 3] to a square of pixels."""
     times = max(1, SMALLEST // pixels.shape[-3])
     return pixels.repeat(times, axis=-3).repeat(times, axis=-2)
+
+
+def _framed(
+    pixels: np.ndarray, rows: dict[int, str], columns: dict[int, str], bar: tuple[np.ndarray, dict[float, str]]
+) -> np.ndarray:
+    """Put labels at the left and at the top, and a colour bar below.
+
+    rows, columns: {middle in pixels: label}. bar: its colours, and {place from 0 to 1: tick}.
+    """
+    height, width = pixels.shape[:2]
+    colours_X3, ticks = bar
+    line = 5 * SCALE
+    left, top = max(map(_width, rows.values())) + 3 * GAP, line + 3 * GAP
+    below = 4 * GAP + BAR + TICK + line
+    right = max(_width(label) for label in ticks.values()) // 2 + max(map(_width, columns.values())) // 2
+    canvas = np.full((top + height + below, left + width + right, 3), PAPER, np.uint8)
+    canvas[top : top + height, left : left + width] = pixels
+    for middle, label in rows.items():
+        _write(canvas, label, top + middle - line // 2, left - 2 * GAP - _width(label))
+    for middle, label in columns.items():
+        _write(canvas, label, GAP, left + middle - _width(label) // 2)
+    begin, size = top + height + 2 * GAP, min(width, LARGEST)
+    canvas[begin : begin + BAR, left : left + size] = colours_X3[np.linspace(0, 255, size).astype(int)]
+    for share, label in ticks.items():
+        at = left + round(share * (size - 1))
+        canvas[begin + BAR : begin + BAR + TICK, at] = INK
+        _write(canvas, label, begin + BAR + TICK + GAP, at - _width(label) // 2)
+    return canvas
+
+
+def _width(text: str) -> int:
+    return 4 * SCALE * len(text) - SCALE
+
+
+def _write(canvas: np.ndarray, text: str, y: int, x: int) -> None:
+    """Draw a text with its upper left corner at (y, x)."""
+    rows = ["".join(f"{int(GLYPHS[letter][row]):03b}0" for letter in text) for row in range(5)]
+    points = np.array([[point == "1" for point in row[:-1]] for row in rows]).repeat(SCALE, 0).repeat(SCALE, 1)
+    canvas[y : y + len(points), x : x + points.shape[1]][points] = INK

@@ -6,17 +6,17 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.insight import attention
-from mini_gpt.insight.curves import new_figure
+from mini_gpt.insight import attention, colours
+from mini_gpt.insight.curves import new_figure, token_label
 from mini_gpt.insight.examples import Alignment, Example
 from mini_gpt.model.loaded import LoadedModel
 
-ALIGNED = "#35d6ff"  # the colour of the frames around aligned tokens
-NARROWEST, WIDEST, TOKEN = 2.2, 6.0, 0.09  # inches: limits of a map's width, and the space of one token
+NARROWEST, WIDEST, TOKEN = 2.4, 7.0, 0.115  # inches: limits of a map's width, and the space of one token
 MOST_TOKENS = 32  # of a text; a pair is whole, because a part of a source has other attention
 MOST_LABELS = 80  # tokens along an axis; more would overlap
 
@@ -31,11 +31,15 @@ class Panel(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Maps side by side. weights_NLS: one for each of `titles`. queries, keys: the texts of the tokens."""
+    """Maps side by side. weights_NLS: one for each of `titles`. queries, keys: the texts of the tokens.
+
+    seen_NLS: False for masked pairs.
+    """
 
     label: str
     titles: list[str]
     weights_NLS: np.ndarray
+    seen_NLS: np.ndarray
     queries: list[str]
     keys: list[str]
     alignment: Alignment = ()
@@ -59,23 +63,28 @@ def cross_figure(panel: Panel) -> Figure:
     source, written = _texts(panel.tokenizer, pair.source), _texts(panel.tokenizer, pair.written)
     rows = []
     for layer, maps in enumerate(layers):
-        weights_HLS = np.asarray(maps.weights_BHLS[0])
+        weights_HLS, seen_HLS = np.asarray(maps.weights_BHLS[0]), np.asarray(maps.seen_BHLS[0])
         titles = [f"head {layer}.{head}" for head in range(len(weights_HLS))]
-        rows.append(_Row(f"layer {layer}: token to write", titles, weights_HLS, written, source, pair.alignment))
+        rows.append(
+            _Row(f"layer {layer}: token to write", titles, weights_HLS, seen_HLS, written, source, pair.alignment)
+        )
     return _draw(rows, f"{panel.name}: cross-attention")
 
 
 def _rows(panel: Panel) -> list[_Row]:
     name, model, tokenizer, text = panel
     label = f"{name}\nposition={model.config.model.position}"
-    averaged = lambda layers: np.stack([np.asarray(maps.weights_BHLS[0]).mean(axis=0) for maps in layers])
+    averaged = lambda layers: (
+        np.stack([np.asarray(maps.weights_BHLS[0]).mean(axis=0) for maps in layers]),
+        np.stack([np.asarray(maps.seen_BHLS[0]).any(axis=0) for maps in layers]),  # by some head
+    )
     titles = lambda layers: [f"layer {layer}" for layer in range(len(layers))]
     if not isinstance(text, Example):
         layers, texts = attention.attention_maps(model, text[None]), _texts(tokenizer, text)
-        return [_Row(label, titles(layers), averaged(layers), texts, texts)]
+        return [_Row(label, titles(layers), *averaged(layers), texts, texts)]
     found = attention.maps_by_kind(model, text.inputs[None], text.source[None])
     source, inputs, written = (_texts(tokenizer, tokens) for tokens in text[:3])
-    encoder, decoder, cross = ((kind, titles(found[kind]), averaged(found[kind])) for kind in attention.KINDS)
+    encoder, decoder, cross = ((kind, titles(found[kind]), *averaged(found[kind])) for kind in attention.KINDS)
     return [
         _Row(f"{label}\n{encoder[0]}: source", *encoder[1:], source, source),
         _Row(f"{label}\n{decoder[0]}: token read", *decoder[1:], inputs, inputs),
@@ -84,7 +93,7 @@ def _rows(panel: Panel) -> list[_Row]:
 
 
 def _texts(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:
-    return [spans.decode([token], tokenizer).replace("\n", "⏎") for token in tokens]
+    return [token_label(spans.decode([token], tokenizer)) for token in tokens]
 
 
 def _draw(rows: Sequence[_Row], title: str) -> Figure:
@@ -92,28 +101,38 @@ def _draw(rows: Sequence[_Row], title: str) -> Figure:
     side = lambda tokens: min(WIDEST, max(NARROWEST, TOKEN * tokens))
     width = side(max(len(row.keys) for row in rows))
     heights = [0.8 + width * len(row.queries) / max(len(row.keys), 1) for row in rows]
-    size = ((width + 0.4) * columns + 1, sum(heights))
+    size = ((width + 0.4) * columns + 1.8, sum(heights))
     title += ": " if size[0] > 9 else "\n"
-    title += "square root of each weight, from 0 (black) to 1"
+    title += "queries downwards, keys across" + ("; masked pairs are hatched" if any(map(_has_masked, rows)) else "")
     figure, grid = new_figure(size, len(rows), columns, title=title, squeeze=False, height_ratios=heights)
     for row, line in zip(rows, grid, strict=True):
         for axes in line[len(row.titles) :]:
             axes.set_visible(False)
-        for number, (axes, name, weights_LS) in enumerate(zip(line, row.titles, row.weights_NLS, strict=False)):
-            _draw_map(axes, weights_LS, row if number == 0 else row._replace(queries=[]))
-            axes.set_title(name, fontsize=9)
-        line[0].set_ylabel(row.label, fontsize=9)
+        for number, (axes, name) in enumerate(zip(line, row.titles, strict=False)):
+            image = _draw_map(axes, number, row if number == 0 else row._replace(queries=[]))
+            axes.set_title(name, fontsize=10)
+        line[0].set_ylabel(row.label, fontsize=10)
+    colours.weight_bar(figure, image, grid, shrink=min(1.0, 4 / size[1]))
     return figure
 
 
-def _draw_map(axes: Axes, weights_LS: np.ndarray, row: _Row) -> None:
+def _has_masked(row: _Row) -> bool:
+    return not row.seen_NLS.all()
+
+
+def _draw_map(axes: Axes, number: int, row: _Row) -> AxesImage:
+    """Plot a map of a row, with its tokens and the frames around aligned tokens."""
     for labels, ticks in ((row.keys, axes.set_xticks), (row.queries, axes.set_yticks)):
         shown = labels if len(labels) <= MOST_LABELS else []
-        ticks(range(len(shown)), shown, fontsize=5.5)
+        ticks(range(len(shown)), shown, fontsize=7)
     if max(map(len, row.keys)) > 2:
         axes.tick_params(axis="x", labelrotation=90)  # otherwise longer labels would overlap
     axes.tick_params(length=0, pad=1)
-    axes.imshow(np.sqrt(weights_LS), cmap="magma", vmin=0, vmax=1)
+    seen_LS = row.seen_NLS[number]
+    image = colours.show_weights(axes, row.weights_NLS[number], None if seen_LS.all() else seen_LS)
     for (first, end), (first_query, end_query) in row.alignment:
         corner = (first + 0.5, first_query - 0.5)  # the first source token is a separator
-        axes.add_patch(Rectangle(corner, end - first, end_query - first_query, fill=False, edgecolor=ALIGNED))
+        axes.add_patch(
+            Rectangle(corner, end - first, end_query - first_query, fill=False, edgecolor=colours.MARK, linewidth=1.5)
+        )
+    return image

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from mini_gpt.data.batches import Batch
 from mini_gpt.evaluation import progress
 from mini_gpt.evaluation.progress import Advance
+from mini_gpt.insight import colours
 from mini_gpt.insight.attention import each_layer
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
 from mini_gpt.model import editing
@@ -205,7 +206,7 @@ def cost(num_heads: int, most: int = IMPORTANCE_TOKENS) -> int:
 def pruning_figure(
     scores: Mapping[str, np.ndarray], rows: list[dict[str, Any]], *, names: list[str], title: str
 ) -> Figure:
-    """Return a figure: grids of scores_NH by the keys of UNITS, layer 0 at the bottom, beside the curves of `rows`.
+    """Return a figure: grids of scores_NH by the keys of UNITS, layer 0 at the top, beside the curves of `rows`.
 
     names: of the layers.
     """
@@ -216,7 +217,9 @@ def pruning_figure(
     figure, (*grids, right) = new_figure(size, 1, len(ratios), title=title, width_ratios=ratios)
     for axes, (score, score_NH) in zip(grids, scores.items(), strict=True):
         name, unit = UNITS[score]
-        image = axes.imshow(score_NH, origin="lower", cmap="YlGnBu", vmin=min(0, score_NH.min()), aspect="auto")
+        limit, is_signed = np.abs(score_NH).max(), score_NH.min() < 0  # 0 has the colour of the paper in both
+        colormap = colours.SIGNED if is_signed else colours.WEIGHTS
+        image = axes.imshow(score_NH, cmap=colormap, vmin=-limit if is_signed else 0, vmax=limit, aspect="auto")
         label_heads(axes, layers, heads, name)
         axes.set_yticks(range(layers), names)
         figure.colorbar(image, ax=axes, label=unit, shrink=0.8)

@@ -62,7 +62,9 @@ def test_a_pair_has_the_tokens_that_are_read_and_written(panel):
 def test_the_figure_has_a_row_for_each_kind_of_attention(panel):
     pair = panel.text
     expected = exact_weights(panel.model, pair.inputs, pair.source)
-    axes = np.array(maps.figure([panel, panel]).axes).reshape(6, 2)
+    *axes, bar = maps.figure([panel, panel]).axes
+    axes = np.array(axes).reshape(6, 2)
+    assert [label.get_text() for label in bar.get_yticklabels()] == ["0", "0.01", "0.1", "0.25", "0.5", "1"]
     texts = {"encoder": (["", *"abc"], ["", *"abc"]), "decoder": (["", *"cab"], ["", *"cab"])}
     texts["cross"] = ([*"cab", ""], ["", *"abc"])
     for row, line in enumerate(axes):
@@ -70,7 +72,10 @@ def test_the_figure_has_a_row_for_each_kind_of_attention(panel):
         assert [a.get_visible() for a in line] == [True, kind != "encoder"]
         assert line[0].get_ylabel().startswith("mine\nposition=sinusoidal\n" + kind)
         for layer, weights_HLS in enumerate(expected[kind]):
-            np.testing.assert_allclose(shown(line[layer]), np.sqrt(weights_HLS.mean(axis=0)), atol=1e-4)
+            np.testing.assert_allclose(shown(line[layer]), weights_HLS.mean(axis=0), atol=1e-4)
+            hidden = np.ma.getmaskarray(line[layer].get_images()[0].get_array())
+            later = np.triu(np.ones((4, 4), bool), 1) if kind == "decoder" else np.zeros((4, 4), bool)
+            assert (hidden == later).all() and (line[layer].patch.get_hatch() is not None) == later.any()
             rows, columns = labels(line[layer])
             assert (rows, columns) == (texts[kind][0] if layer == 0 else [], texts[kind][1])
             marked = [(0.5, 0.5, 2, 2), (2.5, -0.5, 1, 1)] if kind == "cross" else []
@@ -80,9 +85,9 @@ def test_the_figure_has_a_row_for_each_kind_of_attention(panel):
 def test_cross_attention_has_a_map_for_each_head(panel):
     pair = panel.text._replace(alignment=())
     expected = exact_weights(panel.model, pair.inputs, pair.source)["cross"]
-    axes = np.array(maps.cross_figure(panel._replace(text=pair)).axes).reshape(2, 4)
+    axes = np.array(maps.cross_figure(panel._replace(text=pair)).axes[:-1]).reshape(2, 4)
     for layer, head in np.ndindex(2, 4):
-        np.testing.assert_allclose(shown(axes[layer, head]), np.sqrt(expected[layer, head]), atol=1e-4)
+        np.testing.assert_allclose(shown(axes[layer, head]), expected[layer, head], atol=1e-4)
         assert axes[layer, head].get_title() == f"head {layer}.{head}" and frames(axes[layer, head]) == []
 
 

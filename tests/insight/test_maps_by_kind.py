@@ -101,7 +101,8 @@ def test_curves_of_all_kinds_use_tokens_without_padding(small, devices):
             name = f"{prefix}/entropy/layer_{layer}/head_{head}"
             assert curves.pop(name) == pytest.approx(np.mean(entropies), rel=1e-4)
         shown = of_rows[0][kind][:, :, : sizes[kind][0]]
-        np.testing.assert_allclose(maps[kind], shown[..., : maps[kind].shape[-1]], atol=1e-5)
+        shown = shown[..., : maps[kind].shape[-1]]
+        np.testing.assert_allclose(maps[kind], np.where(shown == 0, np.nan, shown), atol=1e-5)  # NaN: masked
         assert maps[kind].shape[2:] == {"encoder": (9, 9), "decoder": (7, 7), "cross": (7, 9)}[kind]
     left = itertools.product(prefixes.values(), ("entropy", "logit_variance"), range(2))
     assert sorted(curves) == sorted(f"{prefix}/{name}/layer_{layer}" for prefix, name, layer in left)

@@ -148,7 +148,8 @@ def test_attention_statistics_use_visible_pairs_without_padding():
     is_query_BL = np.arange(12) < np.array(lengths)[:, None]
     statistics, maps_NHLS = attention_statistics(model, np.asarray(tokens), is_query_BL)
     assert len(statistics) == (2 + config.model.num_heads) * config.model.num_layers
-    shown = np.stack([m.weights_BHLS[0, :, :9, :9] for m in maps])
+    is_seen_LS = np.tril(np.ones((9, 9), bool))
+    shown = np.stack([np.where(is_seen_LS, m.weights_BHLS[0, :, :9, :9], np.nan) for m in maps])
     np.testing.assert_allclose(maps_NHLS, shown, rtol=1e-4, atol=1e-6)
     for layer, m in enumerate(maps):
         queries = [(b, i) for b in range(2) for i in range(lengths[b])]

@@ -8,14 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from mini_gpt.insight import curves
+from mini_gpt.insight import colours, curves
 from mini_gpt.insight.heads.scores import layer_of
 
 OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of labels that are not kinds
 
 
 def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
-    """Return a figure: a grid of labels, layer 0 at the bottom, beside the strengths, one row per head."""
+    """Return a figure: a grid of labels, layer 0 at the top, beside the strengths, one row per head."""
     every = list(rows[0]["kinds"])  # a window may hide all keys of a kind from some layers
     kinds = [kind for kind in every if any(row["kinds"][kind]["queries"] for row in rows)] or every
     places, heads = list(dict.fromkeys(map(layer_of, rows))), 1 + max(row["head"] for row in rows)
@@ -24,7 +24,7 @@ def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
     size, ratios = (3.5 + 1.15 * heads + 0.55 * len(kinds), height), (1.15 * heads, 1.5 + 0.55 * len(kinds))
     figure, (left, right) = curves.new_figure(size, 1, 2, title=title, width_ratios=ratios)
     curves.label_heads(left, layers, heads, "What each head attends to")
-    left.set(xlim=(-0.5, heads - 0.5), ylim=(-0.5, layers - 0.5))
+    left.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
     left.set_yticks(range(layers), [f"{attention} {layer}".strip() for attention, layer in places])
     _plot_labels(left, rows, kinds)
     _plot_strengths(right, rows, kinds)
@@ -33,30 +33,37 @@ def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
 
 def _plot_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
     palette = [colormaps[name](number) for name, size in (("Set3", 12), ("Pastel1", 9)) for number in range(size)]
-    colours = dict(zip(kinds, palette, strict=False)) | OTHER_COLOURS
+    colour_of = dict(zip(kinds, palette, strict=False)) | OTHER_COLOURS
     rounded = "round,pad=0,rounding_size=0.06"
     places = list(dict.fromkeys(map(layer_of, rows)))
     for row in rows:
         x, y, label = row["head"], places.index(layer_of(row)), row["label"]
-        axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.42), 0.88, 0.84, boxstyle=rounded, color=colours[label]))
+        axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.42), 0.88, 0.84, boxstyle=rounded, color=colour_of[label]))
         strength = row["kinds"].get(label, {}).get("strength")
         value = f"{strength:.2f}" if strength is not None else f"entropy {row['entropy']:.2f}"
         words = label.replace(" ", "\n") if len(label) > 10 else label
         words += f" {row['offset']}" if label == "fixed offset" else ""
-        axes.text(x, y, f"{words}\n{value}", ha="center", va="center", fontsize=7)
+        axes.text(x, y, f"{words}\n{value}", ha="center", va="center", fontsize=8)
 
 
 def _plot_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
     strengths = np.array([[row["kinds"][kind]["strength"] for kind in kinds] for row in rows], float)  # null: NaN
     axes.set_facecolor("#dddddd")
-    image = axes.imshow(strengths, vmin=-1, vmax=1, cmap="PuOr_r", aspect="auto")
+    image = axes.imshow(strengths, vmin=-1, vmax=1, cmap=colours.SIGNED, aspect="auto")
     axes.set_xticks(range(len(kinds)), kinds, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
     names = [f"{row.get('attention', '')} {row['layer']}.{row['head']}".strip() for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8 if len(rows) < 50 else 6)
     for (y, x), strength in np.ndenumerate(strengths):
         if abs(strength) >= 0.1 and len(rows) <= 64:
-            ink = "white" if abs(strength) > 0.6 else "black"
-            axes.text(x, y, f"{strength:.1f}".replace("0.", "."), ha="center", va="center", fontsize=6.5, color=ink)
+            axes.text(
+                x,
+                y,
+                f"{strength:.1f}".replace("0.", "."),
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color=colours.ink_on(image, strength),
+            )
     axes.set(ylabel="layer.head", title="Strength for each kind: 0 is chance, 1 is all attention, grey is not measured")
     axes.spines[:].set_visible(False)
-    axes.figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02)
+    axes.figure.colorbar(image, ax=axes, label="strength", shrink=0.7, pad=0.02)

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from mini_gpt.data.batches import Batch
 from mini_gpt.evaluation import progress
 from mini_gpt.evaluation.progress import Advance
+from mini_gpt.insight import colours
 from mini_gpt.insight.curves import finish, new_figure, token_label
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -97,11 +98,12 @@ def lens_figure(rows: Sequence[dict[str, Any]], shown: dict[str, Any], *, title:
     left.plot([row["nll"] for row in rows], range(depths), marker="o", color="C0")
     labels = ["embedding", *(f"after layer {layer}" for layer in range(depths - 1))]
     left.set_yticks(range(depths), labels)
+    left.set_ylim(depths - 0.5, -0.5)  # downwards, as in the maps
     finish(left, xlabel="loss (nats per token)", title="Loss of the stream read at each depth")
     probabilities_PL = np.array(shown["probabilities"])[..., 0]
-    image = right.imshow(probabilities_PL, origin="lower", cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    image = right.imshow(probabilities_PL, cmap=colours.WEIGHTS, vmin=0, vmax=1, aspect="auto")
     for (depth, place), probability in np.ndenumerate(probabilities_PL):
-        ink = "white" if probability > 0.55 else "black"
+        ink = colours.ink_on(image, probability)
         right.text(
             place, depth, token_label(shown["tokens"][depth][place][0]), ha="center", va="center", fontsize=7, color=ink
         )

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation import progress
 from mini_gpt.evaluation.progress import Advance
+from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.model.loaded import LoadedModel
@@ -152,7 +153,7 @@ def _patched_scores(
 
 
 def patching_figure(effects: Effects, labels: list[str], *, title: str) -> Figure:
-    """Return a figure: effects by layer and place for each site, and by layer and head. Layer 0 is at the bottom.
+    """Return a figure: effects by layer and place for each site, and by layer and head. Layer 0 is at the top.
 
     labels: of the places.
     """
@@ -175,4 +176,4 @@ def patching_figure(effects: Effects, labels: list[str], *, title: str) -> Figur
 
 def _heat_map(axes: Axes, effects_NX: np.ndarray) -> Any:
     axes.tick_params(length=0)
-    return axes.imshow(effects_NX, origin="lower", cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    return axes.imshow(effects_NX, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")

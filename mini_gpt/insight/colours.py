@@ -1,0 +1,43 @@
+"""Colours of maps: the same as in the pages (pages/common/colours.js), on light paper.
+
+Weights go from paper to ink in equal steps of lightness, so 0 has the colour of the paper. Signed values go from blue
+over paper to red. Masked pairs are hatched.
+"""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+RAMP = ("#fcfcfa", "#cfdcf4", "#a2bdec", "#779ee1", "#4f7fd5", "#3760b7", "#254492", "#1b2c60", "#16181d")
+DIVERGING = ("#1b3f8f", "#5b86d6", "#b9cdf0", "#fcfcfa", "#f3c4b3", "#d97452", "#962d12")
+WEIGHTS = LinearSegmentedColormap.from_list("weights", RAMP)
+SIGNED = LinearSegmentedColormap.from_list("signed", DIVERGING)
+HATCHING, MARK = "#c9ccd2", "#b8431b"  # of masked pairs, and of frames
+TICKS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # of weights
+
+
+def show_weights(axes: Axes, weights_LS: np.ndarray, seen_LS: np.ndarray | None = None) -> AxesImage:
+    """Plot attention weights as colours by their square roots. seen_LS: False for masked pairs, which are hatched."""
+    if seen_LS is not None:
+        weights_LS = np.ma.masked_array(weights_LS, ~seen_LS)
+        axes.patch.set(hatch="////", edgecolor=HATCHING, linewidth=0)
+    return axes.imshow(weights_LS, cmap=WEIGHTS, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+
+
+def weight_bar(figure: Figure, image: AxesImage, axes: Any, *, shrink: float = 0.8) -> Colorbar:
+    """Add the colour bar of attention weights beside axes, or beside several."""
+    bar = figure.colorbar(image, ax=axes, label="attention weight", shrink=shrink, pad=0.015, aspect=30)
+    bar.set_ticks(TICKS, labels=[f"{tick:g}" for tick in TICKS])
+    return bar
+
+
+def ink_on(image: AxesImage, value: float) -> str:
+    """Return the colour of text on a value's colour, black or white: the contrast is at least 4.5 (WCAG 2.2, 1.4.3)."""
+    rgb = image.to_rgba(np.array([value]))[0, :3]
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return "black" if linear @ (0.2126, 0.7152, 0.0722) > 0.179 else "white"
