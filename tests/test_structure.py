@@ -21,7 +21,8 @@ PACKAGES = (
     "commands",
     "study",
 )
-ENTRY_POINTS = ("__init__.py", "bench.py", "lab.py", "sweep.py")  # thin modules beside the packages, for `python -m`
+# Thin modules beside the packages, for `python -m`.
+ENTRY_POINTS = ("__init__.py", "bench.py", "lab.py", "play.py", "sweep.py")
 ROOT = REPOSITORY / "mini_gpt"
 LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 18, 6  # without the entry points
 LONGEST_FILE, MOST_PARAMETERS = 350, 6

@@ -26,7 +26,7 @@ def start() -> webdriver.Chrome:
     ]
     for argument in [*alone, "headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,1500"]:
         options.add_argument(f"--{argument}")
-    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")  # no network at all
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")  # no network but this machine
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     return chrome

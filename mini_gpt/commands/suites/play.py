@@ -20,16 +20,24 @@ class Play(Suite):
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         self.check(run.config, options)  # an override may have changed it
-        runs = [_shown(run)]
-        if options.beside is not None:
-            runs.append(_shown(_other(run, options.beside)))
-        names = " beside ".join(shown.name for shown in runs)
-        text = options.text if options.text is not None else _opening(run, options, runs)
-        return {".html": page.play(runs, run.tokenizer, text, title=f"{names}: playground")}
+        runs = runs_of(run, options)
+        html = page.play(runs, run.tokenizer, text_of(run, options, runs), title=title_of(runs))
+        return {".html": html}
 
 
-def _shown(run: Run) -> Shown:
-    return Shown(run.workdir.resolve().name, run.step, run.model)
+def runs_of(run: Run, options: SuiteOptions) -> list[Shown]:
+    """Return the run, and the one of --beside. Raise UserError if their tokenizers differ."""
+    runs = [run] if options.beside is None else [run, _other(run, options.beside)]
+    return [Shown(each.workdir.resolve().name, each.step, each.model) for each in runs]
+
+
+def text_of(run: Run, options: SuiteOptions, runs: list[Shown]) -> str:
+    """Return --text, or the start of the split: a trained context, or several to compare two runs beyond it."""
+    return options.text if options.text is not None else _opening(run, options, runs)
+
+
+def title_of(runs: list[Shown]) -> str:
+    return f"{' beside '.join(shown.name for shown in runs)}: playground"
 
 
 def _other(run: Run, workdir: str) -> Run:
@@ -44,7 +52,6 @@ def _other(run: Run, workdir: str) -> Run:
 
 
 def _opening(run: Run, options: SuiteOptions, runs: list[Shown]) -> str:
-    """Return the start of the split: a trained context, or several to compare two runs beyond it."""
     most = run.config.context_length * (1 if len(runs) == 1 else page.COMPARED)
     separator = tokenizers.separator(run.tokenizer)
     tokens = base.opening(run, options, min(most, page.most_tokens(runs)))

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from scipy.special import softmax
 
 from mini_gpt.model.editing import Edit
@@ -33,7 +34,7 @@ class Answers:
     """The answers to requests about some models. most_tokens: of a text. For one thread at a time."""
 
     def __init__(self, models: Sequence[LoadedModel], most_tokens: int):
-        self.models, self.most_tokens = models, most_tokens
+        self.models, self.most_tokens = [_on_one_device(model) for model in models], most_tokens
         self.passes: dict[tuple[int, str], Pass] = {}  # the last run of each model and slot
 
     def answer(self, request: Request) -> Iterator[Reply]:
@@ -168,6 +169,14 @@ class Pass:
         maps = jax.device_get(_maps(self.model, self.inputs, layer, head))
         logits, weights = (np.ascontiguousarray(array[:length, :length]).reshape(-1) for array in maps)
         return {"length": length, "logits": logits, "weights": weights}
+
+
+def _on_one_device(model: LoadedModel) -> LoadedModel:
+    """Return the model on the first device: a text is one row, which can't be sharded by rows."""
+    device = model.mesh.devices.flat[0]
+    mesh = Mesh(np.array(device).reshape(1, 1, 1), model.mesh.axis_names, axis_types=model.mesh.axis_types)
+    parameters = jax.device_put(jax.device_get(model.parameters), device)
+    return dataclasses.replace(model, parameters=parameters, mesh=mesh)
 
 
 def _padded(model: LoadedModel, tokens: np.ndarray, start: int, size: int) -> Inputs:

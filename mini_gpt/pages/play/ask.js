@@ -1,16 +1,18 @@
 "use strict";
 // The engine behind one function. A server that answers the same requests (worker.js) can take its place.
 
+let engines; // workers() or served()
+
 // Each model has a worker of its own, so that two runs compute at the same time.
-const engines = (() => {
+function workers() {
   const source = [...document.querySelectorAll('script[type="text/js-worker"]')].map((script) => script.textContent).join("\n");
-  const workers = [], waiting = new Map();
+  const made = [], waiting = new Map();
   let next = 0;
   const worker = (model) => {
-    if (workers[model]) return workers[model];
-    const made = (workers[model] = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" }))));
-    made.onmessage = ({ data }) => waiting.get(data.id)?.(data);
-    return made;
+    if (made[model]) return made[model];
+    made[model] = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    made[model].onmessage = ({ data }) => waiting.get(data.id)?.(data);
+    return made[model];
   };
   return {
     send(request, onReply) {
@@ -19,7 +21,7 @@ const engines = (() => {
       if (onReply) waiting.set(id, (reply) => { if (!PARTIAL.includes(reply.kind)) waiting.delete(id); onReply(reply); });
     },
   };
-})();
+}
 const PARTIAL = ["token"]; // kinds of replies that others follow
 
 // Send a request. onReply: called with each reply. Returns a promise of the last reply.

@@ -5,7 +5,6 @@ import operator
 import zlib
 from typing import Any
 
-import jax
 import numpy as np
 
 from mini_gpt.config.model import ModelConfig
@@ -92,35 +91,41 @@ NEEDED = {  # the only value that the engine supports
 
 
 def packed(model: LoadedModel) -> dict[str, Any]:
-    """Return config, layout and parameters of a model for the engine, in types of JSON.
+    """Return what the engine needs of a model, in types of JSON: `described`, and the parameters as `data`.
 
-    parameters: names and shapes, in the order in which `data` has their float32 entries: little endian, compressed by
-    zlib, in base64. Kernels are [outputs, inputs], so that the engine reads them in the order of memory. Raises
-    UserError for a field that the engine does not support, and for a model that is too large.
+    data: float32 entries, little endian, compressed by zlib, in base64. Kernels are [outputs, inputs], so that the
+    engine reads them in the order of memory. Raises the errors of `described`, and UserError for a model that is too
+    large.
     """
     if any(edit is not None for edit in model.edits):
         raise ValueError("a model with edits can't be packed")
-    config = model.config.model
-    for name, value in NEEDED.items():
-        found = operator.attrgetter(name)(config)
-        if found != value:
-            raise UserError(f"model.{name}: found {found!r}; the playground needs {value!r}")
+    found = described(model)
     count = model_parameters.count(model.parameters)
     if count > MOST_PARAMETERS:
         raise UserError(
             f"--suite=play: found {count:,} parameters; a page has at most {MOST_PARAMETERS:,}; "
             "use python -m mini_gpt.play, which computes on a server"
         )
-    separate = model_parameters.with_layers(model.parameters, stacked=False)
-    arrays = model_parameters.by_name(jax.device_get(separate))
-    arrays = {name: array.T if name.endswith("/kernel") else array for name, array in arrays.items()}
+    arrays = {name: np.asarray(array) for name, array in _in_order(model).items()}
     entries = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in arrays.values())
-    return {
-        "config": fields(config),
-        "layout": layout(model.layout),
-        "parameters": [{"name": name, "shape": array.shape} for name, array in arrays.items()],
-        "data": base64.b64encode(zlib.compress(entries, 6)).decode(),
-    }
+    return {**found, "data": base64.b64encode(zlib.compress(entries, 6)).decode()}
+
+
+def described(model: LoadedModel) -> dict[str, Any]:
+    """Return config, layout, and names and shapes of the parameters. Raises UserError for an unsupported field."""
+    config = model.config.model
+    for name, value in NEEDED.items():
+        found = operator.attrgetter(name)(config)
+        if found != value:
+            raise UserError(f"model.{name}: found {found!r}; the playground needs {value!r}")
+    shapes = [{"name": name, "shape": array.shape} for name, array in _in_order(model).items()]
+    return {"config": fields(config), "layout": layout(model.layout), "parameters": shapes}
+
+
+def _in_order(model: LoadedModel) -> dict[str, Any]:
+    """Return the parameters by name, with the layers apart and kernels as [outputs, inputs]."""
+    arrays = model_parameters.by_name(model_parameters.with_layers(model.parameters, stacked=False))
+    return {name: array.T if name.endswith("/kernel") else array for name, array in arrays.items()}
 
 
 def fields(config: ModelConfig) -> dict[str, Any]:

@@ -99,7 +99,7 @@ function App({ data, tokenizer, facts, text: first }) {
     <div class="two"><${TextCard} ...${{ ...common, spans, writer, unknown: encoded.unknown, cut: encoded.ids.length > ids.length }} /><${NextCard} ...${common} /></div>
     <${EditsCard} ...${{ ...common, rows }} />
     <${InsideCard} ...${{ ...common, texts }} place=${Math.min(place, seen.length - 1)} />
-    <p class="small soft" data-picture="no">The page computes the run's forward pass in float32. It uses no network. Its address holds the text, the edits and the view: copy it to pass them on.</p></main>`;
+    <p class="small soft" data-picture="no">${data.served ? "The server on this machine computes the run's forward pass in float32." : "The page computes the run's forward pass in float32. It uses no network."} Its address holds the text, the edits and the view: copy it to pass them on.</p></main>`;
 }
 
 // Edits without the heads that take their outputs from a text of another length.
@@ -112,6 +112,7 @@ function withoutPatches({ heads = {}, ...others }) {
   const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");
   document.title = data.title;
   const facts = data.models.map(factsOf), tokenizer = Tokenizer.of(data.tokenizer), text = data.text.replace(/\r\n?/g, "\n"); // as a text field has it
+  engines = data.served ? served() : workers();
   const loaded = await Promise.all(data.models.map(({ packed }, model) => ask({ kind: "load", model, packed })));
   for (const model of data.models) delete model.packed.data;
   root.textContent = "";

@@ -13,6 +13,7 @@ from mini_gpt.pages.play import tokenizer as page_tokenizer
 from mini_gpt.runtime.errors import UserError
 
 PAGE = Path(__file__).parent / "page.html"
+OFFLINE = "default-src 'none'"  # the page's own policy: no connections
 MOST_TOKENS = 2048  # of a text; attention takes time and memory with their square
 SHORTEST = 512  # tokens that a page always allows
 TIMES = 8  # the trained context that a page allows, up to MOST_TOKENS
@@ -33,17 +34,19 @@ def most_tokens(runs: Sequence[Shown]) -> int:
     return max(SHORTEST, min(MOST_TOKENS, TIMES * longest))
 
 
-def play(runs: Sequence[Shown], tokenizer: Tokenizer, text: str, *, title: str) -> str:
+def play(runs: Sequence[Shown], tokenizer: Tokenizer, text: str, *, title: str, served: bool = False) -> str:
     """Return the HTML of the playground of one or two runs with the same tokenizer. text: the one to start with.
 
-    Raises UserError for a model or a tokenizer that the page does not support, and for non-finite weights.
+    served: the models are on a server, see server.py; else they are in the page, which can open no connection. Raises
+    UserError for a model or a tokenizer that the page does not support, and for non-finite weights.
     """
-    models = [_described(run) for run in runs]
+    models = [_described(run, served) for run in runs]
     data = {"title": title, "models": models, "tokenizer": page_tokenizer.described(tokenizer), "text": text}
-    return document.build(PAGE, data | {"most_tokens": most_tokens(runs)})
+    html = document.build(PAGE, data | {"most_tokens": most_tokens(runs), "served": served})
+    return html.replace(OFFLINE, f"{OFFLINE}; connect-src 'self'", 1) if served else html
 
 
-def _described(run: Shown) -> dict[str, Any]:
+def _described(run: Shown, served: bool) -> dict[str, Any]:
     if bad := model_parameters.non_finite(run.model.parameters):
         raise UserError(f"--suite=play: step {run.step} of {run.name} has {bad}; take another --checkpoint")
     return {
@@ -51,5 +54,5 @@ def _described(run: Shown) -> dict[str, Any]:
         "step": run.step,
         "parameters": model_parameters.count(run.model.parameters),
         "context_length": run.model.config.context_length,
-        "packed": pack.packed(run.model),
+        "packed": pack.described(run.model) if served else pack.packed(run.model),
     }

@@ -1,0 +1,61 @@
+"""Serve the playground of a run on this machine, for models that are too large for a page.
+
+python -m mini_gpt.play --workdir=RUN [--beside=OTHER_RUN] [--port=8008]
+"""
+
+import socket
+
+import uvicorn
+
+from mini_gpt.commands import command_line
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.commands.suites.play import Play, runs_of, text_of, title_of
+from mini_gpt.config import loading as configs
+from mini_gpt.pages.play import page
+from mini_gpt.pages.play.answers import Answers
+from mini_gpt.pages.play.server import ADDRESS, Server
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
+
+PORT = 8008
+
+
+@command_line.command
+def main() -> None:
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.play")
+    command_line.add_run_flags(parser)
+    add = parser.add_argument
+    add("--beside", metavar="RUN", help="a second run with the same tokenizer")
+    add("--text", type=command_line.utf8, help="the first text; default: text of the split")
+    add("--override", action="append", default=[], metavar="FIELD=VALUE", help="change a config field; repeatable")
+    add("--port", type=int, default=PORT, help="port on this machine; 0: any free one")
+    flags = parser.parse_args()
+    overrides = dict(map(configs.parse_override, flags.override))
+    command_line.set_up(overrides.get("data.cache_dir"))
+    run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
+    options = SuiteOptions(text=flags.text, beside=flags.beside)
+    Play().check(run.config, options)
+    runs = runs_of(run, options)
+    html = page.play(runs, run.tokenizer, text_of(run, options, runs), title=title_of(runs), served=True)
+    answers = Answers([shown.model for shown in runs], page.most_tokens(runs))
+    with _listening(flags.port) as connection:
+        port = connection.getsockname()[1]
+        print(f"http://{ADDRESS}:{port}  (Ctrl-C ends the server)", flush=True)
+        server = uvicorn.Server(uvicorn.Config(Server(html, answers, port).app, log_level="warning"))
+        server.run(sockets=[connection])
+
+
+def _listening(port: int) -> socket.socket:
+    """Return a socket that only this machine can reach. Raise UserError if the port can't be used."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        connection.bind((ADDRESS, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--port: found {port}; {reason}; give another port") from None
+    return connection
+
+
+if __name__ == "__main__":
+    main()

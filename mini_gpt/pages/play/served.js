@@ -1,0 +1,52 @@
+"use strict";
+// The engine on a server: the requests of worker.js as JSON, one reply a line. Arrays are base64 of their bytes.
+
+const ARRAYS = { float32: Float32Array, int32: Int32Array };
+
+// Replace {float32: …} and {int32: …} by typed arrays, also inside `next` and `lens`.
+function unpacked(value) {
+  if (value === null || typeof value !== "object") return value;
+  const [type] = Object.keys(value);
+  if (ARRAYS[type]) return new ARRAYS[type](bytesOf(value[type]).buffer);
+  return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, unpacked(part)]));
+}
+
+async function* lines(response) {
+  const decoder = new TextDecoder(), reader = response.body.getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    rest += decoder.decode(value, { stream: !done });
+    const whole = rest.split("\n");
+    rest = whole.pop();
+    yield* whole;
+    if (done) return;
+  }
+}
+
+function served() {
+  const running = new Map(); // {slot: AbortController} of runs and generations
+  const asked = async (request, reply) => {
+    const { kind, model, slot = kind === "generate" ? "generated" : "main" } = request, own = new AbortController();
+    const key = `${model} ${slot}`;
+    if (kind === "run" || kind === "generate") {
+      running.get(key)?.abort();
+      running.set(key, own);
+    }
+    try {
+      const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal: own.signal };
+      const response = await fetch("ask", { ...options, body: JSON.stringify({ ...request, slot }) });
+      for await (const line of lines(response)) if (line) reply(unpacked(JSON.parse(line)));
+    } catch (error) {
+      if (error.name === "AbortError") reply({ kind: "cancelled" });
+      else reply({ kind: "refused", message: `The server does not answer (${error.message}). Start python -m mini_gpt.play again.` });
+    }
+  };
+  return {
+    send(request, onReply) {
+      if (request.kind === "load") return void onReply({ kind: "loaded", model: request.model });
+      if (request.kind !== "cancel") return void asked(request, onReply);
+      for (const [key, own] of running) if (request.model === undefined || key.startsWith(`${request.model} `)) own.abort();
+    },
+  };
+}

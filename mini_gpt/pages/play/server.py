@@ -1,0 +1,119 @@
+"""Serve the playground on this machine: the page, and answers to its requests.
+
+Only pages of the server itself can use it: it checks Host, so that no other name leads to it (DNS rebinding), and
+Origin, so that no other page in the same browser can send requests.
+"""
+
+import asyncio
+import base64
+import collections
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from mini_gpt.pages.play.answers import Answers, Reply
+from mini_gpt.runtime.errors import UserError
+
+ADDRESS = "127.0.0.1"  # of this machine only
+MOST_BYTES = 2**20  # of a request
+MOST_WAITING = 8  # requests at the same time
+MOST_IN_A_SECOND = 40  # requests
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Server:
+    """The routes of the playground. port: on which it is reached."""
+
+    def __init__(self, html: str, answers: Answers, port: int):
+        self.html, self.answers = html, answers
+        self.hosts = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
+        self.lock = asyncio.Lock()  # the model computes for one request at a time
+        self.waiting = 0
+        self.recent: collections.deque[float] = collections.deque(maxlen=MOST_IN_A_SECOND)
+        routes = [Route("/", self.page), Route("/ask", self.ask, methods=["POST"])]
+        self.app = Starlette(routes=routes)
+
+    async def page(self, request: Request) -> Response:
+        refusal = self._refusal(request)
+        return refusal or HTMLResponse(self.html, headers=HEADERS)
+
+    async def ask(self, request: Request) -> Response:
+        """Answer a request of worker.js with one reply a line."""
+        if refusal := self._refusal(request) or self._foreign(request) or self._too_many():
+            return refusal
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                return PlainTextResponse(f"a request has at most {MOST_BYTES} bytes", 413, headers=HEADERS)
+        try:
+            asked = json.loads(body)
+        except (ValueError, RecursionError):
+            return PlainTextResponse("the request is not JSON", 400, headers=HEADERS)
+        if not isinstance(asked, dict):
+            return PlainTextResponse("the request is not a JSON object", 400, headers=HEADERS)
+        return StreamingResponse(self._lines(asked), media_type="application/x-ndjson", headers=HEADERS)
+
+    async def _lines(self, asked: dict[str, Any]) -> AsyncIterator[str]:
+        """Yield the replies as lines. Other requests may be answered between two replies."""
+        self.waiting += 1
+        try:
+            replies = self.answers.answer(asked)
+            while True:
+                async with self.lock:
+                    reply = await run_in_threadpool(_next, replies)
+                if reply is None:
+                    return
+                yield json.dumps(reply, default=_encoded, allow_nan=False) + "\n"
+        finally:
+            self.waiting -= 1
+
+    def _refusal(self, request: Request) -> Response | None:
+        if request.headers.get("host") in self.hosts:
+            return None
+        return PlainTextResponse("this host is not served", 403, headers=HEADERS)
+
+    def _foreign(self, request: Request) -> Response | None:
+        is_own = request.headers.get("origin") in {f"http://{host}" for host in self.hosts}
+        is_json = request.headers.get("content-type", "").partition(";")[0] == "application/json"
+        return None if is_own and is_json else PlainTextResponse("only the page may ask", 403, headers=HEADERS)
+
+    def _too_many(self) -> Response | None:
+        now = time.monotonic()
+        is_fast = len(self.recent) == MOST_IN_A_SECOND and now - self.recent[0] < 1
+        if is_fast or self.waiting >= MOST_WAITING:
+            line = json.dumps({"kind": "refused", "message": "The server is busy. Type more slowly."}) + "\n"
+            return PlainTextResponse(line, 429, headers=HEADERS)
+        self.recent.append(now)
+        return None
+
+
+def _next(replies: Iterator[Reply]) -> Reply | None:
+    """Return the next reply, or None after the last one. After an error, a generator has no further reply."""
+    try:
+        return next(replies, None)
+    except UserError as error:
+        return {"kind": "refused", "message": str(error)}
+
+
+def _encoded(value: Any) -> Any:
+    """Return an array or a number of NumPy in types of JSON."""
+    if isinstance(value, np.ndarray):
+        name, form = ("int32", "<i4") if value.dtype.kind == "i" else ("float32", "<f4")
+        return {name: base64.b64encode(value.astype(form).tobytes()).decode()}
+    return value.item()
