@@ -31,6 +31,7 @@ COMMANDS = {
     "count_parameters": "-m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small",
     "mesh_cost": "-m mini_gpt.commands.mesh_cost --config=configs/presets.py:gpt2_small",
     "figures": "-m mini_gpt.commands.figures --only=rope --out={root}/figures",
+    "lab": "-m mini_gpt.lab --out={root}/lab.html",
     "config": "-m mini_gpt.config",
 }
 COMMANDS["sweep"] = f"-m mini_gpt.sweep {CONFIG} --vary=model.position=rope,alibi --workdir={{root}}/sweep"
@@ -95,6 +96,7 @@ def test_closed_streams_and_an_ascii_locale_change_nothing(root, name):
         "import": "imported/config.json",
         "convert_layers": "copy/config.json",
         "figures": "figures/rope.png",
+        "lab": "lab.html",
     }
     assert (root / written.get(name, "run")).exists(), said
 

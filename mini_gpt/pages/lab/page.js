@@ -46,7 +46,7 @@ function App({ data }) {
       <div class="lanes">${result.heads.map((head, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`}><h3>${headName(state, n)}</h3>
         <${Links} ...${{ head, n, words: held.X.rows, name: headName(state, n), pinned: pinned < state.x.length ? pinned : null, onPin: pin }} /></div>`)}</div></section>
     ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map((views, n) => html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>${views.map((View) => html`<${View} page=${page} />`)}</div>`)}
-    <div id="explained" class="card" role="status">${explained ? html`<b>${explained.name}</b> <span>${explained.text}</span>` : html`<span class="soft">${said || "Point at a number, or go to it with Tab and the arrow keys, to see how it is computed."}</span>`}</div>`;
+    <div id="explained" class="card" role="status">${explained ? html`<b>${explained.name}</b> <span>${explained.text}</span>` : html`<span class="soft">${said || "Point at a number, tap it, or go to it with Tab and arrow keys: its computation is shown here."}</span>`}</div>`;
 }
 
 const ColourBars = () => html`<span class="bars"><${ColourBar} scale=${SCALES.signed} name="numbers" /> <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden" /></span>`;
