@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
@@ -161,10 +162,13 @@ def test_words_are_reordered_by_buttons_and_by_drag(page):
     until(page, lambda: words() == ["The", "sat", "on", "cat", "the", "mat"])
     np.testing.assert_allclose(values(page, "Y"), before[[0, 2, 3, 1, 4, 5]], rtol=1e-12)
     assert find(page, "verdict").text.startswith("Each word has the same output as before; only the rows are permuted.")
-    grips = page.find_elements("css selector", ".chip .grip")
-    ActionChains(page).drag_and_drop(grips[5], grips[0]).perform()
-    until(page, lambda: words()[0] == "mat")
-    assert sorted(words()) == sorted(WORDS)
+    for kind in ("mouse", "touch"):
+        grips = page.find_elements("css selector", ".chip .grip")
+        last = grips[5].text
+        actions = ActionChains(page, devices=[PointerInput(kind, kind)])
+        actions.drag_and_drop(grips[5], grips[0]).perform()
+        until(page, lambda last=last: words()[0] == last)
+        assert sorted(words()) == sorted(WORDS) and not page.find_elements("css selector", ".dragged")
     find(page, "position-alibi").click()
     until(page, lambda: "by ALiBi: the order makes a difference" in find(page, "verdict").text)
     find(page, "original").click()

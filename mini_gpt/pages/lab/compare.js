@@ -49,7 +49,7 @@ function OrderChips({ page }) {
   return html`<ol class="chips" aria-label="Order of the words" onPointerMove=${over} onPointerUp=${() => setDragged(null)} onPointerCancel=${() => setDragged(null)}>
     ${words.map((word, place) => html`<li class=${`chip ${dragged === place ? "dragged" : ""}`} data-place=${place} data-word=${state.order[place]} key=${state.order[place]}>
       <button onClick=${() => press(place, -1)} disabled=${place === 0} aria-label=${`Move ${word}, word ${place + 1}, to the left`}>←</button>
-      <span class="grip" onPointerDown=${(event) => { event.target.releasePointerCapture?.(event.pointerId); setDragged(place); }}>${word}</span>
+      <span class="grip" onPointerDown=${(event) => { event.target.closest("ol").setPointerCapture(event.pointerId); setDragged(place); }}>${word}</span>
       <button onClick=${() => press(place, 1)} disabled=${place === words.length - 1} aria-label=${`Move ${word}, word ${place + 1}, to the right`}>→</button></li>`)}</ol>`;
 }
 

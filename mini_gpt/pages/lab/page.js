@@ -11,7 +11,8 @@ function Controls({ page }) {
     <${Choice} id="mask" name="mask" options=${[["none", "none"], ["causal", "causal"]]} value=${state.causal ? "causal" : "none"} onChoose=${(mask) => set({ causal: mask === "causal" })} />
     <${Choice} id="scale" name="scale 1/√d" options=${[["on", "on"], ["off", "off"]]} value=${state.scale ? "on" : "off"} onChoose=${(scale) => set({ scale: scale === "on" })} />
     <${Slider} id="temperature" name="temperature" min=${COLDEST} max=${HOTTEST} step="0.1" value=${state.temperature} said=${state.temperature.toFixed(1)} onChange=${(temperature) => set({ temperature })} />
-    <button id="reset" onClick=${() => set(defaultState(data))}>reset all</button></div>`;
+    <button id="reset" onClick=${() => set(defaultState(data))}>reset all</button>
+    <${CopyButtons} ...${{ matrices: Object.values(page.held), what: "all steps", onCopied: page.say }} /></div>`;
 }
 
 // What is computed: as the reader has set it, with one head, with two, and in the sentence's own order.
@@ -37,7 +38,7 @@ function App({ data }) {
   const pointed = [hovered, focused].find(exists) ?? null, explained = pointed && explain(views[pointed.view], pointed);
   const [point, focus] = [hover, setFocused].map((put) => (cell) => { put(cell); if (cell) say(""); });
   const page = { data, set, views, view: "main", ...views.main, pointed, from: explained?.from ?? {}, point, focus, say };
-  return html`<header class="top"><h1>Attention, with all numbers</h1><${ThemeButton} /></header>
+  return html`<header class="top"><h1>The attention lab</h1><${ThemeButton} /></header>
     <div class="opening"><div><p>A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps. All numbers with a dotted line can be changed, and every step follows.</p>
       <p>The words' numbers and the matrices were <b>chosen by hand</b>, so that each head has one clear role. Heads of trained models are rarely so clear.</p></div>
       <nav class="card" id="experiments" aria-label="Things to try"><h2>Things to try</h2><ul>${EXPERIMENTS.map(([hash, name, seen]) => html`<li><a href=${`#${hash}`}>${name}</a>: ${seen}</li>`)}</ul></nav></div>

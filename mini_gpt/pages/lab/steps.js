@@ -74,7 +74,7 @@ function Input({ page }) {
 function Project({ page }) {
   const input = page.result.added ? "(X + P)" : "X";
   return html`<${Step} id="project" page=${page} formula=${["Q", "K", "V"].map((letter) => `${letter} = ${input}·W_${letter}`).join("   ")}
-    said="A word's query is compared with the keys of all words. Its output is a mean of their values.">
+    said="A word's query is compared with the keys of all words. Its output is a weighted mean of their values.">
     <div class="thirds">${["Q", "K", "V"].map((letter) => html`<div class="row"><${WeightMatrix} ...${{ page, letter }} />
       <${Matrix} ...${{ matrix: page.held[letter], page }} /></div>`)}</div></>`;
 }
@@ -97,7 +97,7 @@ function Score({ page }) {
 function Mix({ page }) {
   const { state, held } = page, divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
   return html`<${Step} id="mix" page=${page} formula=${`A = softmax(S${divided})   O = A·V`}
-    said="The weights of a row add up to 1. A word's output is the mean of the values, with these weights.">
+    said="The weights of a row add up to 1. A word's output is the mean of the values, weighted by them.">
     <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`A${n}`], page }} /><${Matrix} ...${{ matrix: held[`O${n}`], page }} />`} /></>`;
 }
 
