@@ -12,7 +12,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
 from mini_gpt.evaluation import progress
 from mini_gpt.insight.curves import token_label
-from mini_gpt.insight.mechanisms import patching
+from mini_gpt.insight.mechanisms import attribution, patching
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
@@ -40,6 +40,10 @@ class Patching(Suite):
         with progress.shown("activation patching", patching.cost(run.model, len(clean) - 1)) as advance:
             effects = patching.patch(run.model, pair, advance=advance)
         base.check_finite(run, [effects.clean, effects.corrupted, *effects.heads_NH.flat])
+        answers = (pair.clean_answer, None if clean[-1] == corrupted[-1] else pair.corrupted_answer)
+        direct = (
+            attribution.attribute(run.model, pair.clean_L, *answers) if attribution.is_sum(run.config.model) else None
+        )
         text = lambda token: spans.decode([int(token)], run.tokenizer)
         return {
             "clean": {"tokens": [text(token) for token in clean], "score": effects.clean},
@@ -48,6 +52,7 @@ class Patching(Suite):
             "by_place": {site: effects_NL.tolist() for site, effects_NL in effects.by_place.items()},
             "heads": effects.heads_NH.tolist(),
             "heads_by_place": None if effects.heads_NHL is None else effects.heads_NHL.tolist(),
+            "direct": None if direct is None else {name: share.tolist() for name, share in direct._asdict().items()},
         }
 
     def rows(self, result: Result) -> list[Row]:
@@ -63,9 +68,12 @@ class Patching(Suite):
 
     def figure(self, result: Result) -> Figure:
         found = {site: np.array(effects_NL) for site, effects_NL in result["by_place"].items()}
-        effects = patching.Effects(0, 0, found, np.array(result["heads"]), None)
+        heads_NHL = None if result["heads_by_place"] is None else np.array(result["heads_by_place"])
+        effects = patching.Effects(0, 0, found, np.array(result["heads"]), heads_NHL)
+        direct = result["direct"]
+        direct_NX = direct and np.column_stack([direct["heads_NH"], direct["feed_forward_N"]])
         title = f"Step {result['checkpoint_step']:,}: activations of --text, put into the pass on --other"
-        return patching.patching_figure(effects, _labels(result), title=title)
+        return patching.patching_figure(effects, direct_NX, _labels(result), title=title)
 
     def printed(self, result: Result) -> str:
         """Return the scores of both texts, and the patches with the largest effects."""

@@ -39,7 +39,9 @@ def attribute(model: LoadedModel, tokens_L: np.ndarray, answer: int, other: int 
     The logits are those before a soft cap. The model has no encoder and no edits of the stream. Raises UserError if the
     last hidden state is not a sum of the sublayers' outputs.
     """
-    _check(model.config.model)
+    if not is_sum(model.config.model):
+        fields = "norm_placement=post, residual=False or prediction_head=True"
+        raise UserError(f"model.{fields}: the logits are not a sum over layers; use activation patching")
     contrast_V = np.zeros(len(model.parameters["embedding"]), np.float32)
     contrast_V[answer] += 1
     contrast_V -= 1 / len(contrast_V) if other is None else np.eye(len(contrast_V), dtype=np.float32)[other]
@@ -47,13 +49,9 @@ def attribute(model: LoadedModel, tokens_L: np.ndarray, answer: int, other: int 
     return jax.tree.map(np.asarray, jax.device_get(_attribute(model, tokens_BL, contrast_V)))
 
 
-def _check(config: ModelConfig) -> None:
-    found = {"norm_placement": config.norm_placement == "post", "residual": not config.residual}
-    found["prediction_head"] = config.prediction_head
-    for name, is_refused in found.items():
-        if is_refused:
-            value, reason = getattr(config, name), "then the logits are not a sum over layers"
-            raise UserError(f"model.{name}: found {value}; {reason}; use activation patching (--suite=patching)")
+def is_sum(config: ModelConfig) -> bool:
+    """Return whether the last hidden state is a sum of the sublayers' outputs, up to the last norm."""
+    return config.norm_placement != "post" and config.residual and not config.prediction_head
 
 
 @jax.jit

@@ -152,28 +152,49 @@ def _patched_scores(
     return _scores(dataclasses.replace(model, edits=edits), tokens_BL, answers)
 
 
-def patching_figure(effects: Effects, labels: list[str], *, title: str) -> Figure:
+def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list[str], *, title: str) -> Figure:
     """Return a figure: effects by layer and place for each site, and by layer and head. Layer 0 is at the top.
 
+    direct_NX: the shares of the score that each head and, in the last column, the feed-forward write; None: not shown.
     labels: of the places.
     """
-    layers, length = effects.by_place["stream"].shape
-    heads = effects.heads_NH.shape[1]
+    (layers, length), heads = effects.by_place["stream"].shape, effects.heads_NH.shape[1]
     width, height = max(3.5, 1.2 + 0.3 * length), max(2.4, 1.3 + 0.32 * layers)
-    figure, grid = new_figure((2 * width, 2 * height), 2, 2, title=title)
+    if effects.heads_NHL is not None:
+        height = max(height, 1.3 + 0.16 * layers * heads)
+    figure, grid = new_figure((3 * width, 2 * height), 2, 3, title=title)
     names = {"stream": "Residual stream before the layer", "attention": "Output of attention"}
     names |= {"feed_forward": "Output of the feed-forward"}
-    image = None
-    for axes, (site, name) in zip(grid.flat, names.items(), strict=False):
-        image = _heat_map(axes, effects.by_place[site])
+    for axes, (site, name) in zip(grid[0], names.items(), strict=True):
+        image = _heat_map(axes, effects.by_place[site], 1)
         axes.set(ylabel="layer", yticks=range(layers), title=name)
-        axes.set_xticks(range(length), labels, fontsize=8 if length <= 40 else 5, rotation=90 if length > 24 else 0)
-    _heat_map(grid[1, 1], effects.heads_NH)
-    label_heads(grid[1, 1], layers, heads, "Output of a head, at all places")
-    figure.colorbar(image, ax=grid, label="share of the difference that is restored", shrink=0.7)
+        _label_places(axes, labels)
+    figure.colorbar(image, ax=grid[0], label="share that is restored", shrink=0.9)
+    _heat_map(grid[1, 0], effects.heads_NH, 1)
+    label_heads(grid[1, 0], layers, heads, "Output of a head, at all places")
+    if effects.heads_NHL is None:
+        grid[1, 1].set_visible(False)
+    else:
+        _heat_map(grid[1, 1], effects.heads_NHL.reshape(-1, length), 1)
+        rows = [f"{layer}.{head}" for layer, head in np.ndindex(layers, heads)]
+        grid[1, 1].set_yticks(range(len(rows)), rows, fontsize=8 if len(rows) <= 24 else 5)
+        grid[1, 1].set(ylabel="layer.head", title="Output of a head, at one place")
+        _label_places(grid[1, 1], labels)
+    if direct_NX is None:
+        grid[1, 2].set_visible(False)
+    else:
+        image = _heat_map(grid[1, 2], direct_NX, float(np.abs(direct_NX).max()))
+        label_heads(grid[1, 2], layers, heads + 1, "What is written to the score of --text directly")
+        grid[1, 2].set_xticks(range(heads + 1), [*map(str, range(heads)), "feed-forward"])
+        figure.colorbar(image, ax=grid[1, 2], label="nats")
     return figure
 
 
-def _heat_map(axes: Axes, effects_NX: np.ndarray) -> Any:
+def _heat_map(axes: Axes, values_NX: np.ndarray, limit: float) -> Any:
     axes.tick_params(length=0)
-    return axes.imshow(effects_NX, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
+    return axes.imshow(values_NX, cmap=colours.SIGNED, vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+
+
+def _label_places(axes: Axes, labels: list[str]) -> None:
+    count = len(labels)
+    axes.set_xticks(range(count), labels, fontsize=8 if count <= 40 else 5, rotation=90 if count > 24 else 0)
