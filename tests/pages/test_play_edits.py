@@ -97,6 +97,18 @@ def test_a_start_moves_all_positions():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("position", ["rope", "pope", "sinusoidal"])
+def test_angles_at_far_positions_are_rounded_as_in_jax(position):
+    """In float32 the angle of position 70,000 is off by up to 0.004, which moves the logits by more than the limit."""
+    model, start = make({"position": position, "d_model": 64}), 70_000
+    [(logits_LV, _)] = run(model, {"start": start})
+    places = np.arange(start, start + LENGTH)
+    wanted_LV = jax.jit(lambda model, tokens_BL: model.merge()(tokens_BL, places[None]))(model, TOKENS[None])[0]
+    close(logits_LV, wanted_LV)
+    assert np.abs(logits_LV - exact(model, TOKENS, positions=places)).max() > 5 * LIMIT
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"position": "rope"}, {"position": "t5", "attention_window": 3}], ids=str)
 @pytest.mark.parametrize("mask", ["shifted", "none"])
 def test_another_mask_shows_later_keys(fields, mask, monkeypatch):

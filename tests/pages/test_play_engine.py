@@ -25,25 +25,21 @@ LIMIT = 1e-4  # of the difference of logits
 LENGTH = 12
 supported = lambda fields: fields.get("causal", True)
 ENCODINGS = test_gpt.ENCODINGS
-QUICK = list(filter(supported, test_gpt.QUICK))
-ALL = (
-    QUICK
-    + list(filter(supported, test_gpt.SLOW))
-    + [
-        {"position": "learned", "max_positions": 30},
-        {
-            "position": "rope",
-            "rope.scaling": "yarn",
-            "rope.factor": 4.0,
-            "rope.original_context": 3,
-            "rope.beta_slow": 0.5,
-        },
-        {"position": "t5", "t5.num_buckets": 8, "t5.max_distance": 9},
-        {"position": "alibi", "random_positions": 50},
-        {"position": "learned", "max_positions": 90, "random_positions": 70},
-        {"d_ff": 7, "activation": "relu"},
-    ]
-)
+QUICK = [
+    *filter(supported, test_gpt.QUICK),
+    {"parallel_residual": "one_norm", "num_layers": 1},
+    {"residual": False, "num_layers": 1},
+]
+ALL = [
+    *QUICK,
+    *filter(supported, test_gpt.SLOW),
+    {"position": "learned", "max_positions": 30},
+    {"position": "rope", "rope.scaling": "yarn", "rope.factor": 4.0, "rope.original_context": 3, "rope.beta_slow": 0.5},
+    {"position": "t5", "t5.num_buckets": 8, "t5.max_distance": 9},
+    {"position": "alibi", "random_positions": 50},
+    {"position": "learned", "max_positions": 90, "random_positions": 70},
+    {"d_ff": 7, "activation": "relu"},
+]
 TOKENS = np.random.default_rng(5).integers(VOCAB, size=LENGTH)
 
 
