@@ -22,7 +22,7 @@ function OneBesideTwo({ page }) {
     <p class="soft">The same X, the same matrices, the same number of parameters. One head compares all four columns at once and has one softmax for each word. Two heads have two.</p>
     <div class="thirds">${shown.map(([name, view, id]) => html`<div><h3>${name}</h3><${Matrix} matrix=${page.views[view].held[id]} page=${inView(page, view)} /></div>`)}</div>
     <p id="two-roles">${word === null ? "With these numbers, no word finds clearly different keys in the two heads."
-      : html`<b>“${words[word]}”</b> finds ${found(two.heads[0], word)} in head 1, and ${found(two.heads[1], word)} in head 2. One head must divide its weight: ${weightsOn(word, two.heads.flatMap((head) => strongest(head.weights)[word].keys))}.`}</p></section>`;
+      : html`<b>“${words[word]}”</b> finds ${found(two.heads[0], word)} in head 1, and ${found(two.heads[1], word)} in head 2. One head has one softmax for both: ${weightsOn(word, two.heads.flatMap((head) => strongest(head.weights)[word].keys))}.`}</p></section>`;
 }
 
 // The words in order. They move by drag, or by the buttons on both sides, which keep the focus.

@@ -11,11 +11,11 @@ function strongest(weights) {
   });
 }
 
-// As text: "cat → sat 0.77, sat → cat 0.74; evenly on all words: The, on".
+// As text: "cat → sat 0.77, sat → cat 0.74; no clear key: The, on".
 function inWords(weights, words) {
-  const found = strongest(weights), hidden = weights.flat().includes(0), even = words.filter((_, i) => !found[i].isClear);
+  const found = strongest(weights), even = words.filter((_, i) => !found[i].isClear);
   const clear = found.flatMap(({ keys, weight, isClear }, i) => (isClear ? [`${words[i]} → ${keys.map((j) => words[j]).join(" and ")} ${number(weight)}`] : []));
-  return [clear.join(", "), even.length ? `evenly on ${hidden ? "visible" : "all"} words: ${even.join(", ")}` : ""].filter(Boolean).join("; ");
+  return [clear.join(", "), even.length ? `no clear key: ${even.join(", ")}` : ""].filter(Boolean).join("; ");
 }
 
 // pinned: the index of a word whose lines alone are shown, or null. onPin(index or null).

@@ -12,7 +12,7 @@ function Controls({ page }) {
     <${Choice} id="scale" name="scale 1/√d" options=${[["on", "on"], ["off", "off"]]} value=${state.scale ? "on" : "off"} onChoose=${(scale) => set({ scale: scale === "on" })} />
     <${Slider} id="temperature" name="temperature" min=${COLDEST} max=${HOTTEST} step="0.1" value=${state.temperature} said=${state.temperature.toFixed(1)} onChange=${(temperature) => set({ temperature })} />
     <button id="reset" onClick=${() => set(defaultState(data))}>reset all</button>
-    <${CopyButtons} ...${{ matrices: Object.values(page.held), what: "all steps", onCopied: page.say }} /></div>`;
+    <${CopyButtons} ...${{ matrices: Object.values(page.held), what: "all steps", onCopied: page.say, name: "copy all" }} /></div>`;
 }
 
 // What is computed: as the reader has set it, with one head, with two, and in the sentence's own order.
@@ -50,7 +50,7 @@ function App({ data }) {
     <div id="explained" class="card" role="status">${explained ? html`<b>${explained.name}</b> <span>${explained.text}</span>` : html`<span class="soft">${said || "Point at a number, tap it, or go to it with Tab and arrow keys: its computation is shown here."}</span>`}</div>`;
 }
 
-const ColourBars = () => html`<span class="bars"><${ColourBar} scale=${SCALES.signed} name="numbers" /> <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden" /></span>`;
+const ColourBars = () => html`<span class="bars"><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} /> <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden" /></span>`;
 
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");

@@ -3,9 +3,9 @@
 
 const headName = (state, n) => (state.heads === 1 ? "the one head" : `head ${n + 1}`);
 
-function CopyButtons({ matrices, what, onCopied }) {
+function CopyButtons({ matrices, what, onCopied, name = "copy" }) {
   const copy = async (text, form) => onCopied((await copied(text)) ? `${what} copied as ${form}.` : "The browser did not allow copying.");
-  return html`<span class="copy"><span class="soft small">copy</span>
+  return html`<span class="copy"><span class="soft small">${name}</span>
     <button class="small" onClick=${() => copy(asTable(matrices), "a table")} aria-label=${`Copy ${what} as a table`}>table</button>
     <button class="small" onClick=${() => copy(asNumpy(matrices), "NumPy")} aria-label=${`Copy ${what} as NumPy`}>NumPy</button></span>`;
 }
