@@ -21,7 +21,7 @@ def main() -> None:
         type=command_line.utf8,
         help="for heads, figures, explorer, play, lens and patching: the input text; default: text of the split",
     )
-    add("--other", type=command_line.utf8, help="for patching: the second text, with as many tokens as --text")
+    add("--other", type=command_line.utf8, help="for patching and play: the second text, with as many tokens as --text")
     add(
         "--tokens", type=int, help="the most tokens of heads or in a pass of pruning, or targets of the sliding windows"
     )

@@ -57,8 +57,11 @@ def test_hostile_titles_texts_and_tokens_are_data():
 
 def test_the_page_may_not_use_a_network():
     page = playground.play([shown()], ByteTokenizer(), "a", title="")
-    assert "default-src 'none'" in page
-    assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import|fetch\(|XMLHttpRequest|WebSocket""", page)
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', page)[1]
+    assert policy.startswith("default-src 'none';") and "connect-src" not in policy and "http" not in policy
+    assert page.index(policy) < page.index("<script")
+    assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import|XMLHttpRequest|WebSocket""", page)
+    assert page.count("fetch(") == 1  # of served.js, which only a page of a server uses; the policy forbids it here
 
 
 def test_unsupported_or_non_finite_runs_are_refused():

@@ -15,7 +15,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer
+from mini_gpt.data.simple_tokenizers import ByteTokenizer, WordTokenizer
+from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.evaluation.perplexity import make_nll_fn
 from mini_gpt.evaluation.scoring import score_tokens
 from mini_gpt.model import editing
@@ -27,6 +28,7 @@ from tests.pages.test_play import shown
 pytestmark = pytest.mark.slow
 TEXT = "the cat sat on the mat"
 LIMIT = 1e-4
+WORDS = WordTokenizer.of_texts([make_text(0, 100)])
 MODEL = {"model__num_layers": 2, "model__position": "rope"}
 VIEWS = ("attention", "map", "loss", "lens", "stream")
 
@@ -45,6 +47,7 @@ def pages(tmp_path_factory, runs):
         "one": playground.play(runs[:1], byte, TEXT, title="one"),
         "two": playground.play(runs, byte, make_text(0, 40)[:128], title="two"),
         "learned": playground.play([shown(model__position="learned")], byte, TEXT, title="learned"),
+        "words": playground.play([shown("words", WORDS)], WORDS, "the cat sat", title="words", other="the dog ran"),
         "bpe": playground.play([shown("bpe", bpe)], bpe, TEXT, title="bpe"),
     }
     for name, page in written.items():
@@ -147,6 +150,21 @@ def test_subwords_have_the_losses_of_the_model(page, pages):
     wanted = losses_of(shown("bpe", bpe).model, "the cat sat under", bpe)
     assert len(wanted) < 12
     assert page.losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
+
+
+def test_words_without_a_token_are_left_out_and_said(page):
+    page.open("words").write("the cat zzz sat")
+    unknown = page.js("return [...document.querySelectorAll('.paint .unknown')].map((part) => part.textContent)")
+    assert unknown == [" zzz"] and page.js("return document.querySelector('.note').textContent").endswith("·zzz")
+    wanted = losses_of(shown("words", WORDS).model, "the cat sat", WORDS)
+    assert page.losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
+
+
+def test_the_other_text_of_the_command_is_there(page):
+    page.open("words")
+    assert page.find("other").get_attribute("value") == "the dog ran"
+    page.click("head-0.1").click("head-0.1").click("head-0.1")
+    assert page.said.startswith("Head 0.1 from the other text")
 
 
 def test_an_edit_changes_the_loss_as_in_the_model(page, runs):

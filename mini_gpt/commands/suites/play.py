@@ -16,12 +16,13 @@ from mini_gpt.training.run import Run
 
 class Play(Suite):
     name = "play"
-    flags = ("text", "beside")
+    flags = ("text", "other", "beside")
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         self.check(run.config, options)  # an override may have changed it
         runs = runs_of(run, options)
-        html = page.play(runs, run.tokenizer, text_of(run, options, runs), title=title_of(runs))
+        text, other = text_of(run, options, runs), options.other or ""
+        html = page.play(runs, run.tokenizer, text, title=title_of(runs), other=other)
         return {".html": html}
 
 

@@ -74,7 +74,8 @@ function InsideCard({ facts, state, set, held, texts, place, textOf, setPointed 
 const thousands = (number) => number.toLocaleString("en");
 const describe = (run) => `${(run.parameters / 1e6).toPrecision(2)}M parameters, ${run.layers} layers of ${run.heads} heads, position=${run.positions}, trained on ${thousands(run.context)} tokens, step ${thousands(run.step)}`;
 
-function App({ data, tokenizer, facts, text: first }) {
+// first: the texts to start with.
+function App({ data, tokenizer, facts, first }) {
   const [state, change] = useState(() => readState(facts, first)), [pointed, setPointed] = useState(null), page = useRef();
   const set = (part) => change((old) => ({ ...old, ...(typeof part === "function" ? part(old) : part) }));
   const isDark = useDark();
@@ -111,13 +112,14 @@ function withoutPatches({ heads = {}, ...others }) {
 (async () => {
   const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");
   document.title = data.title;
-  const facts = data.models.map(factsOf), tokenizer = Tokenizer.of(data.tokenizer), text = data.text.replace(/\r\n?/g, "\n"); // as a text field has it
+  const facts = data.models.map(factsOf), tokenizer = Tokenizer.of(data.tokenizer), asTyped = (text) => text.replace(/\r\n?/g, "\n");
+  const first = { text: asTyped(data.text), other: asTyped(data.other) };
   engines = data.served ? served() : workers();
   const loaded = await Promise.all(data.models.map(({ packed }, model) => ask({ kind: "load", model, packed })));
   for (const model of data.models) delete model.packed.data;
   root.textContent = "";
   const refused = loaded.find((reply) => reply.kind === "refused");
   if (refused) return void (root.textContent = refused.message);
-  render(html`<${App} ...${{ data, tokenizer, facts, text }} />`, root);
+  render(html`<${App} ...${{ data, tokenizer, facts, first }} />`, root);
   document.documentElement.dataset.ready = Math.round(performance.now());
 })();

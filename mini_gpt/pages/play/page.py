@@ -34,15 +34,19 @@ def most_tokens(runs: Sequence[Shown]) -> int:
     return max(SHORTEST, min(MOST_TOKENS, TIMES * longest))
 
 
-def play(runs: Sequence[Shown], tokenizer: Tokenizer, text: str, *, title: str, served: bool = False) -> str:
+def play(
+    runs: Sequence[Shown], tokenizer: Tokenizer, text: str, *, title: str, other: str = "", served: bool = False
+) -> str:
     """Return the HTML of the playground of one or two runs with the same tokenizer. text: the one to start with.
 
-    served: the models are on a server, see server.py; else they are in the page, which can open no connection. Raises
-    UserError for a model or a tokenizer that the page does not support, and for non-finite weights.
+    other: a text from which heads can take their outputs. served: the models are on a server, see server.py; else they
+    are in the page, which can open no connection. Raises UserError for a model or a tokenizer that the page does not
+    support, and for non-finite weights.
     """
     models = [_described(run, served) for run in runs]
     data = {"title": title, "models": models, "tokenizer": page_tokenizer.described(tokenizer), "text": text}
-    html = document.build(PAGE, data | {"most_tokens": most_tokens(runs), "served": served})
+    data |= {"other": other, "most_tokens": most_tokens(runs), "served": served}
+    html = document.build(PAGE, data)
     return html.replace(OFFLINE, f"{OFFLINE}; connect-src 'self'", 1) if served else html
 
 

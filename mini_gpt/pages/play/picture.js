@@ -18,6 +18,11 @@ function frozen(element) {
     text.textContent = fields[n].value;
     field.replaceWith(text);
   });
+  const controls = element.querySelectorAll("input, option");
+  copy.querySelectorAll("input, option").forEach((control, n) => { // what was entered is not in the attributes
+    if (control.tagName === "INPUT") control.setAttribute("value", controls[n].value);
+    else control.toggleAttribute("selected", controls[n].selected);
+  });
   copy.querySelectorAll("[data-picture=no], .unseen").forEach((part) => part.remove());
   return copy;
 }
@@ -32,7 +37,7 @@ async function pictureOf(element) {
   probe.remove();
   const styles = [...document.querySelectorAll("style")].map((style) => style.textContent).join("\n");
   const style = document.createElement("style"), body = document.createElement("div");
-  style.textContent = `${styles}\n.sheet{width:${width}px;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}.sheet main{margin:0;max-width:none}`;
+  style.textContent = `${styles}\n.sheet{width:${width}px;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}.sheet main{margin:0;max-width:none}.sheet .top>h1,.sheet .bar-of-card>h2{margin-left:0}`;
   body.setAttribute("class", "sheet");
   body.append(style, copy);
   const inner = new XMLSerializer().serializeToString(body), name = theme.isDark ? "dark" : "light";

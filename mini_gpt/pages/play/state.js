@@ -49,8 +49,8 @@ function readJson(text) {
   try { return JSON.parse(text ?? "{}"); } catch { return {}; }
 }
 
-// The state of a fragment. runs: facts of the models. text: the one to start with.
-function readState(runs, text) {
+// The state of a fragment. runs: facts of the models. text, other: those to start with.
+function readState(runs, { text, other }) {
   const held = fragment.read(), number = (name, low, high) => {
     const value = Number(held[name]);
     return held[name] !== undefined && value >= low && value <= high ? value : DEFAULTS[name];
@@ -58,7 +58,7 @@ function readState(runs, text) {
   const run = fragment.index(held.run, runs.length), { layers, heads } = runs[run];
   if (held.theme) theme.choose(held.theme);
   return {
-    ...DEFAULTS, run, text: held.text ?? text, other: held.other ?? "", edits: runs.map((_, n) => cleanEdits(readJson(held[`edits${n}`]))),
+    ...DEFAULTS, run, text: held.text ?? text, other: held.other ?? other, edits: runs.map((_, n) => cleanEdits(readJson(held[`edits${n}`]))),
     view: VIEWS.some(([id]) => id === held.view) ? held.view : runs.length > 1 ? "loss" : DEFAULTS.view,
     layer: fragment.index(held.layer, layers), head: fragment.index(held.head, heads), pin: /^\d{1,5}$/.test(held.pin) ? +held.pin : null,
     unit: Object.hasOwn(UNITS, held.unit) ? held.unit : DEFAULTS.unit, logits: held.logits === "yes",
@@ -67,10 +67,11 @@ function readState(runs, text) {
   };
 }
 
-function writeState(state, text) {
-  const entries = { text: state.text === text ? null : state.text || " ", theme: theme.chosen };
+function writeState(state, first) {
+  const entries = { theme: theme.chosen };
+  for (const name of ["text", "other"]) if (state[name] !== first[name]) entries[name] = state[name] || " ";
   state.edits.forEach((edits, n) => { entries[`edits${n}`] = Object.keys(edits).length ? JSON.stringify(edits) : null; });
-  for (const name of ["run", "layer", "head", "pin", "colours", "unit", "temperature", "topK", "seed", "count", "other"])
+  for (const name of ["run", "layer", "head", "pin", "colours", "unit", "temperature", "topK", "seed", "count"])
     entries[name] = state[name] === DEFAULTS[name] ? null : state[name];
   fragment.write({ ...entries, view: state.view, logits: state.logits ? "yes" : null });
 }
