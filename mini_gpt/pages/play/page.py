@@ -44,8 +44,8 @@ def play(
     support, and for non-finite weights.
     """
     models = [_described(run, served) for run in runs]
-    data = {"title": title, "models": models, "tokenizer": page_tokenizer.described(tokenizer), "text": text}
-    data |= {"other": other, "most_tokens": most_tokens(runs), "served": served}
+    data: dict[str, Any] = {"title": title, "models": models, "text": text, "other": other}
+    data |= {"tokenizer": page_tokenizer.described(tokenizer), "most_tokens": most_tokens(runs), "served": served}
     html = document.build(PAGE, data)
     return html.replace(OFFLINE, f"{OFFLINE}; connect-src 'self'", 1) if served else html
 
