@@ -11,6 +11,7 @@ from mini_gpt.model import gpt
 from mini_gpt.model.attention.inputs import Mask
 from mini_gpt.model.editing import NONE, Edit, Edits
 from mini_gpt.model.inputs import Inputs
+from mini_gpt.model.layout import Layout
 from tests import oracle
 from tests.model.test_editing import activations
 from tests.pages import play_engine
@@ -111,14 +112,15 @@ def test_angles_at_far_positions_are_rounded_as_in_jax(position):
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"position": "rope"}, {"position": "t5", "attention_window": 3}], ids=str)
 @pytest.mark.parametrize("mask", ["shifted", "none"])
-def test_another_mask_shows_later_keys(fields, mask, monkeypatch):
-    model = make(fields | {"attention": "reference"})
+def test_another_mask_shows_later_keys_of_the_segment(fields, mask, monkeypatch):
+    model = make(fields | {"attention": "reference"}, layout=Layout(separator_id=int(TOKENS[3])))
     [(logits_LV, _)] = run(model, {"mask": mask})
 
     def between(self, places_L, places_S, segments):
         offset_LS = places_S[None, :] - places_L[:, None]
         reach = len(places_L) if self.window is None else self.window
-        return ((offset_LS <= {"shifted": 1, "none": LENGTH}[mask]) & (abs(offset_LS) < reach))[None]
+        visible_LS = (offset_LS <= {"shifted": 1, "none": LENGTH}[mask]) & (abs(offset_LS) < reach)
+        return visible_LS[None] & (segments[0][:, :, None] == segments[1][:, None, :])
 
     monkeypatch.setattr(Mask, "between", between)
     with jax.disable_jit():
