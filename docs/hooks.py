@@ -78,7 +78,7 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
                 figures[name] = base64.b64decode(data["image/png"])
                 parts.append(f"![{cell['metadata'].get('alt', 'Figure')}]({name})")
             elif text := "".join(data.get("text/plain", output.get("text", ""))).rstrip():
-                parts.append(f'```{{ .text .output title="Output" }}\n{text}\n```')
+                parts.append(f"```{{ .text .output }}\n{text}\n```")
     parts.insert(1, f"*This page is a notebook: [{path.name}]({path.name}). [How to run it](index.md#run-them).*")
     return "\n\n".join(parts), figures
 

@@ -126,6 +126,74 @@ def _alibi_bias(answer: Callable) -> str | None:
     return _differs(found, expected, "it is −slope · (query − key), 0 on the diagonal")
 
 
+@_exercise("3.1")
+def _places_of_norms(answer: tuple) -> str | None:
+    x, f, norm = np.array([1.0, 4.0]), lambda x: x**2, lambda x: x / np.abs(x).sum()
+    pre, post = (_strict(sublayer)(x, f, norm) for sublayer in answer)
+    hint = _differs(pre, x + f(norm(x)), "pre-LN norms the input of f; the stream x itself is not normed")
+    return hint or _differs(post, norm(x + f(x)), "post-LN norms the sum")
+
+
+@_exercise("3.2")
+def _learning_rate(answer: Callable) -> str | None:
+    found = [answer(step, 512, 4000) for step in (1, 2000, 4000, 100_000)]
+    expected = [512**-0.5 * min(step**-0.5, step * 4000**-1.5) for step in (1, 2000, 4000, 100_000)]
+    return _differs(
+        1e4 * np.array(found), 1e4 * np.array(expected), "it rises to step `warmup`, then falls with step^-0.5"
+    )
+
+
+@_exercise("3.3")
+def _perplexity(answer: Callable) -> str | None:
+    windows = [np.array([1.0, 2.0, 3.0]), np.array([7.0])]
+    return _differs(answer(windows), np.exp(13 / 4), "each token counts once, in whichever window it is")
+
+
+@_exercise("4.1")
+def _least_context(answer: Callable) -> str | None:
+    found = [answer(window, stride) for window, stride in ((128, 128), (128, 32), (64, 1))]
+    hint = "the first of the `stride` new targets of a window has the least context; its own input token counts"
+    return _differs(found, [1, 97, 64], hint)
+
+
+@_exercise("4.2")
+def _targets(answer: Callable) -> str | None:
+    found = sorted(int(target) for window in answer(20, 8, 4) for target in window)
+    if found != list(range(1, 21)):
+        return "each of the targets 1..last must be scored exactly once"
+    sizes = [len(list(window)) for window in answer(20, 8, 4)]
+    return (
+        None if sizes == [8, 4, 4, 4] else "the first window scores all its targets, each later one the last `stride`"
+    )
+
+
+@_exercise("4.3")
+def _interpolated(answer: Callable) -> str | None:
+    found = [answer(position, 4, 0.01) for position in (4, 400)]
+    return _differs(found, [0.01, 1.0], "a position of the longer text is divided by the factor, then multiplied")
+
+
+@_exercise("5.1")
+def _strength(answer: Callable) -> str | None:
+    found = [answer(score, chance) for score, chance in ((1, 0.2), (0.2, 0.2), (0.6, 0.2), (0.0, 0.5))]
+    return _differs(found, [1, 0, 0.5, -1], "it is 0 for chance, 1 if all weight is on the keys, and linear between")
+
+
+@_exercise("5.2")
+def _best_offset(answer: Callable) -> str | None:
+    pairs = [(5, 4), (9, 8), (7, 3), (6, 5), (8, 2)]
+    return _differs(answer(pairs), [-1, 0.6], "return the most frequent key − query, and its share of the pairs")
+
+
+@_exercise("5.3")
+def _antecedent(answer: str) -> str | None:
+    return (
+        None
+        if str(answer).strip().lower() == "box"
+        else "which noun of the sentence before is singular, and not a person?"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="N", help="the number of a notebook")

@@ -6,9 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mini_gpt.commands import suites
+from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.commands.suites.grammar import Grammar
 from mini_gpt.data import english, tokenizers
 from mini_gpt.evaluation import grammar
 from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loop
+from mini_gpt.training.run import Run
 
 STORIES = list(itertools.islice(english.stories("validation"), 40))
 TOKENIZER = tokenizers.WordTokenizer.of_texts(english.write(seed).text for seed in range(800))
@@ -80,3 +86,25 @@ def test_the_wrong_number_of_a_verb_is_counted_as_an_error():
 def test_words_have_their_kinds_and_wrong_words(text, word, kind, wrong):
     assert grammar.wrong_words(english.read(text), word)[0] == kind
     assert set(grammar.wrong_words(english.read(text), word)[1]) == wrong
+
+
+def test_the_suite_refuses_runs_on_other_text(small):
+    with pytest.raises(UserError, match=r"data\.corpus: found 'text'; must be english for this suite"):
+        Grammar().check(small(), SuiteOptions())
+    masked = small(data__corpus="english", data__path=None, train__objective="masked", model__causal=False)
+    with pytest.raises(UserError, match=r"--suite=grammar needs train\.objective=next_token, found masked"):
+        Grammar().check(masked, SuiteOptions())
+
+
+@pytest.mark.slow
+def test_the_suite_measures_a_run_on_the_stories(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(english, "STORIES", 800)
+    english._texts.cache_clear()
+    config = small(data__corpus="english", data__path=None, data__tokenizer="words", context_length=64)
+    loop.train(config, tmp_path / "run", conclude=False)
+    result = suites.evaluate(Run(tmp_path / "run"), "grammar", SuiteOptions())
+    english._texts.cache_clear()
+    rows = {row["kind"]: row for row in result["rows"]}
+    assert list(rows) == list(grammar.KINDS) and all(row["words"] > 0 for row in rows.values())
+    assert rows["every word"]["nll"] > 2 * rows["every word"]["grammar_nll"], "eight steps teach little"
+    assert (tmp_path / "run" / "eval" / "grammar.csv").is_file()

@@ -25,6 +25,28 @@ SOLUTIONS = {
     return np.concatenate(turned)
 """,
     "2.4": "def alibi_bias(length, slope):\n    i = np.arange(length)\n    return -slope * (i[:, None] - i)\n",
+    "3.1": """def pre_ln(x, f, norm):
+    return x + f(norm(x))
+def post_ln(x, f, norm):
+    return norm(x + f(x))
+""",
+    "3.2": """def learning_rate(step, d_model, warmup):
+    return d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+""",
+    "3.3": "def perplexity(windows):\n    return np.exp(np.mean(np.concatenate(windows)))\n",
+    "4.1": "def least_context(window, stride):\n    return window - stride + 1\n",
+    "4.2": """def targets(last, window, stride):
+    ends = range(window, last + 1, stride)
+    return [range(1 if end == window else end - stride + 1, end + 1) for end in ends]
+""",
+    "4.3": "def angle(position, factor, frequency):\n    return position / factor * frequency\n",
+    "5.1": "def strength(score, chance):\n    return (score - chance) / (1 - chance)\n",
+    "5.2": """def best_offset(pairs):
+    offsets = [key - query for query, key in pairs]
+    best = max(set(offsets), key=offsets.count)
+    return best, offsets.count(best) / len(offsets)
+""",
+    "5.3": 'antecedent = "box"\n',
 }
 WRONG = {  # {exercise: [(replaced, by) in the solution]}
     "1.1": [(" / np.sqrt(q_LK.shape[-1])", ""), ("axis=1", "axis=0"), ("return", "return q_LK, ")],
@@ -34,4 +56,13 @@ WRONG = {  # {exercise: [(replaced, by) in the solution]}
     "2.2": [(" ** (510 / 512)", ""), ("510", "512")],
     "2.3": [("position *", "-position *"), ("/ half", "/ len(x_K)")],
     "2.4": [("-slope", "slope"), ("-slope", "-2 * slope")],
+    "3.1": [("x + f(norm(x))", "x + norm(f(x))"), ("norm(x + f(x))", "x + f(norm(x))")],
+    "3.2": [("warmup**-1.5", "warmup**-0.5"), ("min(", "max(")],
+    "3.3": [("np.concatenate(windows)", "[np.mean(window) for window in windows]"), ("np.exp(", "(")],
+    "4.1": [(" + 1", ""), ("window - stride + 1", "stride")],
+    "4.2": [("end - stride + 1", "end - window + 1"), ("range(window,", "range(window + 1,")],
+    "4.3": [("/ factor", "* factor"), (" / factor", "")],
+    "5.1": [(" / (1 - chance)", ""), ("(score - chance)", "score")],
+    "5.2": [("key - query", "query - key"), ("/ len(offsets)", "/ len(set(offsets))")],
+    "5.3": [("box", "queen"), ("box", "kings")],
 }
