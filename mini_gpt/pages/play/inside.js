@@ -38,14 +38,14 @@ function MapView({ facts, state, set, held, maps, texts, place }) {
       rowLabels=${axis} columnLabels=${axis} rowName="query" columnName="key" at=${shownAt} onPoint=${point} onPin=${(cell) => { point(null); set({ pin: cell ? cell.i : null }); }} most=${620} />`;
 }
 
-const COLUMNS = 10; // places in the table of the logit lens
+const lensColumns = () => Math.max(4, Math.min(14, Math.floor((innerWidth - 130) / 78))); // places in the table
 
 // What the model would predict if it ended after each layer.
 function LensView({ held, texts, textOf, place, set }) {
   const { lens, length, layers } = held.edited;
   useDark();
   if (!lens) return html`<${Waiting} />`;
-  const last = Math.min(length - 1, Math.max(place, COLUMNS - 1)), first = Math.max(0, last - COLUMNS + 1);
+  const columns = lensColumns(), last = Math.min(length - 1, Math.max(place, columns - 1)), first = Math.max(0, last - columns + 1);
   const places = Array.from({ length: last - first + 1 }, (_, n) => first + n);
   const cell = (layer, n) => {
     const from = (layer * length + n) * lens.top, next = n + 1 < texts.length ? held.edited.tokens[n + 1] : null;
