@@ -286,7 +286,11 @@ def test_writing_on_repeats_with_a_seed_and_stops(page):
     page.wait(
         lambda: page.js("return document.getElementById('stop')") and len(page.find("text").get_attribute("value")) > 30
     )
+    page.js(
+        "const { send } = engines; window.sent = []; engines.send = (...all) => { sent.push(all[0]); send(...all); };"
+    )
     page.click("stop")
+    assert {"kind": "cancel", "model": 0, "slot": "generated"} in page.js("return sent")
     page.wait(lambda: page.js("return !document.getElementById('stop')"))
     size = len(page.settle().find("text").get_attribute("value"))
     assert size <= len(TEXT) + 480
