@@ -141,6 +141,22 @@ def test_maps_of_a_cancelled_run_are_cancelled():
     assert sorted(kinds(replies)) == [(0, "cancelled"), (2, "cancelled")]
 
 
+def test_maps_of_a_refused_run_are_cancelled():
+    maps, waits = {"kind": "attention", "model": 0, "layer": 0, "head": 0}, {"kind": "wait"}
+    for refused in ([1] * 13, []):
+        replies = talk([make({"position": "learned"})], RUN, waits, RUN | {"tokens": refused}, waits, maps)
+        assert kinds(replies) == [(0, "result"), (2, "refused"), (4, "cancelled")]
+
+
+def test_other_edits_of_a_slot_compute_all_places_again():
+    model, edits = make({"position": "rope"}), {"scale": "off"}
+    plain, edited = talk([model], RUN, {"kind": "wait"}, RUN | {"edits": edits})
+    assert (plain["computed"], edited["computed"]) == (LENGTH, LENGTH)
+    [(wanted_LV, _)] = play_engine.passes([model], [(0, [TEXT], edits)])[0]
+    log_LV = log_softmax(wanted_LV)
+    np.testing.assert_allclose(edited["nll"][1:], -log_LV[np.arange(LENGTH - 1), TOKENS[1:]], atol=LIMIT)
+
+
 def test_a_refused_request_leaves_the_worker_usable():
     model = make({"position": "learned"})
     long, unknown = RUN | {"tokens": [1] * 13}, RUN | {"model": 1}

@@ -41,8 +41,8 @@ class Pass {
   begin(tokens) {
     const { config, model, edits } = this, shared = Math.min(this.length, sharedPrefix(tokens, this.tokens));
     const kept = this.needsWholeText ? 0 : shared;
-    checkText(tokens, model, edits);
     this.complete = false;
+    checkText(tokens, model, edits);
     this.length = kept;
     // The last place that is kept can have another next token.
     this.predicted.length = Math.max(0, Math.min(this.predicted.length, kept - 1));
