@@ -21,7 +21,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
     """Return the executed notebook. Raises nbclient.exceptions.CellExecutionError if a cell fails."""
     notebook = nbformat.read(path, as_version=4)
     environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1]), "JAX_PLATFORMS": "cpu"}
-    client = nbclient.NotebookClient(notebook, timeout=TIME_LIMIT, kernel_name="python3")
+    client = nbclient.NotebookClient(notebook, timeout=TIME_LIMIT, kernel_name="python3", coalesce_streams=True)
     client.execute(cwd=str(FOLDER), env=environment)
     for cell in notebook.cells:  # times would change the file at each execution
         cell.metadata.pop("execution", None)

@@ -61,10 +61,14 @@ def test_links_of_notebooks_lead_to_files(path):
             assert "://" in target or (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_numbers_of_studies_are_those_of_the_corrections(path):
+    measured = (REPOSITORY / "docs" / "corrections.md").read_text(encoding="utf-8")
+    for source in sources(path, "markdown"):
+        for number in re.findall(r"(?<![\d.])[+−]?\d\.\d{3}(?!\d)", source):
+            assert number.lstrip("+−") in measured, number
+
+
 def test_each_notebook_has_its_page():
-    pages = {page.stem for page in path_of_pages()}
+    pages = {page.stem for page in (REPOSITORY / "docs" / "tutorials").glob("*.md")} - {"index"}
     assert pages == {path.stem for path in NOTEBOOKS}
-
-
-def path_of_pages():
-    return [page for page in (REPOSITORY / "docs" / "tutorials").glob("*.md") if page.stem != "index"]
