@@ -219,4 +219,6 @@ def test_heads_have_labels_or_the_reason(pages, browser):
     go(browser, pages / "text.html", "tab=Text&head=3")
     assert browser.find_element(By.ID, "label").text == "induction"
     go(browser, pages / "pair.html", "tab=Text")
+    assert browser.find_element(By.ID, "no-label").text.startswith("no label: not measured")
+    go(browser, pages / "pair.html", "tab=Heads")
     assert "eval.py --suite=heads" in browser.find_element(By.ID, "no-labels").text

@@ -27,10 +27,24 @@ function paintCells(canvas, rows, columns, valueAt, scale) {
   context.putImageData(image, 0, 0);
 }
 
+// Do a task in one of the next frames, with others for at most 30 ms a frame, so that many maps do not freeze the page.
+const waiting = [];
+function soon(task) {
+  const work = () => {
+    for (const start = performance.now(); waiting.length && performance.now() - start < 30;) waiting.shift()();
+    if (waiting.length) requestAnimationFrame(work);
+  };
+  if (waiting.push(task) === 1) requestAnimationFrame(work);
+}
+
 // A small map without axes. makeValueAt(): returns valueAt, when the map is painted. deps: what the values depend on.
 function PixelMap({ rows, columns, makeValueAt, scale, deps, name, style = "", ...rest }) {
   const canvas = useRef(), isDark = useDark();
-  useLayoutEffect(() => paintCells(canvas.current, rows, columns, makeValueAt(), scale), [...deps, isDark]);
+  useLayoutEffect(() => {
+    let isShown = true;
+    soon(() => isShown && paintCells(canvas.current, rows, columns, makeValueAt(), scale));
+    return () => { isShown = false; };
+  }, [...deps, isDark]);
   return html`<canvas ref=${canvas} class="masked" role="img" aria-label=${name} style=${`image-rendering:pixelated;${style}`} ...${rest}></canvas>`;
 }
 

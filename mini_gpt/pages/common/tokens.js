@@ -2,9 +2,9 @@
 // Flowing text: tokens in a row that wrap as the text does, with signs for white space, that can be pointed at and pinned.
 
 // A token's text on one line, for axes and tables.
-const shown = (token) => token.replace(/\n/g, "⏎").replace(/\r/g, "␍").replace(/\t/g, "⇥")
+const shown = (token) => token.replace(/\n/g, "⏎").replace(/\t/g, "⇥")
   .replace(/[\u0000-\u001f\u007f]/g, controlSign).replace(/^ +| +$/g, (s) => "·".repeat(s.length)) || "∅";
-const controlSign = (c) => String.fromCharCode(c === "\u007f" ? 0x2421 : 0x2400 + c.charCodeAt(0));
+const controlSign = (c) => `^${String.fromCharCode(c.charCodeAt(0) ^ 64)}`; // as ^M for a carriage return
 
 // What a screen reader says.
 const NAMES = { "": "empty", "\n": "line break", "\r": "carriage return", "\t": "tab", " ": "space" };
@@ -14,7 +14,7 @@ const spoken = (token) => NAMES[token] ?? (/^ +$/.test(token) ? `${token.length}
 const pieces = (token) => token === "" ? html`<span class="sign">∅</span>` : (token.match(/ |\t|\r?\n|[\u0000-\u0008\u000b-\u001f\u007f]|[^ \u0000-\u001f\u007f]+/g) ?? []).map((part) => {
   if (part === " ") return html`<span class="space"> </span>`;
   if (part === "\t") return html`<span class="sign">⇥</span>${"\t"}`;
-  if (part.endsWith("\n")) return html`<span class="sign">${part.length > 1 ? "␍⏎" : "⏎"}</span>${"\n"}`;
+  if (part.endsWith("\n")) return html`<span class="sign">${part.length > 1 ? "^M⏎" : "⏎"}</span>${"\n"}`;
   return part < " " || part === "\u007f" ? html`<span class="sign">${controlSign(part)}</span>` : part;
 });
 

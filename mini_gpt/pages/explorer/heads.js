@@ -22,7 +22,7 @@ function HeadChoice({ attention, state, set, withMean }) {
     <${Choice} id="layer" name="layer" options=${numbers(attention.layers)} value=${state.layer} onChoose=${(layer) => set({ layer })} />
     <${Choice} id="head" name="head" options=${heads} value=${state.head} onChoose=${(head) => set({ head })} titleOf=${(head) => labelOf(attention, state.layer, head)} />
     ${state.head === MEAN ? html`<span class="soft">the mean of all heads of layer ${state.layer}</span>`
-      : label ? html`<span><b id="label">${label}</b> ${LABELS[label] && html`<span class="soft">attends to ${LABELS[label]}</span>`}</span>` : html`<${NoLabels} />`}
+      : label ? html`<span><b id="label">${label}</b> ${LABELS[label] && html`<span class="soft">attends to ${LABELS[label]}</span>`}</span>` : html`<span class="soft" id="no-label">no label: not measured; see “All heads”</span>`}
   </div>`;
 }
 

@@ -10,7 +10,7 @@ function HeadsView({ data, attention, set }) {
       ${by > 1 && ` A point is the weight on ${by} keys together, averaged over ${by} queries.`}</p>
     <div class="controls"><${ColourBar} scale=${scales.weights} name="attention weight" masked=${attention.causal && "masked"} />
       ${attention.alignment && html`<span class="soft small" id="legend"><i class="frame"></i> true alignment</span>`}${attention.labels ? html`<span class="soft small" id="labels-from">Labels say what a head attends to most, measured on ${data.labels_from === "--suite=heads" ? "many texts by eval.py --suite=heads" : data.labels_from}.</span>` : html`<${NoLabels} />`}</div>
-    <div class="thumbs" role="group" aria-label="heads" style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 84 : 66}px, 1fr))`}>
+    <div class="thumbs" role="group" aria-label="heads" style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 76 : 66}px, 1fr))`}>
       <span></span>${Array.from({ length: heads }, (_, head) => html`<span class="soft small">head ${head}</span>`)}
       ${Array.from({ length: layers }, (_, layer) => html`<span class="soft small layer">layer ${layer}</span>
         ${Array.from({ length: heads }, (_, head) => html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, tab: "Map" })}>

@@ -8,7 +8,7 @@ function MapView({ attention, state, set }) {
   const scale = isLogits ? scales.signed(range.reach, [-range.reach, -range.reach / 2, 0, range.reach / 2, range.reach]) : scales.weights;
   return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
     <div class="controls"><${Choice} id="show" name="show" options=${[["weights", "weights"], ["logits", "logits"]]} value=${state.values} onChoose=${(values) => set({ values })} />
-      <${ColourBar} scale=${scale} name=${isLogits ? "logit" : "attention weight"} format=${(tick) => (isLogits ? tick.toFixed(1) : String(tick))} masked=${attention.causal ? "masked: the key comes later" : "masked"} />
+      <${ColourBar} scale=${scale} name=${isLogits ? "logit" : "attention weight"} format=${(tick) => (isLogits ? tick.toFixed(1) : String(tick))} masked=${attention.causal ? "masked: the key comes later" : attention.keys === attention.tokens && "masked"} />
       ${isLogits && html`<span class="soft small" id="range">logits from ${range.least.toFixed(1)} to ${range.most.toFixed(1)}, clipped at ${attention.floor} below each row's largest</span>`}
       ${attention.alignment && html`<span class="soft small" id="legend"><i class="frame"></i> true alignment</span>`}</div>
     <output id="pointed">${at ? html`<${Pair} ...${{ attention, layer, head, at }} />` : html`<span class="soft">Point at the map, or click or tap: a row is a token that reads (the query), a column a token that is read (the key). ${errorOf(attention)}</span>`}</output>

@@ -34,12 +34,14 @@ function TextView({ attention, state, set }) {
 function Strongest({ attention, marked, valueOf, layer, head }) {
   if (marked === null) return html`<p class="soft" id="strongest">No token is pinned.</p>`;
   const [own, others] = marked.side === "key" ? [attention.keys, attention.tokens] : [attention.tokens, attention.keys];
-  const all = others.map((_, n) => [n, valueOf(n)]).filter(([, weight]) => weight !== null).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+  const all = others.map((_, n) => [n, valueOf(n)]).filter(([, weight]) => weight !== null);
   const isMean = (n) => head !== MEAN && (marked.side === "key" ? attention.isMean(layer, head, n, marked.at) : attention.isMean(layer, head, marked.at, n));
-  const total = all.slice(0, MOST_LISTED).reduce((sum, [, weight]) => sum + weight, 0), isCross = attention.keys !== attention.tokens;
+  all.sort((a, b) => b[1] - a[1] || isMean(a[0]) - isMean(b[0]) || a[0] - b[0]);
+  const listed = all.slice(0, MOST_LISTED).filter(([, weight], n) => n === 0 || weight >= 0.0005);
+  const total = listed.reduce((sum, [, weight]) => sum + weight, 0), isCross = attention.keys !== attention.tokens;
   return html`<section class="strongest" id="strongest" aria-label="largest weights"><h2>${marked.side === "key" ? "Which tokens read " : "What "}${inContext(own, marked.at)}${marked.side === "key" ? "" : " reads"}${" "}<span class="soft small">(position ${marked.at})</span></h2>
     ${all.length === 0 ? html`<p class="soft">No pair with this token is visible.</p>` : html`<table><thead><tr><th>token</th><th>position</th>${!isCross && html`<th>distance</th>`}<th>weight</th><td></td></tr></thead>
-      <tbody>${all.slice(0, MOST_LISTED).map(([n, weight]) => html`<tr><td>${inContext(others, n)}</td><td>${n}</td>${!isCross && html`<td>${marked.side === "key" ? n - marked.at : marked.at - n}</td>`}
+      <tbody>${listed.map(([n, weight]) => html`<tr><td>${inContext(others, n)}</td><td>${n}</td>${!isCross && html`<td>${marked.side === "key" ? n - marked.at : marked.at - n}</td>`}
         <td>${weight.toFixed(3)}</td><td>${isMean(n) ? "mean of its block" : html`<i class="length" style=${`width:${100 * weight}%`}></i>`}</td></tr>`)}</tbody></table>
-    ${marked.side === "query" && html`<p class="soft small">The weights of a token's keys add up to 1; these ${Math.min(MOST_LISTED, all.length)} of ${all.length} visible keys have ${total.toFixed(2)}.</p>`}`}</section>`;
+    ${marked.side === "query" && html`<p class="soft small">The weights of a token's keys add up to 1; ${listed.length === 1 ? "this one" : `these ${listed.length}`} of ${all.length} visible keys ${listed.length === 1 ? "has" : "have"} ${total.toFixed(2)}.</p>`}`}</section>`;
 }
