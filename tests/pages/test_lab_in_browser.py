@@ -115,9 +115,9 @@ def test_presets_and_seeds_change_a_matrix(page):
     select.select_by_visible_text("random")
     until(page, lambda: values(page, "WV").any())
     first = values(page, "WV")
-    page.find_element("css selector", "[aria-label='next seed of W_V']").click()
-    until(page, lambda: not np.array_equal(values(page, "WV"), first))
-    assert "V=random.2" in page.current_url
+    find(page, "seed-V").send_keys(ALL, "42")
+    until(page, lambda: "V=random.42" in page.current_url)
+    assert not np.array_equal(values(page, "WV"), first)
 
 
 def test_a_number_is_explained_by_mouse_and_keys(page):
@@ -197,6 +197,23 @@ def test_sizes_that_do_not_fit_are_said(page):
     assert "1,048,576 parameters" in find(page, "fits").text
     find(page, "size-heads").send_keys(ALL, "7")
     until(page, lambda: "must be divisible by the number of heads: 512 / 7" in find(page, "fits").text)
+
+
+def test_nothing_is_wider_than_the_window(page, request, path):
+    request.addfinalizer(lambda: page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {}))
+    numbers = "&".join(f"{letter}=random.{seed}" for seed, letter in enumerate("QKVO"))
+    for fragment in (numbers, f"{numbers}&heads=1&position=sinusoidal", "mask=causal&position=alibi"):
+        page.get("about:blank")
+        page.get(f"{path.as_uri()}#{fragment}")
+        until(page, lambda: page.find_elements("id", "matrix-Y"))
+        for width in (320, 390, 600, 768, 1024, 1240, 1319, 1340, 1920):
+            metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            page.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")
+            found = page.execute_script("""const right = (element) => element.getBoundingClientRect().right;
+                const inside = [...document.querySelectorAll(".matrix")].map((m) => right(m) - right(m.closest(".card")));
+                return Math.max(document.documentElement.scrollWidth - document.documentElement.clientWidth, ...inside)""")
+            assert found <= 0, (fragment, width)
 
 
 @pytest.mark.parametrize("width", [1440, 390])

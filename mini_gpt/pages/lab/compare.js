@@ -1,7 +1,7 @@
 "use strict";
 // Two comparisons: one head beside two, and the sentence before and after a change of its order.
 
-const settled = (value) => Math.abs(value) < 1e-9; // differences that are only rounding
+const ROUNDING = 1e-9; // relative differences that are only rounding
 
 // The page with the numbers of another view.
 const inView = (page, view) => ({ ...page, ...page.views[view], view });
@@ -56,11 +56,11 @@ function OrderChips({ page }) {
 function Reorder({ page }) {
   const { state, set, held, result } = page, { result: before, state: { order: first } } = page.views.before, isChanged = state.order.some((n, place) => n !== place);
   const changes = first.map((n) => Math.max(...result.y[state.order.indexOf(n)].map((value, k) => Math.abs(value - before.y[n][k]))));
-  const words = state.sentence.split(" "), most = Math.max(...changes);
+  const words = state.sentence.split(" "), most = Math.max(...changes), largest = Math.max(...result.y.flat().map(Math.abs));
   const swap = () => { const order = [...state.order]; [order[1], order[order.length - 1]] = [order[order.length - 1], order[1]]; set({ order }); };
   const reason = [state.position === "none" ? null : { sinusoidal: "the sinusoids", rope: "RoPE", alibi: "ALiBi" }[state.position], state.causal ? "the causal mask" : null].filter(Boolean).join(" and ");
   const verdict = !isChanged ? "The words have their original order. Move one, and compare."
-    : settled(most) ? `Each word has the same output as before; only the rows are permuted.${reason ? "" : " Without positions and without a mask, attention does not know the order of its words."}`
+    : most <= ROUNDING * largest ? `Each word has the same output as before; only the rows are permuted.${reason ? "" : " Without positions and without a mask, attention does not know the order of its words."}`
       : `Outputs change by up to ${number(most)}${reason ? `, by ${reason}` : ""}: the order makes a difference.`;
   return html`<section class="card step" id="reorder" aria-labelledby="title-order"><header><h2 id="title-order">Change the order of the words</h2>
       <button id="swap" onClick=${swap}>swap second and last</button> <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>

@@ -5,6 +5,7 @@
 const LETTERS = ["Q", "K", "V", "O"];
 const POSITIONS = ["none", "sinusoidal", "rope", "alibi"];
 const HEADS = [1, 2];
+const LARGEST_SEED = 9999;
 const COLDEST = 0.1, HOTTEST = 5; // temperatures
 
 // Uniform numbers in [0, 1), the same for the same seed (mulberry32).

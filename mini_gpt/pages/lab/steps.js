@@ -44,7 +44,9 @@ function PresetPicker({ data, state, letter, set }) {
   return html`<span class="picker"><select id=${`preset-${letter}`} aria-label=${`preset of ${name}`} value=${own.preset} onChange=${(event) => put({ preset: event.target.value })}>
       ${[...Object.keys(data.presets), "random"].map((preset) => html`<option value=${preset}>${preset}</option>`)}
       ${own.preset === "edited" && html`<option value="edited">edited</option>`}</select>
-    ${own.preset === "random" && html`<button class="small" onClick=${() => put({ seed: (own.seed + 1) % 10_000 })} aria-label=${`next seed of ${name}`}>seed ${own.seed} +1</button>`}</span>`;
+    ${own.preset === "random" && html`<label class="soft small">seed <input type="number" id=${`seed-${letter}`} aria-label=${`seed of ${name}`} min="0" max=${LARGEST_SEED} value=${own.seed} onInput=${(event) => {
+      if (/^\d+$/.test(event.target.value) && +event.target.value <= LARGEST_SEED) put({ seed: +event.target.value });
+    }} /></label>`}</span>`;
 }
 
 function WeightMatrix({ page, letter }) {
