@@ -210,9 +210,11 @@ def test_nothing_is_wider_than_the_window(page, request, path):
             metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
             page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
             page.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")
-            found = page.execute_script("""const right = (element) => element.getBoundingClientRect().right;
-                const inside = [...document.querySelectorAll(".matrix")].map((m) => right(m) - right(m.closest(".card")));
-                return Math.max(document.documentElement.scrollWidth - document.documentElement.clientWidth, ...inside)""")
+            found = page.execute_script("""const root = document.documentElement;
+                const right = (element) => element.getBoundingClientRect().right;
+                const matrices = [...document.querySelectorAll(".matrix")];
+                const beyond = matrices.map((matrix) => right(matrix) - right(matrix.closest(".card")));
+                return Math.max(root.scrollWidth - root.clientWidth, ...beyond)""")
             assert found <= 0, (fragment, width)
 
 
