@@ -318,6 +318,16 @@ def test_the_cursor_chooses_the_place(page):
     assert set(actual) <= {ord(" ")}
 
 
+def test_typing_shows_the_end_also_under_a_resting_mouse(page):
+    page.open("one")
+    field, after = page.find("text"), page.browser.find_element(By.CSS_SELECTOR, ".after q")
+    ActionChains(page.browser).move_to_element_with_offset(field, 30 - field.size["width"] // 2, -50).perform()
+    assert len(page.settle() and after.text) < 5  # the place under the mouse
+    page.js("arguments[0].focus(); arguments[0].setSelectionRange(999, 999)", field)
+    ActionChains(page.browser).send_keys("!").perform()
+    assert page.settle() and after.text.endswith("mat!")
+
+
 def test_a_head_takes_its_output_from_another_text(page):
     page.open("one", other=TEXT.replace("mat", "dog"), edits0=json.dumps({"heads": {"1.0": "patch"}}))
     assert "Head 1.0 from the other text" in page.said and len(page.losses()[0]) == 2

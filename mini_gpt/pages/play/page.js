@@ -18,7 +18,7 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
       ${facts.length > 1 && html`<${Choice} id="colours" name="colours" options=${colours} value=${state.colours} onChoose=${(value) => set({ colours: value })} />`}
       <${Choice} id="unit" name="unit" options=${[["nats", "nats"], ["bits", "bits"]]} value=${state.unit} onChoose=${(unit) => set({ unit })} /></div>
     <${Editor} ...${{ text: state.text, spans, scale, context, place }} name="Text, one token after the other coloured by its surprisal" valueOf=${valueOf}
-      onText=${(text) => { writer.stop(false); set({ text, pin: null }); }} onCaret=${(pin) => set({ pin })} onPoint=${setPointed} />
+      onText=${(text) => { writer.stop(false); setPointed(null); set({ text, pin: null }); }} onCaret=${(pin) => { setPointed(null); set({ pin }); }} onPoint=${setPointed} />
     ${notes.map((note) => html`<p class="note small" role="status">${note}</p>`)}
     <${ColourBar} scale=${scale} name=${meaning} format=${(v) => String(v).replace("-", "−")} />
     ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>marks the end of the trained context of ${context} tokens; later tokens are underlined.</p>`}
@@ -93,7 +93,7 @@ function App({ data, tokenizer, facts, first }) {
   const seen = held[state.run].edited?.tokens ?? ids, texts = useMemo(() => Array.from(seen, textOf), [seen]), counts = { own: ids.length, other: other.length };
   const common = { data, facts, state, set, ids, held, place, textOf, tokenizer, counts, setPointed };
   document.documentElement.dataset.busy = held.some((each) => each.busy) ? "yes" : "no";
-  return html`<main ref=${page}><header class="top"><h1>${data.title}</h1><span class="buttons" data-picture="no"><button id="picture" onClick=${() => savePicture(page.current, "playground.png")}>Save a picture</button><${ThemeButton} /></span></header>
+  return html`<main ref=${page}><header class="top"><h1>${data.title}</h1><span class="buttons" data-picture="no"><button id="picture" onClick=${() => savePicture(page.current, "playground.png").catch(() => alert("This browser can't draw the picture. Take a screenshot."))}>Save a picture</button><${ThemeButton} /></span></header>
     ${facts.map((run, n) => html`<p class="soft small">${facts.length > 1 && html`<b style=${`color:${seriesColour(n)}`}>${run.name}</b>${": "}`}${describe(run)}</p>`)}
     <p class="small soft lead" data-picture="no">Change the text or the model: all numbers of this page are computed anew, here, by the run itself.</p>
     <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} first=${n ? held[0] : null} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
