@@ -40,6 +40,7 @@ def test_the_page_holds_runs_tokenizer_engine_and_text():
     assert [model["name"] for model in data["models"]] == ["one", "two"]
     assert [model["context_length"] for model in data["models"]] == [32, 200]
     assert data["models"][0]["packed"] == json.loads(json.dumps(pack.packed(runs[0].model)))
+    assert data["answer"] is None and data["other"] == ""
     assert data["most_tokens"] == playground.TIMES * 200
     engine = re.findall(r'<script type="text/js-worker">\n(.*?)\n</script>', page, re.DOTALL)
     assert engine == [path.read_text(encoding="utf-8") for path in play_engine.scripts()]

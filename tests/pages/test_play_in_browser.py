@@ -15,7 +15,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from mini_gpt.data.simple_tokenizers import ByteTokenizer, WordTokenizer
+from mini_gpt.data import tasks
+from mini_gpt.data.simple_tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.evaluation.perplexity import make_nll_fn
 from mini_gpt.evaluation.scoring import score_tokens
@@ -28,6 +29,8 @@ from tests.pages.test_play import shown
 pytestmark = pytest.mark.slow
 TEXT = "the cat sat on the mat"
 LIMIT = 1e-4
+LETTERS = CharacterTokenizer(tasks.ALPHABET)
+COPY = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
 WORDS = WordTokenizer.of_texts([make_text(0, 100)])
 MODEL = {"model__num_layers": 2, "model__position": "rope"}
 VIEWS = ("attention", "map", "loss", "lens", "stream")
@@ -48,6 +51,7 @@ def pages(tmp_path_factory, runs):
         "two": playground.play(runs, byte, make_text(0, 40)[:128], title="two"),
         "learned": playground.play([shown(model__position="learned")], byte, TEXT, title="learned"),
         "words": playground.play([shown("words", WORDS)], WORDS, "the cat sat", title="words", other="the dog ran"),
+        "task": playground.play([shown("task", LETTERS, **COPY)], LETTERS, "abc=abc\n", title="task"),
         "bpe": playground.play([shown("bpe", bpe)], bpe, TEXT, title="bpe"),
     }
     for name, page in written.items():
@@ -190,6 +194,31 @@ def test_measured_heads_show_the_change_of_the_loss(page, runs):
         change = losses_of(without_head(runs[0].model, layer, head), TEXT).mean() - plain
         label = page.find(f"head-{layer}.{head}").get_attribute("aria-label")
         assert f"changes the loss by {change:+.2f} nats".replace("-", "−") in label
+
+
+def test_a_selected_part_has_its_own_loss(page, runs):
+    wanted = losses_of(runs[0].model, TEXT)
+    select = """const field = document.getElementById("text"); field.focus(); field.setSelectionRange(...arguments);
+        field.dispatchEvent(new Event("select", { bubbles: true }));"""
+    page.open("one").js(select, 4, 7)
+    assert page.settle().losses() == [[pytest.approx(wanted[3:6].mean(), abs=LIMIT)]]
+    assert page.said.startswith("The loss of the selected part is") and "(3 predicted tokens)" in page.said
+    assert page.state["range"] == "4-6"
+    page.open("one", **page.state).click("head-1.2")
+    edited = losses_of(without_head(runs[0].model, 1, 2), TEXT)
+    assert page.losses() == [[pytest.approx(values[3:6].mean(), abs=LIMIT) for values in (wanted, edited)]]
+    page.click("measure")
+    page.wait(lambda: not page.find("measure").get_attribute("disabled"))
+    page.click("reset").js(select, 0, len(TEXT))
+    assert page.settle().losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
+    page.open("one", range="9-99999", edits0='{"scale":"off"}').write("abc")
+    assert len(page.losses()[0]) == 2
+
+
+def test_the_loss_of_a_task_is_that_of_the_answer(page):
+    wanted = losses_of(shown("task", LETTERS, **COPY).model, "abc=abc\n", LETTERS)[3:]
+    assert page.open("task").losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
+    assert page.said.startswith("The loss of the answer is") and "(4 predicted tokens)" in page.said
 
 
 def test_the_bars_are_the_models_next_tokens(page, runs):

@@ -20,8 +20,8 @@ function surprisalScale(vocabulary, unit) {
 }
 
 // spans: as of Tokenizer.spans. valueOf(n): the surprisal of token n, or null. onCaret(n or null): the token before the
-// caret; null at the end. context: the number of tokens that the model was trained on.
-function Editor({ text, spans, valueOf, scale, context, place, onText, onCaret, onPoint, name }) {
+// caret; null at the end. range, onRange({first, last} or null): the selected tokens; null: none or all. context: the number of tokens that the model was trained on.
+function Editor({ text, spans, valueOf, scale, context, place, range, onText, onCaret, onRange, onPoint, name }) {
   const field = useRef();
   useDark();
   const summed = (span) => {
@@ -30,7 +30,10 @@ function Editor({ text, spans, valueOf, scale, context, place, onText, onCaret, 
     return sum;
   };
   const caret = () => {
-    const at = field.current.selectionStart;
+    const { selectionStart: at, selectionEnd: to } = field.current, chosen = (spans ?? []).filter(({ start, end }) => start < to && end > at);
+    const isPart = at < to && chosen.length > 0 && chosen.length < spans.length;
+    onRange(isPart ? { first: chosen[0].first, last: chosen.at(-1).last } : null);
+    if (at < to) return;
     const span = (spans ?? []).find(({ start, end }) => start < at && at <= end);
     onCaret(!span || span.last === spans.at(-1).last ? null : span.last);
   };
@@ -44,6 +47,7 @@ function Editor({ text, spans, valueOf, scale, context, place, onText, onCaret, 
     if (span.first <= context && context <= span.last) marks.push("boundary");
     if (span.first >= context) marks.push("beyond");
     if (span.first <= place && place <= span.last) marks.push("place");
+    if (range && span.last >= range.first && span.first <= range.last) marks.push("chosen");
     end = span.end;
     return html`${gap && html`<span class="unknown">${gap}</span>`}<span class=${marks.join(" ")} data-last=${span.last} data-value=${value}
       style=${value ? `background:rgb(${colourOf(scale, value * scale.factor)})` : ""}>${text.slice(span.start, span.end)}</span>`;

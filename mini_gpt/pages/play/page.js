@@ -17,17 +17,18 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
       <span class="soft small numbers" id="count-of-tokens">${ids.length.toLocaleString("en")} tokens${ids.length > context ? `, trained on ${context.toLocaleString("en")}` : ""}</span>
       ${facts.length > 1 && html`<${Choice} id="colours" name="colours" options=${colours} value=${state.colours} onChoose=${(value) => set({ colours: value })} />`}
       <${Choice} id="unit" name="unit" options=${[["nats", "nats"], ["bits", "bits"]]} value=${state.unit} onChoose=${(unit) => set({ unit })} /></div>
-    <${Editor} ...${{ text: state.text, spans, scale, context, place }} name="Text, one token after the other coloured by its surprisal" valueOf=${valueOf}
-      onText=${(text) => { writer.stop(false); setPointed(null); set({ text, pin: null }); }} onCaret=${(pin) => { setPointed(null); set({ pin }); }} onPoint=${setPointed} />
+    <${Editor} ...${{ text: state.text, spans, scale, context, place, range: held.range }} onRange=${(range) => set({ range })} name="Text, one token after the other coloured by its surprisal" valueOf=${valueOf}
+      onText=${(text) => { writer.stop(false); setPointed(null); set({ text, pin: null, range: null }); }} onCaret=${(pin) => { setPointed(null); set({ pin }); }} onPoint=${setPointed} />
     ${notes.map((note) => html`<p class="note small" role="status">${note}</p>`)}
     <${ColourBar} scale=${scale} name=${meaning} format=${(v) => String(v).replace("-", "−")} />
+    <p class="small soft" data-picture="no">Select a part of the text to see its loss alone.</p>
     ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>marks the end of the trained context of ${context} tokens; later tokens are underlined.</p>`}
     <${Writer} ...${{ writer, state, set }} room=${data.most_tokens - ids.length} name=${facts.length > 1 ? facts[run].name : ""} onStart=${begin} /></section>`;
 }
 
 function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
   const isEnd = place >= ids.length - 1, actual = isEnd ? null : ids[place + 1], before = tokenizer.decode(ids.slice(Math.max(0, place - 11), place + 1));
-  const onToken = isEnd ? (token) => set({ text: state.text + textOf(token), pin: null }) : null;
+  const onToken = isEnd ? (token) => set({ text: state.text + textOf(token), pin: null, range: null }) : null;
   return html`<section class="card" aria-labelledby="next-title"><h2 id="next-title">Next token</h2>
     <p class="soft after">after <q>${[...before].slice(-18).map((c) => (c === " " ? " " : shown(c))).join("")}</q></p>
     ${facts.map((run, n) => html`${facts.length > 1 && html`<h3 style=${`color:${seriesColour(n)}`}>${run.name}</h3>`}
@@ -37,7 +38,7 @@ function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
 }
 
 function EditsCard({ facts, state, set, held, counts, place, rows }) {
-  const run = state.run, own = facts[run], edits = state.edits[run], { effects, measure, busy } = useEffects(run, own, held[run], held.edits[run]);
+  const run = state.run, own = facts[run], edits = state.edits[run], { effects, measure, busy } = useEffects(run, own, held[run], held.edits[run], held.range);
   const change = (next) => set((old) => ({ edits: old.edits.map((each, n) => (n === run ? next : each)) }));
   const canPatch = counts.own === counts.other && counts.other > 0, isEdited = Object.keys(edits).length > 0;
   return html`<section class="card edits" aria-labelledby="edits-title"><div class="bar-of-card"><h2 id="edits-title">Edit the model</h2>
@@ -86,8 +87,8 @@ function App({ data, tokenizer, facts, first }) {
   const encoded = useMemo(() => tokenizer.encode(state.text), [state.text]), ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded]);
   const spans = useMemo(() => tokenizer.spans(encoded.ids, state.text), [encoded]), other = useMemo(() => tokenizer.encode(state.other).ids, [state.other]);
   const isEqual = other.length === ids.length, edits = state.edits.map((each) => (isEqual ? each : withoutPatches(each)));
-  const engine = edits.map((each) => engineEdits(each, other)), held = Object.assign(useResults(facts.length, ids, engine), { edits: engine });
-  const writer = useWriter(tokenizer, (text) => set({ text, pin: null }));
+  const engine = edits.map((each) => engineEdits(each, other)), range = rangeOf(state, data, spans), held = Object.assign(useResults(facts.length, ids, engine, range), { edits: engine, range });
+  const writer = useWriter(tokenizer, (text) => set({ text, pin: null, range: null }));
   const rows = useHistory(held[state.run], edits[state.run], state.run), textOf = (id) => tokenizer.decode([id]);
   const last = Math.max(0, ids.length - 1), place = Math.min(last, pointed ?? state.pin ?? last);
   const seen = held[state.run].edited?.tokens ?? ids, texts = useMemo(() => Array.from(seen, textOf), [seen]), counts = { own: ids.length, other: other.length };
@@ -96,11 +97,18 @@ function App({ data, tokenizer, facts, first }) {
   return html`<main ref=${page}><header class="top"><h1>${data.title}</h1><span class="buttons" data-picture="no"><button id="picture" onClick=${() => savePicture(page.current, "playground.png").catch(() => alert("This browser can't draw the picture. Take a screenshot."))}>Save a picture</button><${ThemeButton} /></span></header>
     ${facts.map((run, n) => html`<p class="soft small">${facts.length > 1 && html`<b style=${`color:${seriesColour(n)}`}>${run.name}</b>${": "}`}${describe(run)}</p>`)}
     <p class="small soft lead" data-picture="no">Change the text or the model: all numbers of this page are computed anew, here, by the run itself.</p>
-    <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} first=${n ? held[0] : null} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
+    <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} first=${n ? held[0] : null} range=${range} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
     <div class="two"><${TextCard} ...${{ ...common, spans, writer, unknown: encoded.unknown, cut: encoded.ids.length > ids.length }} /><${NextCard} ...${common} /></div>
     <${EditsCard} ...${{ ...common, rows }} />
     <${InsideCard} ...${{ ...common, texts }} place=${Math.min(place, seen.length - 1)} />
     <p class="small soft" data-picture="no">${data.served ? "The server on this machine computes the run's forward pass in float32." : "The page computes the run's forward pass in float32. It uses no network."} Its address holds the text, the edits and the view: copy it to pass them on.</p></main>`;
+}
+
+// The tokens whose loss is said: those that are selected, the answer of a task, or null for all.
+function rangeOf({ text, range }, { answer }, spans) {
+  if (range) return { ...range, name: "the selected part" };
+  const sign = answer ? text.lastIndexOf(answer) : -1, after = sign < 0 ? [] : (spans ?? []).filter(({ start }) => start > sign);
+  return after.length ? { first: after[0].first, last: after.at(-1).last, name: "the answer" } : null;
 }
 
 // Edits without the heads that take their outputs from a text of another length.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
@@ -45,7 +46,13 @@ def play(
     """
     models = [_described(run, served) for run in runs]
     data: dict[str, Any] = {"title": title, "models": models, "text": text, "other": other}
-    data |= {"tokenizer": page_tokenizer.described(tokenizer), "most_tokens": most_tokens(runs), "served": served}
+    answers = tasks.ANSWER if runs[0].model.config.data.is_task else None  # the sign before the part that is predicted
+    data |= {
+        "answer": answers,
+        "tokenizer": page_tokenizer.described(tokenizer),
+        "most_tokens": most_tokens(runs),
+        "served": served,
+    }
     html = document.build(PAGE, data)
     return html.replace(OFFLINE, f"{OFFLINE}; connect-src 'self'", 1) if served else html
 

@@ -5,16 +5,23 @@ const SHOWN = 8; // likely next tokens on the page
 const ASKED = 48; // likely next tokens of each place that the engine gives, to find those of the other model or without edits
 const LENS = 3; // likely tokens of each layer in the logit lens
 
-const meanLoss = (result) => {
-  if (!result || result.length < 2) return null;
+// The predicted tokens of a range {first, last}, or of the whole text: from the first to before the end.
+function predicted(result, range) {
+  const from = Math.max(1, range?.first ?? 1), end = Math.min(result.length, (range?.last ?? Infinity) + 1);
+  return { from, end, count: Math.max(0, end - from) };
+}
+
+// The mean loss of a range, or null if no token of it is predicted.
+function meanLoss(result, range) {
+  const { from, end, count } = predicted(result, range);
   let sum = 0;
-  for (let n = 1; n < result.length; n++) sum += result.nll[n];
-  return sum / (result.length - 1);
-};
+  for (let n = from; n < end; n++) sum += result.nll[n];
+  return count ? sum / count : null;
+}
 
 // A hook: for each model {plain, edited, refused, busy}. plain, edited: results with `tokens` and `mean`; without edits
-// they are the same. refused: a sentence, or null. busy: the results are not yet those of these tokens and edits.
-function useResults(count, ids, edits) {
+// they are the same. `mean` is the loss of the range {first, last}, or of the whole text. refused: a sentence, or null. busy: the results are not yet those of these tokens and edits.
+function useResults(count, ids, edits, range) {
   const empty = () => ({ plain: null, edited: null, refused: null, busy: true });
   const [held, setHeld] = useState(() => Array.from({ length: count }, empty)), versions = useRef([]);
   const written = edits.map((each) => JSON.stringify(each));
@@ -22,7 +29,7 @@ function useResults(count, ids, edits) {
     useEffect(() => {
       const version = (versions.current[model] = (versions.current[model] ?? 0) + 1), hasEdits = written[model] !== "{}";
       const update = (part) => versions.current[model] === version && setHeld((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
-      const take = (reply) => ({ ...reply, tokens: ids, written: written[model], mean: meanLoss(reply) });
+      const take = (reply) => ({ ...reply, tokens: ids, written: written[model] });
       if (!ids.length) return void update(() => ({ plain: null, edited: null, refused: "Type a text: the model needs at least one token.", busy: false }));
       update(() => ({ busy: true }));
       const run = (slot, own, wanted) => ask({ kind: "run", model, slot, tokens: ids, edits: own, ask: wanted });
@@ -39,6 +46,7 @@ function useResults(count, ids, edits) {
         update(() => ({ plain: other.kind === "refused" ? null : take(other), busy: false }));
       })();
     }, [ids, written[model]]);
+  for (const { edited, plain } of held) for (const result of [edited, plain]) if (result) result.mean = meanLoss(result, range);
   return held.map((each, n) => ({ ...each, busy: each.busy || (each.edited !== null && (each.edited.tokens !== ids || each.edited.written !== written[n])) }));
 }
 

@@ -3,20 +3,20 @@
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-// One sentence for a run. name: of the run if there are two. first: what useResults holds of the first run, for the second.
-function Headline({ held, first, edits, unit, name, colour }) {
+// One sentence for a run. name: of the run if there are two. first: what useResults holds of the first run, for the second. range: {first, last, name}, or null for the whole text.
+function Headline({ held, first, edits, range, unit, name, colour }) {
   const { edited, plain, refused, busy } = held, factor = UNITS[unit], said = phrases(edits).join(", ");
   const who = name && html`<b style=${`color:${colour}`}>${name}</b>${": "}`;
   if (refused) return html`<p class="headline refused">${who}${refused}</p>`;
   const loss = (result, id = null) => html`<b class="numbers" data-loss=${result.mean} data-of=${id}>${result.mean === null ? "–" : (result.mean * factor).toFixed(2)}</b>`;
   const sign = html`<span class=${busy ? "busy" : "idle"} aria-hidden="true" title="computing">◌</span>`;
   if (!edited) return html`<p class="headline">${who}<span class="soft">The model computes …</span>${sign}</p>`;
-  const count = edited.length - 1, isComparable = first?.edited && edited.mean !== null && sameTokens(first.edited, edited.tokens);
+  const { count } = predicted(edited, range), part = range ? ` of ${range.name}` : "", isComparable = first?.edited && edited.mean !== null && sameTokens(first.edited, edited.tokens);
   const compared = isComparable && html`, <span class="numbers">${signedNumber((edited.mean - first.edited.mean) * factor)}</span> against the run above`;
-  if (!said) return html`<p class="headline">${who}${name ? "loss" : "The loss of this text is"} ${loss(edited)} ${unit} per token${name ? "" : html` <span class="soft">(${count.toLocaleString("en")} predicted tokens)</span>`}${compared}.${sign}</p>`;
-  if (!plain || edited.mean === null) return html`<p class="headline">${who}${capital(said)}: loss … → ${loss(edited)} ${unit} per token.${sign}</p>`;
+  if (!said) return html`<p class="headline">${who}${name ? `loss${part}` : `The loss of ${range?.name ?? "this text"} is`} ${loss(edited)} ${unit} per token${name ? "" : html` <span class="soft">(${count.toLocaleString("en")} predicted tokens)</span>`}${compared}.${sign}</p>`;
+  if (!plain || edited.mean === null) return html`<p class="headline">${who}${capital(said)}: loss${part} … → ${loss(edited)} ${unit} per token.${sign}</p>`;
   const change = (edited.mean - plain.mean) * factor;
-  return html`<p class="headline">${who}${capital(said)}: loss ${loss(plain, "plain")} → ${loss(edited, "edited")} ${unit} per token <span class=${`change numbers ${change > 0.005 ? "worse" : change < -0.005 ? "better" : ""}`}>${signedNumber(change)}</span>${sign}</p>`;
+  return html`<p class="headline">${who}${capital(said)}: loss${part} ${loss(plain, "plain")} → ${loss(edited, "edited")} ${unit} per token <span class=${`change numbers ${change > 0.005 ? "worse" : change < -0.005 ? "better" : ""}`}>${signedNumber(change)}</span>${sign}</p>`;
 }
 
 // A hook: the changes of edits of a run with the losses before and after them, the newest first, for the text of now.
@@ -50,8 +50,8 @@ function History({ rows, unit }) {
 }
 
 // A hook: {effects, measure, busy}. effects: change of the loss in nats if a head is off, for the text and edits of now.
-function useEffects(model, facts, held, edits) {
-  const [found, setFound] = useState(null), [busy, setBusy] = useState(false), key = useRef(null);
+function useEffects(model, facts, held, edits, range) {
+  const [found, setFound] = useState(null), [busy, setBusy] = useState(false), key = useRef(null), part = JSON.stringify(range);
   key.current = held.edited;
   const measure = async () => {
     const base = held.edited, effects = {};
@@ -60,10 +60,10 @@ function useEffects(model, facts, held, edits) {
       const name = `${Math.floor(n / facts.heads)}.${n % facts.heads}`;
       const reply = await ask({ kind: "run", model, slot: "probe", tokens: base.tokens, edits: { ...edits, heads: { ...edits.heads, [name]: "off" } }, ask: { top: 1, lens: 0 } });
       if (reply.kind !== "result") break;
-      effects[name] = meanLoss(reply) - base.mean;
-      setFound({ base, effects: { ...effects } });
+      effects[name] = meanLoss(reply, range) - meanLoss(base, range);
+      setFound({ base, part, effects: { ...effects } });
     }
     setBusy(false);
   };
-  return { effects: found?.base === held.edited ? found.effects : null, measure, busy };
+  return { effects: found?.base === held.edited && found.part === part ? found.effects : null, measure, busy };
 }

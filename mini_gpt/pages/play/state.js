@@ -3,7 +3,7 @@
 
 const VIEWS = [["attention", "Attention"], ["map", "Attention map"], ["loss", "Loss along the text"], ["lens", "Logit lens"], ["stream", "Residual stream"]];
 const UNITS = { nats: 1, bits: 1 / Math.LN2 };
-const DEFAULTS = { run: 0, view: "attention", layer: 0, head: 0, pin: null, colours: "0", unit: "nats", logits: false, temperature: 0.8, topK: 40, seed: 0, count: 100, other: "" };
+const DEFAULTS = { run: 0, view: "attention", layer: 0, head: 0, pin: null, range: null, colours: "0", unit: "nats", logits: false, temperature: 0.8, topK: 40, seed: 0, count: 100, other: "" };
 
 // Facts about a model of the page's data.
 function factsOf({ name, step, parameters, context_length, packed }) {
@@ -61,10 +61,17 @@ function readState(runs, { text, other }) {
     ...DEFAULTS, run, text: held.text ?? text, other: held.other ?? other, edits: runs.map((_, n) => cleanEdits(readJson(held[`edits${n}`]))),
     view: VIEWS.some(([id]) => id === held.view) ? held.view : runs.length > 1 ? "loss" : DEFAULTS.view,
     layer: fragment.index(held.layer, layers), head: fragment.index(held.head, heads), pin: /^\d{1,5}$/.test(held.pin) ? +held.pin : null,
+    range: readRange(held.range),
     unit: Object.hasOwn(UNITS, held.unit) ? held.unit : DEFAULTS.unit, logits: held.logits === "yes",
     colours: runs.length > 1 && ["0", "1", "difference"].includes(held.colours) ? held.colours : DEFAULTS.colours,
     temperature: number("temperature", 0, 2), topK: number("topK", 0, 1e5), seed: number("seed", 0, 2 ** 31), count: number("count", 1, 2000),
   };
+}
+
+// Tokens from first to last, as `3-7`.
+function readRange(text) {
+  const [, first, last] = /^(\d{1,5})-(\d{1,5})$/.exec(text ?? "") ?? [];
+  return first !== undefined && +first <= +last ? { first: +first, last: +last } : null;
 }
 
 function writeState(state, first) {
@@ -73,6 +80,7 @@ function writeState(state, first) {
   state.edits.forEach((edits, n) => { entries[`edits${n}`] = Object.keys(edits).length ? JSON.stringify(edits) : null; });
   for (const name of ["run", "layer", "head", "pin", "colours", "unit", "temperature", "topK", "seed", "count"])
     entries[name] = state[name] === DEFAULTS[name] ? null : state[name];
+  if (state.range) entries.range = `${state.range.first}-${state.range.last}`;
   fragment.write({ ...entries, view: state.view, logits: state.logits ? "yes" : null });
 }
 
