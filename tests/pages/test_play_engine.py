@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.config.attention import RopeConfig
-from mini_gpt.config.fields import specs
+from mini_gpt.config.fields import choices, specs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.layout import Layout
@@ -138,6 +138,15 @@ def test_each_config_field_is_read_or_refused():
     named = [f"model.{name}" for group in groups for name in group]
     assert len(named) == len(set(named))
     assert set(named) == set(specs(ModelConfig))
+
+
+def test_a_new_value_of_a_choice_is_refused(monkeypatch):
+    """Fields with a choice of names are those of KNOWN, so that the engine does not take a new name for another one."""
+    with_choice = {name for name, spec in specs(ModelConfig).items() if choices(spec.hint)}
+    assert {f"model.{name}" for name in pack.KNOWN} == with_choice - {f"model.{name}" for name in pack.WITHOUT_EFFECT}
+    monkeypatch.setitem(pack.KNOWN, "position", ("rope", "alibi"))
+    with pytest.raises(UserError, match=r"model\.position: found .t5.; the playground knows rope, alibi"):
+        pack.described(make({"position": ("rope", "t5")}))
 
 
 def test_the_engine_reads_each_packed_field():

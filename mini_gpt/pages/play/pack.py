@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 
 MOST_PARAMETERS = 30_000_000
 # Fields of `ModelConfig` that the engine reads.
@@ -88,6 +89,23 @@ NEEDED = {  # the only value that the engine supports
     "cross_positions": False,
     "causal": True,
 }
+# The values that the engine knows, of fields with a choice. A new value is refused until the engine knows it too.
+KNOWN = {
+    "position": (
+        *("none", "learned", "sinusoidal", "rope", "pope", "alibi"),
+        *("hard_alibi", "t5", "kerple", "fire", "fox", "cope"),
+    ),
+    "norm": ("layernorm", "rmsnorm"),
+    "norm_placement": ("pre", "post", "none"),
+    "parallel_residual": ("none", "two_norms", "one_norm"),
+    "activation": ("gelu", "gelu_exact", "relu", "swiglu", "geglu"),
+    "rope.scaling": ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"),
+    "variants.qk_norm": ("none", "plain", "weighted", "all_heads"),
+    "variants.query_scale": ("none", "ssmax", "llama4"),
+    "variants.normaliser": ("softmax", "stick_breaking"),
+    "variants.sink": ("none", "zero", "trained"),
+    "variants.gate": ("none", "head", "entry"),
+}
 
 
 def packed(model: LoadedModel) -> dict[str, Any]:
@@ -118,6 +136,9 @@ def described(model: LoadedModel) -> dict[str, Any]:
         found = operator.attrgetter(name)(config)
         if found != value:
             raise UserError(f"model.{name}: found {found!r}; the playground needs {value!r}")
+    for name, known in KNOWN.items():
+        for found in pattern(operator.attrgetter(name)(config)):
+            require(found in known, f"model.{name}", found, f"the playground knows {', '.join(known)}")
     shapes = [{"name": name, "shape": array.shape} for name, array in _in_order(model).items()]
     return {"config": fields(config), "layout": layout(model.layout), "parameters": shapes}
 
