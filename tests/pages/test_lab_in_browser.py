@@ -226,5 +226,6 @@ def test_the_page_is_accessible(page, request, path, width, theme):
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     page.get(f"{path.as_uri()}#theme={theme}&position=sinusoidal&mask=causal&Q=random.3&O=negated")
     until(page, lambda: page.find_elements("id", "matrix-P"))
+    until(page, lambda: page.execute_script("return document.getAnimations().length === 0"))  # colours have settled
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert axe_violations(page) == []
