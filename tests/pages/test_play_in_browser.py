@@ -327,6 +327,13 @@ def test_writing_on_repeats_with_a_seed_and_stops(page):
     assert len(page.find("text").get_attribute("value")) == size
 
 
+def test_writing_ends_with_the_separator(page):
+    page.open("words", temperature=2, topK=0, count=400).click("write")
+    page.wait(lambda: page.js("return !document.getElementById('stop')"))
+    assert "ends the text" in page.settle().find("ended").text
+    assert page.find("text").get_attribute("value").startswith("the cat sat")
+
+
 def test_a_chosen_bar_is_appended(page):
     page.open("one")
     token = page.js("const bar = document.querySelector('#next-0 button'); bar.click(); return +bar.dataset.token")

@@ -41,7 +41,7 @@ function MapView({ facts, state, set, held, maps, texts, place }) {
 const lensColumns = () => Math.max(4, Math.min(14, Math.floor((innerWidth - 130) / 78))); // places in the table
 
 // What the model would predict if it ended after each layer.
-function LensView({ held, texts, textOf, place, set }) {
+function LensView({ held, texts, tokenizer, place, set }) {
   const { lens, length, layers } = held.edited;
   useDark();
   if (!lens) return html`<${Waiting} />`;
@@ -49,8 +49,8 @@ function LensView({ held, texts, textOf, place, set }) {
   const places = Array.from({ length: last - first + 1 }, (_, n) => first + n);
   const cell = (layer, n) => {
     const from = (layer * length + n) * lens.top, next = n + 1 < texts.length ? held.edited.tokens[n + 1] : null;
-    const likely = Array.from({ length: lens.top }, (_, k) => `${shown(textOf(lens.tokens[from + k]))} ${percent(lens.probabilities[from + k])}`);
-    return html`<td class=${lens.tokens[from] === next ? "actual" : ""} style=${textOn(colourOf(scales.weights, lens.probabilities[from]))} title=${likely.join(", ")} data-layer=${layer} data-place=${n}>${shown(textOf(lens.tokens[from]))}</td>`;
+    const likely = Array.from({ length: lens.top }, (_, k) => `${labelOf(tokenizer, lens.tokens[from + k])} ${percent(lens.probabilities[from + k])}`);
+    return html`<td class=${lens.tokens[from] === next ? "actual" : ""} style=${textOn(colourOf(scales.weights, lens.probabilities[from]))} title=${likely.join(", ")} data-layer=${layer} data-place=${n}>${labelOf(tokenizer, lens.tokens[from])}</td>`;
   };
   return html`<p class="soft">The most likely next token if the model ended after each layer, under each of the last tokens; the shade is its probability. A bar under it: the token in the text.</p>
     <div class="scroll" tabindex="0" role="region" aria-label="Logit lens"><table class="lens"><thead><tr><th scope="col">after</th>${places.map((n) => html`<th scope="col"><button class=${n === place ? "here" : ""} aria-pressed=${n === place ? "true" : "false"} onClick=${() => set({ pin: n })} title=${`place ${n}`}>${shown(texts[n])}</button></th>`)}</tr></thead>

@@ -3,18 +3,21 @@
 
 const percent = (share) => (share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : share >= 0.00095 ? `${(100 * share).toFixed(1)} %` : "< 0.1 %");
 
+// A token on one line. The separator, which has no text, is the end of a document.
+const labelOf = (tokenizer, token) => (token === tokenizer.separator ? "⟨end⟩" : shown(tokenizer.decode([token])));
+
 // held: of useResults. colour: of the bars. actual: the token that follows in the text, or null. onToken(token): a bar was chosen, or null.
-function NextTokens({ id, held, place, textOf, actual, most, colour, onToken }) {
+function NextTokens({ id, held, place, tokenizer, actual, most, colour, onToken }) {
   useDark();
   const rows = held.edited ? likelyNext(held, Math.min(place, held.edited.length - 1), most) : [];
   const isEdited = held.plain !== held.edited;
   const row = ({ token, probability, before }) => {
-    const label = `${spoken(textOf(token))}: ${percent(probability)}${isEdited && before !== null ? `, without edits ${percent(before)}` : ""}`;
-    const inner = html`<span class="name">${shown(textOf(token))}</span>
+    const text = tokenizer.decode([token]), label = `${token === tokenizer.separator ? "end of the text" : spoken(text)}: ${percent(probability)}${isEdited && before !== null ? `, without edits ${percent(before)}` : ""}`;
+    const inner = html`<span class="name">${labelOf(tokenizer, token)}</span>
       <span class="track">${isEdited && before !== null && html`<i class="ghost" style=${`width:${100 * before}%`}></i>`}<i class="fill" style=${`width:${100 * probability}%;background:${colour}`}></i></span>
       <span class="numbers">${percent(probability)}</span>`;
     const kind = `next ${token === actual ? "actual" : ""}`, given = { key: token, class: kind, "data-token": token, "data-probability": probability };
-    return html`<li>${onToken ? html`<button ...${given} aria-label=${`Append ${label}`} title="Append this token" onClick=${() => onToken(token)}>${inner}</button>`
+    return html`<li>${onToken && text ? html`<button ...${given} aria-label=${`Append ${label}`} title="Append this token" onClick=${() => onToken(token)}>${inner}</button>`
       : html`<div ...${given} role="img" aria-label=${`${label}${token === actual ? ", the token in the text" : ""}`}>${inner}</div>`}</li>`;
   };
   return html`<ol class="bars" id=${id}>${rows.map(row)}</ol>`;

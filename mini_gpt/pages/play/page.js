@@ -32,7 +32,7 @@ function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
   return html`<section class="card" aria-labelledby="next-title"><h2 id="next-title">Next token</h2>
     <p class="soft after">after <q>${[...before].slice(-18).map((c) => (c === " " ? " " : shown(c))).join("")}</q></p>
     ${facts.map((run, n) => html`${facts.length > 1 && html`<h3 style=${`color:${seriesColour(n)}`}>${run.name}</h3>`}
-      <${NextTokens} id=${`next-${n}`} held=${held[n]} colour=${seriesColour(n)} most=${facts.length > 1 ? 6 : SHOWN} ...${{ place, textOf, actual, onToken }} />`)}
+      <${NextTokens} id=${`next-${n}`} held=${held[n]} colour=${seriesColour(n)} most=${facts.length > 1 ? 6 : SHOWN} ...${{ place, tokenizer, actual, onToken }} />`)}
     <${NextLegend} isEdited=${held.some((each) => each.edited !== each.plain)} hasActual=${!isEnd} />
     <p class="small soft" data-picture="no">${isEnd ? "Choose a token to append it." : "The cursor chooses the place."}</p></section>`;
 }
@@ -51,7 +51,7 @@ function EditsCard({ facts, state, set, held, counts, place, rows }) {
       <div><h3>Another text</h3><${Patching} ...${{ state, set, edits, change, counts }} pin=${place} /><${History} rows=${rows} unit=${state.unit} /></div></div></section>`;
 }
 
-function InsideCard({ facts, state, set, held, texts, place, textOf, setPointed }) {
+function InsideCard({ facts, state, set, held, texts, place, tokenizer, setPointed }) {
   const run = state.run, own = held[run], needsMaps = ["attention", "map"].includes(state.view);
   const maps = useAttention(run, needsMaps ? own.edited : null, state.layer, state.head);
   const lines = facts.flatMap((each, n) => {
@@ -60,7 +60,7 @@ function InsideCard({ facts, state, set, held, texts, place, textOf, setPointed 
     const name = facts.length > 1 ? each.name : "loss";
     return edited === plain || !plain ? [line(edited, name, false)] : [line(edited, `${name}, edited`, false), line(plain, `${name}, unedited`, true)];
   });
-  const common = { facts: facts[run], state, set, held: own, maps, texts, place, textOf };
+  const common = { facts: facts[run], state, set, held: own, maps, texts, place, tokenizer };
   const view = () => {
     if (state.view === "loss") return lines.length ? html`<${LossChart} ...${{ lines, unit: state.unit, texts, place: state.pin }} onPin=${(pin) => set({ pin })} />` : html`<${Waiting} />`;
     if (!own.edited) return own.refused ? html`<p>${own.refused}</p>` : html`<${Waiting} />`;

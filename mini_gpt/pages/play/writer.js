@@ -3,10 +3,11 @@
 
 const PACE = 80; // milliseconds between two changes of the text, which the page draws again
 
-// A hook: {busy, start, stop}. onText(text): the text with what is written. stop(false) drops what is not yet shown.
+// A hook: {busy, ended, start, stop}. ended: whether the model has written the end of the text. onText(text): the text with what is written. stop(false) drops what is not yet shown.
 function useWriter(tokenizer, onText) {
-  const [busy, setBusy] = useState(false), model = useRef(null), keeps = useRef(true);
+  const [busy, setBusy] = useState(false), [ended, setEnded] = useState(false), model = useRef(null), keeps = useRef(true);
   const stop = (keep) => {
+    setEnded(false);
     if (model.current === null) return;
     keeps.current = keep;
     ask({ kind: "cancel", model: model.current, slot: "generated" });
@@ -19,8 +20,10 @@ function useWriter(tokenizer, onText) {
     model.current = request.model;
     keeps.current = true;
     setBusy(true);
+    setEnded(false);
     await ask({ ...request, kind: "generate" }, (reply) => {
       if (reply.kind !== "token" || model.current === null) return;
+      if (reply.token === tokenizer.separator) return stop(true), setEnded(true);
       written.push(reply.token);
       timer ??= setTimeout(show, PACE);
     });
@@ -28,7 +31,7 @@ function useWriter(tokenizer, onText) {
     model.current = null;
     setBusy(false);
   };
-  return { busy, start, stop };
+  return { busy, ended, start, stop };
 }
 
 function Writer({ writer, state, set, room, name, onStart }) {
@@ -36,5 +39,6 @@ function Writer({ writer, state, set, room, name, onStart }) {
     onChange=${(event) => { const value = Number(event.target.value); if (value >= low && value <= high) set({ [id]: value }); }} /></label>`;
   return html`<div class="controls writer" data-picture="no">
     ${writer.busy ? html`<button id="stop" class="strong" onClick=${() => writer.stop(true)}>Stop</button>` : html`<button id="write" class="strong" disabled=${room < 1} onClick=${onStart}>Write on${name ? ` with ${name}` : ""}</button>`}
-    ${number("count", "tokens", 1, 2000, 1)}${number("temperature", "temperature", 0, 2, 0.1)}${number("topK", "top-k", 0, 100000, 1)}${number("seed", "seed", 0, 2 ** 31, 1)}</div>`;
+    ${number("count", "tokens", 1, 2000, 1)}${number("temperature", "temperature", 0, 2, 0.1)}${number("topK", "top-k", 0, 100000, 1)}${number("seed", "seed", 0, 2 ** 31, 1)}
+    ${writer.ended && html`<span class="soft" role="status" id="ended">The model ends the text here. Another seed may write on.</span>`}</div>`;
 }
