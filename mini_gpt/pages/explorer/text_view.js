@@ -23,7 +23,7 @@ function TextView({ attention, state, set }) {
       : html`Point at a token, or click or tap to pin it. The others are shaded by their attention weight.`}</p>
     <div class="controls">
       ${!isCross && html`<${Choice} id="side" name="show" options=${[["query", "what the token reads"], ["key", "which tokens read it"]]} value=${state.side} onChoose=${(side) => set({ side })} />`}
-      <${ColourBar} scale=${scales.weights} name="attention weight" masked=${!isCross && "masked: one cannot see the other"} />
+      <${ColourBar} scale=${scales.weights} name="attention weight" masked=${!isCross && "masked: not visible to the token that reads"} />
       ${attention.alignment && html`<span class="soft small" id="legend"><i class="underline"></i> true alignment of the token</span>`}</div>
     ${isCross ? html`<div class="pair"><section><h2>Source: the keys</h2>${text("key", "source", "keys")}</section>
       <section><h2>Target, as it is written: the queries</h2>${text("query", "target", "queries")}</section></div>` : text(state.side, "text", "queries")}
