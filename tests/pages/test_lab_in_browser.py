@@ -32,6 +32,7 @@ def path(tmp_path_factory):
 @pytest.fixture
 def page(browser, path):
     """Open the page as it starts."""
+    browser.set_script_timeout(120)  # axe-core reads a thousand cells
     browser.get("about:blank")
     show(browser, path)
     yield browser
