@@ -11,6 +11,7 @@ import pytest
 from mini_gpt.data import corpora, english, splits, token_store, tokenizers
 from mini_gpt.data.english import lexicon
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import REPOSITORY
 
 STORIES = [english.write(seed) for seed in range(400)]
 SINGULAR = {form for nouns in lexicon.NOUNS.values() for form, _ in nouns}
@@ -149,3 +150,12 @@ def test_the_tokens_of_the_corpus_are_its_words(small, monkeypatch):
             expected += [*tokenizer.encode(story.text), tokenizers.separator(tokenizer)]
         np.testing.assert_array_equal(store.tokens(split), expected[:-1])
     english._texts.cache_clear()
+
+
+def test_stories_in_the_docs_follow_the_grammar():
+    guide = (REPOSITORY / "docs" / "guides" / "data.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^> (.+)$", guide, re.MULTILINE) + re.findall(r'english\.read\("(.+)"\)', guide)
+    quoted += re.findall(r'^"(The cats.+?)"', english.__doc__, re.MULTILINE)
+    assert len(quoted) == 5
+    for text in quoted:
+        assert english.read(text).text == text

@@ -1,6 +1,6 @@
 """Short English stories of a small grammar. The links between their words and the grammar's probabilities are known.
 
-"The cats near the dog see a box. It is heavy. Who sees the box? The cats." Verbs agree with their subjects, a pronoun
+"The cats near the girl see a box. It is heavy. Who sees the box? The cats." Verbs agree with their subjects, a pronoun
 has one possible antecedent in the sentence before it, and what is said of an antecedent fits its class.
 """
 

@@ -275,13 +275,10 @@ def _even(words: Iterable[str]) -> Options:
 
 
 def _mix(*parts: tuple[float, Options]) -> Options:
-    """Return the mixture of options with the given weights. Parts without options are left out."""
-    total = sum(weight for weight, options in parts if options)
-    mixed: Options = {}
-    for weight, options in parts:
-        for word, probability in options.items() if weight else ():
-            mixed[word] = mixed.get(word, 0.0) + weight / total * probability
-    return mixed
+    """Return a mixture of options, which share no word. Parts without options are left out."""
+    used = [(weight, options) for weight, options in parts if weight and options]
+    total = sum(weight for weight, _ in used)
+    return {word: weight / total * share for weight, options in used for word, share in options.items()}
 
 
 def _capital(words: Iterable[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """The figure of a head report: a grid of labels, beside the strengths for each kind of key."""
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from matplotlib.patches import FancyBboxPatch
 from mini_gpt.insight import colours, curves
 from mini_gpt.insight.heads.scores import layer_of
 
+WIDEST = 12  # characters in a line of a label
 OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of labels that are not kinds
 
 
@@ -41,7 +43,7 @@ def _plot_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> No
         axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.42), 0.88, 0.84, boxstyle=rounded, color=colour_of[label]))
         strength = row["kinds"].get(label, {}).get("strength")
         value = f"{strength:.2f}" if strength is not None else f"entropy {row['entropy']:.2f}"
-        words = label.replace(" ", "\n") if len(label) > 10 else label
+        words = textwrap.fill(label, WIDEST)
         words += f" {row['offset']}" if label == "fixed offset" else ""
         axes.text(x, y, f"{words}\n{value}", ha="center", va="center", fontsize=8)
 
