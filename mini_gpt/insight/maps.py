@@ -105,6 +105,7 @@ def _draw(rows: Sequence[_Row], title: str) -> Figure:
     title += ": " if size[0] > 9 else "\n"
     title += "queries downwards, keys across" + ("; masked pairs are hatched" if any(map(_has_masked, rows)) else "")
     figure, grid = new_figure(size, len(rows), columns, title=title, squeeze=False, height_ratios=heights)
+    figure.set_layout_engine("constrained", h_pad=0.1)  # inches, between rows
     for row, line in zip(rows, grid, strict=True):
         for axes in line[len(row.titles) :]:
             axes.set_visible(False)

@@ -122,7 +122,8 @@ function Heatmap({ id, name, rows, columns, makeValueAt, scale, deps, rowLabels,
   });
   const zoomAt = (by, point) => setView((old) => {
     const now = kept(old, rows, columns), next = kept({ ...now, zoom: now.zoom * by }, rows, columns);
-    const [x, y] = point ? [(point[0] - plot.left) / plot.width, (point[1] - plot.top) / plot.height] : [0.5, 0.5];
+    const centre = point ?? (at && [plot.x(at.j + 0.5), plot.y(at.i + 0.5)]); // without a pointer, the crosshair
+    const [x, y] = centre ? [(centre[0] - plot.left) / plot.width, (centre[1] - plot.top) / plot.height] : [0.5, 0.5];
     const move = (start, count, share) => start + share * (count / now.zoom - count / next.zoom);
     return kept({ zoom: next.zoom, x: move(now.x, columns, x), y: move(now.y, rows, y) }, rows, columns);
   });
