@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.commands import command_line, results
 from mini_gpt.data import tasks
-from mini_gpt.insight import curves
+from mini_gpt.insight import colours, curves
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.curves import Curve
 from mini_gpt.insight.mechanisms import patching
@@ -76,7 +76,7 @@ def figure(rows: list[dict]) -> Figure:
     size, options = (4.2 + 3.4 * len(chosen), 4.0), {"width_ratios": (4.2, *[3.4] * len(chosen))}
     drawn, (left, *others) = curves.new_figure(size, 1, 1 + len(chosen), **options)
     effects = np.array([[row["effect"] for row in rows if row["letters"] == length] for length in lengths])
-    image = left.imshow(effects, origin="lower", cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    image = left.imshow(effects, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
     left.set(xlabel="head (layer.head)", ylabel="letters of the word", title="Share restored by a head's output")
     left.set_xticks(range(len(heads)), heads)
     left.set_yticks(range(len(lengths)), lengths)

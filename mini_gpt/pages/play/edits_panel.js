@@ -36,7 +36,7 @@ function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
   const row = (layer) => html`<div class="layer" key=${layer}><span class="name">layer ${layer}</span>
     <span class="heads">${Array.from({ length: facts.heads }, (_, number) => head(layer, number))}</span>
     <span class="parts">${part("attentions", "attention", layer)}${part("feedForwards", "feed-forward", layer)}${part("layers", "whole", layer)}</span></div>`;
-  return html`<div class="grid">${Array.from({ length: facts.layers }, (_, n) => row(facts.layers - 1 - n))}</div>
+  return html`<div class="grid">${Array.from({ length: facts.layers }, (_, layer) => row(layer))}</div>
     <p class="small soft">A click on a head: off (×), at its mean over this text (x̄)${canPatch ? ", from the other text (⇄)" : ""}, on. A pressed button switches a part of the layer off.</p>`;
 }
 

@@ -54,7 +54,7 @@ function LensView({ held, texts, tokenizer, place, set }) {
   };
   return html`<p class="soft">The most likely next token if the model ended after each layer, under each of the last tokens; the shade is its probability. A bar under it: the token in the text.</p>
     <div class="scroll" tabindex="0" role="region" aria-label="Logit lens"><table class="lens"><thead><tr><th scope="col">after</th>${places.map((n) => html`<th scope="col"><button class=${n === place ? "here" : ""} aria-pressed=${n === place ? "true" : "false"} onClick=${() => set({ pin: n })} title=${`place ${n}`}>${shown(texts[n])}</button></th>`)}</tr></thead>
-      <tbody>${Array.from({ length: layers }, (_, n) => layers - 1 - n).map((layer) => html`<tr><th scope="row">layer ${layer}</th>${places.map((n) => cell(layer, n))}</tr>`)}</tbody></table></div>
+      <tbody>${Array.from({ length: layers }, (_, layer) => html`<tr><th scope="row">layer ${layer}</th>${places.map((n) => cell(layer, n))}</tr>`)}</tbody></table></div>
     <${ColourBar} scale=${scales.weights} name="probability" />`;
 }
 
@@ -64,7 +64,7 @@ function StreamView({ held, texts, place, set }) {
   let most = 1e-9;
   for (const norm of norms) if (Number.isFinite(norm)) most = Math.max(most, norm);
   const ceiling = Number(most.toPrecision(2)), scale = scales.linear(0, ceiling, [0, ceiling / 2, ceiling]);
-  const stages = Array.from({ length: layers + 1 }, (_, n) => layers - n), nameOf = (stage) => (stage ? `after layer ${stage - 1}` : "input");
+  const stages = Array.from({ length: layers + 1 }, (_, n) => n), nameOf = (stage) => (stage ? `after layer ${stage - 1}` : "input");
   const mean = (stage) => { let sum = 0; for (let n = 0; n < length; n++) sum += norms[stage * length + n]; return sum / length; };
   const pin = (event) => { const { left, width } = event.currentTarget.getBoundingClientRect(); set({ pin: Math.max(0, Math.min(length - 1, Math.floor(((event.clientX - left) / width) * length))) }); };
   const row = (stage) => html`<tr key=${stage}><th scope="row">${nameOf(stage)}</th>
