@@ -183,6 +183,7 @@ def test_an_empty_split_and_a_single_pair_are_pairs():
     assert StoredPairs(np.array([1, 2, 9, 3]), 9).sizes_P2.tolist() == [[3, 2]] == [Pair(*only).sizes.tolist()]
 
 
+@pytest.mark.slow
 def test_a_run_on_files_writes_targets_of_its_sources(config, tmp_path, capsys):
     of_sample = {"eval__sample_tokens": 128, "model__position": "learned"}  # more tokens than positions
     made = config(*lines(200), source_length=32, context_length=40, train__steps=3, **of_sample)

@@ -133,6 +133,7 @@ def test_sentinels_are_streamed_as_text():
     assert writer.ended_by == "end of document"
 
 
+@pytest.mark.slow
 def test_a_run_learns_to_write_spans_and_prints_them(small, tmp_path, capsys):
     config = small(**FIELDS, source_length=30, context_length=12, train__steps=3, eval__sample_tokens=4)
     state = loop.train(config, tmp_path)

@@ -60,6 +60,7 @@ def log_probabilities(model, pair):
     return logits_LV - np.log(np.exp(logits_LV).sum(axis=-1, keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", *slow("learned", "t5", "alibi")])
 def test_predictions_in_shared_rows_are_those_of_each_pair_alone(model, position):
     made = model(model__position=position)
@@ -115,6 +116,7 @@ def test_written_targets_are_compared_with_the_references():
     assert translation.written_scores(["ab cd"], ["ab cd"])["bleu"] is None, "two words"
 
 
+@pytest.mark.slow
 def test_greedy_targets_are_those_of_full_forward_passes(model):
     made = model()
     sources = [pair.source for pair in pairs_of([*drawn(2), *drawn(1, 1)])]
@@ -195,6 +197,7 @@ def test_the_maps_of_the_alignment_are_those_of_the_model(model):
     np.testing.assert_allclose(found[0, 0, :, : size[2], size[3] :], 0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_suite_measures_a_task_and_files_of_pairs(small, tmp_path):
     short = {"train__steps": 2, "eval__sample_tokens": 0, "eval__tokens": 64}
     loop.train(small(**PAIRS | short), tmp_path / "task", conclude=False)

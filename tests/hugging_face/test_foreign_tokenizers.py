@@ -179,6 +179,7 @@ def test_layouts_have_the_token_before_targets(tmp_path):
         layout_of(configs.load("configs/tiny.py", spans), read)
 
 
+@pytest.mark.slow
 def test_an_imported_t5_reads_its_own_start_and_end(corpus_files, tmp_path, caplog):
     written("t5", tmp_path / "there", vocab_size=300, end=1)
     path = tmp_path / "there" / "config.json"

@@ -65,6 +65,7 @@ def healthy(small):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in broken_encoders.ARRANGED if name not in QUICK))])
 def test_an_arrangement_is_named_with_its_place(healthy, name):
     overrides, change, wrong = broken_encoders.ARRANGED[name]
@@ -77,6 +78,7 @@ def test_an_arrangement_is_named_with_its_place(healthy, name):
     assert result.value == pytest.approx(excess, rel=1e-3), "the loss is that of the healthy model"
 
 
+@pytest.mark.slow
 def test_no_arrangement_is_named_in_a_healthy_model(healthy):
     model, loss_of = healthy()
     (result,) = alternatives.check(model, loss_of, 0.0)
@@ -109,6 +111,7 @@ def test_a_model_with_one_head_has_no_orders_of_heads():
     assert arrangements.head_orders(1, 4) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -87,6 +87,7 @@ def test_right_masks_change_no_bit(initial, fields):
     assert results["encoder direction"].value > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", broken_encoders.MASKS)
 @pytest.mark.parametrize("fields", [{}, *slow({"model__attention": "blockwise", "model__scan_layers": True})], ids=str)
 def test_each_wrong_mask_is_found_by_its_check_only(initial, with_wrong_mask, name, fields):

@@ -148,6 +148,7 @@ def test_the_loss_of_spans_is_that_of_training(small):
     assert samples.loss(model, found) == pytest.approx(score.nll, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("kind", ["pairs", "spans"])
 def test_the_page_shows_the_maps_and_the_tokens_of_one_example(run_of, kind, text):
@@ -205,6 +206,7 @@ def diagonal(weights_LS, first):
     return (weights_LS * near_LS).sum(axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pairs", *slow("spans")])
 def test_diagnosis_finds_the_recorded_loss_again(run_of, kind):
     run = run_of(kind)

@@ -126,6 +126,7 @@ def test_a_scaled_sublayer_equals_scaled_weights(small):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_edits_of_all_places_hold_with_a_kv_cache(small):
     model = make(small)
     values_NBLHK = np.random.default_rng(2).normal(size=(N, 1, 1, H, K)).astype(np.float32)

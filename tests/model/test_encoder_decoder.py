@@ -151,6 +151,7 @@ def test_gradients_equal_finite_differences(fields):
     np.testing.assert_allclose(sum(parts), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unrolled", [{64: 4}, {}], ids=["unrolled", "scan"])
 def test_blockwise_equals_the_reference(monkeypatch, unrolled):
     monkeypatch.setattr(blockwise, "UNROLLED", unrolled)

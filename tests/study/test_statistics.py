@@ -68,6 +68,7 @@ def made_up(rng, seeds, effect, seed_deviation, item_deviation, items=64):
     return differences_SP.sum(1) / weights_P.sum(), PairedItems(differences_SP, weights_P)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seeds, seed_deviation, item_deviation", [(5, 1, 0), *slow((8, 1, 2), (3, 1, 1), (5, 0.3, 4), (10, 2, 0))]
 )

@@ -76,6 +76,7 @@ def texts(tokens):
     return list(map(TOKENIZER.decode, parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", *slow("learned", "t5", "none", "sinusoidal", "alibi", "kerple", "fire")])
 @pytest.mark.parametrize("fields", [{}, *slow({"model__attention": "blockwise"}, {"model__attention_window": 3})])
 def test_pairs_in_one_row_do_not_see_each_other(small, position, fields):
@@ -143,6 +144,7 @@ def test_the_default_config_has_little_padding():
     assert max(pairs.padding_shares(batch)) < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"model__position": "t5"}, *slow({"optimizer__name": "muon"})], ids=str)
 def test_a_run_learns_resumes_with_the_same_bits_and_writes_answers(small, tmp_path, monkeypatch, fields):
     config = small(
@@ -192,6 +194,7 @@ def test_other_suites_refuse_the_model(small, suite):
         suites.SUITES[suite].check(small(**PAIRS), SuiteOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields", [{"model__position": "learned"}, *slow({"model__scan_layers": True}, {"model__share_embeddings": False})]
 )

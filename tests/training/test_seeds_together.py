@@ -8,6 +8,7 @@ from benchmarks.seeds_together import Training
 from tests.conftest import slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer, objective", [("adamw", "next_token"), *slow(("muon", "masked"))])
 def test_seeds_in_one_step_equal_separate_runs(small, optimizer, objective):
     """Each seed has its own first weights, data order, masks and dropout. Tolerance: rounding of float32.

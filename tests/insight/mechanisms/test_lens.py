@@ -64,6 +64,7 @@ def test_means_by_depth_count_each_target_by_its_weight(small):
     assert rows[-1]["agreement"] == 1 and abs(rows[-1]["divergence"]) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_suite_measures_the_split_and_a_text(trained, capsys):
     run = Run(trained())
     result = suites.evaluate(run, "lens", SuiteOptions())

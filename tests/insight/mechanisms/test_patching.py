@@ -82,6 +82,7 @@ def test_texts_without_a_difference_are_refused(small):
         patching.patch(handmade.induction(small), pair("abcdab", "abedab"))
 
 
+@pytest.mark.slow
 def test_the_suite_writes_effects_and_checks_its_texts(trained):
     run = Run(trained())
     result = suites.evaluate(run, "patching", SuiteOptions(text="def f(x):", other="def g(x):"))
