@@ -22,7 +22,7 @@ from mini_gpt.insight.attention import each_layer
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
 from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
-from mini_gpt.model.editing import Edits
+from mini_gpt.model.editing import Edit
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
@@ -76,7 +76,7 @@ def ablation(
     """Return increase_NH in nats per token, float64: the loss without one head, minus the loss with all heads.
 
     texts: as in `importance`. The loss is the mean over texts. means_NHK: the outputs that replace those of a removed
-    head, such as `mean_outputs` (mean ablation, Wang et al. 2022); None: zeros.
+    head, such as `mean_outputs` (mean ablation, Wang et al. 2023); None: zeros.
     """
     layers, heads = _shape(model)
     without_XNH = 1 - np.eye(layers * heads, dtype=np.float32).reshape(-1, layers, heads)
@@ -99,11 +99,13 @@ def mean_outputs(
 
     texts: as in `importance`. The model has no encoder.
     """
-    total_NHK, total = np.zeros(()), 0.0
+    total_NHK, total, rows = np.zeros(()), 0.0, 0
     for count, batch in texts:
         weights_BL = batch["weights"] * (np.arange(len(batch["weights"])) < count)[:, None]
         text_BL = batch["targets"] if model.masked else None
-        layers = each_layer(model, batch["inputs"], _weighted_sum, (weights_BL,), text_BL=text_BL)
+        rows_B = rows + np.arange(len(weights_BL), dtype=np.int32)
+        layers = each_layer(model, batch["inputs"], _weighted_sum, (weights_BL,), text_BL=text_BL, rows_B=rows_B)
+        rows += count
         total_NHK = total_NHK + np.stack(layers, dtype=np.float64)
         total += weights_BL.sum(dtype=np.float64)
         advance(batch["inputs"].size)
@@ -135,10 +137,10 @@ def _loss_sum(
     inputs_BL, targets_BL, weights_BL = batch["inputs"], batch["targets"], batch["weights"]
     row_weights_BL = weights_BL / jnp.maximum(weights_BL.sum(axis=1, keepdims=True), 1)
     text_BL = targets_BL if model.masked else None
-    edits = editing.head_mask(mask_NBH)
-    if means_NHK is not None and edits.heads is not None:
-        edits = Edits(heads=edits.heads._replace(add=(1 - edits.heads.scale) * means_NHK[:, None, None]))
-    with_mask = dataclasses.replace(model, edits=edits)
+    scale = mask_NBH[:, :, None, :, None]
+    masked = Edit(scale, None if means_NHK is None else (1 - scale) * means_NHK[:, None, None])
+    heads = editing.after(model.edits.heads, masked)
+    with_mask = dataclasses.replace(model, edits=model.edits._replace(heads=heads))
     x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]), batch.get("source"))
     with sharding.use_mesh(model.mesh):
         table_VD = model.merge().output_table

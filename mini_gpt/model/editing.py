@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.runtime.errors import require
 
 Array = jax.Array | np.ndarray
 
@@ -14,7 +15,7 @@ Array = jax.Array | np.ndarray
 class Edit(NamedTuple):
     """A map x → scale · x + add of one activation in all layers, or in one.
 
-    Both arrays have the axes that `Edits` says, of full size or of size 1. Without `add`, x is only scaled.
+    Both arrays have the axes that `Edits` says. All but the first may have size 1. Without `add`, x is only scaled.
     """
 
     scale: Array
@@ -35,7 +36,7 @@ class Edits(NamedTuple):
 
     heads: the heads' outputs [N, B, L, H, K], as they are concatenated. attention, feed_forward: what a sublayer adds
     to the residual stream [N, B, L, D]. stream: the stream at the input of a block [N, B, L, D]. logits: those of
-    attention [N, B, H, L, S], before the mask; it is computed by the reference then, and not with a KV cache.
+    attention [N, B, H, L, S], before the mask: attention then uses the reference implementation, and no KV cache.
     Axis N of heads, attention and logits: `attention_layers`. Axis N of the others: the blocks of the encoder, then
     those of the decoder.
     """
@@ -48,11 +49,20 @@ class Edits(NamedTuple):
 
 
 NONE = Edits()
+OF_BLOCKS = {"feed_forward": None, "stream": None}  # not of cross-attention
 
 
 def head_mask(mask_NBH: Array) -> Edits:
     """Return the edits that multiply the heads' outputs by factors; 0 prunes a head (Michel et al. 2019, eq. 2)."""
     return Edits(heads=Edit(mask_NBH[:, :, None, :, None]))
+
+
+def after(first: Edit | None, edit: Edit) -> Edit:
+    """Return the edit that does `first`, then `edit`."""
+    if first is None:
+        return edit
+    terms = [*([] if first.add is None else [edit.scale * first.add]), *([] if edit.add is None else [edit.add])]
+    return Edit(edit.scale * first.scale, sum(terms[1:], terms[0]) if terms else None)
 
 
 def apply(edit: Edit | None, x: jax.Array) -> jax.Array:
@@ -77,9 +87,16 @@ def attention_layers(config: ModelConfig) -> list[tuple[str, int]]:
 
 
 def by_kind(config: ModelConfig, edits: Edits) -> tuple[Edits, Edits, Edits]:
-    """Return the edits of the encoder, of the decoder, and of cross-attention."""
+    """Return the edits of the encoder, of the decoder, and of cross-attention.
+
+    Raises UserError for another number of layers than the model has; JAX would silently clamp indices.
+    """
+    first, second = config.encoder_layers, config.encoder_layers + config.num_layers
+    for name, edit in edits._asdict().items():
+        count = second if name in ("feed_forward", "stream") else len(attention_layers(config))
+        for array in jax.tree.leaves(edit):
+            require(len(array) == count, f"edits.{name}", f"{len(array)} layers", f"needs {count}")
     if not config.encoder_layers:
         return NONE, edits, NONE
-    first, second = config.encoder_layers, config.encoder_layers + config.num_layers
     part = lambda layers: jax.tree.map(lambda x: x[layers], edits)
-    return part(slice(first)), part(slice(first, second)), part(slice(second, None))
+    return part(slice(first)), part(slice(first, second)), part(slice(second, None))._replace(**OF_BLOCKS)

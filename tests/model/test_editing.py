@@ -10,6 +10,7 @@ import pytest
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.generation import cache
 from mini_gpt.insight.attention import attention_maps
+from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model
@@ -177,3 +178,34 @@ def test_edits_of_logits_are_refused_with_a_kv_cache(small):
     _, kv = cache.prefill(edited, tokens(0)[:, :4], np.full(B, 4), L)
     with pytest.raises(UserError, match="they need a full pass"):
         cache.decode(edited, tokens(0)[:, 4], kv)
+
+
+def test_an_edit_after_another_does_both(small):
+    x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    first, second = Edit(np.float32([[2, 3, 0]]), np.float32([[1, 0, 4]])), Edit(np.float32([[0.5, 1, 2]]))
+    for one, other in ((first, second), (second, first), (first, first), (second, second)):
+        expected = editing.apply(other, editing.apply(one, jnp.asarray(x)))
+        np.testing.assert_allclose(editing.apply(editing.after(one, other), jnp.asarray(x)), expected, rtol=1e-6)
+    assert editing.after(None, first) is first
+
+
+@pytest.mark.parametrize("count", [1, N - 1, N + 1])
+def test_another_number_of_layers_is_refused(small, count):
+    edits = Edits(stream=Edit(np.ones((count, 1, 1, 1), np.float32)))
+    with pytest.raises(UserError, match=f"edits.stream: found '{count} layers'; needs {N}"):
+        logits(make(small), tokens(0), edits)
+
+
+def test_streams_of_encoder_and_decoder_are_edited(small):
+    """Switching off all feed-forwards of an encoder-decoder equals zero weights."""
+    fields = {"data__corpus": "task:reverse", "data__tokenizer": "characters", "model__encoder_layers": 2}
+    model = make(small, **fields, model__num_layers=1, source_length=8)
+    source_BS = tokens(1)
+    off = Edits(feed_forward=Edit(np.zeros((3, 1, 1, 1), np.float32)))
+    parameters = jax.tree.map(np.array, model.parameters)
+    for stack in (parameters["blocks"], parameters["encoder"]["blocks"]):
+        for block in stack.values():
+            block["mlp"]["down"] = jax.tree.map(np.zeros_like, block["mlp"]["down"])
+    expected = dataclasses.replace(model, parameters=parameters).logits(tokens(0), None, None, source_BS)
+    found = dataclasses.replace(model, edits=off).logits(tokens(0), None, None, source_BS)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -15,7 +15,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 
 
 class Attribution(NamedTuple):
@@ -36,12 +36,17 @@ class Attribution(NamedTuple):
 def attribute(model: LoadedModel, tokens_L: np.ndarray, answer: int, other: int | None = None) -> Attribution:
     """Return the shares of logit(answer) - logit(other), in NumPy. other: None: the mean logit of all tokens.
 
-    The logits are those before a soft cap. The model has no encoder and no edits of the stream. Raises UserError if the
-    last hidden state is not a sum of the sublayers' outputs.
+    The logits are those before a soft cap. The model has no encoder. Raises UserError if the last hidden state is not a
+    sum of the sublayers' outputs, also by edits of the stream or of attention's outputs.
     """
     if not is_sum(model.config.model):
         fields = "norm_placement=post, residual=False or prediction_head=True"
         raise UserError(f"model.{fields}: the logits are not a sum over layers; use activation patching")
+    for name in ("stream", "attention"):
+        if getattr(model.edits, name) is not None:
+            raise UserError(f"edits.{name}: attribution needs a model without these edits; use activation patching")
+    for name, token in {"answer": answer, "other": answer if other is None else other}.items():
+        require(0 <= token < len(model.parameters["embedding"]), name, token, "must be a token of the vocabulary")
     contrast_V = np.zeros(len(model.parameters["embedding"]), np.float32)
     contrast_V[answer] += 1
     contrast_V -= 1 / len(contrast_V) if other is None else np.eye(len(contrast_V), dtype=np.float32)[other]

@@ -6,6 +6,7 @@ that are added to the embedding.
 """
 
 import itertools
+import operator
 from typing import Any
 
 import jax
@@ -13,34 +14,58 @@ import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.insight.mechanisms.attribution import centred_and_weighted
-from mini_gpt.model import positions
+from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import require
 
+# Values of model fields with which a circuit is no product of weights.
+NOT_IN_QK = {
+    "position": ("fox", "cope", "fire"),
+    "rope.scaling": ("dynamic",),
+    "variants.query_scale": ("ssmax", "llama4"),
+    "variants.selective": (True,),
+    "variants.canon": (True,),
+}
+NOT_IN_OV = {
+    "norm_placement": ("post",),
+    "residual": (False,),
+    "output_norm": (True,),
+    "prediction_head": (True,),
+    "variants.canon": (True,),
+    "variants.gate": ("head", "entry"),
+}
 MOST_TOKENS = 4096  # a circuit has an entry for each pair of tokens
 
 
 class Head:
-    """The weights of one head of a decoder. Arrays are float32, as JAX arrays; scores are in NumPy."""
+    """The weights of one head of a decoder. Arrays are float32, as JAX arrays; scores are in NumPy.
 
-    def __init__(self, model: LoadedModel, layer: int, head: int):
-        self.config, self.module, self.head = model.config.model, model.merge(), head
+    module: of the model, if it was made before. The methods raise UserError for a model field with which the circuit
+    is not a product of weights.
+    """
+
+    def __init__(self, model: LoadedModel, layer: int, head: int, module: MiniGPT | None = None):
+        self.config, self.head = model.config.model, head
+        self.module = model.merge() if module is None else module
         self.block: Any = self.module.each_block()[layer]
         self.attention = self.block.attention
-        shared = self.module.positions.get(positions.key(self.config.layer_kinds[layer]))
+        self.kind = self.config.layer_kinds[layer]
+        shared = self.module.positions.get(positions.key(self.kind))
         self.position = self.attention.position if shared is None else shared
         self.group = head * self.config.num_kv_heads // self.config.num_heads
 
     def ov(self, tokens_T: np.ndarray) -> np.ndarray:
-        """Return scores_TT: what a head that attends to the row's token only adds to the logit of the column's token.
+        """Return scores_TT: what the head adds to the column's logit, if all its attention is on the row's token.
 
         The last norm is taken as its linear part: the logits are those of a hidden state of variance 1.
         """
+        self._refuse(NOT_IN_OV)
         value_TK = self._split(self.attention.value(self._inputs(tokens_T)), self.config.num_kv_heads)[0, :, self.group]
         return np.asarray(value_TK @ self.out_KD() @ self._unembedding_DT(tokens_T))
 
     def qk(self, tokens_T: np.ndarray, distance: int = 0) -> np.ndarray:
         """Return logits_TT of attention: from the row's token to the column's token, `distance` places before it."""
+        self._refuse(NOT_IN_QK)
         inputs_TD, attention = self._inputs(tokens_T), self.attention
         query = self._split(attention.query(inputs_TD), self.config.num_heads)
         key = self._split(attention.key(inputs_TD), self.config.num_kv_heads)
@@ -57,10 +82,17 @@ class Head:
 
         From -1 to 1 (Elhage et al. 2021, "eigenvalue analysis").
         """
+        self._refuse(NOT_IN_OV)
         into_KT = self.out_KD() @ self._unembedding_DT(tokens_T)
         value_TK = self._inputs(tokens_T) @ self._kernel_DK("value", self.group)
         values = np.linalg.eigvals(np.float64(into_KT @ value_TK))  # AB and BA have the same eigenvalues except zeros
         return float(values.sum().real / max(np.abs(values).sum(), 1e-30))
+
+    def _refuse(self, fields: dict[str, tuple]) -> None:
+        """Raise UserError if a field of the model has one of these values."""
+        for name, values in fields.items():
+            found = self.kind.position if name == "position" else operator.attrgetter(name)(self.config)
+            require(found not in values, f"model.{name}", found, "circuits do not support it; use activation patching")
 
     def query_DK(self) -> jax.Array:
         """Return W_Q of the head, with the linear part of the norm before it. So do the next two methods."""
@@ -109,8 +141,9 @@ def composition(model: LoadedModel) -> dict[str, np.ndarray]:
     (Elhage et al. 2021, "composition"). Heads of the same or an earlier layer have 0. Random matrices have about
     1 / √D.
     """
-    layers, heads = model.config.model.num_layers, model.config.model.num_heads
-    every = [Head(model, layer, head) for layer, head in itertools.product(range(layers), range(heads))]
+    layers, heads, module = model.config.model.num_layers, model.config.model.num_heads, model.merge()
+    every = [Head(model, *place, module) for place in itertools.product(range(layers), range(heads))]
+    every[0]._refuse(NOT_IN_OV)
     arrays = [
         [np.asarray(part(), np.float64) for part in (of.query_DK, of.key_DK, of.value_DK, of.out_KD)] for of in every
     ]

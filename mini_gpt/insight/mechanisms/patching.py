@@ -1,7 +1,7 @@
 """Activation patching: which activations carry the difference between two texts.
 
-The model reads the corrupted text, but one activation is replaced by the one that it has on the clean text. If this
-brings the prediction of the clean text back, then the activation carries the difference (Meng et al. 2022; Heimersheim
+The model reads the corrupted text, but one activation is replaced by the one that it has on the clean text. If the
+patched run predicts as on the clean text, then this activation carries the difference (Meng et al. 2022; Heimersheim
 and Nanda 2024).
 """
 
@@ -22,6 +22,7 @@ from mini_gpt.evaluation import progress
 from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
+from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -148,7 +149,7 @@ def _patched_scores(
     )
     chosen_NBLH = layer_NB11 & place_BL1 & at(patches.head, model.config.model.num_heads)[:, None]
     chosen = chosen_NBLH if site == "heads" else chosen_NBLH[..., 0]
-    edits = model.edits._replace(**{site: Edit.replace(chosen, values)})
+    edits = model.edits._replace(**{site: editing.after(getattr(model.edits, site), Edit.replace(chosen, values))})
     return _scores(dataclasses.replace(model, edits=edits), tokens_BL, answers)
 
 
@@ -184,7 +185,7 @@ def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list
         grid[1, 2].set_visible(False)
     else:
         image = _heat_map(grid[1, 2], direct_NX, float(np.abs(direct_NX).max()))
-        label_heads(grid[1, 2], layers, heads + 1, "What is written to the score of --text directly")
+        label_heads(grid[1, 2], layers, heads + 1, "Direct shares of the logit of --text's answer")
         grid[1, 2].set_xticks(range(heads + 1), [*map(str, range(heads)), "feed-forward"])
         figure.colorbar(image, ax=grid[1, 2], label="nats")
     return figure

@@ -1,11 +1,14 @@
 """Attributions add up to the logit, and name the parts that write it in models whose mechanism is known."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 import scipy.special
 
 from mini_gpt.insight.mechanisms.attribution import attribute
+from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model
 from tests.insight.mechanisms import handmade
@@ -83,3 +86,13 @@ def test_models_that_are_no_sum_of_layers_are_refused(small):
         model = random_model(small(**SIZE | fields), handmade.TOKENIZER.token_bytes)
         with pytest.raises(UserError, match="use activation patching"):
             attribute(model, encode("abc"), 0)
+
+
+def test_edits_that_break_the_sum_are_refused(small):
+    model = random_model(small(**SIZE), handmade.TOKENIZER.token_bytes)
+    for site in ("stream", "attention"):
+        edits = Edits(**{site: Edit(np.ones((3, 1, 1, 1), np.float32))})
+        with pytest.raises(UserError, match=f"edits.{site}: attribution needs"):
+            attribute(dataclasses.replace(model, edits=edits), encode("abc"), 0)
+    with pytest.raises(UserError, match="answer: found -1"):
+        attribute(model, encode("abc"), -1)

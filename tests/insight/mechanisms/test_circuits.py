@@ -90,3 +90,20 @@ def test_composition_equals_the_products_of_whole_matrices(small):
 def test_too_many_tokens_are_refused(small):
     with pytest.raises(UserError, match="give at most 4096"):
         Head(handmade.induction(small), 0, 0).ov(np.zeros(5000, int))
+
+
+@pytest.mark.parametrize(
+    "fields, method",
+    [
+        ({"model__position": "fox"}, "qk"),
+        ({"model__variants__query_scale": "ssmax"}, "qk"),
+        ({"model__output_norm": True}, "ov"),
+        ({"model__norm_placement": "post"}, "copying"),
+        ({"model__variants__gate": "head"}, "ov"),
+    ],
+    ids=str,
+)
+def test_a_field_that_circuits_do_not_support_is_refused(small, fields, method):
+    model = random_model(small(**SIZE | fields), handmade.TOKENIZER.token_bytes)
+    with pytest.raises(UserError, match="circuits do not support it"):
+        getattr(Head(model, 0, 0), method)(ALL)

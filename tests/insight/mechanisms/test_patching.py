@@ -1,5 +1,8 @@
 """Activation patching finds the parts that carry a difference, in models whose mechanism is known."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.insight.mechanisms import patching
 from mini_gpt.insight.mechanisms.patching import TextPair
+from mini_gpt.model import editing
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
@@ -99,3 +103,18 @@ def test_the_suite_writes_effects_and_checks_its_texts(trained):
     }.items():
         with pytest.raises(UserError, match=message):
             suites.evaluate(run, "patching", options)
+
+
+def test_patches_keep_the_edits_of_the_model(small):
+    """With head 0.1 of a random model off, a patch of head 0.0 equals the same patch of a model without head 0.1."""
+    sizes = {"model__num_layers": 2, "model__num_heads": 2, "model__d_model": 8, "context_length": 8}
+    model = random_model(small(**sizes), handmade.TOKENIZER.token_bytes, noise=0.4)
+    mask_NBH = np.ones((2, 1, 2), np.float32)
+    mask_NBH[0, 0, 1] = 0
+    parameters = jax.tree.map(np.array, model.parameters)
+    parameters["blocks"][0]["attention"]["out"]["kernel"][4:] = 0
+    texts = pair("abcda", "abeda")
+    edited = patching.patch(dataclasses.replace(model, edits=editing.head_mask(mask_NBH)), texts)
+    pruned = patching.patch(dataclasses.replace(model, parameters=parameters), texts)
+    np.testing.assert_allclose(edited.heads_NH[:, 0], pruned.heads_NH[:, 0], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(edited.heads_NH[1], pruned.heads_NH[1], rtol=1e-3, atol=1e-4)
