@@ -138,6 +138,7 @@ def test_each_arrangement_changes_the_model_and_no_shape(healthy, fields):
     assert len(kinds) == 4 + sum(count for count in layers if count > 1)
 
 
+@pytest.mark.slow
 def test_rotary_pairs_of_cross_attention_need_positions(healthy):
     wrong = "the rotary pairs of queries and keys are interleaved in cross-attention"
     for cross_positions in (False, True):

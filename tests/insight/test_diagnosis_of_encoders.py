@@ -116,6 +116,7 @@ def test_short_texts_have_no_checks_of_order(initial):
     assert masks.encoder_direction(model, source_BS) == []
 
 
+@pytest.mark.slow
 def test_a_given_memory_takes_the_place_of_the_source(initial):
     model, inputs_BL, source_BS = initial()
     module = model.merge()

@@ -121,6 +121,7 @@ def test_examples_of_spans_restore_the_text(small):
         samples.of_split(tokens[:10], "test", config, TOKENIZER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [PAIRS, SPANS])
 def test_the_loss_is_that_of_each_example_alone(small, fields):
     model = random_model(small(**fields, train__batch_size=3), TOKENIZER.token_bytes, noise=0.3)
@@ -176,6 +177,7 @@ def test_the_page_shows_the_maps_and_the_tokens_of_one_example(run_of, kind, tex
     assert sentinels == [[f"<{number}>" for number in range(count)]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pairs", "spans"])
 def test_heads_are_measured_without_an_alignment(run_of, monkeypatch, kind):
     monkeypatch.setattr(inputs, "TOKENS", 300)

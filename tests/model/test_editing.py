@@ -173,6 +173,7 @@ def test_knocked_out_keys_get_no_attention(small):
     np.testing.assert_allclose(maps[1].weights_BHLS[:, :, 4], rest / rest.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_edits_of_logits_are_refused_with_a_kv_cache(small):
     edited = dataclasses.replace(make(small), edits=Edits(logits=Edit(np.full((N, 1, 1, 1, 1), 2.0, np.float32))))
     _, kv = cache.prefill(edited, tokens(0)[:, :4], np.full(B, 4), L)

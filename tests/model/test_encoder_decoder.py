@@ -70,6 +70,7 @@ def maps(definition, params, tokens_BL, source_BS):
     return nnx.merge(definition, params).forward(inputs, trace=trace)[2]
 
 
+@pytest.mark.slow
 def test_masks_are_the_literal_matrices():
     _, definition, params = make(position="alibi", attention_window=4)
     tokens_BL, source_BS = batch()
@@ -125,6 +126,7 @@ def test_positions_in_cross_attention_are_relative(position):
     assert np.abs(logits(5, 0) - logits(0, 0)).max() > 1e-3 and np.abs(logits(0, 5) - logits(0, 0)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_an_empty_source_adds_nothing_by_cross_attention():
     _, definition, params = make(use_bias=False)
     (_, cross_attention), _ = maps(definition, params, np.zeros((1, L), int), np.full((1, S), -1))

@@ -72,6 +72,7 @@ def test_fewer_steps_than_already_trained_are_refused(small, tmp_path):
         loop.train(small(train__steps=2), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_format_is_refused(small, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("mini_gpt.training.checkpoint.FORMAT", 3)

@@ -10,6 +10,7 @@ import scipy.special
 from mini_gpt.insight.mechanisms.attribution import attribute
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
 from tests.evaluation.models import random_model
 from tests.insight.mechanisms import handmade
 from tests.insight.mechanisms.handmade import encode
@@ -28,7 +29,7 @@ SIZE = {"model__num_layers": 3, "model__num_heads": 2, "model__d_model": 8, "con
     ],
     ids=str,
 )
-@pytest.mark.parametrize("other", [None, 2])
+@pytest.mark.parametrize("other", [2, *slow(None)])
 def test_shares_add_up_to_the_difference_of_logits(small, fields, other):
     model = random_model(small(**SIZE | fields), handmade.TOKENIZER.token_bytes, noise=0.4)
     tokens = encode("abcdef")

@@ -105,6 +105,7 @@ def test_the_suite_writes_effects_and_checks_its_texts(trained):
             suites.evaluate(run, "patching", options)
 
 
+@pytest.mark.slow
 def test_patches_keep_the_edits_of_the_model(small):
     """With head 0.1 of a random model off, a patch of head 0.0 equals the same patch of a model without head 0.1."""
     sizes = {"model__num_layers": 2, "model__num_heads": 2, "model__d_model": 8, "context_length": 8}
