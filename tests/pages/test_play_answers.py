@@ -8,10 +8,12 @@ from mini_gpt.pages.play.answers import Answers
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
 from tests.pages.play_engine import make
-from tests.pages.test_play_engine import LIMIT, TOKENS
+from tests.pages.test_play_engine import LIMIT, TOKENS, exact
 from tests.pages.test_play_worker import talk
 
 TEXT = TOKENS.tolist()
+RUN = {"kind": "run", "model": 0, "tokens": TEXT}
+GENERATE = RUN | {"kind": "generate", "count": 1}
 OTHER = np.roll(TOKENS, 3).tolist()
 ASK = {"top": 5, "lens": 2}
 SINKS = {"position": "alibi", "variants.sink": "trained", "num_kv_heads": 2, "variants.soft_cap": 3.0}
@@ -19,6 +21,8 @@ ROPE = {"position": "rope", "d_model": 64, "rope.original_context": 5}
 LEARNED = {"position": "learned", "max_positions": 40}
 PLAIN = {"position": "none", "norm_placement": "post"}
 YARN = {"scaling": "yarn", "factor": 3}
+UNSCALED = {"scaling": "linear", "factor": 1}
+HIDDEN = {"position": ("hard_alibi", "none")}
 PATCH = {"tokens": OTHER, "heads": ["1.1"]}
 AT_PLACES = {"tokens": OTHER, "heads": ["0.2", "1.0"], "places": [3, 5]}
 # (fields of the model, layout, edits)
@@ -30,6 +34,11 @@ CASES = [
         (ROPE, None, [{"rope": {"base": 50}}, {"rope": YARN}, {"rope": {"scaling": "dynamic", "factor": 2}}]),
         ({"position": "t5", "attention_window": (2, 5)}, None, [{"window": None}, {"mask": "none"}, {"scale": "off"}]),
         ({"position": "alibi"}, None, [{"slopes": [0.1, 0.9, 0, 0.5]}, {"mask": "none"}]),
+        (ROPE | {"rope.scaling": "yarn", "rope.factor": 2.0}, None, [{"rope": {"factor": 1}}, {"rope": UNSCALED}]),
+        ({"position": "pope"}, None, [{"rope": {"base": 50, "scaling": "linear", "factor": 3}}, {"rope": YARN}]),
+        ({"position": "rope", "variants.canon": True}, None, [{"mask": "none"}, {"mask": "shifted"}]),
+        ({"position": "none", "variants.query_scale": "ssmax"}, None, [{"mask": "none"}]),
+        (HIDDEN, None, [{"temperature": 12}, {"temperature": 1e6}, {"temperature": 0.1}]),
         (
             PLAIN,
             Layout(None, (2, 3)),
@@ -50,11 +59,10 @@ def test_answers_equal_those_of_the_engine(fields, layout, edits):
     requests = []
     for each in edits:
         requests.append({"kind": "run", "model": 0, "tokens": TEXT, "edits": each, "ask": ASK})
-        requests.append({"kind": "attention", "model": 0, "layer": 1, "head": 3})
-    in_slots = [
-        request | {"slot": str(n // 2)} for n, request in enumerate(requests)
-    ]  # else newer runs cancel older ones
-    for found, wanted in zip(answers(model, *in_slots), talk([model], *in_slots), strict=True):
+        requests += [{"kind": "attention", "model": 0, "layer": layer, "head": layer} for layer in (0, 1)]
+        requests.append({"kind": "wait"})  # else the next run cancels this one
+    own = [request for request in requests if request["kind"] != "wait"]
+    for found, wanted in zip(answers(model, *own), talk([model], *requests), strict=True):
         wanted.pop("id")
         assert set(found) == set(wanted) and found["kind"] == wanted["kind"]
         for name, array in flattened(wanted).items():
@@ -93,8 +101,46 @@ def test_generation_follows_the_probabilities_and_its_seed():
         drawn.append(token["token"])
         assert token["probability"] == pytest.approx(probabilities[token["token"]], abs=1e-4)
     assert len(set(drawn)) > 3
-    limited = [next(server.answer(request | {"seed": seed, "topK": 2}))["token"] for seed in range(10)]
-    assert set(limited) <= set(result["next"]["tokens"][-23:-21].tolist())
+
+
+def test_generation_draws_by_the_softmax_of_logits_over_temperature():
+    """40 draws of two tokens: each count is within four standard deviations of its expectation."""
+    model, temperature, draws = make({"position": "none"}), 1.7, 40
+    logits_V = exact(model, TOKENS)[-1]
+    likely = np.argsort(-logits_V)[:2]
+    weights = np.exp(logits_V[likely] / temperature)
+    chances = dict(zip(likely.tolist(), weights / weights.sum(), strict=True))
+    request, counts = GENERATE | {"temperature": temperature, "topK": 2}, dict.fromkeys(chances, 0)
+    server = Answers([model], 64)
+    for seed in range(draws):
+        token, _ = server.answer(request | {"seed": seed})
+        counts[token["token"]] += 1
+        assert token["probability"] == pytest.approx(chances[token["token"]], abs=1e-5)
+    for token, chance in chances.items():
+        assert abs(counts[token] - draws * chance) < 4 * np.sqrt(draws * chance * (1 - chance))
+
+
+def test_a_text_that_is_too_long_is_not_continued():
+    assert answers(make({"position": "none"}), GENERATE | {"tokens": [1] * 70}) == [{"kind": "done", "generated": 0}]
+
+
+def test_a_temperature_does_not_show_keys_that_a_head_does_not_see():
+    """Head h of hard-ALiBi's heads sees h + 1 tokens, at each temperature."""
+    model, size = make(HIDDEN), len(TEXT)
+    ages_LS = np.arange(size)[:, None] - np.arange(size)
+    for temperature in (1, 1e6):
+        edits, maps = {"temperature": temperature}, {"kind": "attention", "model": 0, "layer": 0, "head": 1}
+        _, reply = answers(model, RUN | {"edits": edits}, maps)
+        np.testing.assert_array_equal(np.isfinite(reply["logits"]).reshape(size, size), (ages_LS >= 0) & (ages_LS <= 1))
+
+
+def test_the_server_and_the_engine_refuse_ssmax_with_a_shifted_mask():
+    model = make({"position": "none", "variants.query_scale": "ssmax"})
+    message = "The mask can't be shifted: ssmax counts the keys that a query sees."
+    with pytest.raises(UserError, match=message):
+        answers(model, RUN | {"edits": {"mask": "shifted"}})
+    [reply] = talk([model], RUN | {"edits": {"mask": "shifted"}})
+    assert (reply["kind"], reply["message"]) == ("refused", message)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +151,23 @@ def test_generation_follows_the_probabilities_and_its_seed():
         ({"tokens": []}, "The text is empty"),
         ({"tokens": [1] * 65}, "The text has 65 tokens: the server takes at most 64"),
         ({"tokens": [1, 999]}, "token 999 is not in the vocabulary"),
-        ({"tokens": "abc"}, "The text is empty"),
+        ({"tokens": "abc"}, "tokens: found 'abc'; must be a list of integers"),
+        ({"tokens": None}, "tokens: found None; must be a list of integers"),
+        *[({"tokens": [token]}, "is not in the vocabulary") for token in (1.5, "1", True, [1], None, 2**31, -1)],
+        ({"kind": "generate", "tokens": "abc"}, "tokens: found 'abc'"),
+        ({"kind": "generate", "tokens": [1.5]}, "token 1.5 is not in the vocabulary"),
+        ({"edits": [1]}, "edits: found"),
+        ({"edits": None}, "edits: found None"),
+        ({"ask": "top"}, "ask: found 'top'; must be an object"),
+        *[({"edits": {"temperature": value}}, "The edit temperature") for value in (True, 10**400, 1e7, 1e-4, None)],
+        *[({"edits": {"rope": {"base": value}}}, "The edit rope") for value in (True, 10**400, 1e13)],
+        *[({"edits": {"rope": {"factor": value}}}, "The edit rope") for value in (True, 10**400, 1e7)],
+        *[({"edits": {"slopes": value}}, "The edit slopes") for value in (True, 10**400, 1e13, [True] * 4)],
+        *[({"edits": {"patch": PATCH | {"places": [p]}}}, "The edit patch") for p in (True, 1.0, "1", 12, -1, [1])],
+        *[({"edits": {"patch": PATCH | {"tokens": [t] * 12}}}, "vocabulary") for t in (1.5, "1", True, [1], 2**31)],
+        *[({"kind": "generate", "temperature": t}, "temperature: found") for t in (True, 10**400, 1e7, 1e-4, -1, "1")],
+        ({"slot": "other"}, "slot: found 'other'; must be one of main, plain, probe, generated"),
+        ({"slot": ["main"]}, "slot: found"),
         ({"edits": {"head": {}}}, "There is no edit 'head'"),
         ({"edits": {"heads": {"9.9": "off"}}}, "The edit heads can't have the value"),
         ({"edits": {"rope": {"base": -1}}}, "The edit rope can't have the value"),

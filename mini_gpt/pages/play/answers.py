@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from scipy.special import softmax
 
+from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
 from mini_gpt.model.editing import Edit
 from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.loaded import LoadedModel
@@ -24,7 +25,9 @@ from mini_gpt.runtime.errors import UserError, shown
 
 SHORTEST = 32  # tokens of a padded text; longer ones have a power of 2
 PADDING_SEGMENT = -1  # of no token
+SLOTS = ("main", "plain", "probe", "generated")  # of the page; each keeps its last run
 MOST_LIKELY = 64  # tokens at each place
+HIDDEN_AT_MOST = HIDDEN_FROM_HEAD / (1000 * edited.TEMPERATURES[1])  # a temperature divides HIDDEN_FROM_HEAD
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -40,7 +43,9 @@ class Answers:
     def answer(self, request: Request) -> Iterator[Reply]:
         """Yield the replies to a request. Raises UserError with a sentence to show."""
         kind, number = request.get("kind"), _integer(request, "model", len(self.models) - 1)
-        slot = number, str(request.get("slot", "main"))
+        slot = number, request.get("slot", "main")
+        if slot[1] not in SLOTS:
+            raise UserError(f"slot: found {shown(slot[1])}; must be one of {', '.join(SLOTS)}")
         if kind == "attention":
             if slot not in self.passes:
                 raise UserError("There is no text yet.")
@@ -51,7 +56,7 @@ class Answers:
             )
             yield {"kind": kind, "layer": places[0], "head": places[1], **self.passes[slot].attention(*places)}
         elif kind == "run":
-            began, asked = time.monotonic(), request.get("ask") or {}
+            began, asked = time.monotonic(), _record(request, "ask")
             made = self._pass(number, request)
             result = made.predictions(_integer(asked, "top", MOST_LIKELY, 8), _integer(asked, "lens", MOST_LIKELY))
             self.passes[slot] = made
@@ -63,24 +68,26 @@ class Answers:
             raise UserError(f"kind: found {shown(kind)}; must be run, attention or generate")
 
     def _pass(self, number: int, request: Request) -> "Pass":
-        tokens = request.get("tokens")
-        if not isinstance(tokens, list) or not tokens:
+        tokens, edits = _tokens(request.get("tokens"), _vocabulary(self.models[number])), _record(request, "edits")
+        if not tokens:
             raise UserError("The text is empty: type at least one token.")
         if len(tokens) > self.most_tokens:
             raise UserError(f"The text has {len(tokens)} tokens: the server takes at most {self.most_tokens}.")
-        edits = request.get("edits") or {}
         edited.check(edits, self.models[number].config.model)
         return Pass(self.models[number], tokens, edits)
 
     def _generated(self, number: int, request: Request) -> Iterator[Reply]:
         """Yield a reply for each token, each from a full pass, because edits may change earlier places."""
-        random, tokens = np.random.default_rng(_integer(request, "seed", 2**32)), list(request.get("tokens") or [])
-        temperature, most = request.get("temperature", 1), _integer(request, "topK", 2**31)
-        if not isinstance(temperature, int | float) or not 0 <= temperature < np.inf:
-            raise UserError(f"The temperature can't be {shown(temperature)}.")
-        count = min(_integer(request, "count", self.most_tokens), self.most_tokens - len(tokens))
+        tokens = _tokens(request.get("tokens"), _vocabulary(self.models[number]))
+        random, most = np.random.default_rng(_integer(request, "seed", 2**32)), _integer(request, "topK", 2**31)
+        temperature, bounds = request.get("temperature", 1), edited.TEMPERATURES
+        if not edited.is_number(temperature, *bounds) and not edited.is_count(temperature, 1):
+            raise UserError(f"temperature: found {shown(temperature)}; must be 0, or from {bounds[0]} to {bounds[1]}")
+        count = max(0, min(_integer(request, "count", 2**31), self.most_tokens - len(tokens)))
         for _ in range(count):
             logits_V = self._pass(number, {**request, "tokens": tokens}).last_logits().astype(np.float64)
+            if not np.isfinite(logits_V).all():
+                raise UserError("The model's logits are not finite with these edits: no token can be drawn.")
             likely = np.argsort(-logits_V, kind="stable")[: 1 if temperature == 0 else most or None]
             weights = softmax(logits_V[likely] / (temperature or 1))
             drawn = int(random.choice(len(likely), p=weights))
@@ -94,14 +101,12 @@ class Pass:
 
     def __init__(self, model: LoadedModel, tokens: Sequence[int], edits: edited.JsonEdits):
         self.tokens = np.array(tokens, np.int32)
-        self.edits, vocabulary = edits, len(model.parameters["embedding"])
-        if bad := [token for token in self.tokens if not 0 <= token < vocabulary]:
-            raise UserError(f"The token {bad[0]} is not in the vocabulary of {vocabulary} tokens.")
+        self.edits = edits
         size = max(SHORTEST, 2 ** int(np.ceil(np.log2(len(tokens)))))
         self.inputs = _padded(model, self.tokens, edits.get("start", 0), size)
         self.plain = edited.with_fields(model, edits)
         self.model = dataclasses.replace(self.plain, edits=edited.static_edits(edits, model.config.model, size))
-        if edits.get("heads") or edits.get("patch"):
+        if edits.get("heads") or "patch" in edits:
             self._edit_heads(model)
 
     def _edit_heads(self, model: LoadedModel) -> None:
@@ -110,13 +115,14 @@ class Pass:
         scale = np.ones((config.num_layers, 1, size, config.num_heads, 1), np.float32)
         add = np.zeros((*scale.shape[:-1], config.head_width), np.float32)
         named = {edited.head_of(name, config): how for name, how in self.edits.get("heads", {}).items()}
-        patch = self.edits.get("patch") or {"heads": []}
+        patch = self.edits.get("patch") or {"tokens": self.tokens.tolist(), "heads": []}
+        others = _tokens(patch["tokens"], _vocabulary(model))
+        if len(others) != len(self.tokens):
+            found = f"The other text has {len(others)} tokens, this text {len(self.tokens)}"
+            raise UserError(f"{found}: patching needs equal lengths.")
         if patch["heads"]:
-            if len(patch["tokens"]) != len(self.tokens):
-                found = f"The other text has {len(patch['tokens'])} tokens, this text {len(self.tokens)}"
-                raise UserError(f"{found}: patching needs equal lengths.")
-            others = {name: value for name, value in self.edits.items() if name != "patch"}
-            donor_NLHK = Pass(model, patch["tokens"], others).heads()
+            without = {name: value for name, value in self.edits.items() if name != "patch"}
+            donor_NLHK = Pass(model, others, without).heads()
         for layer in range(config.num_layers):
             own = {place[1]: how for place, how in named.items() if place and place[0] == layer}
             if "mean" in own.values():
@@ -143,8 +149,7 @@ class Pass:
     def predictions(self, top: int, lens: int) -> Reply:
         """Return the fields of a result of worker.js."""
         length, layers = len(self.tokens), self.model.config.model.num_layers
-        vocabulary = len(self.model.parameters["embedding"])
-        top, lens = min(top, vocabulary), min(lens, vocabulary)
+        top, lens = (min(most, _vocabulary(self.model)) for most in (top, lens))
         found = jax.device_get(_predict(self.model, self.inputs, top=top, lens=lens))
         flat = lambda array: np.ascontiguousarray(array).reshape(-1)
 
@@ -237,16 +242,39 @@ def _maps(model: LoadedModel, inputs: Inputs, layer: int, head: int) -> tuple[ja
     """Return logits_LS and weights_LS of a head."""
 
     def of_head(trace) -> tuple[jax.Array, jax.Array]:
-        maps = trace.attention
-        return jnp.where(maps.seen_BHLS[0, head], maps.logits_BHLS[0, head], -jnp.inf), maps.weights_BHLS[0, head]
+        maps, logits_LS = trace.attention, trace.attention.logits_BHLS[0, head]
+        seen_LS = maps.visible_BLS[0] & (logits_LS > HIDDEN_AT_MOST)
+        return jnp.where(seen_LS, logits_LS, -jnp.inf), maps.weights_BHLS[0, head]
 
     layers = model.merge().forward(inputs, edits=model.edits, trace=of_head)[2] or []
     return tuple(jnp.stack(arrays)[layer] for arrays in zip(*layers, strict=True))  # type: ignore[return-value]
 
 
+def _vocabulary(model: LoadedModel) -> int:
+    return len(model.parameters["embedding"])
+
+
+def _tokens(value: Any, vocabulary: int) -> list[int]:
+    """Return a list of tokens. Raises UserError if it is another value."""
+    if not isinstance(value, list):
+        raise UserError(f"tokens: found {shown(value)}; must be a list of integers")
+    for token in value:
+        if not edited.is_count(token, vocabulary):
+            raise UserError(f"The token {shown(token)} is not in the vocabulary of {vocabulary} tokens.")
+    return list(value)
+
+
+def _record(request: Request, name: str) -> Mapping[str, Any]:
+    """Return a field that is an object, by default an empty one. Raises UserError if it has another value."""
+    value = request.get(name, {})
+    if not isinstance(value, dict):
+        raise UserError(f"{name}: found {shown(value)}; must be an object")
+    return value
+
+
 def _integer(request: Request, name: str, most: int, default: int = 0) -> int:
     """Return a field from 0 to `most`. Raises UserError if it has another value."""
     value = request.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+    if not edited.is_count(value, most + 1):
         raise UserError(f"{name}: found {shown(value)}; must be an integer from 0 to {most}")
     return value

@@ -1,7 +1,7 @@
 """Apply the playground's edits to a loaded model. The edits are those of edits.js."""
 
+import copy
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import DictKey
 
-from mini_gpt.config.attention import RopeConfig
+from mini_gpt.config.attention import RopeConfig, pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import gpt
 from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
@@ -22,15 +22,26 @@ from mini_gpt.runtime.errors import UserError, shown
 
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3")
 MOST_START = 2**24
+TEMPERATURES = (1e-3, 1e6)
+MOST_BASE, MOST_FACTOR, MOST_SLOPE = 1e12, 1e6, 1e12
 
 JsonEdits = Mapping[str, Any]
 
 
+def is_count(value: Any, end: int) -> bool:
+    """Return whether a value of JSON is an integer from 0 to end - 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
+
+
+def is_number(value: Any, least: float, most: float) -> bool:
+    """Return whether a value of JSON is a number from least to most."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
 def check(edits: JsonEdits, config: ModelConfig) -> None:
     """Raise UserError if the model can't be edited in this way."""
-    is_count = lambda value, end: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
     are_layers = lambda value: isinstance(value, list) and all(is_count(layer, config.num_layers) for layer in value)
-    is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_slope = lambda value: is_number(value, -MOST_SLOPE, MOST_SLOPE)
     possible: dict[str, Callable[[Any], bool]] = {
         "heads": lambda value: (
             isinstance(value, dict)
@@ -41,21 +52,20 @@ def check(edits: JsonEdits, config: ModelConfig) -> None:
         "feedForwards": are_layers,
         "scale": lambda value: value == "off",
         "mask": lambda value: value in ("none", "shifted", "causal"),
-        "temperature": lambda value: is_number(value) and value > 0,
+        "temperature": lambda value: is_number(value, *TEMPERATURES),
         "window": lambda value: value is None or (is_count(value, 2**31) and value > 0),
         "start": lambda value: is_count(value, MOST_START),
         "rope": lambda value: (
             isinstance(value, dict)
             and set(value) <= {"base", "scaling", "factor"}
-            and is_number(value.get("base", 2))
+            and is_number(value.get("base", 2), 1, MOST_BASE)
             and value.get("base", 2) > 1
-            and is_number(value.get("factor", 1))
-            and value.get("factor", 1) >= 1
+            and is_number(value.get("factor", 1), 1, MOST_FACTOR)
             and value.get("scaling", "none") in SCALINGS
         ),
         "slopes": lambda value: (
-            is_number(value)
-            or (isinstance(value, list) and len(value) == config.num_heads and all(map(is_number, value)))
+            is_slope(value)
+            or (isinstance(value, list) and len(value) == config.num_heads and all(map(is_slope, value)))
         ),
         "patch": lambda value: _is_patch(value, config),
     }
@@ -73,6 +83,8 @@ def check(edits: JsonEdits, config: ModelConfig) -> None:
         ordered += ["stick-breaking"] if config.variants.normaliser == "stick_breaking" else []
         if ordered:
             raise UserError(f"The mask can't be changed: {ordered[0]} is only defined with a causal mask.")
+    if edits.get("mask") == "shifted" and config.variants.query_scale == "ssmax":
+        raise UserError("The mask can't be shifted: ssmax counts the keys that a query sees.")
 
 
 def _is_patch(value: Any, config: ModelConfig) -> bool:
@@ -83,7 +95,9 @@ def _is_patch(value: Any, config: ModelConfig) -> bool:
     ):
         return False
     places, heads = value.get("places", "all"), value.get("heads")
-    are_places = places == "all" or (isinstance(places, list) and all(p in range(len(value["tokens"])) for p in places))
+    are_places = places == "all" or (
+        isinstance(places, list) and all(is_count(place, len(value["tokens"])) for place in places)
+    )
     return are_places and isinstance(heads, list) and all(head_of(name, config) is not None for name in heads)
 
 
@@ -103,12 +117,13 @@ def with_fields(model: LoadedModel, edits: JsonEdits) -> LoadedModel:
     changes: dict[str, Any] = {"dtype": "float32"}
     changes |= {"scale_attention": False} if edits.get("scale") == "off" else {}
     changes |= {"attention_window": edits["window"]} if "window" in edits else {}
-    changes |= {"rope": _rope(config.rope, edits["rope"])} if "rope" in edits else {}
+    changes |= {"rope": _rope(config, edits["rope"])} if "rope" in edits else {}
     changed = dataclasses.replace(config, **changes)
     vocabulary = len(model.parameters["embedding"])
     module = nnx.eval_shape(lambda: gpt.MiniGPT(changed, vocabulary, rngs=nnx.Rngs(0)))
     if edits.get("mask", "causal") != "causal":
-        module.config = dataclasses.replace(changed, causal=False)  # of the mask only, not of T5's buckets
+        module.config = copy.copy(changed)  # of the mask only, not of T5's buckets
+        object.__setattr__(module.config, "causal", False)  # without the check: canon stays causal, as in the engine
     if "slopes" in edits and "alibi" in module.positions:
         slopes, own = edits["slopes"], alibi_slopes(config.num_heads)
         alibi: Any = module.positions["alibi"]
@@ -120,13 +135,16 @@ def with_fields(model: LoadedModel, edits: JsonEdits) -> LoadedModel:
     return dataclasses.replace(model, parameters=parameters, definition=definition, config=new_config)
 
 
-def _rope(rope: RopeConfig, edits: Mapping[str, Any]) -> RopeConfig:
-    """Return RoPE's fields with the edits. Another scaling has its own default bounds."""
+def _rope(config: ModelConfig, edits: Mapping[str, Any]) -> RopeConfig:
+    """Return RoPE's fields with the edits. Another scaling has its own default bounds; a factor of 1 is no scaling."""
+    rope, numbers = config.rope, {name: float(edits[name]) for name in ("base", "factor") if name in edits}
+    if "rope" not in config.position_pattern:  # PoPE has no scaling
+        return dataclasses.replace(rope, base=numbers.get("base", rope.base))
     scaling = edits.get("scaling", rope.scaling)
     bounds: dict[str, Any] = {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
-    bounds = {} if scaling == rope.scaling else bounds
-    numbers: dict[str, Any] = {name: float(edits[name]) for name in ("base", "factor") if name in edits}
-    return dataclasses.replace(rope, scaling=scaling, **bounds, **numbers)
+    changes: dict[str, Any] = numbers | ({} if scaling == rope.scaling else bounds)
+    is_scaled = max(pattern(numbers.get("factor", rope.factor))) > 1
+    return dataclasses.replace(rope, scaling=scaling if is_scaled else "none", **changes)
 
 
 def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:

@@ -8,7 +8,7 @@
 // scale: "off"                            logits are not divided by √(scale_width), which is √K by default
 // mask: "none" | "shifted" | "causal"     none: a query sees all keys. shifted: it also sees the next token's key, a
 //                                         common error. Segments and windows still hold.
-// temperature: number > 0                 the attention logits are divided by it
+// temperature: number, 1e-3 to 1e6         the attention logits are divided by it
 // window: int | null                      keys per query, its own included, in all layers; null: no window
 // start: int ≥ 0                          position of the first token; later positions move with it
 // rope: {base, scaling, factor}           of all layers with RoPE, each optional; base also for PoPE. scaling: "none",
@@ -19,6 +19,8 @@
 //                                         pass over other tokens, as many as in the text, with the other edits
 
 const SCALINGS = ["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"];
+const MOST_BASE = 1e12, MOST_FACTOR = 1e6, MOST_SLOPE = 1e12; // as in edited.py
+const isSlope = (slope) => Number.isFinite(slope) && Math.abs(slope) <= MOST_SLOPE;
 const isBelow = (number, end) => Number.isInteger(number) && number >= 0 && number < end;
 const areLayers = (layers, { config }) => layers.every((layer) => isBelow(layer, config.num_layers));
 
@@ -28,8 +30,8 @@ function isHead(name, { config }) {
 }
 
 function isRope({ base = 2, scaling = "none", factor = 1, ...others }) {
-  const isPossible = base > 1 && factor >= 1 && Number.isFinite(base * factor) && SCALINGS.includes(scaling);
-  return isPossible && !Object.keys(others).length;
+  const arePossible = base > 1 && base <= MOST_BASE && factor >= 1 && factor <= MOST_FACTOR;
+  return arePossible && SCALINGS.includes(scaling) && !Object.keys(others).length;
 }
 
 function isPatch({ tokens, heads, places = "all" }, model) {
@@ -46,12 +48,12 @@ const POSSIBLE = {
   feedForwards: areLayers,
   scale: (scale) => scale === "off",
   mask: (mask) => ["none", "shifted", "causal"].includes(mask),
-  temperature: (temperature) => Number.isFinite(temperature) && temperature > 0,
+  temperature: (temperature) => Number.isFinite(temperature) && temperature >= 1e-3 && temperature <= 1e6,
   window: (window) => window === null || (Number.isInteger(window) && window >= 1),
   start: (start) => isBelow(start, 2 ** 24),
   rope: isRope,
   slopes: (slopes, { config }) =>
-    Number.isFinite(slopes) || (slopes.length === config.num_heads && slopes.every(Number.isFinite)),
+    isSlope(slopes) || (slopes.length === config.num_heads && slopes.every(isSlope)),
   patch: isPatch,
 };
 
@@ -71,6 +73,8 @@ function checkEdits(edits, model) {
     const reason = `${ordered[0]} is only defined with a causal mask`;
     if (ordered.length) throw new Refusal(`The mask can't be changed: ${reason}.`);
   }
+  if (edits.mask === "shifted" && variants.query_scale === "ssmax")
+    throw new Refusal("The mask can't be shifted: ssmax counts the keys that a query sees.");
   const { scaling } = edits.rope ?? {};
   if (["ntk", "dynamic"].includes(scaling) && rotated <= 2)
     throw new Refusal(`RoPE's scaling “${scaling}” needs more than one pair of rotated dimensions.`);
