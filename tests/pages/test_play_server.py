@@ -24,6 +24,7 @@ from mini_gpt.pages.play.answers import Answers
 from mini_gpt.pages.play.page import Shown
 from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model
+from tests.pages import node
 
 RUN = {"kind": "run", "model": 0, "tokens": [100, 101, 102, 103], "edits": {}, "ask": {"top": 3, "lens": 1}}
 
@@ -131,6 +132,8 @@ def test_too_many_requests_are_refused():
     ] * server.MOST_IN_A_SECOND + [False]
     busy.recent.clear()
     busy.waiting = server.MOST_WAITING
+    assert busy._too_many() is None
+    busy.waiting += 1  # this request is counted
     assert busy._too_many().status_code == 429
 
 
@@ -152,10 +155,77 @@ def test_a_generation_lets_other_requests_in_between():
                 await asyncio.sleep(0.01)
 
         await asyncio.gather(read("a"), read("b"))
-        assert both_served.waiting == 0
 
     asyncio.run(both())
     assert order.index(("b", 0)) < order.index(("a", 2))
+
+
+def open_request(port, body=b"{"):
+    """Send the start of a request to /ask; its body is longer."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    own = f"127.0.0.1:{port}"
+    lines = ["POST /ask HTTP/1.1", f"Host: {own}", f"Origin: http://{own}", "Content-Type: application/json"]
+    connection.sendall("\r\n".join([*lines, "Content-Length: 100", "", ""]).encode() + body)
+    return connection
+
+
+def test_open_requests_are_counted_and_end(served, monkeypatch):
+    monkeypatch.setattr(server, "BODY_SECONDS", 1.0)
+    time.sleep(1)  # the limit in a second is another one
+    connections = [open_request(served[0]) for _ in range(server.MOST_WAITING)]
+    time.sleep(0.3)
+    assert send(served[0], RUN)[0] == 429
+    assert all(connection.recv(100).startswith(b"HTTP/1.1 408") for connection in connections)
+    for connection in connections:
+        connection.close()
+    assert send(served[0], RUN)[0] == 200
+
+
+def test_a_request_that_is_left_is_not_counted(served):
+    for _ in range(server.MOST_WAITING + 1):
+        open_request(served[0]).close()
+    time.sleep(1)
+    assert send(served[0], RUN)[0] == 200
+
+
+class Failing:
+    def answer(self, request):
+        yield {"kind": "token", "token": 1, "probability": float(request["probability"])}
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+
+@pytest.mark.parametrize("probability, count", [("1", 2), ("nan", 1)])
+def test_a_failure_is_logged_and_refused(caplog, probability, count):
+    async def read():
+        return [line async for line in server.Server("", Failing(), 1)._lines({"probability": probability})]
+
+    lines = asyncio.run(read())
+    assert len(lines) == count
+    assert json.loads(lines[-1]) == {"kind": "refused", "message": "The server failed: see its log."}
+    [record] = caplog.records
+    assert record.exc_info is not None and record.levelname == "ERROR"
+
+
+REPLIES = """(async () => {
+  globalThis.fetch = async () => new Response(given.text, { status: given.status });
+  const replies = [];
+  served().send({ kind: "run", model: 0 }, (reply) => replies.push(reply));
+  await new Promise((done) => setTimeout(done, 100));
+  return replies;
+})()"""
+
+
+@pytest.mark.parametrize("status", [400, 403, 408, 413, 500])
+def test_a_request_that_the_server_refuses_is_refused_on_the_page(status):
+    scripts = [page.PAGE.parent / "served.js"]
+    [reply] = node.evaluate(scripts, REPLIES, {"status": status, "text": "only the page may ask"})
+    assert reply == {"kind": "refused", "message": "The server refuses the request: only the page may ask."}
+
+
+@pytest.mark.parametrize("status, text", [(429, '{"kind":"refused"}\n'), (200, '{"kind":"token"}\n{"kind":"done"}')])
+def test_each_line_of_an_answer_is_a_reply(status, text):
+    replies = node.evaluate([page.PAGE.parent / "served.js"], REPLIES, {"status": status, "text": text})
+    assert replies == [json.loads(line) for line in text.splitlines()]
 
 
 def test_a_port_in_use_is_refused():

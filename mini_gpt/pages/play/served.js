@@ -20,8 +20,9 @@ async function* lines(response) {
     const whole = rest.split("\n");
     rest = whole.pop();
     yield* whole;
-    if (done) return;
+    if (done) break;
   }
+  if (rest) yield rest;
 }
 
 function served() {
@@ -36,6 +37,8 @@ function served() {
     try {
       const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal: own.signal };
       const response = await fetch("ask", { ...options, body: JSON.stringify({ ...request, slot }) });
+      if (!response.ok && response.status !== 429) // a 429 has a reply as its text
+        return void reply({ kind: "refused", message: `The server refuses the request: ${await response.text()}.` });
       for await (const line of lines(response)) if (line) reply(unpacked(JSON.parse(line)));
     } catch (error) {
       if (error.name === "AbortError") reply({ kind: "cancelled" });

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import collections
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -15,15 +16,17 @@ from typing import Any
 import numpy as np
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mini_gpt.pages.play.answers import Answers, Reply
 from mini_gpt.runtime.errors import UserError
 
 ADDRESS = "127.0.0.1"  # of this machine only
 MOST_BYTES = 2**20  # of a request
+BODY_SECONDS = 10.0  # in which the body of a request must arrive
 MOST_WAITING = 8  # requests at the same time
 MOST_IN_A_SECOND = 40  # requests
 HEADERS = {
@@ -35,6 +38,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
+log = logging.getLogger(__name__)
+
 
 class Server:
     """The routes of the playground. port: on which it is reached."""
@@ -43,10 +48,23 @@ class Server:
         self.html, self.answers = html, answers
         self.hosts = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
         self.lock = asyncio.Lock()  # the model computes for one request at a time
-        self.waiting = 0
+        self.waiting = 0  # requests to /ask, from their first byte to the last one of the answer
         self.recent: collections.deque[float] = collections.deque(maxlen=MOST_IN_A_SECOND)
         routes = [Route("/", self.page), Route("/ask", self.ask, methods=["POST"])]
-        self.app = Starlette(routes=routes)
+        self.app = self._counted(Starlette(routes=routes))
+
+    def _counted(self, routes: ASGIApp) -> ASGIApp:
+        """Return an application that counts the requests to /ask which are not yet answered."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            is_ask = scope.get("path") == "/ask"
+            self.waiting += is_ask
+            try:
+                await routes(scope, receive, send)
+            finally:
+                self.waiting -= is_ask
+
+        return app
 
     async def page(self, request: Request) -> Response:
         refusal = self._refusal(request)
@@ -56,11 +74,15 @@ class Server:
         """Answer a request of worker.js with one reply a line."""
         if refusal := self._refusal(request) or self._foreign(request) or self._too_many():
             return refusal
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                return PlainTextResponse(f"a request has at most {MOST_BYTES} bytes", 413, headers=HEADERS)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MOST_BYTES:
+                        return PlainTextResponse(f"a request has at most {MOST_BYTES} bytes", 413, headers=HEADERS)
+        except (TimeoutError, ClientDisconnect):
+            return PlainTextResponse("the whole request did not arrive", 408, headers=HEADERS)
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError):
@@ -71,17 +93,13 @@ class Server:
 
     async def _lines(self, asked: dict[str, Any]) -> AsyncIterator[str]:
         """Yield the replies as lines. Other requests may be answered between two replies."""
-        self.waiting += 1
-        try:
-            replies = self.answers.answer(asked)
-            while True:
-                async with self.lock:
-                    reply = await run_in_threadpool(_next, replies)
-                if reply is None:
-                    return
-                yield json.dumps(reply, default=_encoded, allow_nan=False) + "\n"
-        finally:
-            self.waiting -= 1
+        lines = _written(self.answers.answer(asked))
+        while True:
+            async with self.lock:
+                line = await run_in_threadpool(next, lines, None)
+            if line is None:
+                return
+            yield line
 
     def _refusal(self, request: Request) -> Response | None:
         if request.headers.get("host") in self.hosts:
@@ -96,19 +114,26 @@ class Server:
     def _too_many(self) -> Response | None:
         now = time.monotonic()
         is_fast = len(self.recent) == MOST_IN_A_SECOND and now - self.recent[0] < 1
-        if is_fast or self.waiting >= MOST_WAITING:
-            line = json.dumps({"kind": "refused", "message": "The server is busy. Type more slowly."}) + "\n"
-            return PlainTextResponse(line, 429, headers=HEADERS)
+        if is_fast or self.waiting > MOST_WAITING:  # this request is one of them
+            return PlainTextResponse(_refused("The server is busy. Type more slowly."), 429, headers=HEADERS)
         self.recent.append(now)
         return None
 
 
-def _next(replies: Iterator[Reply]) -> Reply | None:
-    """Return the next reply, or None after the last one. After an error, a generator has no further reply."""
+def _written(replies: Iterator[Reply]) -> Iterator[str]:
+    """Yield replies as lines of JSON. An error becomes the last line."""
     try:
-        return next(replies, None)
+        for reply in replies:
+            yield json.dumps(reply, default=_encoded, allow_nan=False) + "\n"
     except UserError as error:
-        return {"kind": "refused", "message": str(error)}
+        yield _refused(str(error))
+    except Exception:  # such as too little memory on a GPU
+        log.exception("An answer failed.")
+        yield _refused("The server failed: see its log.")
+
+
+def _refused(message: str) -> str:
+    return json.dumps({"kind": "refused", "message": message}) + "\n"
 
 
 def _encoded(value: Any) -> Any:
