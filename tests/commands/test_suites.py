@@ -146,7 +146,7 @@ BAD = [
     ),
     (
         ["--suite=pruning", "--text=a"],
-        r"--text is not supported by --suite=pruning; use it with heads or lens or patching or figures or explorer or play$",
+        r"--text is not supported by --suite=pruning; use it with heads or lens or .*explorer or play$",
     ),
     (
         ["--suite=tasks", "--strides=1"],
