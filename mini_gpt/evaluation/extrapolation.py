@@ -115,7 +115,9 @@ def extrapolation(
         for w in windowings:
             reason, score, sample_nll = reasons[w.length], None, None
             if reason is None:
-                part, batch_size = tokens[w.start : w.last_target + 1], model.rows_at_a_time(w.length)
+                part = tokens[w.start : w.last_target + 1]
+                windows = scoring.num_windows(len(part) - 1, w.length, w.stride)
+                batch_size = model.rows_at_a_time(w.length, count=windows)
                 nll = scoring.score_tokens(
                     nll_fn, part, window=w.length, stride=w.stride, batch_size=batch_size, advance=advance
                 )

@@ -46,7 +46,7 @@ def measure(
     separator = tokenizers.separator(tokenizer)
     found: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in KINDS}
     ids = {text.decode(): token for token, text in enumerate(tokenizer.texts)}  # that of "" is the separator
-    for count, part in in_full_batches(stories, model.rows_at_a_time(length)):
+    for count, part in in_full_batches(stories, model.rows_at_a_time(length, count=len(stories))):
         rows_BL = np.full((len(part), length), separator, np.int32)
         for row_L, story in zip(rows_BL, part, strict=True):
             row_L[1 : len(story.words)] = [ids[token] for token in story.tokens[:-1]]

@@ -45,7 +45,7 @@ def predict(model: LoadedModel, pairs: Sequence[Pair], separator: int, *, advanc
         return [np.asarray(array)[:count][is_scored_BL] for array in _predict(model, *arrays)]
 
     rows = list(pair_rows.in_rows(pairs, limits))
-    parts = in_full_batches(rows, model.rows_at_a_time(max(limits), "logits"))
+    parts = in_full_batches(rows, model.rows_at_a_time(max(limits), "logits", len(rows)))
     found: list[list[np.ndarray]] = [[], [], []]
     for arrays in in_order(predict_batch, parts, model.batches_at_a_time):
         for values, array in zip(found, arrays, strict=True):

@@ -131,14 +131,14 @@ def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, advance: Advance) -> Score:
     nll_fn, window = make_nll_fn(model), model.config.context_length
-    rows = model.rows_at_a_time(window)
+    rows = model.rows_at_a_time(window, count=scoring.num_windows(len(tokens) - 1, window, window))
     nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows, advance=advance)
     return scoring.score(nll, tokens[1:], token_bytes)
 
 
 def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int, advance: Advance) -> Score:
     length = text_batches.text_length(model.config)
-    rows = model.rows_at_a_time(length)
+    rows = model.rows_at_a_time(length, count=len(tokens) // length)
     blocks = corrupted_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
     return score_batches(model, blocks, advance=lambda scored: advance(scored * length))
 

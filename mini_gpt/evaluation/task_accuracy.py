@@ -105,7 +105,7 @@ def score(
         predicted = _predict(model, *sharding.put_whole(arrays, model.mesh))
         return tuple(np.asarray(array)[:count] for array in (batch["targets"], batch["weights"], *predicted))
 
-    parts = in_full_batches(range(count), model.rows_at_a_time(length, "logits"))
+    parts = in_full_batches(range(count), model.rows_at_a_time(length, "logits", count))
     for targets_BL, weights_BL, nll_BL, predicted_BL in in_order(predict, parts, model.batches_at_a_time):
         scored_BL = weights_BL > 0
         right_BL = predicted_BL == targets_BL

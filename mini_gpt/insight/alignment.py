@@ -63,7 +63,7 @@ def error_rates(
     separator = tokenizers.separator(tokenizer)
     pairs = [task_batches.pair_of(tokenizer, problem) for problem in problems]
     limits = pair_accuracy.row_lengths(model, pairs)
-    rows = model.rows_at_a_time(max(limits), "maps")
+    rows = model.rows_at_a_time(max(limits), "maps", len(problems))
     for count, indices in in_full_batches(range(len(problems)), rows):
         batch = batch_of([[pairs[index]] for index in indices], separator, limits)
         arrays = sharding.put_whole((batch["inputs"], batch["source"]), model.mesh)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.model import editing, memory
+from mini_gpt.model import editing
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.layout import keys_of
@@ -18,12 +18,6 @@ from mini_gpt.runtime import sharding
 
 KINDS = ("encoder", "decoder", "cross")  # of attention in a model with an encoder
 LOGGED_TOKENS = 64  # first tokens of the maps that training logs
-
-
-def rows_at_a_time(model: LoadedModel, length: int, windows: int, kept: memory.Kept = "maps") -> int:
-    """Return the size of the batches of some windows, a multiple of the number of shards. kept: as in the method."""
-    shards = sharding.shards(model.mesh)
-    return min(model.rows_at_a_time(length, kept), -(-windows // shards) * shards)
 
 
 def relative_entropy(weights_BHLS: jax.Array, seen_BHL: jax.Array) -> jax.Array:

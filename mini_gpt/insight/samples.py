@@ -51,8 +51,8 @@ def of_text(
     most: about this many tokens, in at least one window. kept: see `LoadedModel.rows_at_a_time`.
     """
     config, length = model.config, model.config.context_length
-    rows = model.rows_at_a_time(length, kept)
     for number, piece in enumerate(perplexity.stretches(tokens, most, length)):
+        rows = model.rows_at_a_time(length, kept, len(piece) // length)
         if model.masked:
             yield from text_batches.corrupted_blocks(
                 piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number
@@ -67,7 +67,7 @@ def of_problems(
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of a task's problems, which are pairs (question, answer). The model has no encoder."""
     config, length = model.config, model.config.context_length
-    for count, part in in_full_batches(problems, model.rows_at_a_time(length, kept)):
+    for count, part in in_full_batches(problems, model.rows_at_a_time(length, kept, len(problems))):
         yield count, task_batches.problem_batch(part, config, tokenizer, length)
 
 
@@ -79,7 +79,7 @@ def batches(
     kept: see `LoadedModel.rows_at_a_time`.
     """
     size = model.config.source_length, model.config.context_length
-    for count, part in in_full_batches(examples, model.rows_at_a_time(max(size), kept)):
+    for count, part in in_full_batches(examples, model.rows_at_a_time(max(size), kept, len(examples))):
         yield count, batch_of(part, size)
 
 

@@ -56,15 +56,16 @@ class LoadedModel:
         """The size of the tokenizer's vocabulary; with the masked objective, also the id of the mask token."""
         return len(self.parameters["embedding"]) - self.config.extra_tokens
 
-    def rows_at_a_time(self, length: int, kept: memory.Kept = "losses") -> int:
+    def rows_at_a_time(self, length: int, kept: memory.Kept = "losses", count: int | None = None) -> int:
         """Return the number of rows of a batch, a positive multiple of the shards.
 
         The batch has about `batch_tokens` tokens, or fewer if that would take too much memory. kept: what the pass
-        returns or keeps.
+        returns or keeps. count: the rows that there are, so that a batch has no needless padding.
         """
         shards = sharding.shards(self.mesh)
         fitting = memory.rows_in_budget(self.config.model, len(self.parameters["embedding"]), length, kept)
-        return shards * max(1, min(self.batch_tokens // length // shards, fitting // self.batches_at_a_time))
+        rows = min(self.batch_tokens // length // shards, fitting // self.batches_at_a_time)
+        return shards * max(1, rows if count is None else min(rows, -(-count // shards)))
 
     @property
     def batches_at_a_time(self) -> int:

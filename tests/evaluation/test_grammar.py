@@ -28,7 +28,7 @@ class FakeModel:
         self.logits_of, self.mesh = logits_of, sharding.make_mesh(1, 1, 1)
         self.config = SimpleNamespace(model=SimpleNamespace(check_length=lambda length: None))
 
-    def rows_at_a_time(self, length):
+    def rows_at_a_time(self, length, count):
         return 16
 
     def logits(self, tokens_BL):

@@ -1,5 +1,6 @@
 """The estimate of a pass's memory covers what XLA allocates, and batches shrink with it."""
 
+import dataclasses
 import logging
 
 import jax
@@ -42,6 +43,13 @@ def test_batches_of_gpt2_follow_the_budget():
 def test_small_models_keep_their_batches():
     model = shaped({"train.batch_size": 16, "context_length": 128}, 5_000)
     assert {model.rows_at_a_time(128, kept) for kept in ("losses", "logits", "maps", "gradients")} == {16}
+
+
+def test_a_batch_has_no_more_rows_than_there_are():
+    model = shaped({"train.batch_size": 16, "context_length": 128}, 5_000)
+    assert [model.rows_at_a_time(128, count=count) for count in (1, 3, 16, 17)] == [1, 3, 16, 16]
+    sharded = dataclasses.replace(model, mesh=sharding.make_mesh(4, 1, 1))
+    assert [sharded.rows_at_a_time(128, count=count) for count in (1, 3, 5, 100)] == [4, 4, 8, 16]
 
 
 def test_a_row_beyond_the_budget_is_announced_once(caplog):

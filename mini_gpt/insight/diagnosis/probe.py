@@ -93,7 +93,7 @@ def in_parts(
     kept: see `LoadedModel.rows_at_a_time`. advance: called with the number of tokens of each batch, without padding.
     """
     length, parts = model.config.context_length, []
-    for count, part in in_full_batches(rows_BL, attention.rows_at_a_time(model, length, len(rows_BL), kept)):
+    for count, part in in_full_batches(rows_BL, model.rows_at_a_time(length, kept, len(rows_BL))):
         results = compute(np.stack(part))
         parts.append(jax.tree.map(lambda array, count=count: np.asarray(array)[:count], results))
         advance(count * length)

@@ -149,7 +149,7 @@ def _measure(
     """Measure each layer on all rows, except the copies that fill the last batch."""
     kinds: tuple[str, ...] = ()
     parts: list[list[tuple[HeadSums, StrongestPairs]]] = []
-    at_a_time = attention.rows_at_a_time(model, inputs.tokens_BL.shape[1], len(inputs.tokens_BL))
+    at_a_time = model.rows_at_a_time(inputs.tokens_BL.shape[1], "maps", len(inputs.tokens_BL))
     for count, rows in in_full_batches(range(len(inputs.tokens_BL)), at_a_time):
         found, tokens_BL = templates(rows), inputs.tokens_BL[rows]
         is_query_BL = inputs.is_query_BL[rows] & (np.arange(at_a_time) < count)[:, None]
@@ -219,7 +219,7 @@ def pair_report(
         "decoder": count(pair.inputs[1:] for pair in train_pairs),
     }
     size = max(len(pair.source) for pair in pairs), max(len(pair.inputs) for pair in pairs)
-    rows = attention.rows_at_a_time(model, max(size), len(pairs))
+    rows = model.rows_at_a_time(max(size), "maps", len(pairs))
     kinds: dict[str, tuple[str, ...]] = {}
     parts: dict[str, list[list[Any]]] = {kind: [] for kind in attention.KINDS}
     for number, part in in_full_batches(pairs, rows):

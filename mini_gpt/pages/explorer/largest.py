@@ -30,9 +30,8 @@ def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
     the levels of the blocks' means, and the first and the last visible key. error: the largest difference between a
     kept weight and the one that the page computes.
     """
-    layers = attention.each_layer(
-        model, np.resize(tokens, (attention.rows_at_a_time(model, len(tokens), 1), len(tokens))), _largest
-    )
+    rows = model.rows_at_a_time(len(tokens), "maps", 1)
+    layers = attention.each_layer(model, np.resize(tokens, (rows, len(tokens))), _largest)
     top_XL1, logits_XLK, places_XLK, weights_XLK, means_XLC, counts_XLC, first_XL, last_XL = (
         np.concatenate(parts) for parts in zip(*layers, strict=True)
     )
