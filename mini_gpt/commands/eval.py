@@ -22,9 +22,7 @@ def main() -> None:
         help="for heads, figures, explorer, play, lens and patching: the input text; default: text of the split",
     )
     add("--other", type=command_line.utf8, help="for patching and play: the second text, with as many tokens as --text")
-    add(
-        "--tokens", type=int, help="the most tokens of heads or in a pass of pruning, or targets of the sliding windows"
-    )
+    add("--tokens", type=int, help="the most tokens of heads, lens, a pass of pruning, or targets of sliding windows")
     add("--beside", type=command_line.directory, metavar="RUN", help="for play: another run to show on the same text")
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)

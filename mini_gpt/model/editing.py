@@ -35,8 +35,8 @@ class Edits(NamedTuple):
     """The edits of a pass; None where an activation stays as it is. Axes B and L may have size 1.
 
     heads: the heads' outputs [N, B, L, H, K], as they are concatenated. attention, feed_forward: what a sublayer adds
-    to the residual stream [N, B, L, D]. stream: the stream at the input of a block [N, B, L, D]. logits: those of
-    attention [N, B, H, L, S], before the mask: attention then uses the reference implementation, and no KV cache.
+    to the residual stream [N, B, L, D]. stream: the stream at the input of a block [N, B, L, D]. logits: of attention,
+    before the mask [N, B, H, L, S]; attention then uses the reference implementation, and a KV cache is refused.
     Axis N of heads, attention and logits: `attention_layers`. Axis N of the others: the blocks of the encoder, then
     those of the decoder.
     """
@@ -61,8 +61,10 @@ def after(first: Edit | None, edit: Edit) -> Edit:
     """Return the edit that does `first`, then `edit`."""
     if first is None:
         return edit
-    terms = [*([] if first.add is None else [edit.scale * first.add]), *([] if edit.add is None else [edit.add])]
-    return Edit(edit.scale * first.scale, sum(terms[1:], terms[0]) if terms else None)
+    scale = edit.scale * first.scale
+    if first.add is None:
+        return Edit(scale, edit.add)
+    return Edit(scale, edit.scale * first.add + (0.0 if edit.add is None else edit.add))
 
 
 def apply(edit: Edit | None, x: jax.Array) -> jax.Array:

@@ -275,11 +275,11 @@ class MiniGPT(Stack):
     ) -> tuple[jax.Array, list[KeyValues] | None, list[Any] | None]:
         """Return (x_BLD, caches, traces): the last hidden states in `dtype`, then lists with one item per layer.
 
-        dropout_key: no dropout if None. caches: each layer's KV cache, or None if it is empty. The
-        returned caches hold all keys and values, including the new ones; they are None if `caches` is None. trace: a
-        function applied to the Trace of each layer of the decoder, with attention maps. The returned traces are the
-        function's results. memory: the result of `encode`, in the place of a source. Raises UserError if there is an
-        encoder and no source, or the opposite. Without positions, raises the errors of `ModelConfig.check_length`.
+        dropout_key: no dropout if None. caches: each layer's KV cache, or None if it is empty. The returned caches hold
+        all keys and values, including the new ones; they are None if `caches` is None. trace: a function applied to the
+        Trace of each layer of the decoder, with attention maps. The returned traces are the function's results. memory:
+        the result of `encode`, in the place of a source. Raises UserError if there is an encoder and no source, or the
+        opposite, and the errors of `editing.by_kind`. Without positions, raises those of `ModelConfig.check_length`.
         """
         config, (tokens_BL, positions_BL, segments_BL, source_BS, *of_source) = self.config, inputs
         if positions_BL is None:

@@ -47,6 +47,7 @@ ALL = (
     Play(),
     Diagnose(),
 )
+FLAGS = [field.name for field in dataclasses.fields(SuiteOptions) if field.name != "split"]
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def check(names: list[str], options: SuiteOptions) -> None:
             near = difflib.get_close_matches(name, SUITES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UserError(f"--suite: found {name!r}; must be one of {', '.join(SUITES)}{hint}")
-    for flag in ("lengths", "strides", "text", "tokens", "other", "beside"):
+    for flag in FLAGS:
         if getattr(options, flag) is not None and not any(flag in SUITES[name].flags for name in names):
             others = " or ".join(name for name, suite in SUITES.items() if flag in suite.flags)
             raise UserError(f"--{flag} is not supported by --suite={','.join(names)}; use it with {others}")
@@ -81,8 +82,7 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     tensorboard/NAME. The JSON is written last: if it exists, all files exist.
     """
     suite = SUITES[name]
-    text, other, beside = (getattr(options, f) if f in suite.flags else None for f in ("text", "other", "beside"))
-    options = dataclasses.replace(options, text=text, other=other, beside=beside)
+    options = SuiteOptions(options.split, **{flag: getattr(options, flag) for flag in suite.flags})
     check_run(run, name, options)
     stem = file_stem(name, options, run.checkpoint, run.overrides)
     _log_replaced(run.workdir / "eval" / f"{stem}.json", requested(name, options))

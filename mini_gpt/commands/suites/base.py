@@ -32,9 +32,9 @@ class SuiteOptions:
     """Options of a suite; None means the default of the suite.
 
     split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of heads,
-    figures and explorer; for a model with an encoder, SOURCE=TARGET. tokens: the most of heads, in a pass of pruning,
-    or targets of the sliding windows of extrapolation. other: the second text of patching. beside: another run
-    directory, which play shows beside the first.
+    figures, explorer, lens, patching and play; for a model with an encoder, SOURCE=TARGET. tokens: the most of heads
+    and lens, in a pass of pruning, or targets of the sliding windows of extrapolation. other: the second text of
+    patching and play. beside: another run directory, which play shows beside the first.
     """
 
     split: str = "validation"
@@ -245,11 +245,6 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
     inputs_BL = task_batches.problem_batch([problem], run.config, run.tokenizer, run.config.context_length)["inputs"]
     return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]
-
-
-def require_tokens(tokens: np.ndarray, least: int) -> None:
-    """Raise UserError if --text has too few tokens."""
-    require(len(tokens) >= least, "--text", f"{len(tokens)} token", f"needs at least {least} tokens")
 
 
 def check_finite(run: Run, values: Iterable[float]) -> None:

@@ -10,6 +10,7 @@ from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.data import batches, spans
 from mini_gpt.evaluation import progress
 from mini_gpt.insight.mechanisms import lens
+from mini_gpt.runtime.errors import require
 from mini_gpt.training.run import Run
 
 TOKENS = 32_768  # of the split
@@ -29,7 +30,7 @@ class Lens(Suite):
             shown = base.opening(run, options, min(SHOWN, length))
         else:
             text = base.opening(run, options, length + 1)
-            base.require_tokens(text, 2)
+            require(len(text) > 1, "--text", options.text, "must have at least two tokens")
             texts, shown = [(1, batches.next_token_batch(text[None]))], text[:SHOWN]
         with progress.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)) as advance:
             rows = lens.by_depth(run.model, texts, advance=advance)

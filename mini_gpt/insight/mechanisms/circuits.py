@@ -144,9 +144,8 @@ def composition(model: LoadedModel) -> dict[str, np.ndarray]:
     layers, heads, module = model.config.model.num_layers, model.config.model.num_heads, model.merge()
     every = [Head(model, *place, module) for place in itertools.product(range(layers), range(heads))]
     every[0]._refuse(NOT_IN_OV)
-    arrays = [
-        [np.asarray(part(), np.float64) for part in (of.query_DK, of.key_DK, of.value_DK, of.out_KD)] for of in every
-    ]
+    kernels = [(head.query_DK(), head.key_DK(), head.value_DK(), head.out_KD()) for head in every]
+    arrays = [[np.asarray(kernel, np.float64) for kernel in of_head] for of_head in kernels]
     scores = {name: np.zeros((layers, heads, layers, heads)) for name in ("query", "key", "value")}
     for (first, (_, _, value_DK, out_KD)), (second, parts) in itertools.product(enumerate(arrays), repeat=2):
         places = divmod(first, heads) + divmod(second, heads)
@@ -155,10 +154,9 @@ def composition(model: LoadedModel) -> dict[str, np.ndarray]:
         query_DK, key_DK, read_DK, written_KD = parts
         later = {"query": (query_DK, key_DK.T), "key": (key_DK, query_DK.T), "value": (read_DK, written_KD)}
         for name, (left_DK, right_KD) in later.items():
-            product = _norm(value_DK, out_KD @ left_DK, right_KD)
             unit = np.eye(len(right_KD))
-            size = _norm(value_DK, np.eye(len(out_KD)), out_KD) * _norm(left_DK, unit, right_KD)
-            scores[name][places] = product / max(size, 1e-30)
+            size = _norm(value_DK, unit, out_KD) * _norm(left_DK, unit, right_KD)
+            scores[name][places] = _norm(value_DK, out_KD @ left_DK, right_KD) / max(size, 1e-30)
     return scores
 
 

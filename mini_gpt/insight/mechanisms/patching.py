@@ -1,7 +1,7 @@
 """Activation patching: which activations carry the difference between two texts.
 
 The model reads the corrupted text, but one activation is replaced by the one that it has on the clean text. If the
-patched run predicts as on the clean text, then this activation carries the difference (Meng et al. 2022; Heimersheim
+patched pass predicts as on the clean text, then this activation carries the difference (Meng et al. 2022; Heimersheim
 and Nanda 2024).
 """
 
@@ -23,7 +23,7 @@ from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
 from mini_gpt.model import editing
-from mini_gpt.model.editing import Edit, Edits
+from mini_gpt.model.editing import Edit
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
@@ -37,7 +37,7 @@ ANY = -1  # all places, or all heads
 class TextPair(NamedTuple):
     """Two texts of L tokens, and the token that should follow each.
 
-    The score of a run is logit(clean answer) - logit(corrupted answer) after the last token. If both answers are the
+    The score of a pass is logit(clean answer) - logit(corrupted answer) after the last token. If both answers are the
     same token, it is its log-probability. Both are in nats.
     """
 
@@ -56,7 +56,7 @@ class Patch(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """(score of the patched run - corrupted) / (clean - corrupted): 0 if a patch changes nothing, 1 if it restores all.
+    """(score with the patch - corrupted) / (clean - corrupted): 0 if a patch changes nothing, 1 if it restores all.
 
     by_place: {site: effects_NL}. heads_NH: of a head at all places. heads_NHL: at one place; None if there would be
     more than MOST_PATCHES. clean, corrupted: the scores without a patch. float64.
@@ -69,10 +69,19 @@ class Effects(NamedTuple):
     heads_NHL: np.ndarray | None
 
 
-def activations(model: LoadedModel, tokens_BL: np.ndarray) -> Edits:
-    """Return the activations of a pass in the fields of `Edits`: heads_NBLHK, and the others as x_NBLD. float32."""
+class Activations(NamedTuple):
+    """The activations of a pass, float32, under the names of `Edits`: heads_NBLHK, and the others as x_NBLD."""
+
+    heads: Any
+    attention: Any
+    feed_forward: Any
+    stream: Any
+
+
+def activations(model: LoadedModel, tokens_BL: np.ndarray) -> Activations:
+    """Return the activations of all layers, in NumPy."""
     padded_BL = sharding.put_whole(sharding.pad_rows(tokens_BL, model.mesh), model.mesh)
-    return Edits(*(array[:, : len(tokens_BL)] for array in jax.device_get(_activations(model, padded_BL))))
+    return Activations(*(array[:, : len(tokens_BL)] for array in jax.device_get(_activations(model, padded_BL))))
 
 
 @jax.jit
@@ -107,9 +116,8 @@ def patch(model: LoadedModel, pair: TextPair, *, advance: Advance = progress.sil
         scores: list[float] = []
         for count, part in in_full_batches(patches, rows):
             put = sharding.put_whole(Patch(*np.array(part, np.int32).T), model.mesh)
-            scores += _patched_scores(model, corrupted_BL, answers, put, getattr(values, site), site=site)[
-                :count
-            ].tolist()
+            found = _patched_scores(model, corrupted_BL, answers, put, getattr(values, site), site=site)
+            scores += found[:count].tolist()
             advance(count * length)
         return (np.array(scores) - corrupted) / (clean - corrupted)
 
@@ -143,11 +151,10 @@ def _patched_scores(
 ) -> jax.Array:
     """Return the score_B of each row with its patch. values: the activations of the clean text, [N, 1, L, ...]."""
     at = lambda chosen_B, size: (chosen_B[:, None] == jnp.arange(size)) | (chosen_B[:, None] == ANY)
-    layer_NB11, place_BL1 = (
-        at(patches.layer, len(values)).T[..., None, None],
-        at(patches.place, values.shape[2])[..., None],
-    )
-    chosen_NBLH = layer_NB11 & place_BL1 & at(patches.head, model.config.model.num_heads)[:, None]
+    layer_NB11 = at(patches.layer, len(values)).T[..., None, None]
+    place_BL1 = at(patches.place, values.shape[2])[..., None]
+    head_B1H = at(patches.head, model.config.model.num_heads)[:, None]
+    chosen_NBLH = layer_NB11 & place_BL1 & head_B1H
     chosen = chosen_NBLH if site == "heads" else chosen_NBLH[..., 0]
     edits = model.edits._replace(**{site: editing.after(getattr(model.edits, site), Edit.replace(chosen, values))})
     return _scores(dataclasses.replace(model, edits=edits), tokens_BL, answers)
@@ -156,8 +163,8 @@ def _patched_scores(
 def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list[str], *, title: str) -> Figure:
     """Return a figure: effects by layer and place for each site, and by layer and head. Layer 0 is at the top.
 
-    direct_NX: the shares of the score that each head and, in the last column, the feed-forward write; None: not shown.
-    labels: of the places.
+    direct_NX: what each head adds to the answer's logit on the clean text, and in the last column the feed-forward;
+    None: not shown. labels: of the places.
     """
     (layers, length), heads = effects.by_place["stream"].shape, effects.heads_NH.shape[1]
     width, height = max(3.5, 1.2 + 0.3 * length), max(2.4, 1.3 + 0.32 * layers)
