@@ -79,6 +79,8 @@ def workdir(tmp_path_factory):
         ("figures", []),
         ("explorer", []),
         ("diagnose", []),
+        ("lens", []),
+        ("patching", [f"--text={'k k ' * 48}a", f"--other=g g {'k k ' * 47}a"]),
     ],
 )
 def test_a_suite_keeps_to_the_memory_budget(workdir, suite, flags):
