@@ -65,7 +65,7 @@ function drawAxis(context, plot, labels, across, marked) {
     context.restore();
   };
   context.fillStyle = cssColour("--soft");
-  context.font = `12px ${getComputedStyle(document.documentElement).getPropertyValue("--mono")}`;
+  context.font = `${cell >= LABEL ? Math.min(12, cell) : 12}px ${getComputedStyle(document.documentElement).getPropertyValue("--mono")}`;
   for (let n = 0; n < labels.length; n += cell >= LABEL ? 1 : step) if (marked === null || Math.abs(n - marked) * cell > (across ? 24 : 16) || cell >= LABEL) write(n, false);
   if (marked !== null) write(marked, true);
 }
