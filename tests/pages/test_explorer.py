@@ -16,6 +16,7 @@ from mini_gpt.commands.suites import explorer as explorer_suite
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tokenizers
 from mini_gpt.insight.attention import attention_maps
+from mini_gpt.insight.heads import english_stories, python_source, templates
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
 from mini_gpt.model.positions import ENCODINGS
@@ -27,6 +28,7 @@ from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import slow
 from tests.evaluation.models import random_model
+from tests.pages import node
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'
 
@@ -299,3 +301,29 @@ def test_heads_are_labelled_without_a_result_of_heads(trained, monkeypatch):
     monkeypatch.setattr(explorer_suite, "MOST_PARAMETERS", 0)
     data = evaluated(run)
     assert data["attention"]["labels"] is None and data["labels_from"] is None
+
+
+def test_each_label_of_a_head_is_explained():
+    explained = node.evaluate([explorer.PAGE.parent / "heads.js"], "{ return Object.keys(LABELS); }", None)
+    zeros = np.zeros((1, 2), int)
+    of_tokens = templates.of_tokens(zeros, zeros > 0, templates.Vocabulary(*np.zeros((4, 1), bool)), causal=False)
+    of_syntax = [*templates.OF_SOURCE, *python_source.KINDS, *english_stories.KINDS]
+    kinds = {*of_tokens, *of_syntax, "induction", "fixed offset", "global", "mixed"}
+    assert set(explained) == kinds and len(explained) == len(kinds)
+
+
+@pytest.mark.parametrize(
+    "causal, ends, widest", [(True, [3, 5], 2), (True, [2, 5], 4), (False, [3, 5], 2), (False, [5], 4)]
+)
+def test_the_first_pinned_token_sees_the_most_keys(causal, ends, widest):
+    """ends: of the documents, which do not see each other."""
+    document_L = np.searchsorted(ends, np.arange(5), side="right")
+    seen_LS = (document_L[:, None] == document_L) & (np.tri(5, dtype=bool) | (not causal))
+    weights_LS = seen_LS / seen_LS.sum(-1, keepdims=True)
+    packed = explorer.packed(np.zeros((1, 1, 5, 5), np.float32), weights_LS[None, None], seen_LS, causal=causal)
+    common = explorer.PAGE.parents[1] / "common"
+    scripts = [common / "arrays.js", common / "tokens.js", explorer.PAGE.parent / "attention.js"]
+    program = "(async () => { const held = new Attention(given, await unpack(given.logits));"
+    program += " return [held.widest, held.isMasked]; })()"
+    given = packed | {"tokens": list("abcde"), "layers": 1, "heads": 1}
+    assert node.evaluate(scripts, program, given) == [widest, not seen_LS.all()]

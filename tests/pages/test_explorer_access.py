@@ -12,7 +12,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt.config import loading
 from mini_gpt.data import tasks
-from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer, separator
 from mini_gpt.insight import examples
 from mini_gpt.pages.explorer import page as explorer
 from tests.conftest import SMALL
@@ -22,13 +22,14 @@ from tests.pages import browser as chromium
 from tests.pages.browser import pixels
 
 TEXT = "def main(x):\n\treturn  x + 1\n"
+STORIES = "The women find a horse that the king follows. She is polite.", "Two boxes break."
 SIZES = {"model__num_layers": 2, "model__position": "learned"}
 FULL = "tab=Map&layer=1&head=3&pin=7&show=key&cell=20%2C4&values=logits&length=256&theme=dark"
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Write a page of a text, with labels, and one of a pair with a known alignment, without labels."""
+    """Write a page of a text, with labels; of stories; and of a pair with a known alignment, without labels."""
     dotted = lambda fields: {name.replace("__", "."): value for name, value in fields.items()}
     make = lambda fields: loading.load(
         "configs/default.py", SMALL | {"data.path": "unused", "mesh.data": -1} | dotted(fields)
@@ -39,6 +40,11 @@ def pages(tmp_path_factory):
     labels = explorer.HeadLabels({"decoder": [["previous token", "local window", "mixed", "induction"]] * 2}, "a text")
     text = explorer.explorer(model, tokenizer, tokens, title="A text", subtitle="step 1", labels=labels)
     (root / "text.html").write_text(text, encoding="utf-8")
+    words = WordTokenizer.of_texts(list(STORIES))
+    tokens = np.concatenate([[*words.encode(story), separator(words)] for story in STORIES]).astype(np.int32)
+    model = random_model(make(SIZES | {"data__isolate_documents": True}), words.token_bytes, noise=0.3)
+    stories = explorer.explorer(model, words, tokens, title="Stories", subtitle="", labels=labels)
+    (root / "stories.html").write_text(stories, encoding="utf-8")
     characters = CharacterTokenizer(tasks.ALPHABET)
     config = make(PAIRS | {"model__encoder_layers": 1, "source_length": 12, "context_length": 12})
     pair = examples.of_problem(("ab c", "cab"), config, characters, (((0, 2), (1, 3)), ((3, 4), (0, 1))))
@@ -73,7 +79,7 @@ def sized(browser):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["text", "pair"])
+@pytest.mark.parametrize("name", ["text", "stories", "pair"])
 def test_axe_finds_nothing(pages, browser, sized, name, theme, width):
     sized(width)
     for tab in ("Text", "Heads", "Map", "Positions"):
@@ -158,6 +164,7 @@ def plot(browser) -> dict[str, float]:
 def test_zoom_keeps_the_cell_under_the_pointer(pages, browser, sized):
     sized(1440)
     go(browser, pages / "text.html", "tab=Map")
+    browser.execute_script("document.getElementById('map').scrollIntoView({block: 'center'})")
     before = plot(browser)
     x, y = (before[f"{side}_"] + before[side] + (n + 0.5) * before["cell"] for side, n in (("left", 4), ("top", 20)))
     wheel = {"type": "mouseWheel", "x": x, "y": y, "deltaX": 0, "deltaY": -200, "modifiers": 2}
@@ -222,3 +229,20 @@ def test_heads_have_labels_or_the_reason(pages, browser):
     assert browser.find_element(By.ID, "no-label").text.startswith("no label: not measured")
     go(browser, pages / "pair.html", "tab=Heads")
     assert "eval.py --suite=heads" in browser.find_element(By.ID, "no-labels").text
+
+
+@pytest.mark.slow
+def test_each_view_says_what_it_shows(pages, browser):
+    views = {
+        "tab=Text": "Each token is shaded by the attention weight that the marked token gives to it.",
+        "tab=Text&show=key": "Each token is shaded by the attention weight that it gives to the marked token.",
+        "tab=Heads": "Each small map is a head: the tokens of the text (queries) downwards, the tokens that they read",
+        "tab=Map": "Each cell is the attention weight of a pair: its row is the query",
+        "tab=Map&values=logits": "Each cell is the logit of a pair: its row is the query",
+        "tab=Positions": "How this run knows the order of tokens",
+    }
+    for fragment, said in views.items():
+        go(browser, pages / "stories.html", fragment)
+        panel = browser.find_element(By.ID, "panel").text
+        assert said in panel, fragment
+        assert ("masked: the query cannot see the key" in panel) == (fragment != "tab=Positions")

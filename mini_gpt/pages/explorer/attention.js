@@ -14,6 +14,7 @@ function remembered(cache, key, most, compute) {
 class Attention {
   constructor(data, levels) {
     Object.assign(this, data);
+    this.isCross = "keys" in data; // queries and keys are different texts
     this.keys = data.keys ?? data.tokens; // of the columns; `tokens` are those of the rows, the queries
     [this.rowLabels, this.columnLabels] = [this.tokens.map(shown), this.keys.map(shown)];
     this.rows = this.tokens.length;
@@ -25,6 +26,9 @@ class Attention {
     this.cache = new Map(); // weights of the heads that were shown last
     this.unpacked = new Map();
     this.others = this.kept ? this.planes(levels) : null; // of a long text; null if all weights are in the page
+    const weightAt = this.weightsAt(0, 0), visible = this.tokens.map((_, i) => this.keys.filter((_, j) => weightAt(i, j) !== null).length);
+    this.isMasked = Math.min(...visible) < this.columns; // whether a query of the first head does not see all keys
+    this.widest = visible.lastIndexOf(Math.max(...visible)); // the last of the queries that see the most keys
   }
   // The planes of largest.py: arrays of bytes, with an entry for each head, query and kept key, or block, or with one entry.
   planes(bytes) {
@@ -88,9 +92,6 @@ class Attention {
   }
   // Whether the distance was clipped; the logit may be smaller.
   cut(layer, head, i, j) { return this.below(layer, head, i, j) === this.floor; }
-  logit(layer, head, i, j) {
-    return this.rowMax[(layer * this.heads + head) * this.rows + i] - this.below(layer, head, i, j);
-  }
   // The largest error of a logit by quantisation.
   logitError(layer, head, i, j) { return Math.sqrt(this.below(layer, head, i, j) * this.floor) / this.steps + this.floor / (4 * this.steps ** 2); }
   weights(layer, head) {

@@ -8,10 +8,16 @@ const LABELS = { // what a head with this label attends to, as --suite=heads mea
   "current word": "other tokens of the same word", "word start": "the first token of a word", "duplicate token": "earlier occurrences of the same token",
   "rare token": "rare tokens", induction: "the token that followed an earlier occurrence", "matching bracket": "the matching bracket",
   "earlier use of a name": "earlier uses of the same name", "definition of a call": "the definition of the function that is called",
+  "subject of the verb": "the subject of this verb", "subject of the next verb": "the subject of the verb that comes next",
+  "object of the verb": "the object of this verb", "verb of the object": "the verb of this object", "antecedent of the pronoun": "the noun that this pronoun stands for",
+  "determiner of the noun": "the determiner of this noun", "answer to the question": "the noun in the story that answers the question",
   global: "all tokens about equally", mixed: "no single kind of token", "source separator": "the token before the source",
   "last source token": "the end of the source", "source delimiter": "punctuation in the source", diagonal: "the same place in the source",
   "token read": "source tokens equal to the last one read", "token to write": "source tokens equal to the next one", aligned: "the aligned source tokens",
 };
+
+// What hatching means; false if no pair is masked.
+const masked = (attention) => attention.isMasked && "masked: the query cannot see the key";
 
 const labelOf = (attention, layer, head) => attention.labels?.[layer]?.[head];
 

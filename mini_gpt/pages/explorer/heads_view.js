@@ -6,9 +6,9 @@ const THUMB = 128; // points of a small map's side, for long texts
 function HeadsView({ data, attention, set }) {
   const { layers, heads, rows, columns } = attention, by = attention.others ? Math.ceil(attention.longest / THUMB) : 1;
   const makeValueAt = (layer, head) => () => (by > 1 ? reducedMap(attention, layer, head, by) : attention.weightsAt(layer, head));
-  return html`<p>Each small map is a head: ${attention.keys === attention.tokens ? "the tokens of the text" : "the tokens of the target"} (queries) downwards, the ${attention.keys === attention.tokens ? "tokens that they read" : "tokens of the source"} (keys) across. Choose one to enlarge it.
+  return html`<p>Each small map is a head: the tokens ${attention.isCross ? "of the target" : "of the text"} (queries) downwards, the tokens ${attention.isCross ? "of the source" : "that they read"} (keys) across. Choose one to enlarge it.
       ${by > 1 && ` A point is the weight on ${by} keys together, averaged over ${by} queries.`}</p>
-    <div class="controls"><${ColourBar} scale=${scales.weights} name="attention weight" masked=${attention.causal && "masked"} />
+    <div class="controls"><${ColourBar} scale=${scales.weights} name="attention weight" masked=${masked(attention)} />
       ${attention.alignment && html`<span class="soft small" id="legend"><i class="frame"></i> true alignment</span>`}${attention.labels ? html`<span class="soft small" id="labels-from">Labels say what a head attends to most, measured on ${data.labels_from === "--suite=heads" ? "many texts by eval.py --suite=heads" : data.labels_from}.</span>` : html`<${NoLabels} />`}</div>
     <div class="thumbs" role="group" aria-label="heads" style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 76 : 66}px, 1fr))`}>
       <span></span>${Array.from({ length: heads }, (_, head) => html`<span class="soft small">head ${head}</span>`)}

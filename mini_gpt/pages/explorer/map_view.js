@@ -7,11 +7,12 @@ function MapView({ attention, state, set }) {
   const isLogits = state.values === "logits", range = useMemo(() => (isLogits ? logitRange(attention, layer, head) : null), [attention, layer, head, isLogits]);
   const scale = isLogits ? scales.signed(range.reach, [-range.reach, -range.reach / 2, 0, range.reach / 2, range.reach]) : scales.weights;
   return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
+    <p>Each cell is the ${isLogits ? "logit" : "attention weight"} of a pair: its row is the query, the token that reads; its column is the key, the token that is read.</p>
     <div class="controls"><${Choice} id="show" name="show" options=${[["weights", "weights"], ["logits", "logits"]]} value=${state.values} onChoose=${(values) => set({ values })} />
-      <${ColourBar} scale=${scale} name=${isLogits ? "logit" : "attention weight"} format=${(tick) => (isLogits ? tick.toFixed(1) : String(tick))} masked=${attention.causal ? "masked: the key comes later" : attention.keys === attention.tokens && "masked"} />
+      <${ColourBar} scale=${scale} name=${isLogits ? "logit" : "attention weight"} format=${(tick) => (isLogits ? tick.toFixed(1) : String(tick))} masked=${masked(attention)} />
       ${isLogits && html`<span class="soft small" id="range">logits from ${range.least.toFixed(1)} to ${range.most.toFixed(1)}, clipped at ${attention.floor} below each row's largest</span>`}
       ${attention.alignment && html`<span class="soft small" id="legend"><i class="frame"></i> true alignment</span>`}</div>
-    <output id="pointed">${at ? html`<${Pair} ...${{ attention, layer, head, at }} />` : html`<span class="soft">Point at the map, or click or tap: a row is a token that reads (the query), a column a token that is read (the key). ${errorOf(attention)}</span>`}</output>
+    <output id="pointed">${at ? html`<${Pair} ...${{ attention, layer, head, at }} />` : html`<span class="soft">Point at a cell, or click or tap: its weight and its logit are shown here. ${errorOf(attention)}</span>`}</output>
     <${Heatmap} id="map" name=${`Attention ${isLogits ? "logits" : "weights"} of layer ${layer}, head ${head}`} ...${{ rows, columns, scale, at }} deps=${[attention, layer, head, isLogits]}
       makeValueAt=${() => (isLogits ? attention.logitsAt(layer, head) : attention.weightsAt(layer, head))} rowLabels=${attention.rowLabels} columnLabels=${attention.columnLabels}
       rowName="query" columnName="key" frames=${attention.alignment ?? []} onPoint=${point} onPin=${(cell) => set({ cell })} />`;
@@ -34,7 +35,7 @@ const errorOf = (attention) => `Weights are computed from logits quantised in ${
 // Query, key, logit and weight of a pair.
 function Pair({ attention, layer, head, at: { i, j } }) {
   const logit = attention.logitsAt(layer, head)(i, j), weight = attention.weights(layer, head)[i * attention.columns + j];
-  const distance = attention.keys === attention.tokens ? html` <span class="soft">${i === j ? "the same token" : `${Math.abs(i - j)} token${Math.abs(i - j) > 1 ? "s" : ""} ${j < i ? "earlier" : "later"}`}</span>` : "";
+  const distance = !attention.isCross ? html` <span class="soft">${i === j ? "the same token" : `${Math.abs(i - j)} token${Math.abs(i - j) > 1 ? "s" : ""} ${j < i ? "earlier" : "later"}`}</span>` : "";
   const numbers = () => {
     if (logit === null) return "masked: the query cannot see the key";
     if (attention.isMean(layer, head, i, j)) {

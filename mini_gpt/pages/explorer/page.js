@@ -18,7 +18,7 @@ function stateOf(entries, data, kinds) {
   const number = (text, low, high, otherwise) => (text !== undefined && +text >= low && +text <= high ? +text : otherwise);
   return {
     kind, side, tab: among(entries.tab, TABS.map(([id]) => id), "Text"), layer: fragment.index(entries.layer, attention.layers),
-    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads), pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, count - 1),
+    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads), pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, side === "key" ? count - 1 : attention.widest),
     cell: i !== null && j !== null && j !== undefined ? { i, j } : null, values: among(entries.values, ["weights", "logits"], "weights"),
     length: number(entries.length, 16, 1024, 128), baseLog: number(entries.base, Math.min(1, least), Math.max(6, least), least), shortcuts: entries.shortcuts !== "off",
   };
@@ -26,9 +26,8 @@ function stateOf(entries, data, kinds) {
 
 function entriesOf(state, data, kinds) {
   const isOther = (value, usual) => (value === usual ? null : value), { cell } = state;
-  const last = (state.side === "key" ? kinds[state.kind].columns : kinds[state.kind].rows) - 1;
   return {
-    tab: state.tab, kind: isOther(state.kind, Object.keys(kinds).at(-1)), layer: state.layer, head: state.head, pin: state.pin === null ? "none" : isOther(state.pin, last),
+    tab: state.tab, kind: isOther(state.kind, Object.keys(kinds).at(-1)), layer: state.layer, head: state.head, pin: state.pin ?? "none",
     show: isOther(state.side, "query"), cell: cell && `${cell.i},${cell.j}`, values: isOther(state.values, "weights"), length: isOther(state.length, 128),
     base: isOther(state.baseLog, Math.log10(data.positions.base)), theme: theme.chosen, shortcuts: state.shortcuts ? null : "off",
   };
@@ -61,7 +60,7 @@ function App({ data, kinds }) {
       ${Object.keys(kinds).length > 1 && OF_ATTENTION.includes(state.tab) && html`<div class="controls">
         <${Choice} id="kind" name="attention" options=${Object.keys(kinds).map((kind) => [kind, kind])} value=${state.kind} onChoose=${show} /><span class="soft" id="meaning">${MEANINGS[state.kind]}</span></div>`}
       <${View} key=${state.kind} ...${{ data, attention, state, set }} /><//>
-    <footer class="soft small"><label><input type="checkbox" id="shortcuts" checked=${state.shortcuts} onChange=${(event) => set({ shortcuts: event.target.checked })} /> shortcuts</label>
+    <footer class="soft small"><label><input type="checkbox" id="shortcuts" checked=${state.shortcuts} onChange=${(event) => set({ shortcuts: event.target.checked })} /> keyboard shortcuts</label>
       <span class=${state.shortcuts ? "" : "unseen"}> <kbd>1</kbd>–<kbd>${TABS.length}</kbd> views, <kbd>h</kbd> <kbd>H</kbd> next and previous head, <kbd>l</kbd> <kbd>L</kbd> layer, <kbd>v</kbd> weights or logits, <kbd>t</kbd> colours.</span>
       <span> The address holds what you see, so that you can share it.</span></footer>`;
 }

@@ -4,7 +4,7 @@
 const MOST_LISTED = 8;
 
 function TextView({ attention, state, set }) {
-  const [hover, point] = useState(null), isDark = useDark(), isCross = attention.keys !== attention.tokens;
+  const [hover, point] = useState(null), { isCross } = attention;
   const { layer, head } = state, count = { query: attention.rows, key: attention.columns };
   const weightAt = useMemo(() => (head === MEAN ? attention.meansAt(layer) : attention.weightsAt(layer, head)), [attention, layer, head]);
   const pinned = state.pin !== null && state.pin < count[state.side] ? { side: state.side, at: state.pin } : null;
@@ -19,11 +19,13 @@ function TextView({ attention, state, set }) {
       marked && (!isCross || side === other) && valueOf(n) === null ? "masked" : "",
       marked && side === other && isAligned(attention, marked, n) ? "framed" : ""].join(" ")} />`;
   return html`<${HeadChoice} ...${{ attention, state, set, withMean: true }} />
-    <p>${isCross ? html`Point at a token, or click or tap to pin it. A token of the target shows what it reads in the source; a token of the source shows which tokens read it.`
-      : html`Point at a token, or click or tap to pin it. The others are shaded by their attention weight.`}</p>
+    <p>${isCross ? "A token of the target shows what it reads in the source, and a token of the source which tokens read it: the shade is the attention weight."
+      : state.side === "key" ? "Each token is shaded by the attention weight that it gives to the marked token."
+      : "Each token is shaded by the attention weight that the marked token gives to it."}
+      ${" "}Point at another token, or click or tap to pin it.${attention.keys.includes("") && " ∅ is a token without text, such as the separator."}</p>
     <div class="controls">
       ${!isCross && html`<${Choice} id="side" name="show" options=${[["query", "what the token reads"], ["key", "which tokens read it"]]} value=${state.side} onChoose=${(side) => set({ side })} />`}
-      <${ColourBar} scale=${scales.weights} name="attention weight" masked=${!isCross && "masked: not visible to the token that reads"} />
+      <${ColourBar} scale=${scales.weights} name="attention weight" masked=${masked(attention)} />
       ${attention.alignment && html`<span class="soft small" id="legend"><i class="underline"></i> true alignment of the token</span>`}</div>
     ${isCross ? html`<div class="pair"><section><h2>Source: the keys</h2>${text("key", "source", "keys")}</section>
       <section><h2>Target, as it is written: the queries</h2>${text("query", "target", "queries")}</section></div>` : text(state.side, "text", "queries")}
@@ -38,7 +40,7 @@ function Strongest({ attention, marked, valueOf, layer, head }) {
   const isMean = (n) => head !== MEAN && (marked.side === "key" ? attention.isMean(layer, head, n, marked.at) : attention.isMean(layer, head, marked.at, n));
   all.sort((a, b) => b[1] - a[1] || isMean(a[0]) - isMean(b[0]) || a[0] - b[0]);
   const listed = all.slice(0, MOST_LISTED).filter(([, weight], n) => n === 0 || weight >= 0.0005);
-  const total = listed.reduce((sum, [, weight]) => sum + weight, 0), isCross = attention.keys !== attention.tokens;
+  const total = listed.reduce((sum, [, weight]) => sum + weight, 0), { isCross } = attention;
   return html`<section class="strongest" id="strongest" aria-label="largest weights"><h2>${marked.side === "key" ? "Which tokens read " : "What "}${inContext(own, marked.at)}${marked.side === "key" ? "" : " reads"}${" "}<span class="soft small">(position ${marked.at})</span></h2>
     ${all.length === 0 ? html`<p class="soft">No pair with this token is visible.</p>` : html`<table><thead><tr><th>token</th><th>position</th>${!isCross && html`<th>distance</th>`}<th>weight</th><td></td></tr></thead>
       <tbody>${listed.map(([n, weight]) => html`<tr><td>${inContext(others, n)}</td><td>${n}</td>${!isCross && html`<td>${marked.side === "key" ? n - marked.at : marked.at - n}</td>`}
