@@ -1,9 +1,12 @@
-"""Show how a model that was trained to copy a word does it: its attention by distance, and what each head carries.
+"""Show how models that were trained to copy a word do it: their attention by distance, and what each head carries.
 
-    python train.py --config=configs/tasks.py:copy --config.data.task_length=10 --config.context_length=22 \\
-        --config.model.num_layers=2 --config.model.dtype=float32 --config.model.position=rope \\
-        --config.train.steps=3000 --config.train.batch_size=64 --config.optimizer.learning_rate=5e-3 --workdir=runs/copy
-    python -m docs.figures.copying --workdir=runs/copy
+    for seed in 0 1 2; do
+        python train.py --config=configs/tasks.py:copy --config.data.task_length=10 --config.context_length=22 \\
+            --config.model.num_layers=2 --config.model.dtype=float32 --config.model.position=rope \\
+            --config.train.steps=3000 --config.train.batch_size=64 --config.optimizer.learning_rate=5e-3 \\
+            --config.seed=$seed --workdir=runs/copy_$seed
+    done
+    python -m docs.figures.copying runs/copy_0 runs/copy_1 runs/copy_2
 
 It writes docs/results/how_copying_works.csv and how_copying_works.png.
 """
@@ -11,7 +14,9 @@ It writes docs/results/how_copying_works.csv and how_copying_works.png.
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from mini_gpt.commands import command_line, results
 from mini_gpt.data import tasks
@@ -36,7 +41,8 @@ def measured(run: Run) -> list[dict]:
         effects_NH = np.mean([_effects(run, word, random) for word in words], axis=0)
         weights_NHX = np.mean([_by_distance(run, word) for word in words], axis=0)
         for layer, head in np.ndindex(effects_NH.shape):
-            row = {"letters": length, "words": len(words), "head": f"{layer}.{head}", "effect": effects_NH[layer, head]}
+            row = {"seed": run.config.seed, "letters": length, "words": len(words)}
+            row |= {"head": f"{layer}.{head}", "effect": effects_NH[layer, head]}
             distances = {f"distance {n}": weight for n, weight in enumerate(weights_NHX[layer, head])}
             rows.append(
                 {
@@ -69,36 +75,47 @@ def _by_distance(run: Run, word: str) -> np.ndarray:
 
 
 def figure(rows: list[dict]) -> Figure:
-    """Plot the effects by word length and head, and the weights of the first layer by distance."""
-    lengths, heads = ([*dict.fromkeys(row[name] for row in rows)] for name in ("letters", "head"))
-    first = [head for head in heads if head.startswith("0.")]
+    """Plot a row for each seed: the effects by word length and head, and the weights of the first layer by distance."""
+    seeds, lengths = ([*dict.fromkeys(row[name] for row in rows)] for name in ("seed", "letters"))
     chosen = [lengths[0], lengths[len(lengths) // 2], lengths[-1]]
-    size, options = (4.2 + 3.4 * len(chosen), 4.0), {"width_ratios": (4.2, *[3.4] * len(chosen))}
-    drawn, (left, *others) = curves.new_figure(size, 1, 1 + len(chosen), **options)
-    effects = np.array([[row["effect"] for row in rows if row["letters"] == length] for length in lengths])
-    image = left.imshow(effects, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
-    left.set(xlabel="head (layer.head)", ylabel="letters of the word", title="Share restored by a head's output")
-    left.set_xticks(range(len(heads)), heads)
-    left.set_yticks(range(len(lengths)), lengths)
-    drawn.colorbar(image, ax=left, shrink=0.8)
-    for axes, length in zip(others, chosen, strict=True):
-        for number, head in enumerate(first):
-            (row,) = (row for row in rows if (row["letters"], row["head"]) == (length, head))
-            weights = [row[name] for name in row if name.startswith("distance")]
-            curves.plot_curve(axes, Curve(f"head {head}", [*range(len(weights))], weights), f"C{number}")
-        axes.axvline(length, color="grey", linestyle=":", label="letter to copy")
-        axes.set(ylim=(0, 0.6), xticks=range(0, 20, 4))
-        curves.finish(axes, xlabel="tokens before the query", title=f"{length} letters: mean weight")
+    size, ratios = (4.2 + 3.4 * len(chosen), 4.0 * len(seeds)), (4.2, *[3.4] * len(chosen))
+    drawn, panels = curves.new_figure(size, len(seeds), 1 + len(chosen), width_ratios=ratios, squeeze=False)
+    for seed, (left, *others) in zip(seeds, panels, strict=True):
+        by_length = {
+            length: [row for row in rows if (row["seed"], row["letters"]) == (seed, length)] for length in lengths
+        }
+        image = _plot_effects(left, by_length)
+        left.set_title(f"Seed {seed}: share restored by a head's output")
+        drawn.colorbar(image, ax=left, shrink=0.8)
+        for axes, length in zip(others, chosen, strict=True):
+            _plot_weights(axes, length, [row for row in by_length[length] if row["head"].startswith("0.")])
     return drawn
+
+
+def _plot_effects(axes: Axes, by_length: dict[int, list[dict]]) -> AxesImage:
+    effects = [[row["effect"] for row in found] for found in by_length.values()]
+    axes.set(xlabel="head (layer.head)", ylabel="letters of the word")
+    axes.set_xticks(range(len(effects[0])), [row["head"] for row in next(iter(by_length.values()))])
+    axes.set_yticks(range(len(effects)), [*by_length])
+    return axes.imshow(effects, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
+
+
+def _plot_weights(axes: Axes, length: int, heads: list[dict]) -> None:
+    for number, row in enumerate(heads):
+        weights = [row[name] for name in row if name.startswith("distance")]
+        curves.plot_curve(axes, Curve(f"head {row['head']}", [*range(len(weights))], weights), f"C{number}")
+    axes.axvline(length, color="grey", linestyle=":", label="letter to copy")
+    axes.set(ylim=(0, 1), xticks=range(0, 20, 4))
+    curves.finish(axes, xlabel="tokens before the query", title=f"{length} letters: mean weight")
 
 
 def main() -> None:
     parser = command_line.parser(__doc__)
-    parser.add_argument("--workdir", type=command_line.directory, required=True, help="a run of task:copy")
+    parser.add_argument("workdirs", nargs="+", type=command_line.directory, help="runs of task:copy with several seeds")
     parser.add_argument("--out", type=command_line.directory, default=Path("docs/results"), help="directory to write")
     flags = parser.parse_args()
     command_line.set_up()
-    rows = measured(Run(flags.workdir))
+    rows = [row for workdir in flags.workdirs for row in measured(Run(workdir))]
     files.write_text(flags.out / "how_copying_works.csv", results.csv_text(rows))
     curves.save(figure(rows), flags.out / "how_copying_works.png")
 
