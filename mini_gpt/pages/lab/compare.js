@@ -61,15 +61,15 @@ function Reorder({ page }) {
   const reason = [state.position === "none" ? null : { sinusoidal: "the sinusoids", rope: "RoPE", alibi: "ALiBi" }[state.position], state.causal ? "the causal mask" : null].filter(Boolean).join(" and ");
   const verdict = !isChanged ? "The words have their original order. Move one, and compare."
     : most <= ROUNDING * largest ? `Each word has the same output as before; only the rows are permuted.${reason ? "" : " Without positions and without a mask, attention does not know the order of its words."}`
-      : `Outputs change by up to ${number(most)}${reason ? `, by ${reason}` : ""}: the order makes a difference.`;
+      : `Outputs change by up to ${number(most)}${reason ? `, because of ${reason}` : ""}: the order makes a difference.`;
   return html`<section class="card step" id="reorder" aria-labelledby="title-order"><header><h2 id="title-order">Change the order of the words</h2>
       <button id="swap" onClick=${swap}>swap second and last</button> <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>
       <button id="original" disabled=${!isChanged} onClick=${() => set({ order: first })}>original order</button></header>
     <${OrderChips} page=${page} />
     <div class="row tops"><div><h3>before</h3><${Matrix} matrix=${page.views.before.held.Y} page=${inView(page, "before")} /></div>
       <div><h3>after</h3><${Matrix} matrix=${held.Y} page=${page} place="after-Y" /></div>
-      <div><h3>change of each word</h3><table class="changes"><thead><tr><th scope="col">word</th><th scope="col">largest</th></tr></thead>
+      <div><h3>change of Y</h3><table class="changes"><thead><tr><th scope="col">word</th><th scope="col">largest</th></tr></thead>
         <tbody>${words.map((word, n) => html`<tr><th scope="row">${word}</th><td>${number(changes[n])}</td></tr>`)}</tbody></table></div>
       <div class="verdict"><p id="verdict"><b>${verdict}</b></p>
-        <p class="soft small">Each word is compared with its own output before, in whichever row it is now.</p></div></div></section>`;
+        <p class="soft small">For each word: the largest change among the four numbers of its output, in whichever row it is now.</p></div></div></section>`;
 }

@@ -44,13 +44,14 @@ function App({ data }) {
       <nav class="card" id="experiments" aria-label="Things to try"><h2>Things to try</h2><ul>${EXPERIMENTS.map(([hash, name, seen]) => html`<li><a href=${`#${hash}`}>${name}</a>: ${seen}</li>`)}</ul></nav></div>
     <${Controls} page=${page} />
     <section class="card step" id="roles" aria-labelledby="title-roles"><header><h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2><${ColourBars} /></header>
+      <p class="soft small">A line goes from a word that reads, above (the query), to a word that it reads, below (the key). Its width is the attention weight. Choose a word above to see its lines alone.</p>
       <div class="lanes">${result.heads.map((head, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`}><h3>${headName(state, n)}</h3>
         <${Links} ...${{ head, n, words: held.X.rows, name: headName(state, n), pinned: pinned < state.x.length ? pinned : null, onPin: pin }} /></div>`)}</div></section>
     ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map((views, n) => html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>${views.map((View) => html`<${View} page=${page} />`)}</div>`)}
     <div id="explained" class="card" role="status">${explained ? html`<b>${explained.name}</b> <span>${explained.text}</span>` : html`<span class="soft">${said || "Point at a number, tap it, or go to it with Tab and arrow keys: its computation is shown here."}</span>`}</div>`;
 }
 
-const ColourBars = () => html`<span class="bars"><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} /> <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden" /></span>`;
+const ColourBars = () => html`<span class="bars"><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} /> <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden by the mask" /></span>`;
 
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");
