@@ -1,6 +1,7 @@
 """The style of all figures, and plots of loss or accuracy against length or position."""
 
 import io
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,11 +52,9 @@ def label_heads(axes: Axes, layers: int, heads: int, title: str) -> None:
 
 
 def token_label(text: str) -> str:
-    """Return a token's text with signs for line breaks, tabs, and spaces at its ends."""
-    inner = text.strip(" ")
-    before, after = len(text) - len(text.lstrip(" ")), len(text) - len(text.rstrip(" "))
-    signs = "·" * len(text) if not inner else "·" * before + inner + "·" * after
-    return signs.replace("\n", "⏎").replace("\t", "⇥")
+    """Return a token's text with signs for line breaks, tabs, and spaces at its ends; ∅ for a token without text."""
+    with_spaces = re.sub(r"\A +| +\Z", lambda spaces: "·" * len(spaces[0]), text)
+    return with_spaces.replace("\n", "⏎").replace("\t", "⇥") or "∅"
 
 
 def plot_curve(axes: Axes, curve: Curve, colour: str, style: str = "-") -> None:

@@ -70,7 +70,7 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     figure, (heat, bands, waves) = new_figure((3 * 5.0, 4.3), 1, 3, title=title)
     image = heat.imshow(table_LD, aspect="auto", vmin=-1, vmax=1, **SIGNED)
     heat.set(xlabel="dimension", ylabel="position (tokens)", title="The table: sines at even dimensions")
-    figure.colorbar(image, ax=heat, shrink=0.8)
+    figure.colorbar(image, ax=heat, label="value", shrink=0.8)
     pairs = [0, width // 8, width // 4, 3 * width // 8]
     for number, pair in enumerate(pairs):
         period = 2 * math.pi * encoding.base ** (2 * pair / width)
@@ -128,7 +128,7 @@ def rope(config: ModelConfig) -> Figure:
     """Plot the rotation of two pairs, and the scores with RoPE and with added sinusoids against the offset."""
     first_layer = dataclasses.replace(config, rope=config.rope.of_first_layer)
     encoding, width = positions.Rope(first_layer, rngs=nnx.Rngs(0)), config.rotated_width
-    title = f"RoPE on heads of {config.head_width} dimensions"
+    title = f"RoPE on heads of {config.head_width} dimensions: a unit vector at positions 0 to 7, and scores by offset"
     figure, (fast, slow, score) = new_figure((3 * 4.6, 4.3), 1, 3, title=title)
     _plot_rotation(fast, encoding, 0)
     _plot_rotation(slow, encoding, width // 8)
@@ -184,8 +184,8 @@ def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int 
     for head, bias in enumerate(bias_BHLS[0, :, 0]):
         alibi.plot(distance, bias, label=f"head {head}: slope {encoding.slopes[head]:.4g}")
     alibi.set_ylim(-12, 0.5)
-    finish(alibi, xlabel="distance (tokens)", ylabel="bias", title="ALiBi: fixed, one slope per head")
-    alibi.legend(frameon=False, fontsize=9, loc="lower right")
+    finish(alibi, xlabel="distance (tokens)", ylabel="bias of the logit", title="ALiBi: fixed, one slope per head")
+    alibi.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     buckets = t5_buckets(config, length)
     if t5_table is None:
         t5.plot(distance, buckets, drawstyle="steps-post", color="C4")
@@ -194,7 +194,7 @@ def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int 
         for head, bias_of_bucket in enumerate(t5_table.T):
             t5.plot(distance, bias_of_bucket[buckets], drawstyle="steps-post", label=f"head {head}")
         title = "T5: learned, for each bucket and head"
-        finish(t5, xlabel="distance to the left (tokens)", ylabel="bias", title=title)
+        finish(t5, xlabel="distance to the left (tokens)", ylabel="bias of the logit", title=title)
     return figure
 
 
@@ -215,7 +215,7 @@ def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) ->
         image = axes.imshow(values_LD, aspect="auto", vmin=-limit, vmax=limit, **SIGNED)
         axes.set(title=f"{name} (rms {np.sqrt(np.mean(values_LD**2)):.3g})", xlabel="dimension")
         _label_words(axes, words)
-    figure.colorbar(image, ax=top[:3], shrink=0.85, pad=0.01)
+    figure.colorbar(image, ax=top[:3], label="value", shrink=0.85, pad=0.01)
     weights_LL = jax.nn.softmax(jnp.asarray(sum_LD @ sum_LD.T / math.sqrt(x_LD.shape[1])))
     image = colours.show_weights(top[3], np.asarray(weights_LL))
     colours.weight_bar(figure, image, top[3], shrink=0.85)
@@ -227,7 +227,7 @@ def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) ->
         axes.set(title=f"{name}: rms {np.sqrt(np.mean(term_LL**2)):.3g}")
     for axes in (top[3], *bottom):
         _label_words(axes, words, columns=True)
-    figure.colorbar(image, ax=bottom, shrink=0.85, pad=0.01)
+    figure.colorbar(image, ax=bottom, label="dot product", shrink=0.85, pad=0.01)
     return figure
 
 

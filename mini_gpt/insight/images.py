@@ -4,7 +4,8 @@ import numpy as np
 
 from mini_gpt.insight import colours
 
-GAP, PAPER, INK = 3, 255, 60  # pixels between maps; grey levels
+GAP = 3  # pixels between maps
+PAPER, INK, LINE = 255, 60, 205  # grey levels
 SMALLEST, LARGEST = 96, 256  # pixels of one map
 HATCH = 6  # pixels between the lines that mark masked pairs
 BAR, TICK = 10, 4  # pixels: heights of the colour bar and of its ticks
@@ -14,28 +15,10 @@ TICKS = (0, 0.1, 0.5, 1)  # weights
 WEIGHTS_X3, SIGNED_X3 = (
     (colormap(np.linspace(0, 1, 256))[:, :3] * 255).astype(np.uint8) for colormap in (colours.WEIGHTS, colours.SIGNED)
 )
-# Five rows of three points; a digit is a row: 4 left, 2 middle, 1 right.
-GLYPHS = {
-    "0": "75557",
-    "1": "26227",
-    "2": "71747",
-    "3": "71717",
-    "4": "55711",
-    "5": "74717",
-    "6": "74757",
-    "7": "71122",
-}
-GLYPHS |= {
-    "8": "75757",
-    "9": "75717",
-    ".": "00002",
-    "-": "00700",
-    " ": "00000",
-    "a": "25755",
-    "d": "65556",
-    "e": "74647",
-}
-GLYPHS |= {"h": "55755", "l": "44447", "r": "65655", "y": "55222"}
+# Letters of three points by five: a digit is a row, 4 its left point, 2 the middle, 1 the right.
+ROWS = "75557 26227 71747 71717 55711 74717 74757 71122 75757 75717 00002 00700 00000 "
+ROWS += "25755 65556 74647 55755 44447 65655 55222"
+GLYPHS = dict(zip("0123456789.- adehlry", ROWS.split(), strict=True))
 
 
 def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
@@ -48,7 +31,7 @@ def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
     layers, heads, height, width, _ = pixels_NHLS3.shape
     is_line_LS = np.add(*np.ogrid[:height, :width]) % HATCH == 0
     pixels_NHLS3[is_masked_NHLS] = PAPER
-    pixels_NHLS3[is_masked_NHLS & is_line_LS] = 205
+    pixels_NHLS3[is_masked_NHLS & is_line_LS] = LINE
     with_gaps = np.pad(pixels_NHLS3, ((0, 0), (0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=PAPER)
     grid = with_gaps.transpose(0, 2, 1, 3, 4).reshape(layers * (height + GAP), heads * (width + GAP), 3)[:-GAP, :-GAP]
     middles = lambda count, size: [number * (size + GAP) + size // 2 for number in range(count)]

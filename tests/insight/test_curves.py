@@ -2,7 +2,7 @@
 
 from matplotlib.colors import to_hex
 
-from mini_gpt.insight.curves import Curve, panels_figure, tick_labels
+from mini_gpt.insight.curves import Curve, panels_figure, tick_labels, token_label
 
 
 def test_labels_that_would_overlap_are_left_out():
@@ -24,3 +24,8 @@ def test_curves_of_the_same_colour_differ_in_style():
     lines = [Curve(str(number), [1, 2], [number, number]) for number in range(14)]
     (axes,) = panels_figure({"": lines}, x="x", y="y", trained=None).axes
     assert len({(to_hex(line.get_color()), line.get_linestyle()) for line in axes.get_lines()}) == 14
+
+
+def test_labels_of_tokens_show_white_space():
+    labels = {"  a b ": "··a b·", "   ": "···", "\n\t": "⏎⇥", " \n": "·⏎", "": "∅"}
+    assert {text: token_label(text) for text in labels} == labels

@@ -65,8 +65,8 @@ def test_the_figure_has_a_row_for_each_kind_of_attention(panel):
     *axes, bar = maps.figure([panel, panel]).axes
     axes = np.array(axes).reshape(6, 2)
     assert [label.get_text() for label in bar.get_yticklabels()] == ["0", "0.01", "0.1", "0.25", "0.5", "1"]
-    texts = {"encoder": (["", *"abc"], ["", *"abc"]), "decoder": (["", *"cab"], ["", *"cab"])}
-    texts["cross"] = ([*"cab", ""], ["", *"abc"])
+    texts = {"encoder": (["∅", *"abc"], ["∅", *"abc"]), "decoder": (["∅", *"cab"], ["∅", *"cab"])}
+    texts["cross"] = ([*"cab", "∅"], ["∅", *"abc"])
     for row, line in enumerate(axes):
         kind = attention.KINDS[row % 3]
         assert [a.get_visible() for a in line] == [True, kind != "encoder"]

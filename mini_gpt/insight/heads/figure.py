@@ -26,7 +26,7 @@ def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
     size, ratios = (3.5 + 1.15 * heads + 0.55 * len(kinds), height), (1.15 * heads, 1.5 + 0.55 * len(kinds))
     figure, (left, right) = curves.new_figure(size, 1, 2, title=title, width_ratios=ratios)
     curves.label_heads(left, layers, heads, "What each head attends to")
-    left.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
+    left.set_xlim(-0.5, heads - 0.5)
     left.set_yticks(range(layers), [f"{attention} {layer}".strip() for attention, layer in places])
     _plot_labels(left, rows, kinds)
     _plot_strengths(right, rows, kinds)
@@ -57,15 +57,8 @@ def _plot_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) ->
     axes.set_yticks(range(len(rows)), names, fontsize=8 if len(rows) < 50 else 6)
     for (y, x), strength in np.ndenumerate(strengths):
         if abs(strength) >= 0.1 and len(rows) <= 64:
-            axes.text(
-                x,
-                y,
-                f"{strength:.1f}".replace("0.", "."),
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color=colours.ink_on(image, strength),
-            )
+            text, ink = f"{strength:.1f}".replace("0.", "."), colours.ink_on(image, strength)
+            axes.text(x, y, text, ha="center", va="center", fontsize=7.5, color=ink)
     axes.set(ylabel="layer.head", title="Strength for each kind: 0 is chance, 1 is all attention, grey is not measured")
     axes.spines[:].set_visible(False)
     axes.figure.colorbar(image, ax=axes, label="strength", shrink=0.7, pad=0.02)
