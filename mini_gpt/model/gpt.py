@@ -117,7 +117,9 @@ class Stack(nnx.Module):
             self.embedding_norm = make_norm(config, rngs=rngs)
         of_cross = positions.shared(config.encoder, rngs=rngs) if config.cross_positions else {}
         self.cross_positions = nnx.Dict(**of_cross)  # in both directions, as in the encoder
-        pattern = [positions.ENCODINGS[kind.position] for kind in config.layer_kinds[: config.period]]
+        kinds = config.layer_kinds[: config.period]
+        self.windows: Any = tuple(kind.window for kind in kinds)
+        pattern = [positions.ENCODINGS[kind.position] for kind in kinds]
         own = [encoding if encoding.per_layer else None for encoding in pattern]
         self.blocks: Any
         if config.scan_layers:
@@ -149,7 +151,7 @@ class Stack(nnx.Module):
         keys = options.dropout_key
         x_BLD = dropout(x_BLD, config.embedding_dropout, None if keys is None else keys[-1])
         options = options._replace(dropout_key=None if keys is None else keys[:-1])
-        masks = [Mask(config.causal, kind.window, segments_BL) for kind in kinds]
+        masks = [Mask(config.causal, window, segments_BL) for window in self.windows]
         with_maps = trace is not None
         contexts = [
             Context(mask, position, positions_BL, with_maps, memory, self.cross_positions.get(positions.key(kind)))

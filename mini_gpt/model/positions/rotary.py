@@ -31,16 +31,17 @@ class Rope(Position):
         self.width, self.config = config.rotated_width, config.rope
         self.frequencies = tuple(map(float, rope_frequencies(config.rope, self.width)))
         assert isinstance(config.rope.factor, float)
-        self.temperature = yarn_scale(config.rope.factor) if config.rope.scaling.startswith("yarn") else 1.0
+        self.factor = config.rope.factor
+        self.temperature = yarn_scale(self.factor) if config.rope.scaling.startswith("yarn") else 1.0
 
     def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
         dtype = x_BLHK.dtype
-        if self.temperature != 1.0:
+        if self.config.scaling.startswith("yarn"):
             x_BLHK = self.temperature * x_BLHK.astype(jnp.float32)
         frequencies: Sequence[float] | jax.Array = self.frequencies
         if self.config.scaling == "dynamic":
             lengths_B = positions_BL.max(axis=1) - positions_BL.min(axis=1) + 1
-            frequencies = dynamic_frequencies(self.config, self.width, lengths_B)[:, None]
+            frequencies = dynamic_frequencies(frequencies, self.config, self.factor, lengths_B)[:, None]
         angles_BL1P = angles(positions_BL, frequencies)[:, :, None, :]
         cos, sin = jnp.cos(angles_BL1P), jnp.sin(angles_BL1P)
         first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)

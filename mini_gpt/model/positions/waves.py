@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,16 +55,17 @@ def _scaled(rope: RopeConfig, width: int) -> np.ndarray:
     return plain_P
 
 
-def dynamic_frequencies(rope: RopeConfig, width: int, lengths_B: jax.Array) -> jax.Array:
+def dynamic_frequencies(frequencies_P: Any, rope: RopeConfig, factor: Any, lengths_B: jax.Array) -> jax.Array:
     """Return frequencies_BP for rows of these lengths, float32 (dynamic NTK, code of Transformers).
 
-    Above the original context L, the base becomes base · (s·n/L - (s - 1))^(width/(width-2)), with the length n.
+    frequencies_P, factor: those of `rope`, also as arrays. Above the original context L, the base becomes
+    base · (factor·n/L - (factor - 1))^(width/(width-2)), with the length n.
     """
-    assert rope.original_context is not None and isinstance(rope.factor, float)
-    ratio_B = lengths_B / rope.original_context
-    stretch_B = jnp.where(ratio_B > 1, rope.factor * ratio_B - (rope.factor - 1), 1)
-    exponents_P = -np.arange(0, width, 2) / (width - 2)
-    return jnp.asarray(rope_frequencies(rope, width), jnp.float32) * stretch_B[:, None] ** exponents_P
+    assert rope.original_context is not None
+    ratio_B, pairs = lengths_B / rope.original_context, len(frequencies_P)
+    stretch_B = jnp.where(ratio_B > 1, factor * ratio_B - (factor - 1), 1)
+    exponents_P = -np.arange(pairs) / (pairs - 1)
+    return jnp.asarray(frequencies_P, jnp.float32) * stretch_B[:, None] ** exponents_P
 
 
 def yarn_scale(factor: float) -> float:

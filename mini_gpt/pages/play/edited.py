@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,19 +12,23 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import DictKey
 
-from mini_gpt.config.attention import RopeConfig, pattern
+from mini_gpt.config.attention import RopeConfig
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model import gpt
+from mini_gpt.model import gpt, positions
 from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions.biases import alibi_slopes
+from mini_gpt.model.positions.waves import geometric_frequencies, rope_frequencies, yarn_scale
 from mini_gpt.runtime.errors import UserError, shown
 
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3")
 MOST_START = 2**24
 TEMPERATURES = (1e-3, 1e6)
+NO_WINDOW = 2**24  # keys; more than any text has, and exact in float32
 MOST_BASE, MOST_FACTOR, MOST_SLOPE = 1e12, 1e6, 1e12
+# {encoding: its attributes that edits change}
+CONSTANTS = {"rope": ("frequencies", "temperature", "factor"), "pope": ("frequencies",), "alibi": ("slopes",)}
 
 JsonEdits = Mapping[str, Any]
 
@@ -111,40 +116,78 @@ def head_of(name: Any, config: ModelConfig) -> tuple[int, int] | None:
 def with_fields(model: LoadedModel, edits: JsonEdits) -> LoadedModel:
     """Return the model with the edits that are fields of a config or constants of its modules; in float32.
 
-    These are: scale, window, rope, slopes, a mask that is not causal, and for sinks the temperature.
+    These are: scale, window, rope, slopes, a mask that is not causal, and for sinks the temperature. Numbers that are
+    edited become parameters, so that JAX compiles no other program for another number.
     """
     config = model.config.model
-    changes: dict[str, Any] = {"dtype": "float32"}
-    changes |= {"scale_attention": False} if edits.get("scale") == "off" else {}
-    changes |= {"attention_window": edits["window"]} if "window" in edits else {}
-    changes |= {"rope": _rope(config, edits["rope"])} if "rope" in edits else {}
-    changed = dataclasses.replace(config, **changes)
-    vocabulary = len(model.parameters["embedding"])
-    module = nnx.eval_shape(lambda: gpt.MiniGPT(changed, vocabulary, rngs=nnx.Rngs(0)))
-    if edits.get("mask", "causal") != "causal":
-        module.config = copy.copy(changed)  # of the mask only, not of T5's buckets
-        object.__setattr__(module.config, "causal", False)  # without the check: canon stays causal, as in the engine
-    if "slopes" in edits and "alibi" in module.positions:
-        slopes, own = edits["slopes"], alibi_slopes(config.num_heads)
-        alibi: Any = module.positions["alibi"]
-        alibi.slopes = tuple(slopes) if isinstance(slopes, list) else tuple(slopes * slope for slope in own)
-    definition, _ = gpt.split(module)
-    new_config = dataclasses.replace(model.config, model=changed)
+    unscaled = {"scale_attention": False} if edits.get("scale") == "off" else {}
+    changed = dataclasses.replace(config, dtype="float32", **unscaled)
+    constants = _constants(config, edits)
+    dynamic = frozenset(name for name, rope in _ropes(config, edits).items() if rope.scaling == "dynamic")
+    is_causal = edits.get("mask", "causal") == "causal"
+    definition = _definition(changed, len(model.parameters["embedding"]), is_causal, "window" in edits, dynamic)
     cooled = lambda path, leaf: leaf / edits.get("temperature", 1) if path[-1] == DictKey("sink") else leaf
     parameters = jax.tree_util.tree_map_with_path(cooled, model.parameters)
+    own = parameters.get("positions", {})
+    parameters = parameters | {"positions": own | {name: own.get(name, {}) | constants[name] for name in constants}}
+    if "window" in edits:
+        window = NO_WINDOW if edits["window"] is None else min(edits["window"], NO_WINDOW)
+        parameters["windows"] = np.full(config.period, window, np.float32)
+    new_config = dataclasses.replace(model.config, model=changed)
     return dataclasses.replace(model, parameters=parameters, definition=definition, config=new_config)
 
 
-def _rope(config: ModelConfig, edits: Mapping[str, Any]) -> RopeConfig:
-    """Return RoPE's fields with the edits. Another scaling has its own default bounds; a factor of 1 is no scaling."""
-    rope, numbers = config.rope, {name: float(edits[name]) for name in ("base", "factor") if name in edits}
-    if "rope" not in config.position_pattern:  # PoPE has no scaling
-        return dataclasses.replace(rope, base=numbers.get("base", rope.base))
-    scaling = edits.get("scaling", rope.scaling)
-    bounds: dict[str, Any] = {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
-    changes: dict[str, Any] = numbers | ({} if scaling == rope.scaling else bounds)
-    is_scaled = max(pattern(numbers.get("factor", rope.factor))) > 1
-    return dataclasses.replace(rope, scaling=scaling if is_scaled else "none", **changes)
+def _constants(config: ModelConfig, edits: JsonEdits) -> dict[str, dict[str, Any]]:
+    """Return the numbers of the shared positional encodings that edits change, under the names of `CONSTANTS`."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, rope in _ropes(config, edits).items():
+        scale = yarn_scale(rope.factor) if rope.scaling.startswith("yarn") else 1.0
+        frequencies_P = rope_frequencies(rope, config.rotated_width)
+        found[name] = {"frequencies": frequencies_P, "temperature": scale, "factor": rope.factor}
+    if "pope" in config.position_pattern:
+        base = float(edits.get("rope", {}).get("base", config.rope.base))
+        found["pope"] = {"frequencies": geometric_frequencies(base, 2 * config.head_width)}
+    if "alibi" in config.position_pattern:
+        slopes = edits.get("slopes", 1)
+        found["alibi"] = {"slopes": slopes if isinstance(slopes, list) else slopes * np.array(alibi_slopes(config.num_heads))}
+    return jax.tree.map(np.float32, found, is_leaf=lambda value: isinstance(value, list))
+
+
+@functools.lru_cache(maxsize=64)
+def _definition(
+    config: ModelConfig, vocabulary: int, is_causal: bool, has_window: bool, dynamic: frozenset[str]
+) -> nnx.GraphDef:
+    """Return the definition of a model whose `CONSTANTS` are parameters. dynamic: names of RoPEs with this scaling."""
+    module = nnx.eval_shape(lambda: gpt.MiniGPT(config, vocabulary, rngs=nnx.Rngs(0)))
+    if not is_causal:
+        module.config = copy.copy(config)  # of the mask only, not of T5's buckets
+        object.__setattr__(module.config, "causal", False)  # without the check: canon stays causal, as in the engine
+    placeholder = lambda: nnx.data(nnx.Param(np.float32(0)))
+    if has_window:
+        module.windows = placeholder()
+    for name, position in module.positions.items():
+        for constant in CONSTANTS.get(position.name, ()):
+            setattr(position, constant, placeholder())
+        if position.name == "rope":  # yarn multiplies by `temperature`, which is 1 for the other scalings
+            position.config = dataclasses.replace(position.config, scaling="dynamic" if name in dynamic else "yarn")
+    return gpt.split(module)[0]
+
+
+def _ropes(config: ModelConfig, edits: JsonEdits) -> dict[str, RopeConfig]:
+    """Return RoPE's fields with the edits, by the key of the layers that share them.
+
+    Another scaling has its own default bounds; a factor of 1 is no scaling.
+    """
+    rope, edited = config.rope, edits.get("rope", {})
+    scaling = edited.get("scaling", rope.scaling)
+    bounds = {} if scaling == rope.scaling else {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
+    found = {}
+    for kind in config.layer_kinds:
+        if kind.position == "rope":
+            base, factor = edited.get("base", kind.rope_base), edited.get("factor", kind.rope_factor)
+            changed = dataclasses.replace(rope, scaling=scaling, **bounds)
+            found[positions.key(kind)] = changed.of_layer(float(base), float(factor))
+    return found
 
 
 def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
