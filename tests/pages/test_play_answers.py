@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mini_gpt.model.layout import Layout
-from mini_gpt.pages.play.answers import Answers
+from mini_gpt.pages.play import answers as answering
+from mini_gpt.pages.play.answers import Answers, Pass
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
 from tests.pages.play_engine import make
@@ -35,6 +36,11 @@ CASES = [
         ({"position": "t5", "attention_window": (2, 5)}, None, [{"window": None}, {"mask": "none"}, {"scale": "off"}]),
         ({"position": "alibi"}, None, [{"slopes": [0.1, 0.9, 0, 0.5]}, {"mask": "none"}]),
         (ROPE | {"rope.scaling": "yarn", "rope.factor": 2.0}, None, [{"rope": {"factor": 1}}, {"rope": UNSCALED}]),
+        (
+            ROPE | {"rope.scaling": "ntk", "rope.base": (50.0, 1e4), "rope.factor": (3.0, 1.0)},
+            None,
+            [{}, {"rope": {"scaling": "dynamic"}}, {"rope": {"scaling": "yarn"}}, {"rope": {"base": 20}}],
+        ),
         ({"position": "pope"}, None, [{"rope": {"base": 50, "scaling": "linear", "factor": 3}}, {"rope": YARN}]),
         ({"position": "rope", "variants.canon": True}, None, [{"mask": "none"}, {"mask": "shifted"}]),
         ({"position": "none", "variants.query_scale": "ssmax"}, None, [{"mask": "none"}]),
@@ -87,6 +93,66 @@ def test_generation_draws_the_likeliest_token_at_temperature_zero():
     found, wanted = answers(model, request), talk([model], request)
     assert [reply.get("token") for reply in found] == [reply.get("token") for reply in wanted]
     assert found[-1] == {"kind": "done", "generated": 4}
+
+
+# (fields of the model, layout, edits, whether a KV cache holds)
+CONTINUED = [
+    ({"position": ("rope", "alibi"), "attention_window": (4, None)}, Layout(3), {}, True),
+    *slow(
+        ({"position": "rope"}, None, {"heads": {"0.1": "off"}, "layers": [1], "rope": {"base": 50}}, True),
+        ({"position": "alibi"}, None, {"slopes": 3, "scale": "off", "feedForwards": [0]}, True),
+        ({"position": "fox", "variants.canon": True}, Layout(None, (2, 3)), {"attentions": [1]}, True),
+        (ROPE, None, {"rope": {"scaling": "dynamic", "factor": 2}}, False),
+        ({"position": "rope", "variants.selective": True}, None, {}, False),
+        ({"position": "rope", "random_positions": 40}, None, {}, False),
+        ({"position": "rope"}, None, {"window": 3}, False),
+        ({"position": "alibi"}, None, {"temperature": 2}, False),
+        ({"position": "learned", "max_positions": 40}, None, {"start": 10}, False),
+        ({"position": "none"}, None, {"mask": "shifted"}, False),
+        ({"position": "none"}, None, {"heads": {"0.1": "mean"}}, False),
+    ),
+]
+
+
+@pytest.mark.parametrize("fields, layout, edits, is_cached", CONTINUED, ids=lambda case: str(case)[:60])
+def test_written_tokens_are_those_of_the_engine(fields, layout, edits, is_cached, monkeypatch):
+    full = []
+    monkeypatch.setattr(Pass, "last_logits", lambda self, own=Pass.last_logits: full.append(self) or own(self))
+    model = make(fields, layout=layout)
+    request = GENERATE | {"edits": edits, "temperature": 0, "count": 9}
+    found, wanted = answers(model, request), talk([model], request)
+    assert [reply.get("token") for reply in found] == [reply.get("token") for reply in wanted]
+    assert len(full) == (0 if is_cached else 9)
+
+
+def test_writing_stops_at_the_end_of_a_learned_table():
+    model = make({"position": "learned", "max_positions": 14})
+    request, found = GENERATE | {"temperature": 0, "count": 9}, []
+    with pytest.raises(UserError, match="The learned table has 14 positions: a text of 15 tokens needs 15"):
+        found.extend(Answers([model], 64).answer(request))
+    assert [reply["kind"] for reply in found] == ["token"] * 3
+    *tokens, refused = talk([model], request)
+    assert [reply["token"] for reply in tokens] == [reply["token"] for reply in found]
+    assert refused["message"] == "The learned table has 14 positions: a text of 15 tokens needs 15."
+
+
+def test_other_numbers_of_an_edit_need_no_other_program():
+    server = Answers([make(ROPE | {"position": ("rope", "alibi")})], 64)
+
+    def ask(**edits):
+        list(server.answer(RUN | {"edits": edits}))
+        return answering._predict._cache_size()
+
+    first = ask()
+    ropes = [{"base": 50}, {"base": 60}, *({"scaling": name, "factor": 3} for name in ("linear", "ntk", "yarn"))]
+    numbers = [*({"rope": rope} for rope in ropes), {"slopes": 2}, {"slopes": [1, 2, 3, 4]}, {"temperature": 2}]
+    numbers += [{"start": 3}, {"heads": {"0.1": "off"}}, {"layers": [0]}]
+    assert [ask(**edits) for edits in numbers] == [first] * len(numbers)
+    several = [({"window": 3}, {"window": 4}, {"window": None})]
+    several += [[{"rope": {"scaling": "dynamic", "factor": factor}} for factor in (2, 3)]]
+    several += [[{"heads": {name: "mean"}} for name in ("0.1", "1.2")]]
+    for edits in several:
+        assert len({ask(**each) for each in edits}) == 1, edits
 
 
 def test_generation_follows_the_probabilities_and_its_seed():

@@ -6,6 +6,7 @@ lengths, so that JAX compiles few programs. Padding is a segment of its own.
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from scipy.special import softmax
 
+from mini_gpt.generation import cache as caches
 from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
 from mini_gpt.model.editing import Edit
 from mini_gpt.model.inputs import Inputs
@@ -77,15 +79,16 @@ class Answers:
         return Pass(self.models[number], tokens, edits)
 
     def _generated(self, number: int, request: Request) -> Iterator[Reply]:
-        """Yield a reply for each token, each from a full pass, because edits may change earlier places."""
+        """Yield a reply for each token."""
         tokens = _tokens(request.get("tokens"), _vocabulary(self.models[number]))
         random, most = np.random.default_rng(_integer(request, "seed", 2**32)), _integer(request, "topK", 2**31)
         temperature, bounds = request.get("temperature", 1), edited.TEMPERATURES
         if not edited.is_number(temperature, *bounds) and not edited.is_count(temperature, 1):
             raise UserError(f"temperature: found {shown(temperature)}; must be 0, or from {bounds[0]} to {bounds[1]}")
         count = max(0, min(_integer(request, "count", 2**31), self.most_tokens - len(tokens)))
+        logits = self._logits(number, request, tokens, count)
         for _ in range(count):
-            logits_V = self._pass(number, {**request, "tokens": tokens}).last_logits().astype(np.float64)
+            logits_V = next(logits).astype(np.float64)
             if not np.isfinite(logits_V).all():
                 raise UserError("The model's logits are not finite with these edits: no token can be drawn.")
             likely = np.argsort(-logits_V, kind="stable")[: 1 if temperature == 0 else most or None]
@@ -95,48 +98,75 @@ class Answers:
             yield {"kind": "token", "token": tokens[-1], "probability": float(weights[drawn])}
         yield {"kind": "done", "generated": count}
 
+    def _logits(self, number: int, request: Request, tokens: list[int], count: int) -> Iterator[np.ndarray]:
+        """Yield the logits_V after the last token, each time after a token was appended to `tokens`.
+
+        They come from a KV cache if the edits allow it, else from full passes: then new tokens change earlier places.
+        """
+        first = self._pass(number, {**request, "tokens": tokens})
+        if not edited.allow_cache(first.edits, self.models[number].config.model):
+            yield first.last_logits()
+            while True:
+                yield self._pass(number, {**request, "tokens": tokens}).last_logits()
+        model = dataclasses.replace(first.model, edits=first.model.edits._replace(logits=None))
+        padded_BL = _pad(tokens)
+        if "learned" in model.config.model.position_pattern:
+            padded_BL = padded_BL[:, : model.config.model.max_positions]
+        capacity = _padded_length(len(tokens) + count)
+        logits_1V, cache = _prefill(model, padded_BL, np.array([len(tokens)]), capacity=capacity)
+        while True:
+            yield np.asarray(logits_1V)[0]
+            _place(model, tokens)
+            logits_1V, cache = _decode(model, np.array(tokens[-1:], np.int32), cache)
+
 
 class Pass:
     """A model with its edits, and a text. Raises UserError if the model can't read the text."""
 
     def __init__(self, model: LoadedModel, tokens: Sequence[int], edits: edited.JsonEdits):
-        self.tokens = np.array(tokens, np.int32)
-        self.edits = edits
-        size = max(SHORTEST, 2 ** int(np.ceil(np.log2(len(tokens)))))
-        self.inputs = _padded(model, self.tokens, edits.get("start", 0), size)
-        self.plain = edited.with_fields(model, edits)
-        self.model = dataclasses.replace(self.plain, edits=edited.static_edits(edits, model.config.model, size))
-        if edits.get("heads") or "patch" in edits:
-            self._edit_heads(model)
+        self.tokens, self.edits = list(tokens), edits
+        self.inputs = _inputs(model, self.tokens, edits.get("start", 0))
+        size = self.inputs.tokens_BL.shape[1]
+        own = edited.static_edits(edits, model.config.model, size)
+        self.model = dataclasses.replace(edited.with_fields(model, edits), edits=own)
+        if "patch" in edits or edited.heads_that_are("mean", edits, model.config.model):
+            self._replace_heads(model)
 
-    def _edit_heads(self, model: LoadedModel) -> None:
-        """Edit the outputs of heads. A mean is that of a pass with all edits of earlier layers."""
-        config, size = self.plain.config.model, self.inputs.tokens_BL.shape[1]
-        scale = np.ones((config.num_layers, 1, size, config.num_heads, 1), np.float32)
-        add = np.zeros((*scale.shape[:-1], config.head_width), np.float32)
-        named = {edited.head_of(name, config): how for name, how in self.edits.get("heads", {}).items()}
-        patch = self.edits.get("patch") or {"tokens": self.tokens.tolist(), "heads": []}
+    def _replace_heads(self, model: LoadedModel) -> None:
+        """Replace outputs of heads by their means, or by those of another text.
+
+        A mean is that of a pass with all edits of earlier layers.
+        """
+        config, (size, length) = model.config.model, (self.inputs.tokens_BL.shape[1], len(self.tokens))
+        shape = (config.num_layers, 1, size, config.num_heads, 1)
+        scale, add = np.ones(shape, np.float32), np.zeros((*shape[:-1], config.head_width), np.float32)
+        for layer, head in edited.heads_that_are("off", self.edits, config):
+            scale[layer, ..., head, :] = 0
+        patch = self.edits.get("patch") or {"tokens": self.tokens, "heads": []}
         others = _tokens(patch["tokens"], _vocabulary(model))
-        if len(others) != len(self.tokens):
-            found = f"The other text has {len(others)} tokens, this text {len(self.tokens)}"
+        if len(others) != length:
+            found = f"The other text has {len(others)} tokens, this text {length}"
             raise UserError(f"{found}: patching needs equal lengths.")
         if patch["heads"]:
             without = {name: value for name, value in self.edits.items() if name != "patch"}
             donor_NLHK = Pass(model, others, without).heads()
-        for layer in range(config.num_layers):
-            own = {place[1]: how for place, how in named.items() if place and place[0] == layer}
-            if "mean" in own.values():
-                outputs_NLHK = self.heads()[:, : len(self.tokens)]
-            for head, how in own.items():
-                scale[layer, ..., head, :] = 0
-                add[layer, ..., head, :] = outputs_NLHK[layer, :, head].mean(axis=0) if how == "mean" else 0
-            for place in map(lambda name: edited.head_of(name, config), patch["heads"]):
-                if place and place[0] == layer:
-                    rows = slice(None) if patch.get("places", "all") == "all" else patch["places"]
-                    scale[layer, 0, rows, place[1]] = 0
-                    add[layer, 0, rows, place[1]] = donor_NLHK[layer, rows, place[1]]
-            edits = self.model.edits._replace(heads=Edit(scale.copy(), add.copy()))
-            self.model = dataclasses.replace(self.model, edits=edits)
+        means = edited.heads_that_are("mean", self.edits, config)
+        patched = [place for name in patch["heads"] if (place := edited.head_of(name, config))]
+        rows = slice(length) if patch.get("places", "all") == "all" else patch["places"]
+        edit = Edit(scale, add)
+        for layer in sorted({layer for layer, _ in means + patched}):
+            heads = [head for other, head in means if other == layer]
+            if heads:
+                self._edit_heads(edit)
+                mean_HK = self.heads()[layer, :length].mean(axis=0)
+            for head in heads:
+                scale[layer, ..., head, :], add[layer, ..., head, :] = 0, mean_HK[head]
+            for head in [head for other, head in patched if other == layer]:
+                scale[layer, 0, rows, head], add[layer, 0, rows, head] = 0, donor_NLHK[layer, rows, head]
+        self._edit_heads(edit)
+
+    def _edit_heads(self, edit: Edit) -> None:
+        self.model = dataclasses.replace(self.model, edits=self.model.edits._replace(heads=edit))
 
     def heads(self) -> np.ndarray:
         """Return the outputs of all heads, [N, L, H, K] with padding."""
@@ -184,21 +214,44 @@ def _on_one_device(model: LoadedModel) -> LoadedModel:
     return dataclasses.replace(model, parameters=parameters, mesh=mesh)
 
 
-def _padded(model: LoadedModel, tokens: np.ndarray, start: int, size: int) -> Inputs:
-    """Return one row with positions from `start` on. Raises UserError if a learned table of positions is too short."""
-    config, missing = model.config.model, size - len(tokens)
+def _padded_length(length: int) -> int:
+    return max(SHORTEST, 2 ** math.ceil(math.log2(length)))
+
+
+def _pad(values: Sequence[int] | np.ndarray, value: int = 0) -> jax.Array:
+    """Return one row of a padded length, int32."""
+    missing = _padded_length(len(values)) - len(values)
+    return jnp.asarray(np.pad(np.asarray(values, np.int32), (0, missing), constant_values=value)[None])
+
+
+def _place(model: LoadedModel, tokens: Sequence[int], start: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions_L from `start` on and segments_L. Raises UserError if a learned table of positions is too short.
+
+    The layout is that of the padded text, so that JAX compiles few programs; random positions depend on the length.
+    """
+    config, length = model.config.model, len(tokens)
     if config.random_positions is not None:
-        config.check_length(len(tokens))
-    positions, segments = (
-        None if x is None else np.asarray(x)[0] for x in model.layout.of(config, jnp.asarray(tokens[None]))
+        config.check_length(length)
+    row_BL = _pad(tokens) if config.random_positions is None else jnp.array([tokens], jnp.int32)
+    found = [None if x is None else np.asarray(x)[0, :length] for x in model.layout.of(config, row_BL)]
+    positions_L = (np.arange(length) if found[0] is None else found[0]) + start
+    if "learned" in config.position_pattern and positions_L.max() >= config.max_positions:
+        text = f"a text of {length} tokens{f' from position {start}' if start else ''}"
+        needed = f"{text} needs {positions_L.max() + 1}"
+        raise UserError(f"The learned table has {config.max_positions} positions: {needed}.")
+    return positions_L, np.zeros(length, np.int32) if found[1] is None else found[1]
+
+
+def _inputs(model: LoadedModel, tokens: Sequence[int], start: int) -> Inputs:
+    """Return one padded row. Raises the errors of `_place`."""
+    positions_L, segments_L = _place(model, tokens, start)
+    return Inputs(
+        model.layout.read(_pad(tokens)), _pad(positions_L, positions_L[-1]), _pad(segments_L, PADDING_SEGMENT)
     )
-    positions = (np.arange(len(tokens)) if positions is None else positions) + start
-    segments = np.zeros(len(tokens)) if segments is None else segments
-    if "learned" in config.position_pattern and positions.max() >= config.max_positions:
-        text = f"a text of {len(tokens)} tokens{f' from position {start}' if start else ''}"
-        raise UserError(f"The learned table has {config.max_positions} positions: {text} needs {positions.max() + 1}.")
-    pad = lambda x, value: jnp.asarray(np.pad(x, (0, missing), constant_values=value)[None].astype(np.int32))
-    return Inputs(model.layout.read(pad(tokens, 0)), pad(positions, positions[-1]), pad(segments, PADDING_SEGMENT))
+
+
+_prefill = jax.jit(caches.prefill, static_argnames="capacity")
+_decode = jax.jit(caches.decode, donate_argnames="cache")
 
 
 @functools.partial(jax.jit, static_argnames=("top", "lens"))

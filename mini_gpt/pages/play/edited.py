@@ -19,7 +19,8 @@ from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions.biases import alibi_slopes
-from mini_gpt.model.positions.waves import geometric_frequencies, rope_frequencies, yarn_scale
+from mini_gpt.model.positions.rotary import Rope
+from mini_gpt.model.positions.waves import geometric_frequencies
 from mini_gpt.runtime.errors import UserError, shown
 
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3")
@@ -113,6 +114,12 @@ def head_of(name: Any, config: ModelConfig) -> tuple[int, int] | None:
     return (layer, head) if layer < config.num_layers and head < config.num_heads else None
 
 
+def heads_that_are(how: str, edits: JsonEdits, config: ModelConfig) -> list[tuple[int, int]]:
+    """Return (layer, head) of the heads that are "off" or at their "mean"."""
+    named = [head_of(name, config) for name, value in edits.get("heads", {}).items() if value == how]
+    return [place for place in named if place]
+
+
 def with_fields(model: LoadedModel, edits: JsonEdits) -> LoadedModel:
     """Return the model with the edits that are fields of a config or constants of its modules; in float32.
 
@@ -120,7 +127,7 @@ def with_fields(model: LoadedModel, edits: JsonEdits) -> LoadedModel:
     edited become parameters, so that JAX compiles no other program for another number.
     """
     config = model.config.model
-    unscaled = {"scale_attention": False} if edits.get("scale") == "off" else {}
+    unscaled: dict[str, Any] = {"scale_attention": False} if edits.get("scale") == "off" else {}
     changed = dataclasses.replace(config, dtype="float32", **unscaled)
     constants = _constants(config, edits)
     dynamic = frozenset(name for name, rope in _ropes(config, edits).items() if rope.scaling == "dynamic")
@@ -141,15 +148,16 @@ def _constants(config: ModelConfig, edits: JsonEdits) -> dict[str, dict[str, Any
     """Return the numbers of the shared positional encodings that edits change, under the names of `CONSTANTS`."""
     found: dict[str, dict[str, Any]] = {}
     for name, rope in _ropes(config, edits).items():
-        scale = yarn_scale(rope.factor) if rope.scaling.startswith("yarn") else 1.0
-        frequencies_P = rope_frequencies(rope, config.rotated_width)
-        found[name] = {"frequencies": frequencies_P, "temperature": scale, "factor": rope.factor}
+        layer = Rope(dataclasses.replace(config, rope=rope), rngs=nnx.Rngs(0))
+        found[name] = {constant: getattr(layer, constant) for constant in CONSTANTS["rope"]}
     if "pope" in config.position_pattern:
         base = float(edits.get("rope", {}).get("base", config.rope.base))
         found["pope"] = {"frequencies": geometric_frequencies(base, 2 * config.head_width)}
     if "alibi" in config.position_pattern:
         slopes = edits.get("slopes", 1)
-        found["alibi"] = {"slopes": slopes if isinstance(slopes, list) else slopes * np.array(alibi_slopes(config.num_heads))}
+        found["alibi"] = {
+            "slopes": slopes if isinstance(slopes, list) else slopes * np.array(alibi_slopes(config.num_heads))
+        }
     return jax.tree.map(np.float32, found, is_leaf=lambda value: isinstance(value, list))
 
 
@@ -168,7 +176,7 @@ def _definition(
     for name, position in module.positions.items():
         for constant in CONSTANTS.get(position.name, ()):
             setattr(position, constant, placeholder())
-        if position.name == "rope":  # yarn multiplies by `temperature`, which is 1 for the other scalings
+        if isinstance(position, Rope):  # yarn multiplies by `temperature`, which is 1 for the other scalings
             position.config = dataclasses.replace(position.config, scaling="dynamic" if name in dynamic else "yarn")
     return gpt.split(module)[0]
 
@@ -180,12 +188,12 @@ def _ropes(config: ModelConfig, edits: JsonEdits) -> dict[str, RopeConfig]:
     """
     rope, edited = config.rope, edits.get("rope", {})
     scaling = edited.get("scaling", rope.scaling)
-    bounds = {} if scaling == rope.scaling else {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
+    bounds: dict[str, Any] = {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
+    changed = rope if scaling == rope.scaling else dataclasses.replace(rope, scaling=scaling, **bounds)
     found = {}
     for kind in config.layer_kinds:
         if kind.position == "rope":
             base, factor = edited.get("base", kind.rope_base), edited.get("factor", kind.rope_factor)
-            changed = dataclasses.replace(rope, scaling=scaling, **bounds)
             found[positions.key(kind)] = changed.of_layer(float(base), float(factor))
     return found
 
@@ -198,12 +206,26 @@ def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
     layers = range(config.num_layers)
     off = lambda name: [layer in edits.get("layers", []) or layer in edits.get(name, []) for layer in layers]
     factors = lambda is_off: Edit(np.where(is_off, 0, 1).astype(np.float32)[:, None, None, None])
+    heads = np.ones((config.num_layers, 1, 1, config.num_heads, 1), np.float32)
+    for layer, head in heads_that_are("off", edits, config):
+        heads[layer, ..., head, :] = 0
     scale = np.full((config.num_layers, 1, 1, 1, 1), 1 / edits.get("temperature", 1), np.float32)
     hidden = None
     if edits.get("mask") == "shifted":
         later_LS = np.arange(length) > np.arange(length)[:, None] + 1
         hidden = np.where(later_LS, HIDDEN_FROM_HEAD, 0).astype(np.float32)
         hidden = np.broadcast_to(hidden, (config.num_layers, 1, 1, length, length))
-    return Edits(
-        attention=factors(off("attentions")), feed_forward=factors(off("feedForwards")), logits=Edit(scale, hidden)
-    )
+    sublayers = factors(off("attentions")), factors(off("feedForwards"))
+    return Edits(Edit(heads), *sublayers, logits=Edit(scale, hidden))
+
+
+def allow_cache(edits: JsonEdits, config: ModelConfig) -> bool:
+    """Return whether a KV cache holds with these edits: new tokens change no earlier place, and each layer can decode.
+
+    It also has positions from 0 only, and the windows of the config.
+    """
+    changed = {name for name in ("temperature", "window", "start", "patch") if name in edits}
+    changed |= {"mask"} if edits.get("mask", "causal") != "causal" else set()
+    is_dynamic = any(rope.scaling == "dynamic" for rope in _ropes(config, edits).values())
+    is_whole = config.without_cache or config.random_positions is not None or is_dynamic
+    return not (changed or is_whole or heads_that_are("mean", edits, config))
