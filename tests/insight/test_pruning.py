@@ -45,6 +45,16 @@ def loss_of(run, parameters=None, most_tokens=None):
     return perplexity.score_split(model, tokens, run.tokenizer.token_bytes, most_tokens=most_tokens).nll
 
 
+def mean_loss(model, parameters, texts):
+    """Return the mean of the texts' losses with other parameters, in float64."""
+    nll_fn = perplexity.make_nll_fn(dataclasses.replace(model, parameters=parameters))
+    losses = []
+    for count, batch in texts:
+        nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
+        losses += list((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:count])
+    return np.mean(losses)
+
+
 @pytest.mark.parametrize("fields", [{"model__num_kv_heads": 1}, *slow({}, {"model__scan_layers": True})])
 def test_masking_a_head_equals_zeroing_its_output(small, fields):
     config = small(model__num_layers=2, model__position="rope", model__num_heads=2, **fields)
@@ -95,21 +105,13 @@ def test_mean_ablation_is_the_loss_with_a_mean_output(fields, small):
     texts = list(samples.of_text(model, np.random.default_rng(0).integers(0, 250, 32 * 5 + 1), 65_536, "gradients"))
     means_NHK = pruning.mean_outputs(model, texts)
     increase_NH = pruning.ablation(model, texts, means_NHK)
-
-    def loss(parameters):
-        nll_fn = perplexity.make_nll_fn(dataclasses.replace(model, parameters=parameters))
-        losses = []
-        for count, batch in texts:
-            nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
-            losses += list((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:count])
-        return np.mean(losses)
-
+    whole = mean_loss(model, model.parameters, texts)
     for layer, head in np.ndindex(2, 2):
         parameters = jax.tree.map(np.array, model.parameters)
         value = parameters["blocks"][layer]["attention"]["value"]
         value["kernel"][:, 4 * head : 4 * head + 4] = 0
         value["bias"][4 * head : 4 * head + 4] = means_NHK[layer, head]
-        assert increase_NH[layer, head] == pytest.approx(loss(parameters) - loss(model.parameters), abs=3e-5)
+        assert increase_NH[layer, head] == pytest.approx(mean_loss(model, parameters, texts) - whole, abs=3e-5)
     outputs = [np.zeros((2, 2, 4)), 0.0]
     for count, batch in texts:
         take = lambda trace: trace.heads_BLHK
@@ -126,19 +128,11 @@ def test_mean_ablation_is_the_loss_with_a_mean_output(fields, small):
 def test_ablation_is_the_loss_without_the_head(run, fields):
     model = (trained := run(**fields)).model
     texts = list(samples.of_text(model, trained.store.tokens("train")[: 32 * 11 + 1], 65_536, "gradients"))
+    assert sum(count for count, _ in texts) == 11
     increase_NH = pruning.ablation(model, texts)
-
-    def loss(parameters):
-        nll_fn = perplexity.make_nll_fn(dataclasses.replace(model, parameters=parameters))
-        losses = []
-        for count, batch in texts:
-            nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
-            losses += list((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:count])
-        assert len(losses) == 11
-        return np.mean(losses)
-
+    whole = mean_loss(model, model.parameters, texts)
     for place in np.ndindex(2, 2):
-        alone = loss(without(model.parameters, *place, 2)) - loss(model.parameters)
+        alone = mean_loss(model, without(model.parameters, *place, 2), texts) - whole
         assert increase_NH[place] == pytest.approx(alone, abs=2e-6)
     assert np.abs(increase_NH).max() > 1e-3
 
