@@ -18,8 +18,8 @@ from tests.commands.test_command_line import overtake, type_in
 from tests.conftest import SMALL
 from tests.faults.test_commands import DAMAGED
 from tests.hugging_face import numpy_forwards
+from tests.hugging_face.bpe_tokenizers import foreign, like_robertas
 from tests.hugging_face.models import T5, written
-from tests.hugging_face.test_tokenizer_files import foreign, like_robertas
 
 COMMAND = "mini_gpt.commands.hugging_face"
 

@@ -22,8 +22,8 @@ from mini_gpt.training import assembly, loop
 from mini_gpt.training.run import Run
 from tests.conftest import REPOSITORY
 from tests.faults.limits import seconds
+from tests.hugging_face.bpe_tokenizers import foreign
 from tests.hugging_face.models import written
-from tests.hugging_face.test_tokenizer_files import foreign
 from tests.hugging_face.test_weights import read
 
 

@@ -14,7 +14,8 @@ from mini_gpt.hugging_face import model_card, source_files, tokenizer_files
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
-from tests.hugging_face.test_tokenizer_files import BPE, characters
+from tests.hugging_face.bpe_tokenizers import BPE
+from tests.hugging_face.test_imported_tokenizers import characters
 
 NAMES = ("<|begin|>", "<|end|>", "<|eom|>", "<|eot|>")
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}<|eot|>\r\n{% endfor %}ä"

@@ -1,7 +1,5 @@
 """Exported and imported models compute the same as Transformers (`make test-hugging-face`)."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,25 +7,14 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading as configs
-from mini_gpt.data import spans
-from mini_gpt.data.text_batches import corrupted_blocks
-from mini_gpt.evaluation import perplexity
-from mini_gpt.generation import decoding as generation
-from mini_gpt.generation.sampling import Sampling
-from mini_gpt.hugging_face import architectures, exporting, importing, settings
+from mini_gpt.hugging_face import architectures, importing, settings
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.model import gpt, parameters
 from mini_gpt.model.positions.biases import t5_bucket
-from mini_gpt.training import loop
-from mini_gpt.training.run import Run
-from tests.conftest import SMALL
-from tests.hugging_face.models import BERT as BERT_FIELDS
 from tests.hugging_face.models import EXPORTABLE, FURTHER, VOCAB, written
-from tests.hugging_face.models import T5 as T5_MODEL
 
 torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
 transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
-
 TOKENS_BL = np.random.default_rng(5).integers(4, VOCAB, (2, 16))
 SOURCE_BS = np.random.default_rng(6).integers(0, VOCAB, (2, 40))
 SOURCE_BS[1, 9:] = -1
@@ -61,10 +48,6 @@ def test_transformers_reads_rounded_weights(dtype, tmp_path):
     architecture = architectures.find(described)
     arrays = importing.read_weights(tmp_path / "out", architecture, config.model, VOCAB)
     assert_equal_logits(theirs(loaded(tmp_path / "out", dtype=torch.float32)), ours(config, arrays), config)
-
-
-T5_FIELDS = T5_MODEL | {"activation": "geglu"}
-TASK_FIELDS = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
 
 
 def auto_class(model_type):
@@ -220,166 +203,6 @@ def test_imported_models_compute_the_same_logits(name, dtype, tmp_path):
     assert_equal_logits(ours(read, arrays), expected_BLV, read)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture(params=["bytes", "bpe", "characters"])
-def run(request, small, shared):
-    """Return (briefly trained run, directory of its export) for each tokenizer."""
-    directory = shared / request.param
-    if not directory.exists():
-        fields = {"data__tokenizer": request.param, "data__vocab_size": 300, "train__steps": 60}
-        loop.train(small(model__position="learned", **fields), directory, conclude=False)
-        exporting.export(Run(directory), shared / f"{request.param}-out")
-    return Run(directory), shared / f"{request.param}-out"
-
-
-def test_tokenizers_give_the_same_ids_and_text(run):
-    run, out = run
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    text = "the größer dog\n sat  on a mat then"
-    ids = run.tokenizer.encode(text).tolist()
-    assert tokenizer(text)["input_ids"] == ids and tokenizer.decode(ids) == text
-    assert tokenizer.eos_token_id == len(run.tokenizer.token_bytes) - 1
-
-
-def run_the_card(directory):
-    """Run the code of the model card."""
-    code = re.search(r"```python\n(.*?)```", (directory / "README.md").read_text(), re.DOTALL)[1]
-    exec(code, {"DIRECTORY": str(directory)})
-
-
-def test_greedy_texts_are_equal(run):
-    run, out = run
-    run_the_card(out)
-    prompt = run.tokenizer.encode("the cat")
-    (mine,) = generation.generate(run.model, [prompt], length=12, sampling=Sampling(temperature=0.0))
-    tokens_BL = torch.from_numpy(prompt.astype(np.int64))[None]
-    options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    other = loaded(out).generate(tokens_BL, attention_mask=torch.ones_like(tokens_BL), **options)
-    assert other[0, len(prompt) :].tolist() == mine.tolist()
-
-
-def test_an_mpt_reads_longer_texts_as_its_card_says(small, tmp_path):
-    fields = {"model__position": "alibi", "model__activation": "gelu_exact", "model__use_bias": False}
-    loop.train(small(train__steps=20, data__isolate_documents=True, **fields), tmp_path, conclude=False)
-    run, out = Run(tmp_path), tmp_path / "out"
-    exporting.export(run, out)
-    card = (out / "README.md").read_text()
-    assert "| longer texts | from_pretrained with max_seq_len of their length, in tokens |" in card
-    assert "| documents | attention and positions of one document only; give texts of one document |" in card
-    tokens_BL = np.random.default_rng(5).integers(97, 122, (1, 3 * run.config.context_length))
-    with torch.inference_mode():
-        with pytest.raises(RuntimeError, match="size of tensor"):
-            loaded(out).eval()(torch.from_numpy(tokens_BL))
-        found_BLV = loaded(out, max_seq_len=tokens_BL.shape[1]).eval()(torch.from_numpy(tokens_BL)).logits.numpy()
-    wanted_BLV = run.model.logits(jnp.array(tokens_BL))
-    np.testing.assert_allclose(found_BLV, wanted_BLV, rtol=1e-4, atol=1e-4)
-    for length in (tokens_BL.shape[1], 4096):
-        exporting.export(run, tmp_path / str(length), exporting.Options(length=length))
-        model = loaded(tmp_path / str(length)).eval()
-        assert model.config.max_seq_len == length
-        for tokens in (tokens_BL, tokens_BL[:, :9]):
-            with torch.inference_mode():
-                found_BLV = model(torch.from_numpy(tokens)).logits.numpy()
-            np.testing.assert_allclose(found_BLV, wanted_BLV[:, : tokens.shape[1]], rtol=1e-4, atol=1e-4)
-    prompt, context = tokens_BL[:, :9], run.config.context_length
-    options = {"max_new_tokens": context, "min_new_tokens": context, "do_sample": False, "pad_token_id": 0}
-    other = model.generate(torch.from_numpy(prompt), **options)[0, prompt.shape[1] :].tolist()
-    (mine,) = generation.generate(run.model, prompt, length=context, sampling=Sampling(temperature=0.0))
-    assert other == mine.tolist(), "the text is longer than the context"
-
-
-@pytest.mark.parametrize("position", ["none", "sinusoidal"])
-def test_models_without_learned_positions_become_gpt2(position, small, tmp_path):
-    loop.train(small(train__steps=20, model__position=position), tmp_path, conclude=False)
-    run, length = Run(tmp_path), 3 * SMALL["context_length"]
-    exporting.export(run, tmp_path / "out", exporting.Options(length=length))
-    assert f"| longest text | {length} tokens, for which" in (tmp_path / "out" / "README.md").read_text()
-    tokens_BL = np.random.default_rng(5).integers(97, 122, (1, length))
-    model = loaded(tmp_path / "out").eval()
-    with torch.inference_mode():
-        found_BLV = model(torch.from_numpy(tokens_BL)).logits.numpy()
-    np.testing.assert_allclose(found_BLV, run.model.logits(jnp.array(tokens_BL)), rtol=1e-4, atol=1e-4)
-    prompt = tokens_BL[:, :9]
-    options = {"max_new_tokens": length - 9, "min_new_tokens": length - 9, "do_sample": False, "pad_token_id": 0}
-    other = model.generate(torch.from_numpy(prompt), **options)[0, 9:].tolist()
-    (mine,) = generation.generate(run.model, prompt, length=length - 9, sampling=Sampling(temperature=0.0))
-    assert other == mine.tolist()
-    run_the_card(tmp_path / "out")
-
-
-@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "characters"])
-def test_masked_tokens_are_predicted_alike(tokenizer, small, tmp_path):
-    fields = {f"model__{name}": value for name, value in BERT_FIELDS.items()} | {"train__objective": "masked"}
-    loop.train(
-        small(data__tokenizer=tokenizer, data__vocab_size=300, train__steps=20, **fields), tmp_path, conclude=False
-    )
-    run, out = Run(tmp_path), tmp_path / "out"
-    exporting.export(run, out)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    assert tokenizer.mask_token_id == run.model.vocab_size
-    inputs = tokenizer("the c<mask>t sat", return_tensors="pt")
-    ids = [*run.tokenizer.encode("the c").tolist(), run.model.vocab_size, *run.tokenizer.encode("t sat").tolist()]
-    assert inputs["input_ids"].tolist() == [ids]
-    with torch.inference_mode():
-        found_BLV = loaded(out).eval()(**inputs).logits.numpy()
-    np.testing.assert_allclose(found_BLV, run.model.logits(jnp.array([ids])), rtol=1e-4, atol=1e-4)
-    run_the_card(out)
-
-
-def test_greedy_targets_of_an_encoder_decoder_are_equal(small, tmp_path):
-    fields = TASK_FIELDS | {f"model__{name}": value for name, value in T5_FIELDS.items()}
-    loop.train(small(train__steps=600, optimizer__learning_rate=3e-3, **fields), tmp_path, conclude=False)
-    run, out = Run(tmp_path), tmp_path / "out"
-    exporting.export(run, out)
-    tokenizer, model = transformers.AutoTokenizer.from_pretrained(out), loaded(out)
-    end = tokenizer.eos_token_id
-    texts = ["abca", "b", "cccccc"]
-    sources = [run.tokenizer.encode(text) for text in texts]
-    start = [np.array([end])] * len(texts)
-    mine = generation.generate(run.model, start, length=10, sources=sources, sampling=Sampling(temperature=0.0))
-    tokenizer.padding_side = "right"
-    inputs = tokenizer([tokenizer.eos_token + text for text in texts], return_tensors="pt", padding=True)
-    options = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False}
-    other = model.generate(**inputs, **options)
-    run_the_card(out)
-    assert other[:, 0].tolist() == [end] * 3, "a target starts with the separator"
-    for row, tokens in zip(other, mine, strict=True):
-        until = next((at for at, token in enumerate(tokens.tolist()) if token == end), 10)  # theirs has no end here
-        assert until > 0 and row[1 : 1 + until].tolist() == tokens.tolist()[:until]
-
-
-@pytest.mark.parametrize("kind", ["bytes", "bpe", "characters"])
-def test_runs_of_span_corruption_are_exported_with_their_sentinels(kind, small, tmp_path):
-    fields = {f"model__{name}": value for name, value in T5_FIELDS.items()} | {"train__objective": "span_corruption"}
-    fields |= {"data__tokenizer": kind, "data__vocab_size": 300, "source_length": 32}
-    loop.train(small(train__steps=30, **fields), tmp_path, conclude=False)
-    run, out = Run(tmp_path), tmp_path / "out"
-    exporting.export(run, out)
-    tokenizer, model = transformers.AutoTokenizer.from_pretrained(out), loaded(out)
-    text = "the <{}> sat on <{}>dog"
-    source = tokenizer(text.format("extra_id_0", "extra_id_1"))["input_ids"]
-    assert source == spans.encode(text.format(0, 1), run.tokenizer).tolist() and max(source) == len(tokenizer) - 1
-    size = run.model.vocab_size
-    _, batch = next(corrupted_blocks(run.store.tokens("validation"), run.config, vocab_size=size, batch_size=4, seed=1))
-    shown = batch["source"].max(axis=1)
-    assert (shown == len(tokenizer) - 1).all(), "each source has a sentinel"
-    inputs, source_BS = (torch.from_numpy(batch[name].astype(np.int64)) for name in ("inputs", "source"))
-    with torch.inference_mode():
-        read = {"input_ids": source_BS.clamp(min=0), "attention_mask": source_BS >= 0, "decoder_input_ids": inputs}
-        found_BLV = model.eval()(**read).logits.numpy()
-    logits_BLV = run.model.logits(jnp.asarray(batch["inputs"]), None, None, jnp.asarray(batch["source"]))
-    np.testing.assert_allclose(found_BLV, logits_BLV, rtol=1e-4, atol=1e-4 * np.abs(logits_BLV).max())
-    (mine,) = generation.greedy_targets(run.model, [np.array(source)], tokenizer.eos_token_id, 12)
-    other = model.generate(torch.tensor([source]), max_new_tokens=12, do_sample=False)[0].tolist()
-    assert other[: 1 + len(mine)] == [tokenizer.eos_token_id, *mine] and len(mine) > 0
-    assert other[1 + len(mine) :] in ([], [tokenizer.eos_token_id])
-    run_the_card(out)
-
-
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("num_buckets, max_distance", [(32, 128), (8, 9), (16, 300), (64, 100), (4, 1000)])
 def test_the_buckets_of_t5_are_equal(bidirectional, num_buckets, max_distance):
@@ -389,18 +212,3 @@ def test_the_buckets_of_t5_are_equal(bidirectional, num_buckets, max_distance):
     found = t5_bucket(jnp.asarray(offsets), causal=not bidirectional, **sizes)
     wanted = T5Attention._relative_position_bucket(torch.from_numpy(offsets), bidirectional=bidirectional, **sizes)
     np.testing.assert_array_equal(found, wanted.numpy())
-
-
-def test_transformers_computes_the_same_loss_of_a_split(run):
-    run, out = run
-    model, length = loaded(out), run.config.context_length
-    tokens = np.asarray(run.store.tokens("validation"), np.int64)
-    total = 0.0
-    for begin in range(0, len(tokens) - 1, length):
-        block = torch.from_numpy(tokens[begin : begin + length + 1])[None]
-        with torch.inference_mode():
-            logits_BLV = model(block[:, :-1]).logits
-        total += torch.nn.functional.cross_entropy(logits_BLV[0], block[0, 1:], reduction="sum").item()
-    mine = perplexity.score_split(run.model, tokens.astype(np.int32), run.tokenizer.token_bytes)
-    assert mine.tokens == len(tokens) - 1
-    assert total / (len(tokens) - 1) == pytest.approx(mine.nll, rel=1e-5)

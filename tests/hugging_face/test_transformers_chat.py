@@ -10,7 +10,7 @@ from mini_gpt.hugging_face import exporting, importing, source_files, tokenizer_
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
-from tests.hugging_face.test_tokenizer_files import BPE, foreign
+from tests.hugging_face.bpe_tokenizers import BPE, foreign
 
 torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
 transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")

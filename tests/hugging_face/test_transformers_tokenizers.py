@@ -11,9 +11,9 @@ from mini_gpt.generation import decoding as generation
 from mini_gpt.hugging_face import exporting, importing, tokenizer_files
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
+from tests.hugging_face.bpe_tokenizers import OWN, like_robertas
 from tests.hugging_face.foreign_tokenizers import HARD, HARD_TEXTS, NAMES, TEXT, unigram, wordpiece
 from tests.hugging_face.test_foreign_tokenizers import KINDS, without_names
-from tests.hugging_face.test_tokenizer_files import OWN, like_robertas
 
 torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
 transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
