@@ -1,15 +1,20 @@
 "use strict";
 // Matrix products, norms, activations and softmax on typed arrays. Sums are in float64, arrays in float32.
 
-// y = x W + b, for all rows of x. W is stored as [outputs × inputs]: a dot product reads both operands in order.
+// x W + b, for all rows of x. W is stored as [outputs × inputs]: a dot product reads both operands in order.
+function product(x, linear) {
+  const { kernel, bias, outputs } = linear, y = kernel ? kernel.product(x, linear) : productInJavaScript(x, linear);
+  if (bias) for (let at = 0; at < y.length; at += outputs) for (let o = 0; o < outputs; o++) y[at + o] += bias[o];
+  return y;
+}
+
 // Two rows and four outputs at a time: each number that is read takes part in two or four products. At the edges, the
 // last row or output is computed several times.
-function product(x, { weights, bias, inputs, outputs }, y) {
-  const rows = x.length / inputs;
+function productInJavaScript(x, { weights, inputs, outputs }) {
+  const rows = x.length / inputs, y = new Float32Array(rows * outputs);
   for (let o = 0; o < outputs; o += 4) {
     const o1 = Math.min(o + 1, outputs - 1), o2 = Math.min(o + 2, outputs - 1), o3 = Math.min(o + 3, outputs - 1);
     const w0 = o * inputs, w1 = o1 * inputs, w2 = o2 * inputs, w3 = o3 * inputs;
-    const b0 = bias ? bias[o] : 0, b1 = bias ? bias[o1] : 0, b2 = bias ? bias[o2] : 0, b3 = bias ? bias[o3] : 0;
     for (let r = 0; r < rows; r += 2) {
       const s = Math.min(r + 1, rows - 1), xr = r * inputs, xs = s * inputs, yr = r * outputs, ys = s * outputs;
       let r0 = 0, r1 = 0, r2 = 0, r3 = 0, s0 = 0, s1 = 0, s2 = 0, s3 = 0;
@@ -19,8 +24,8 @@ function product(x, { weights, bias, inputs, outputs }, y) {
         r0 += a * c0, r1 += a * c1, r2 += a * c2, r3 += a * c3;
         s0 += b * c0, s1 += b * c1, s2 += b * c2, s3 += b * c3;
       }
-      y[yr + o] = r0 + b0, y[yr + o1] = r1 + b1, y[yr + o2] = r2 + b2, y[yr + o3] = r3 + b3;
-      y[ys + o] = s0 + b0, y[ys + o1] = s1 + b1, y[ys + o2] = s2 + b2, y[ys + o3] = s3 + b3;
+      y[yr + o] = r0, y[yr + o1] = r1, y[yr + o2] = r2, y[yr + o3] = r3;
+      y[ys + o] = s0, y[ys + o1] = s1, y[ys + o2] = s2, y[ys + o3] = s3;
     }
   }
   return y;

@@ -36,10 +36,7 @@ class Attention {
   project(x, from) {
     const { variants, heads, groups, width, encoding } = this, { query, key, value } = this.projections;
     x = variants.input(x, from);
-    const [q, k, v] = [query, key, value].map((linear) => {
-      const rows = x.length / linear.inputs;
-      return variants.clipped(product(x, linear, new Float32Array(rows * linear.outputs)));
-    });
+    const [q, k, v] = [query, key, value].map((linear) => variants.clipped(product(x, linear)));
     variants.normalise(q, k);
     this.split(q, this.queries, heads, from, (...at) => encoding.rotate?.(...at));
     this.split(k, this.keys, groups, from, (...at) => (encoding.rotateKey ?? encoding.rotate)?.apply(encoding, at));
@@ -121,8 +118,7 @@ class Attention {
   // 5. Project the concatenated heads of these places.
   output(from, to) {
     const { out, outputNorm } = this.projections;
-    const x = this.outputs.subarray(from * out.inputs, to * out.inputs);
-    const added = product(x, out, new Float32Array((to - from) * out.outputs));
+    const added = product(this.outputs.subarray(from * out.inputs, to * out.inputs), out);
     return outputNorm ? norm(added, outputNorm) : added;
   }
 

@@ -72,10 +72,10 @@ class Pass {
     let x = this.rows(n, from, to);
     if (model.finalNorm) x = norm(x, model.finalNorm);
     if (model.head) {
-      const dense = product(x, model.head.dense, new Float32Array(x.length));
+      const dense = product(x, model.head.dense);
       x = norm(dense.map(ACTIVATIONS[config.activation]), model.head.norm);
     }
-    const logits = product(x, model.unembedding, new Float32Array((to - from) * model.vocabulary));
+    const logits = product(x, model.unembedding);
     return cap === null ? logits : logits.map((logit) => cap * Math.tanh(logit / cap));
   }
 
@@ -120,13 +120,13 @@ class Block {
   }
 
   feedForward(x) {
-    const { up, gate, down, outputNorm } = this.layer.mlp, rows = x.length / up.inputs;
-    const activate = ACTIVATIONS[this.config.activation], units = product(x, up, new Float32Array(rows * up.outputs));
+    const { up, gate, down, outputNorm } = this.layer.mlp, units = product(x, up);
+    const activate = ACTIVATIONS[this.config.activation];
     if (gate) {
-      const gates = product(x, gate, new Float32Array(units.length));
+      const gates = product(x, gate);
       for (let f = 0; f < units.length; f++) units[f] *= activate(gates[f]);
     } else for (let f = 0; f < units.length; f++) units[f] = activate(units[f]);
-    const out = product(units, down, new Float32Array(x.length));
+    const out = product(units, down);
     return outputNorm ? norm(out, outputNorm) : out;
   }
 

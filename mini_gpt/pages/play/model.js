@@ -14,7 +14,8 @@ class Model {
   }
 
   constructor({ config, layout, parameters }, values) {
-    Object.assign(this, { config, layout, parameters: new Map() });
+    Object.assign(this, { config, layout, parameters: new Map(), kernel: Kernel.of(values) });
+    values = this.kernel?.parameters ?? values;
     let at = 0;
     for (const { name, shape } of parameters) {
       const size = shape.reduce((product, length) => product * length, 1);
@@ -29,7 +30,7 @@ class Model {
     this.head = config.prediction_head ? this.predictionHead("prediction_head") : null;
     const weights = config.tie_embeddings ? this.embedding : this.values("unembedding");
     const bias = this.values(config.prediction_head ? "prediction_head/bias" : "output_bias/bias");
-    this.unembedding = { weights, bias, inputs: config.d_model, outputs: this.vocabulary };
+    this.unembedding = { kernel: this.kernel, weights, bias, inputs: config.d_model, outputs: this.vocabulary };
   }
 
   layer(kind, path) {
@@ -58,7 +59,7 @@ class Model {
   // A linear layer for `product`.
   linear(path) {
     const { values: weights, shape: [outputs, inputs] } = this.parameters.get(`${path}/kernel`);
-    return { weights, bias: this.values(`${path}/bias`), inputs, outputs };
+    return { kernel: this.kernel, weights, bias: this.values(`${path}/bias`), inputs, outputs };
   }
 
   norm(path) {

@@ -34,13 +34,12 @@ class Variants {
   // The input of attention at the places from `from` on. Gates that depend on it are kept.
   input(x, from) {
     if (this.canon) x = this.convolved(x, from);
-    const rows = x.length / this.config.d_model;
     if (this.gate) {
-      const logits = product(x, this.gate, new Float32Array(rows * this.gate.outputs));
+      const logits = product(x, this.gate);
       this.gates.set(logits.map(sigmoid), from * this.gate.outputs);
     }
     if (this.forget) {
-      const logits = product(x, this.forget, new Float32Array(rows * this.heads));
+      const logits = product(x, this.forget);
       logits.forEach((logit, n) => {
         const at = from * this.heads + n; // FoX: the sum of all log gates so far
         this.decays[at] = (at < this.heads ? 0 : this.decays[at - this.heads]) + logSigmoid(logit);
