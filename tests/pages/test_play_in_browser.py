@@ -148,6 +148,25 @@ def test_a_typed_text_has_the_losses_of_the_model(page, runs):
     assert found == {place: pytest.approx(value, abs=LIMIT) for place, value in sums.items()}
 
 
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_webassembly_is_used_where_the_policy_allows_it(page, pages, runs, has_kernel):
+    """The worker of the page computes in WebAssembly; without it, the losses are the same."""
+    html, allowed = (pages / "one.html").read_text(encoding="utf-8"), " 'wasm-unsafe-eval'"
+    assert html.count(allowed) == 1
+    (pages / "policy.html").write_text(html if has_kernel else html.replace(allowed, ""), encoding="utf-8")
+    page.open("policy").write(TEXT)
+    wanted = losses_of(runs[0].model, TEXT)
+    assert page.losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
+    script = """
+    const parts = [...document.querySelectorAll('script[type="text/js-worker"]')].map((part) => part.textContent);
+    parts.push("self.postMessage(Kernel.of(new Float32Array(4)) !== null);");
+    const worker = new Worker(URL.createObjectURL(new Blob([parts.join("\\n")], { type: "text/javascript" })));
+    worker.onmessage = ({ data }) => arguments[0](data);"""
+    assert page.browser.execute_async_script(script) is has_kernel
+    if not has_kernel:
+        page.browser.get_log("browser")  # the browser reports what its policy forbids
+
+
 def test_subwords_have_the_losses_of_the_model(page, pages):
     page.open("bpe").write("the cat sat under")
     bpe = BpeTokenizer.train([make_text(0, 500)], 300)

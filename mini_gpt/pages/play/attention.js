@@ -16,17 +16,19 @@ class Attention {
     this.window = (edits.window === undefined ? kind.window : edits.window) ?? Infinity;
     this.ahead = { causal: 0, shifted: 1, none: Infinity }[edits.mask ?? "causal"]; // later keys that a query sees
     this.variants = new Variants(model, layer);
-    for (const name of ["queries", "keys", "values", "outputs"]) this[name] = new Float32Array(0);
+    const empty = (count) => Array.from({ length: count }, () => new Float32Array(0));
+    // An array for each head: its vectors at all places.
+    Object.assign(this, { queries: empty(this.heads), keys: empty(this.groups), values: empty(this.groups) });
+    this.outputs = new Float32Array(0);
   }
 
   // Make room for a text, and prepare what depends on its length.
   begin(text) {
-    const { heads, groups, width, keyWidth } = this, length = text.tokens.length;
+    const { heads, width, keyWidth } = this, length = text.tokens.length;
     this.text = text;
     this.encoding = this.model.encoding(this.layer, this.edits, text.span);
-    this.queries = grown(this.queries, length * heads * keyWidth);
-    this.keys = grown(this.keys, length * groups * keyWidth);
-    this.values = grown(this.values, length * groups * width);
+    for (const name of ["queries", "keys"]) this[name] = this[name].map((array) => grown(array, length * keyWidth));
+    this.values = this.values.map((array) => grown(array, length * width));
     this.outputs = grown(this.outputs, length * heads * width);
     this.row = new Float64Array(length); // logits, then weights, of one query of one head
     this.variants.begin(text);
@@ -34,23 +36,23 @@ class Attention {
 
   // 1. Project the input x of the places from `from` on to queries, keys and values, and 2. split them into heads.
   project(x, from) {
-    const { variants, heads, groups, width, encoding } = this, { query, key, value } = this.projections;
+    const { variants, heads, width, encoding } = this, { query, key, value } = this.projections;
     x = variants.input(x, from);
     const [q, k, v] = [query, key, value].map((linear) => variants.clipped(product(x, linear)));
     variants.normalise(q, k);
-    this.split(q, this.queries, heads, from, (...at) => encoding.rotate?.(...at));
-    this.split(k, this.keys, groups, from, (...at) => (encoding.rotateKey ?? encoding.rotate)?.apply(encoding, at));
-    this.values.set(v, from * groups * width);
+    this.split(q, this.queries, from, (...at) => encoding.rotate?.(...at));
+    this.split(k, this.keys, from, (...at) => (encoding.rotateKey ?? encoding.rotate)?.apply(encoding, at));
+    this.split(v, this.values, from);
     variants.scaleQueries(this, from, from + q.length / (heads * width));
   }
 
-  // Write queries or keys to their places. A positional encoding can turn each head by its position.
-  split(x, to, heads, from, rotate) {
-    const { width, keyWidth, text } = this;
+  // Write queries, keys or values to the arrays of their heads. A positional encoding can turn them by their position.
+  split(x, heads, from, rotate) {
+    const { width, keyWidth, text } = this, each = rotate ? keyWidth : width;
     for (let n = 0; n * width < x.length; n++) {
-      const at = (from * heads + n) * keyWidth, place = from + Math.floor(n / heads);
-      to.set(x.subarray(n * width, (n + 1) * width), at);
-      rotate(to, at, width, text.positions[place], n % heads);
+      const head = n % heads.length, place = from + Math.floor(n / heads.length);
+      heads[head].set(x.subarray(n * width, (n + 1) * width), place * each);
+      rotate?.(heads[head], place * each, width, text.positions[place], head);
     }
   }
 
@@ -61,12 +63,27 @@ class Attention {
     return [first, Math.min(text.ends[query], query + ahead, query + (window - 1))];
   }
 
+  // Multiply the queries of these places with the keys that one of them sees, and a few more. products: of each head,
+  // [queries × keys]. Sums over keys have the same order in all blocks, because `first` is a multiple of 4.
+  compare(heads, from, to) {
+    const { keyWidth, queries, keys, model: { kernel } } = this, seen = [];
+    for (let query = from; query < to; query++) seen.push(this.visible(query));
+    const first = 4 * Math.floor(Math.min(...seen.map(([first]) => first)) / 4);
+    const outputs = Math.max(...seen.map(([, last]) => last)) + 1 - first, products = [];
+    for (const head of heads) {
+      const weights = keys[this.group(head)].subarray(first * keyWidth, (first + outputs) * keyWidth);
+      const x = queries[head].subarray(from * keyWidth, to * keyWidth);
+      products[head] = product(x, { kernel, weights, inputs: keyWidth, outputs });
+    }
+    this.block = { from, first, keys: outputs, products };
+  }
+
   // Write the logits of a query with the keys that it sees into `row`; return the first and the last key.
   logits(head, query, row) {
-    const { heads, keyWidth, queries, keys, scale, encoding, variants, text, groups } = this;
-    const [first, last] = this.visible(query), at = (query * heads + head) * keyWidth, group = this.group(head);
+    const { scale, encoding, variants, text, block } = this, [first, last] = this.visible(query);
+    const products = block.products[head], at = (query - block.from) * block.keys - block.first;
     for (let key = first; key <= last; key++) {
-      let logit = variants.capped(scale * dot(queries, at, keys, (key * groups + group) * keyWidth, keyWidth));
+      let logit = variants.capped(scale * products[at + key]);
       if (encoding.bias) logit += encoding.bias(head, text.positions[query], text.positions[key]);
       row[key] = logit;
     }
@@ -101,18 +118,32 @@ class Attention {
 
   // 3. Attend: a head's output is the mean of the values, with these weights. 4. The outputs are stored side by side,
   // which concatenates the heads.
-  attend(query) {
-    const { heads, groups, width, values, outputs, row, variants } = this;
-    this.eachHead(query, [...Array(heads).keys()], (head, first, last) => {
-      this.weigh(head, first, last);
-      const at = (query * heads + head) * width, group = this.group(head), sums = new Float64Array(width);
-      for (let key = first; key <= last; key++) {
-        const weight = row[key], from = (key * groups + group) * width;
-        for (let c = 0; c < width; c++) sums[c] += weight * values[from + c];
-      }
-      outputs.set(sums, at);
-    });
-    variants.gateOutputs(this, query);
+  attend(from, to) {
+    const { heads, width, outputs, row, variants, model: { kernel } } = this, all = [...Array(heads).keys()];
+    this.compare(all, from, to);
+    const { first: start, keys, products: weights } = this.block; // weights take the place of products
+    for (let query = from; query < to; query++)
+      this.eachHead(query, all, (head, first, last) => {
+        this.weigh(head, first, last);
+        const at = (query - from) * keys;
+        weights[head].fill(0, at, at + keys).set(row.subarray(first, last + 1), at + first - start);
+      });
+    let transposed, group = -1;
+    for (const head of all) {
+      if (this.group(head) !== group) transposed = this.transposed((group = this.group(head)), start, keys);
+      const means = product(weights[head], { kernel, weights: transposed, inputs: keys, outputs: width });
+      for (let n = 0; n < to - from; n++)
+        outputs.set(means.subarray(n * width, (n + 1) * width), ((from + n) * heads + head) * width);
+    }
+    for (let query = from; query < to; query++) variants.gateOutputs(this, query);
+  }
+
+  // The values of some keys of a head, as [width × keys].
+  transposed(group, first, keys) {
+    const { width } = this, values = this.values[group], found = new Float32Array(width * keys);
+    for (let key = 0; key < keys; key++)
+      for (let c = 0; c < width; c++) found[c * keys + key] = values[(first + key) * width + c];
+    return found;
   }
 
   // 5. Project the concatenated heads of these places.
@@ -124,9 +155,10 @@ class Attention {
 
   // The logits and weights of one head, [L × L]. Yields between rows.
   *maps(head) {
-    const length = this.text.tokens.length, { row } = this;
+    const length = this.text.tokens.length, { row } = this, compared = this.variants.selected ? [0, head] : [head];
     const logits = new Float32Array(length ** 2).fill(-Infinity), weights = new Float32Array(length ** 2);
     for (let query = 0; query < length; query++) {
+      if (query % ROWS === 0) this.compare(compared, query, Math.min(query + ROWS, length));
       this.eachHead(query, [head], (_, first, last) => {
         logits.set(row.subarray(first, last + 1), query * length + first);
         this.weigh(head, first, last);

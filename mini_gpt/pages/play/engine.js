@@ -98,8 +98,8 @@ class Block {
       attention.project(this.branchInput(pass.rows(n, at, Math.min(at + ROWS, to)), this.layer.attentionNorm), at);
       yield;
     }
-    for (let place = from; place < to; place++) {
-      attention.attend(place);
+    for (let at = from; at < to; at += ROWS) {
+      attention.attend(at, Math.min(at + ROWS, to));
       yield;
     }
     editHeads(this, from, to);

@@ -75,15 +75,14 @@ class Variants {
 
   // Multiply queries by a factor that grows with the keys that they see (ssmax) or with their position (Llama 4).
   scaleQueries(attention, from, to) {
-    const { heads, keyWidth, queries, text } = attention, kind = this.fields.query_scale;
+    const { keyWidth, queries, text } = attention, kind = this.fields.query_scale;
     if (kind === "none") return;
     for (let place = from; place < to; place++) {
       const [first, last] = attention.visible(place), spans = Math.floor((text.positions[place] + 1) / LLAMA4_SPAN);
-      for (let head = 0; head < heads; head++) {
+      for (let head = 0; head < this.heads; head++) {
         const bySeen = () => this.queryFactor[head] * Math.log(last - first + 1);
         const factor = kind === "ssmax" ? bySeen() : 1 + LLAMA4_FACTOR * Math.log1p(spans);
-        const at = (place * heads + head) * keyWidth;
-        for (let c = at; c < at + keyWidth; c++) queries[c] *= factor;
+        for (let c = place * keyWidth; c < (place + 1) * keyWidth; c++) queries[head][c] *= factor;
       }
     }
   }
@@ -103,9 +102,9 @@ class Variants {
 
   // CoPE: a key's position is the number of open gates σ(logit) from it to the query (Golovneva et al. 2024). The
   // vectors of two whole positions are mixed, and multiplied with the query.
-  addContextual({ queries, heads, width }, head, query, row, first, last) {
-    const table = this.contextual, rows = table.length / width, at = (query * heads + head) * width;
-    const byPosition = Float64Array.from({ length: rows }, (_, p) => dot(queries, at, table, p * width, width));
+  addContextual({ queries, width }, head, query, row, first, last) {
+    const table = this.contextual, rows = table.length / width, own = queries[head], at = query * width;
+    const byPosition = Float64Array.from({ length: rows }, (_, p) => dot(own, at, table, p * width, width));
     for (let key = last, gates = 0; key >= first; key--) {
       gates += sigmoid(row[key]);
       const position = Math.min(gates, rows - 1), low = Math.floor(position), part = position - low;
