@@ -194,6 +194,14 @@ def _antecedent(answer: str) -> str | None:
     )
 
 
+@_exercise("5.4")
+def _share(answer: Callable) -> str | None:
+    part_D, whole_D, direction_D = np.random.default_rng(4).normal(1, 2, size=(3, 8))
+    expected = (part_D - part_D.mean()) / whole_D.std() @ direction_D
+    hint = "subtract the mean of the part, divide by the standard deviation of the whole, and multiply by the direction"
+    return _differs(answer(part_D, whole_D, direction_D), expected, hint)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="N", help="the number of a notebook")

@@ -47,6 +47,9 @@ def post_ln(x, f, norm):
     return best, offsets.count(best) / len(offsets)
 """,
     "5.3": 'antecedent = "box"\n',
+    "5.4": """def share(part_D, whole_D, direction_D):
+    return (part_D - part_D.mean()) / whole_D.std() @ direction_D
+""",
 }
 WRONG = {  # {exercise: [(replaced, by) in the solution]}
     "1.1": [(" / np.sqrt(q_LK.shape[-1])", ""), ("axis=1", "axis=0"), ("return", "return q_LK, ")],
@@ -65,4 +68,5 @@ WRONG = {  # {exercise: [(replaced, by) in the solution]}
     "5.1": [(" / (1 - chance)", ""), ("(score - chance)", "score")],
     "5.2": [("key - query", "query - key"), ("/ len(offsets)", "/ len(set(offsets))")],
     "5.3": [("box", "queen"), ("box", "kings")],
+    "5.4": [("whole_D.std", "part_D.std"), ("part_D.mean()", "whole_D.mean()")],
 }
