@@ -12,9 +12,10 @@ from mini_gpt.model.attention.inputs import Mask
 from mini_gpt.model.editing import NONE, Edit, Edits
 from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import Layout
+from mini_gpt.pages.play import limits, pack, page
 from tests import oracle
 from tests.model.test_editing import activations
-from tests.pages import play_engine
+from tests.pages import node, play_engine
 from tests.pages.play_engine import make
 from tests.pages.test_play_engine import LENGTH, LIMIT, TOKENS, exact
 
@@ -247,3 +248,33 @@ def test_impossible_edits_are_refused_with_a_sentence():
     given = [(kinds.index(fields), [TOKENS[:1].repeat(length)], edits) for fields, edits, length, _ in REFUSED]
     for (*_, edits, _, part), message in zip(REFUSED, play_engine.passes(list(map(make, kinds)), given), strict=True):
         assert isinstance(message, str) and part in message, (edits, message)
+
+
+def facts_of(model):
+    """Return what the page's controls know of a model."""
+    run = {"name": "", "step": 0, "parameters": 0, "context_length": LENGTH, "packed": pack.described(model)}
+    return node.evaluate([page.PAGE.parent / "state.js"], "factsOf(given)", run)
+
+
+OFFERED = [{"variants.query_scale": "ssmax"}, STICKS, {"position": "fox"}, {"rope.fraction": 0.5}, {"d_model": 64}]
+
+
+def test_the_page_offers_the_edits_that_the_engine_accepts():
+    models = list(map(make, OFFERED))
+    edits = [{"mask": mask} for mask in ("causal", "shifted", "none")]
+    edits += [{"rope": {"scaling": scaling, "factor": 2}} for scaling in limits.SCALINGS]
+    given = [(n, [TOKENS], edit) for n in range(len(models)) for edit in edits]
+    found = iter(play_engine.passes(models, given))
+    for model in models:
+        facts = facts_of(model)
+        offered = [edit for edit in edits if not isinstance(next(found), str)]
+        assert [edit["mask"] for edit in offered if "mask" in edit] == facts["masks"]
+        assert [edit["rope"]["scaling"] for edit in offered if "rope" in edit] == facts["scalings"]
+
+
+def test_the_page_knows_the_windows_and_bases_of_the_layers():
+    same = facts_of(make({"position": ("none", "rope"), "attention_window": 3, "rope.base": 50.0}))
+    assert (same["window"], same["rope"]["base"]) == (3, 50)
+    assert same["differ"] == {"window": False, "rope_base": False, "rope_factor": False}
+    other = facts_of(make({"position": "rope", "attention_window": (None, 3), "rope.base": (10.0, 50.0)}))
+    assert other["differ"] == {"window": True, "rope_base": True, "rope_factor": False}

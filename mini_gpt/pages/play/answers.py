@@ -22,14 +22,14 @@ from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
 from mini_gpt.model.editing import Edit
 from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.pages.play import edited
+from mini_gpt.pages.play import edited, limits
 from mini_gpt.runtime.errors import UserError, shown
 
 SHORTEST = 32  # tokens of a padded text; longer ones have a power of 2
 PADDING_SEGMENT = -1  # of no token
 SLOTS = ("main", "plain", "probe", "generated")  # of the page; each keeps its last run
 MOST_LIKELY = 64  # tokens at each place
-HIDDEN_AT_MOST = HIDDEN_FROM_HEAD / (1000 * edited.TEMPERATURES[1])  # a temperature divides HIDDEN_FROM_HEAD
+HIDDEN_AT_MOST = HIDDEN_FROM_HEAD / (1000 * limits.BOUNDS["temperature"][1])  # a temperature divides HIDDEN_FROM_HEAD
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -82,7 +82,7 @@ class Answers:
         """Yield a reply for each token."""
         tokens = _tokens(request.get("tokens"), _vocabulary(self.models[number]))
         random, most = np.random.default_rng(_integer(request, "seed", 2**32)), _integer(request, "topK", 2**31)
-        temperature, bounds = request.get("temperature", 1), edited.TEMPERATURES
+        temperature, bounds = request.get("temperature", 1), limits.BOUNDS["temperature"]
         if not edited.is_number(temperature, *bounds) and not edited.is_count(temperature, 1):
             raise UserError(f"temperature: found {shown(temperature)}; must be 0, or from {bounds[0]} to {bounds[1]}")
         count = max(0, min(_integer(request, "count", 2**31), self.most_tokens - len(tokens)))

@@ -21,13 +21,10 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions.biases import alibi_slopes
 from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.positions.waves import geometric_frequencies
+from mini_gpt.pages.play import limits
 from mini_gpt.runtime.errors import UserError, shown
 
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3")
-MOST_START = 2**24
-TEMPERATURES = (1e-3, 1e6)
 NO_WINDOW = 2**24  # keys; more than any text has, and exact in float32
-MOST_BASE, MOST_FACTOR, MOST_SLOPE = 1e12, 1e6, 1e12
 # {encoding: its attributes that edits change}
 CONSTANTS = {"rope": ("frequencies", "temperature", "factor"), "pope": ("frequencies",), "alibi": ("slopes",)}
 
@@ -47,7 +44,7 @@ def is_number(value: Any, least: float, most: float) -> bool:
 def check(edits: JsonEdits, config: ModelConfig) -> None:
     """Raise UserError if the model can't be edited in this way."""
     are_layers = lambda value: isinstance(value, list) and all(is_count(layer, config.num_layers) for layer in value)
-    is_slope = lambda value: is_number(value, -MOST_SLOPE, MOST_SLOPE)
+    is_slope = lambda value: is_number(value, *limits.BOUNDS["slope"])
     possible: dict[str, Callable[[Any], bool]] = {
         "heads": lambda value: (
             isinstance(value, dict)
@@ -58,16 +55,15 @@ def check(edits: JsonEdits, config: ModelConfig) -> None:
         "feedForwards": are_layers,
         "scale": lambda value: value == "off",
         "mask": lambda value: value in ("none", "shifted", "causal"),
-        "temperature": lambda value: is_number(value, *TEMPERATURES),
+        "temperature": lambda value: is_number(value, *limits.BOUNDS["temperature"]),
         "window": lambda value: value is None or (is_count(value, 2**31) and value > 0),
-        "start": lambda value: is_count(value, MOST_START),
+        "start": lambda value: is_count(value, limits.MOST_START + 1),
         "rope": lambda value: (
             isinstance(value, dict)
             and set(value) <= {"base", "scaling", "factor"}
-            and is_number(value.get("base", 2), 1, MOST_BASE)
-            and value.get("base", 2) > 1
-            and is_number(value.get("factor", 1), 1, MOST_FACTOR)
-            and value.get("scaling", "none") in SCALINGS
+            and is_number(value.get("base", 2), *limits.BOUNDS["base"])
+            and is_number(value.get("factor", 1), *limits.BOUNDS["factor"])
+            and value.get("scaling", "none") in limits.SCALINGS
         ),
         "slopes": lambda value: (
             is_slope(value)
@@ -80,17 +76,10 @@ def check(edits: JsonEdits, config: ModelConfig) -> None:
             raise UserError(f"There is no edit {shown(name)}.")
         if not possible[name](value):
             raise UserError(f"The edit {name} can't have the value {shown(value)}.")
-    rotated = config.rotated_width
-    if (edits.get("rope") or {}).get("scaling") in ("ntk", "dynamic") and rotated <= 2:
-        raise UserError("These scalings of RoPE need more than one pair of rotated dimensions.")
-    if edits.get("mask", "causal") != "causal":
-        ordered: list[str] = [name for name in ("fox", "cope") if name in config.position_pattern]
-        ordered += ["selective attention"] if config.variants.selective else []
-        ordered += ["stick-breaking"] if config.variants.normaliser == "stick_breaking" else []
-        if ordered:
-            raise UserError(f"The mask can't be changed: {ordered[0]} is only defined with a causal mask.")
-    if edits.get("mask") == "shifted" and config.variants.query_scale == "ssmax":
-        raise UserError("The mask can't be shifted: ssmax counts the keys that a query sees.")
+    refused, scaling = limits.refused(config), edits.get("rope", {}).get("scaling")
+    for reason in (refused["mask"].get(edits.get("mask", "causal")), refused["scaling"].get(scaling)):
+        if reason:
+            raise UserError(reason)
 
 
 def _is_patch(value: Any, config: ModelConfig) -> bool:

@@ -1,6 +1,6 @@
 "use strict";
 // Edits of a model, for one pass. All can be combined; without a field, nothing is edited. Layers and heads count
-// from 0.
+// from 0. model.config.edits, written by limits.py, has the bounds of values, and what a model can't have.
 //
 // heads: {"layer.head": "off" | "mean"}   off: the head's output is 0. mean: it is replaced by its mean over all places
 //                                         of this text. An output is what enters the output projection.
@@ -8,19 +8,16 @@
 // scale: "off"                            logits are not divided by √(scale_width), which is √K by default
 // mask: "none" | "shifted" | "causal"     none: a query sees all keys. shifted: it also sees the next token's key, a
 //                                         common error. Segments and windows still hold.
-// temperature: number, 1e-3 to 1e6         the attention logits are divided by it
+// temperature: number                     the attention logits are divided by it
 // window: int | null                      keys per query, its own included, in all layers; null: no window
 // start: int ≥ 0                          position of the first token; later positions move with it
-// rope: {base, scaling, factor}           of all layers with RoPE, each optional; base also for PoPE. scaling: "none",
-//                                         "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"
+// rope: {base, scaling, factor}           of all layers with RoPE, each optional; base also for PoPE
 // slopes: number | [number, …]            ALiBi's slopes: a factor of them, or those of all heads
 // patch: {tokens: [int], heads: ["layer.head", …], places: [int] | "all"}
 //                                         at these places (default: all), the outputs of these heads are those of a
 //                                         pass over other tokens, as many as in the text, with the other edits
 
-const SCALINGS = ["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"];
-const MOST_BASE = 1e12, MOST_FACTOR = 1e6, MOST_SLOPE = 1e12; // as in edited.py
-const isSlope = (slope) => Number.isFinite(slope) && Math.abs(slope) <= MOST_SLOPE;
+const isWithin = (number, [least, most]) => Number.isFinite(number) && number >= least && number <= most;
 const isBelow = (number, end) => Number.isInteger(number) && number >= 0 && number < end;
 const areLayers = (layers, { config }) => layers.every((layer) => isBelow(layer, config.num_layers));
 
@@ -29,9 +26,14 @@ function isHead(name, { config }) {
   return layer !== undefined && isBelow(Number(layer), config.num_layers) && isBelow(Number(head), config.num_heads);
 }
 
-function isRope({ base = 2, scaling = "none", factor = 1, ...others }) {
-  const arePossible = base > 1 && base <= MOST_BASE && factor >= 1 && factor <= MOST_FACTOR;
-  return arePossible && SCALINGS.includes(scaling) && !Object.keys(others).length;
+function isRope({ base = 2, scaling = "none", factor = 1, ...others }, { config: { edits: { bounds, scalings } } }) {
+  const arePossible = isWithin(base, bounds.base) && isWithin(factor, bounds.factor) && scalings.includes(scaling);
+  return arePossible && !Object.keys(others).length;
+}
+
+function areSlopes(slopes, { config: { num_heads: heads, edits: { bounds } } }) {
+  const isSlope = (slope) => isWithin(slope, bounds.slope);
+  return isSlope(slopes) || (slopes.length === heads && slopes.every(isSlope));
 }
 
 function isPatch({ tokens, heads, places = "all" }, model) {
@@ -48,36 +50,24 @@ const POSSIBLE = {
   feedForwards: areLayers,
   scale: (scale) => scale === "off",
   mask: (mask) => ["none", "shifted", "causal"].includes(mask),
-  temperature: (temperature) => Number.isFinite(temperature) && temperature >= 1e-3 && temperature <= 1e6,
+  temperature: (temperature, { config }) => isWithin(temperature, config.edits.bounds.temperature),
   window: (window) => window === null || (Number.isInteger(window) && window >= 1),
-  start: (start) => isBelow(start, 2 ** 24),
+  start: (start, { config }) => Number.isInteger(start) && isWithin(start, config.edits.bounds.start),
   rope: isRope,
-  slopes: (slopes, { config }) =>
-    isSlope(slopes) || (slopes.length === config.num_heads && slopes.every(isSlope)),
+  slopes: areSlopes,
   patch: isPatch,
 };
 
 // Throw a Refusal if a model can't be edited in this way.
 function checkEdits(edits, model) {
-  const { variants, layers, rotated_width: rotated } = model.config;
   for (const [name, value] of Object.entries(edits)) {
     if (value === undefined) continue;
     if (!POSSIBLE[name]) throw new Refusal(`There is no edit “${name}”.`);
     if (!POSSIBLE[name](value, model))
       throw new Refusal(`The edit “${name}” can't have the value ${JSON.stringify(value)}.`);
   }
-  if ((edits.mask ?? "causal") !== "causal") {
-    const ordered = layers.map((kind) => kind.position).filter((name) => ["fox", "cope"].includes(name));
-    if (variants.selective) ordered.push("selective attention");
-    if (variants.normaliser === "stick_breaking") ordered.push("stick-breaking");
-    const reason = `${ordered[0]} is only defined with a causal mask`;
-    if (ordered.length) throw new Refusal(`The mask can't be changed: ${reason}.`);
-  }
-  if (edits.mask === "shifted" && variants.query_scale === "ssmax")
-    throw new Refusal("The mask can't be shifted: ssmax counts the keys that a query sees.");
-  const { scaling } = edits.rope ?? {};
-  if (["ntk", "dynamic"].includes(scaling) && rotated <= 2)
-    throw new Refusal(`RoPE's scaling “${scaling}” needs more than one pair of rotated dimensions.`);
+  const { mask, scaling } = model.config.edits.refused, reason = mask[edits.mask] ?? scaling[edits.rope?.scaling];
+  if (reason) throw new Refusal(reason);
 }
 
 // Throw a Refusal if the tokens can't be read.

@@ -42,35 +42,37 @@ function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
 
 const signedNumber = (value) => `${Math.abs(value) < 0.005 ? "±" : value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
 
-// A slider with steps of equal ratio, or with `zero` also 0 at its left end.
-function LogSlider({ id, name, low, high, value, said, zero = false, digits = 2, onChange }) {
+// A slider with steps of equal ratio, or with `zero` also 0 at its left end. own: the run's value, at which onChange gets undefined.
+function LogSlider({ id, name, low, high, value, own, said, zero = false, digits = 2, onChange }) {
   const steps = 120, ratio = Math.log(high / low) / steps;
-  const at = zero && value === 0 ? -1 : Math.round(Math.log(value / low) / ratio);
+  const stepOf = (number) => (zero && number === 0 ? -1 : Math.round(Math.log(number / low) / ratio));
   const valueAt = (n) => (n < 0 ? 0 : Number((low * Math.exp(ratio * n)).toPrecision(digits)));
-  return html`<${Slider} id=${id} name=${name} min=${zero ? -1 : 0} max=${steps} step="1" value=${at} said=${said} onChange=${(n) => onChange(valueAt(n))} />`;
+  return html`<${Slider} id=${id} name=${name} min=${zero ? -1 : 0} max=${steps} step="1" value=${stepOf(value)} said=${said} onChange=${(n) => onChange(n === stepOf(own) ? undefined : valueAt(n))} />`;
 }
 
 function PositionEdits({ facts, edits, change }) {
-  const set = (name, value) => change(withEntry(edits, name, value)), { rope = {} } = edits;
+  const set = (name, value) => change(withEntry(edits, name, value)), { rope = {}, start = 0, slopes = 1 } = edits, { differ, rope: ownRope, context } = facts;
   const setRope = (name, value) => change(withPart(edits, "rope", withEntry(rope, name, value)));
-  const base = rope.base ?? facts.rope?.base, scaling = rope.scaling ?? facts.rope?.scaling, factor = rope.factor ?? facts.rope?.factor;
-  const chooseScaling = (name) => change(withPart(edits, "rope", name === facts.rope.scaling ? withEntry(withEntry(rope, "scaling"), "factor") : { ...rope, scaling: name, factor: name === "none" ? undefined : Math.max(2, factor) }));
-  const ownWindow = facts.windows[0] ?? null, window = edits.window === undefined ? ownWindow : edits.window, longest = 4 * facts.context;
+  const chooseScaling = (name) => change(withPart(edits, "rope", name === ownRope.scaling ? withEntry(withEntry(rope, "scaling"), "factor") : name === "none" ? { ...withEntry(rope, "factor"), scaling: name } : { ...rope, scaling: name, factor: Math.max(2, factor) }));
+  const { base, scaling, factor } = { ...ownRope, ...rope }, longest = 4 * context, window = edits.window === undefined ? facts.window : edits.window;
+  const ownOf = (field, value) => (differ[field] ? undefined : value), said = (edited, field, text) => (edited === undefined && differ[field] ? "by layer" : text);
   return html`
-    ${facts.has("none") && facts.positions === "none" ? null : html`<${LogSlider} id="start" name="first position" low=${1} high=${Math.max(4096, 4 * facts.context)} zero value=${edits.start ?? 0} said=${(edits.start ?? 0).toLocaleString("en")} onChange=${(value) => set("start", Math.round(value) || undefined)} />`}
-    ${facts.rope && html`<${LogSlider} id="rope-base" name="RoPE base" low=${10} high=${1e6} value=${base} said=${base.toLocaleString("en")} onChange=${(value) => setRope("base", value === facts.rope.base ? undefined : value)} />
-      ${facts.has("rope") && html`<label><span class="soft">RoPE scaling</span><select id="rope-scaling" value=${scaling} onChange=${(event) => chooseScaling(event.target.value)}>${["none", "linear", "ntk", "dynamic", "yarn", "llama3"].map((name) => html`<option value=${name}>${name}</option>`)}</select></label>
-        ${scaling !== "none" && html`<${LogSlider} id="rope-factor" name="factor" low=${1} high=${16} value=${factor} said=${`× ${factor}`} onChange=${(value) => setRope("factor", value)} />`}`}`}
-    ${facts.has("alibi") && html`<${LogSlider} id="slopes" name="ALiBi's slopes" low=${0.05} high=${20} zero value=${edits.slopes ?? 1} said=${`× ${edits.slopes ?? 1}`} onChange=${(value) => set("slopes", Math.abs(value - 1) < 0.03 ? undefined : value)} />`}
-    <${LogSlider} id="window" name="window" low=${1} high=${longest} digits=${3} value=${window ?? longest} said=${window === null ? "all keys" : `${window} keys`}
-      onChange=${(value) => { const next = value >= longest ? null : Math.max(1, Math.round(value)); set("window", next === ownWindow && facts.windows.length === 1 ? undefined : next); }} />`;
+    ${facts.positions !== "none" && html`<${LogSlider} id="start" name="first position" low=${1} high=${Math.max(4096, longest)} zero value=${start} own=${0} said=${start.toLocaleString("en")} onChange=${(value) => set("start", value && Math.round(value))} />`}
+    ${ownRope && html`<${LogSlider} id="rope-base" name="RoPE base" low=${10} high=${Math.max(1e6, ownRope.base)} value=${base} own=${ownOf("rope_base", ownRope.base)} said=${said(rope.base, "rope_base", base.toLocaleString("en"))} onChange=${(value) => setRope("base", value)} />
+      ${facts.has("rope") && html`<label><span class="soft">RoPE scaling</span><select id="rope-scaling" value=${scaling} onChange=${(event) => chooseScaling(event.target.value)}>${facts.scalings.map((name) => html`<option value=${name}>${name}</option>`)}</select></label>
+        ${scaling !== "none" && html`<${LogSlider} id="rope-factor" name="factor" low=${1} high=${Math.max(16, ownRope.factor)} value=${factor} own=${scaling === ownRope.scaling ? ownOf("rope_factor", ownRope.factor) : undefined} said=${said(rope.factor, "rope_factor", `× ${factor}`)} onChange=${(value) => setRope("factor", value)} />`}`}`}
+    ${facts.has("alibi") && html`<${LogSlider} id="slopes" name="ALiBi's slopes" low=${0.05} high=${20} zero value=${slopes} own=${1} said=${`× ${slopes}`} onChange=${(value) => set("slopes", value)} />`}
+    <${LogSlider} id="window" name="window" low=${1} high=${longest} digits=${3} value=${window ?? longest} own=${ownOf("window", facts.window ?? longest)} said=${said(edits.window, "window", window === null ? "all keys" : `${window} keys`)}
+      onChange=${(value) => set("window", value === undefined ? undefined : value >= longest ? null : Math.round(value))} />`;
 }
+
+const MASK_NAMES = { causal: "causal", shifted: "one too late", none: "none" };
 
 function AttentionEdits({ facts, edits, change }) {
   const set = (name, value) => change(withEntry(edits, name, value));
   return html`<${Choice} id="scale" name="divide logits by √K" options=${[["on", "yes"], ["off", "no"]]} value=${edits.scale ?? "on"} onChoose=${(value) => set("scale", value === "off" ? "off" : undefined)} />
-    ${facts.masks && html`<${Choice} id="mask" name="mask" options=${[["causal", "causal"], ["shifted", "one too late"], ["none", "none"]]} value=${edits.mask ?? "causal"} onChoose=${(value) => set("mask", value === "causal" ? undefined : value)} />`}
-    <${LogSlider} id="attention-temperature" name="attention temperature" low=${0.1} high=${10} value=${edits.temperature ?? 1} said=${(edits.temperature ?? 1).toFixed(2)} onChange=${(value) => set("temperature", Math.abs(value - 1) < 0.03 ? undefined : value)} />`;
+    ${facts.masks.length > 1 && html`<${Choice} id="mask" name="mask" options=${facts.masks.map((mask) => [mask, MASK_NAMES[mask]])} value=${edits.mask ?? "causal"} onChoose=${(value) => set("mask", value === "causal" ? undefined : value)} />`}
+    <${LogSlider} id="attention-temperature" name="attention temperature" low=${0.1} high=${10} value=${edits.temperature ?? 1} own=${1} said=${(edits.temperature ?? 1).toFixed(2)} onChange=${(value) => set("temperature", value)} />`;
 }
 
 // Patching: outputs of heads in a pass over another text.

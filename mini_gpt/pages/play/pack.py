@@ -12,6 +12,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.pages.play import limits
 from mini_gpt.runtime.errors import UserError, require
 
 MOST_PARAMETERS = 30_000_000
@@ -99,7 +100,7 @@ KNOWN = {
     "norm_placement": ("pre", "post", "none"),
     "parallel_residual": ("none", "two_norms", "one_norm"),
     "activation": ("gelu", "gelu_exact", "relu", "swiglu", "geglu"),
-    "rope.scaling": ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"),
+    "rope.scaling": limits.SCALINGS,
     "variants.qk_norm": ("none", "plain", "weighted", "all_heads"),
     "variants.query_scale": ("none", "ssmax", "llama4"),
     "variants.normaliser": ("softmax", "stick_breaking"),
@@ -150,10 +151,11 @@ def _in_order(model: LoadedModel) -> dict[str, Any]:
 
 
 def fields(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields that the engine reads, as nested dicts, with the kind of each layer."""
+    """Return the fields that the engine reads, as nested dicts, with the kind of each layer and the limits of edits."""
     found: dict[str, Any] = {
         "layers": [kind._asdict() for kind in config.layer_kinds],
         "rotated_width": config.rotated_width,
+        "edits": limits.described(config),
     }
     for name in READ:
         section, _, leaf = name.rpartition(".")

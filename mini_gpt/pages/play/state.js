@@ -3,18 +3,27 @@
 
 const VIEWS = [["attention", "Attention"], ["map", "Attention map"], ["loss", "Loss along the text"], ["lens", "Logit lens"], ["stream", "Residual stream"]];
 const UNITS = { nats: 1, bits: 1 / Math.LN2 };
+const WRITING = { // the numbers that the writer takes
+  count: { said: "tokens", low: 1, high: 2000, step: 1 },
+  temperature: { said: "temperature", low: 0, high: 2, step: 0.1 },
+  topK: { said: "top-k", low: 0, high: 100000, step: 1 },
+  seed: { said: "seed", low: 0, high: 2 ** 31, step: 1 },
+};
 const DEFAULTS = { run: 0, view: "attention", layer: 0, head: 0, pin: null, range: null, colours: "0", unit: "nats", logits: false, temperature: 0.8, topK: 40, seed: 0, count: 100, other: "" };
 
-// Facts about a model of the page's data.
-function factsOf({ name, step, parameters, context_length, packed }) {
-  const { config } = packed, positions = config.layers.map((layer) => layer.position);
-  const table = packed.parameters.find((held) => held.name === "positions/learned/embedding");
+const MASKS = ["causal", "shifted", "none"];
+
+// Facts about a model of the page's data. A value that differs between layers is that of the first one; `differ` names it.
+function factsOf({ name, step, parameters, context_length, packed: { config } }) {
+  const { layers, edits: { refused, scalings } } = config, positions = layers.map((layer) => layer.position);
+  const rotary = layers.filter((layer) => ["rope", "pope"].includes(layer.position)), differ = {};
+  const own = (kinds, field) => { differ[field] = new Set(kinds.map((kind) => kind[field])).size > 1; return kinds[0][field]; };
   return {
-    name, step, parameters, context: context_length, layers: config.num_layers, heads: config.num_heads, config,
+    name, step, parameters, context: context_length, layers: config.num_layers, heads: config.num_heads, differ,
     positions: [...new Set(positions)].join(", "), has: (position) => positions.includes(position),
-    rope: positions.some((position) => ["rope", "pope"].includes(position)) ? { base: config.layers[0].rope_base, scaling: config.rope.scaling, factor: config.layers[0].rope_factor } : null,
-    windows: [...new Set(config.layers.map((layer) => layer.attention_window))], table: table ? table.shape[0] : null,
-    masks: !["fox", "cope"].some((position) => positions.includes(position)) && !config.variants.selective && config.variants.normaliser !== "stick_breaking",
+    rope: rotary.length ? { base: own(rotary, "rope_base"), scaling: config.rope.scaling, factor: own(rotary, "rope_factor") } : null,
+    window: own(layers, "window"),
+    masks: MASKS.filter((mask) => !refused.mask[mask]), scalings: scalings.filter((scaling) => !refused.scaling[scaling]),
   };
 }
 
@@ -27,7 +36,7 @@ const READERS = {
   attentions: (value) => Array.isArray(value) && whole(value),
   feedForwards: (value) => Array.isArray(value) && whole(value),
   scale: (value) => value === "off" && value,
-  mask: (value) => ["none", "shifted"].includes(value) && value,
+  mask: (value) => value !== "causal" && MASKS.includes(value) && value,
   temperature: (value) => value > 0 && +value,
   window: (value) => (value === null || (Number.isInteger(value) && value > 0) ? value : undefined),
   start: (value) => Number.isInteger(value) && value > 0 && value,
@@ -45,16 +54,19 @@ function cleanEdits(found) {
   return edits;
 }
 
+// What was entered for a number of the writer, as the nearest possible value; null if it is not a number.
+function allowedNumber(id, entered) {
+  const { low, high, step } = WRITING[id], value = step === 1 ? Math.round(entered) : Number(entered);
+  return (entered ?? "") === "" || Number.isNaN(value) ? null : Math.min(high, Math.max(low, value));
+}
+
 function readJson(text) {
   try { return JSON.parse(text ?? "{}"); } catch { return {}; }
 }
 
 // The state of a fragment. runs: facts of the models. text, other: those to start with.
 function readState(runs, { text, other }) {
-  const held = fragment.read(), number = (name, low, high) => {
-    const value = Number(held[name]);
-    return held[name] !== undefined && value >= low && value <= high ? value : DEFAULTS[name];
-  };
+  const held = fragment.read(), numbers = Object.keys(WRITING).map((id) => [id, allowedNumber(id, held[id]) ?? DEFAULTS[id]]);
   const run = fragment.index(held.run, runs.length), { layers, heads } = runs[run];
   if (held.theme) theme.choose(held.theme);
   return {
@@ -64,7 +76,7 @@ function readState(runs, { text, other }) {
     range: readRange(held.range),
     unit: Object.hasOwn(UNITS, held.unit) ? held.unit : DEFAULTS.unit, logits: held.logits === "yes",
     colours: runs.length > 1 && ["0", "1", "difference"].includes(held.colours) ? held.colours : DEFAULTS.colours,
-    temperature: number("temperature", 0, 2), topK: number("topK", 0, 1e5), seed: number("seed", 0, 2 ** 31), count: number("count", 1, 2000),
+    ...Object.fromEntries(numbers),
   };
 }
 
@@ -78,7 +90,7 @@ function writeState(state, first) {
   const entries = { theme: theme.chosen };
   for (const name of ["text", "other"]) if (state[name] !== first[name]) entries[name] = state[name] || " ";
   state.edits.forEach((edits, n) => { entries[`edits${n}`] = Object.keys(edits).length ? JSON.stringify(edits) : null; });
-  for (const name of ["run", "layer", "head", "pin", "colours", "unit", "temperature", "topK", "seed", "count"])
+  for (const name of ["run", "layer", "head", "pin", "colours", "unit", ...Object.keys(WRITING)])
     entries[name] = state[name] === DEFAULTS[name] ? null : state[name];
   if (state.range) entries.range = `${state.range.first}-${state.range.last}`;
   fragment.write({ ...entries, view: state.view, logits: state.logits ? "yes" : null });
