@@ -33,6 +33,7 @@ LETTERS = CharacterTokenizer(tasks.ALPHABET)
 COPY = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
 WORDS = WordTokenizer.of_texts([make_text(0, 100)])
 MODEL = {"model__num_layers": 2, "model__position": "rope"}
+SSMAX = {"model__position": "alibi", "model__variants__query_scale": "ssmax", "model__attention_window": 5}
 VIEWS = ("attention", "map", "loss", "lens", "stream")
 
 
@@ -52,6 +53,7 @@ def pages(tmp_path_factory, runs):
         "learned": playground.play([shown(model__position="learned")], byte, TEXT, title="learned"),
         "words": playground.play([shown("words", WORDS)], WORDS, "the cat sat", title="words", other="the dog ran"),
         "task": playground.play([shown("task", LETTERS, **COPY)], LETTERS, "abc=abc\n", title="task"),
+        "ssmax": playground.play([shown("ssmax", **SSMAX)], byte, TEXT, title="ssmax"),
         "bpe": playground.play([shown("bpe", bpe)], bpe, TEXT, title="bpe"),
     }
     for name, page in written.items():
@@ -349,7 +351,7 @@ def test_writing_on_repeats_with_a_seed_and_stops(page):
 def test_writing_ends_with_the_separator(page):
     page.open("words", temperature=2, topK=0, count=400).click("write")
     page.wait(lambda: page.js("return !document.getElementById('stop')"))
-    assert "ends the text" in page.settle().find("ended").text
+    assert "ends the text" in page.settle().find("writer-message").text
     assert page.find("text").get_attribute("value").startswith("the cat sat")
 
 
@@ -488,3 +490,49 @@ def test_typing_while_the_model_writes_ends_the_writing(page):
     assert "typed" in text
     page.settle()
     assert page.find("text").get_attribute("value") == text
+
+
+def test_a_refused_writing_is_said(page):
+    page.open("learned", count=2000).write("a" * 30).click("write")
+    page.wait(lambda: page.js("return !document.getElementById('stop')"))
+    assert "The learned table has 32 positions" in page.find("writer-message").text
+    assert page.settle().find("text").get_attribute("value").startswith("a" * 30)
+    page.write("b")
+    assert page.find("writer-message").text == ""
+
+
+def test_controls_have_the_limits_and_values_of_the_run(page):
+    page.open("ssmax")
+    assert page.js("return [...document.querySelectorAll('[id^=mask-]')].map((e) => e.id)") == [
+        "mask-causal",
+        "mask-none",
+    ]
+    assert page.find("window-value").text == "5 keys"
+    page.open("ssmax", edits0='{"mask":"shifted"}')
+    assert "The mask can't be shifted" in page.said
+    page.click("reset")
+    assert len(page.losses()[0]) == 1
+
+
+def move(page, name, step):
+    """Move a slider to a step of its scale."""
+    script = "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+    page.js(script + "e.dispatchEvent(new Event('input', { bubbles: true }))", name, step)
+    return page.settle()
+
+
+def test_a_slider_returns_to_the_value_of_the_run(page):
+    page.open("ssmax")
+    own = page.js("return +document.getElementById('window').value")
+    assert "Window of 1:" in move(page, "window", 0).said
+    assert "No window:" in move(page, "window", 120).said
+    move(page, "window", own)
+    assert len(page.losses()[0]) == 1 and "edits0" not in page.state
+
+
+def test_a_number_out_of_range_becomes_the_nearest(page):
+    page.open("one", count="9999", topK="2.6")
+    assert [page.find(name).get_attribute("value") for name in ("count", "topK")] == ["2000", "3"]
+    page.find("count").send_keys(Keys.CONTROL, "a")
+    page.find("count").send_keys("0", Keys.TAB)
+    assert page.settle().find("count").get_attribute("value") == "1"

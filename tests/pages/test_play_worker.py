@@ -10,7 +10,7 @@ import pytest
 
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.model.layout import Layout
-from mini_gpt.pages.play import pack
+from mini_gpt.pages.play import answers, pack
 from tests.conftest import slow
 from tests.pages import node, play_engine
 from tests.pages.play_engine import VOCAB, make
@@ -111,7 +111,7 @@ def test_maps_are_the_logits_and_weights_of_a_head(fields):
 
 def test_a_newer_run_cancels_the_older_one_of_its_slot():
     model = make({"position": "rope"})
-    other, maps = RUN | {"slot": "other"}, {"kind": "attention", "model": 0, "layer": 0, "head": 0}
+    other, maps = RUN | {"slot": "plain"}, {"kind": "attention", "model": 0, "layer": 0, "head": 0}
     replies = talk([model, model], RUN, other, RUN | {"model": 1}, RUN | {"tokens": TEXT[::-1]}, maps)
     assert sorted(kinds(replies)) == [
         (0, "cancelled"),
@@ -165,6 +165,24 @@ def test_a_refused_request_leaves_the_worker_usable():
     assert "The learned table has 12 positions" in replies[0]["message"]
     assert replies[1]["message"] == "The model 1 is not loaded."
     assert replies[2]["computed"] == LENGTH
+
+
+@pytest.mark.parametrize("place", [{"model": 2}, {"model": -1}, {"model": "0"}, {"slot": "other"}], ids=str)
+def test_requests_for_other_models_and_slots_are_refused(place):
+    refused, result = talk([make()], {"kind": "wait"}, RUN | place, RUN)
+    assert kinds([refused, result]) == [(1, "refused"), (2, "result")]
+    assert refused["message"].startswith("There is no slot")
+
+
+def test_the_worker_has_the_slots_of_the_server():
+    assert node.evaluate(play_engine.scripts(), "[...SLOTS]", None) == list(answers.SLOTS)
+
+
+def test_no_token_is_drawn_from_logits_that_are_not_finite():
+    model = make({"position": "alibi"})
+    model.parameters["embedding"][1] = np.inf
+    [refused] = talk([model], {"kind": "generate", "model": 0, "tokens": [1, 2], "count": 1})
+    assert refused["kind"] == "refused" and "logits are not finite" in refused["message"]
 
 
 def test_the_most_likely_tokens_are_generated():

@@ -5,6 +5,7 @@ import pytest
 
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.pages.play import pack
+from mini_gpt.pages.play.answers import SLOTS
 from tests.pages import play_engine, play_worker
 from tests.pages.play_engine import VOCAB, make
 from tests.pages.test_play_engine import LENGTH, LIMIT, TOKENS, by_jax
@@ -21,18 +22,17 @@ TABLES = [
 
 
 def test_losses_and_maps_in_chromium_equal_those_of_jax(browser, tmp_path):
-    models = list(map(make, TABLES))
-    play_worker.open_page(browser, tmp_path / "page.html", models)
-    for n, model in enumerate(models):
-        whole = {"top": VOCAB, "lens": 2}
-        [result] = play_worker.ask(browser, {"kind": "run", "model": n, "tokens": TEXT, "edits": {}, "ask": whole})
+    for fields in TABLES:
+        model, whole = make(fields), {"top": VOCAB, "lens": 2}
+        play_worker.open_page(browser, tmp_path / "page.html", [model])
+        [result] = play_worker.ask(browser, {"kind": "run", "model": 0, "tokens": TEXT, "edits": {}, "ask": whole})
         logits_LV = by_jax(model, TOKENS).astype(np.float64)
         probabilities_LV = np.exp(logits_LV) / np.exp(logits_LV).sum(axis=-1, keepdims=True)
         found_LV = np.zeros((LENGTH, VOCAB))
         order_LV = np.reshape(result["next"]["tokens"], (LENGTH, VOCAB))
         np.put_along_axis(found_LV, order_LV, np.reshape(result["next"]["probabilities"], order_LV.shape), axis=-1)
-        np.testing.assert_allclose(np.log(found_LV), np.log(probabilities_LV), atol=LIMIT, err_msg=str(TABLES[n]))
-        [maps] = play_worker.ask(browser, {"kind": "attention", "model": n, "layer": 1, "head": 2})
+        np.testing.assert_allclose(np.log(found_LV), np.log(probabilities_LV), atol=LIMIT, err_msg=str(fields))
+        [maps] = play_worker.ask(browser, {"kind": "attention", "model": 0, "layer": 1, "head": 2})
         wanted_LS = attention_maps(model, TOKENS[None])[1].weights_BHLS[0, 2]
         np.testing.assert_allclose(np.reshape(maps["weights"], wanted_LS.shape), wanted_LS, atol=LIMIT)
     assert browser.get_log("browser") == []
@@ -49,7 +49,8 @@ EDITS = [
 def test_edits_and_samples_in_chromium_equal_those_in_node(browser, tmp_path):
     model = make(TABLES[0])
     play_worker.open_page(browser, tmp_path / "page.html", [model])
-    requests = [{"kind": "run", "model": 0, "tokens": TEXT, "edits": edits, "slot": str(edits)} for edits in EDITS]
+    slots = zip(EDITS, SLOTS, strict=False)
+    requests = [{"kind": "run", "model": 0, "tokens": TEXT, "edits": edits, "slot": slot} for edits, slot in slots]
     requests.append({"kind": "generate", "model": 0, "tokens": TEXT, "edits": {}, "seed": 3, "count": 9})
     load = {"kind": "load", "id": 0, "model": 0, "packed": pack.packed(model)}
     _, *in_node = play_engine.replies([load, *requests])

@@ -6,8 +6,8 @@
 // {id, kind: "load", model: 0 | 1, packed}: the dict of pack.py → {kind: "loaded", model}
 //
 // {id, kind: "run", model, slot, tokens: [int], edits: {…}, ask: {top: 8, lens: 3}} → {kind: "result", …}
-//   slot: a name, "main" by default. Each slot of a model keeps the last text and its caches. A newer run of the same
-//   model and slot cancels an older one. A page that shows the edited and the unedited model uses a slot for each.
+//   slot: one of SLOTS, "main" by default. Each slot of a model keeps the last text and its caches. A newer run of the
+//   same model and slot cancels an older one. The page uses a slot each for the edited and the unedited model.
 //   edits: see edits.js. ask.top: number of likely next tokens; ask.lens: the same for the logit lens, 0: no lens.
 //   The result, with L tokens, N layers and V tokens in the vocabulary:
 //   length, layers  L and N
@@ -32,6 +32,8 @@
 // Instead of its reply, a request can get {kind: "cancelled"}, or {kind: "refused", message}: a sentence to show, such
 // as that a learned table of positions is too short.
 
+const MODELS = 2; // at most, side by side
+const SLOTS = ["main", "plain", "probe", "generated"]; // the edited and the unedited model, single heads, writing on
 const WORK = 10; // milliseconds of computation between two looks at new messages
 
 class Desk {
@@ -44,6 +46,8 @@ class Desk {
     const { kind, model } = request;
     if (kind === "cancel") return this.cancel(request);
     const slot = kind === "generate" ? "generated" : (request.slot ?? "main");
+    if (!isBelow(model, MODELS) || !SLOTS.includes(slot))
+      return this.answer(request, { kind: "refused", message: `There is no slot “${slot}” of a model ${model}.` });
     if (kind === "run" || kind === "generate") this.cancel({ model, slot });
     this.jobs.push({ ...request, slot, cancelled: false, finished: false });
     if (!this.busy) this.work();
@@ -126,7 +130,9 @@ class Desk {
     const pass = this.passOf(job), tokens = [...job.tokens], random = randomNumbers(job.seed ?? 0);
     for (let n = 0; n < job.count; n++) {
       yield* pass.run(tokens);
-      const { token, probability } = drawn(lastLogits(pass), job.temperature ?? 1, job.topK ?? 0, random);
+      const logits = lastLogits(pass);
+      if (!logits.every(Number.isFinite)) throw new Refusal(NOT_FINITE);
+      const { token, probability } = drawn(logits, job.temperature ?? 1, job.topK ?? 0, random);
       tokens.push(token);
       this.answer(job, { kind: "token", token, probability });
       yield TURN;
@@ -135,6 +141,7 @@ class Desk {
   }
 }
 
+const NOT_FINITE = "The model's logits are not finite with these edits: no token can be drawn.";
 const TURN = Symbol("another job's turn");
 
 // In a worker, requests are messages. A message to oneself comes after all messages that wait already.
