@@ -2,7 +2,7 @@
 
 from matplotlib.colors import to_hex
 
-from mini_gpt.insight.curves import Curve, panels_figure, tick_labels, token_label
+from mini_gpt.insight.curves import Curve, label_heads, new_figure, panels_figure, tick_labels, token_label
 
 
 def test_labels_that_would_overlap_are_left_out():
@@ -29,3 +29,10 @@ def test_curves_of_the_same_colour_differ_in_style():
 def test_labels_of_tokens_show_white_space():
     labels = {"  a b ": "··a b·", "   ": "···", "\n\t": "⏎⇥", " \n": "·⏎", "": "∅"}
     assert {text: token_label(text) for text in labels} == labels
+
+
+def test_layers_go_downwards_from_layer_0():
+    _, axes = new_figure((3, 3))
+    axes.imshow([[0, 1], [2, 3], [4, 5]], origin="lower")
+    label_heads(axes, 3, 2, "")
+    assert axes.transData.transform((0, 0))[1] > axes.transData.transform((0, 2))[1]

@@ -121,6 +121,25 @@ def test_presets_and_seeds_change_a_matrix(page):
     assert not np.array_equal(values(page, "WV"), first)
 
 
+def test_scale_and_temperature_change_the_weights(page):
+    logits_LS = X_LD[:, :2] @ X_LD[:, [1, 0]].T
+    find(page, "scale-off").click()
+    until(page, lambda: np.allclose(values(page, "S0"), logits_LS))
+    np.testing.assert_allclose(values(page, "A0"), softmax(logits_LS), rtol=1e-6)
+    set_value = "arguments[0].value = 2.5; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
+    page.execute_script(set_value, find(page, "temperature"))
+    until(page, lambda: find(page, "temperature-value").text == "2.5")
+    np.testing.assert_allclose(values(page, "S0"), logits_LS, rtol=1e-6)
+    np.testing.assert_allclose(values(page, "A0"), softmax(logits_LS / 2.5), rtol=1e-6)
+
+
+def test_one_head_stands_beside_two(page):
+    keys_LD = X_LD[:, [1, 0, 3, 2]]
+    np.testing.assert_allclose(values(page, "one-A0"), softmax(X_LD @ keys_LD.T / 2), rtol=1e-6)
+    for head in range(2):
+        np.testing.assert_array_equal(values(page, f"two-A{head}"), values(page, f"A{head}"))
+
+
 def test_a_number_is_explained_by_mouse_and_keys(page):
     explained = lambda: find(page, "explained").text
     sources = lambda: {
@@ -163,6 +182,8 @@ def test_words_are_reordered_by_buttons_and_by_drag(page):
     until(page, lambda: words() == ["The", "sat", "on", "cat", "the", "mat"])
     np.testing.assert_allclose(values(page, "Y"), before[[0, 2, 3, 1, 4, 5]], rtol=1e-12)
     assert find(page, "verdict").text.startswith("Each word has the same output as before; only the rows are permuted.")
+    np.testing.assert_array_equal(values(page, "before-Y"), before)
+    np.testing.assert_array_equal(values(page, "after-Y"), values(page, "Y"))
     for kind in ("mouse", "touch"):
         grips = page.find_elements("css selector", ".chip .grip")
         last = grips[5].text
