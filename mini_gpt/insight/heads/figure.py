@@ -57,8 +57,11 @@ def _plot_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) ->
     axes.set_yticks(range(len(rows)), names, fontsize=8 if len(rows) < 50 else 6)
     for (y, x), strength in np.ndenumerate(strengths):
         if abs(strength) >= 0.1 and len(rows) <= 64:
-            text, ink = f"{strength:.1f}".replace("0.", "."), colours.ink_on(image, strength)
-            axes.text(x, y, text, ha="center", va="center", fontsize=7.5, color=ink)
-    axes.set(ylabel="layer.head", title="Strength for each kind: 0 is chance, 1 is all attention, grey is not measured")
+            style = "bold" if kinds[x] in (rows[y]["label"], *rows[y]["also"]) else "normal"
+            ink = colours.ink_on(image, strength)
+            axes.text(x, y, f"{strength:.1f}", ha="center", va="center", fontsize=7.5, color=ink, weight=style)
+    grey = ", grey is not measured" if np.isnan(strengths).any() else ""
+    title = f"Strength for each kind: 0 is chance, 1 is all attention{grey}; bold: clear enough for a label"
+    axes.set(ylabel="layer.head", title=title)
     axes.spines[:].set_visible(False)
     axes.figure.colorbar(image, ax=axes, label="strength", shrink=0.7, pad=0.02)

@@ -99,17 +99,17 @@ def lens_figure(rows: Sequence[dict[str, Any]], shown: dict[str, Any], *, title:
     labels = ["embedding", *(f"after layer {layer}" for layer in range(depths - 1))]
     left.set_yticks(range(depths), labels)
     left.set_ylim(depths - 0.5, -0.5)  # downwards, as in the maps
-    finish(left, xlabel="loss (nats per token)", title="Loss of the stream read at each depth")
+    finish(left, xlabel="loss (nats per token)", title="Loss after each layer")
     probabilities_PL = np.array(shown["probabilities"])[..., 0]
     image = right.imshow(probabilities_PL, cmap=colours.WEIGHTS, vmin=0, vmax=1, aspect="auto")
     for (depth, place), probability in np.ndenumerate(probabilities_PL):
-        ink = colours.ink_on(image, probability)
-        right.text(
-            place, depth, token_label(shown["tokens"][depth][place][0]), ha="center", va="center", fontsize=7, color=ink
-        )
-    right.set_xticks(range(columns), map(token_label, shown["inputs"]), fontsize=8)
+        likeliest, ink = shown["tokens"][depth][place][0], colours.ink_on(image, probability)
+        style = "bold" if [likeliest] == shown["inputs"][place + 1 : place + 2] else "normal"
+        label = token_label(likeliest)
+        right.text(place, depth, label, ha="center", va="center", fontsize=9, color=ink, weight=style)
+    right.set_xticks(range(columns), map(token_label, shown["inputs"]), fontsize=9)
     right.set_yticks(range(depths), labels if columns > 40 else [])
     right.tick_params(length=0)
-    right.set(xlabel="token that is read", title="Likeliest next token")
+    right.set(xlabel="token read", title="Likeliest next token, in bold if it is the next token of the text")
     figure.colorbar(image, ax=right, label="probability", shrink=0.8)
     return figure
