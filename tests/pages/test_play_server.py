@@ -228,6 +228,28 @@ def test_each_line_of_an_answer_is_a_reply(status, text):
     assert replies == [json.loads(line) for line in text.splitlines()]
 
 
+CANCELLED = """(async () => {
+  const untilAborted = (signal) => new Promise((_, fail) => signal.addEventListener("abort", () => fail(signal.reason)));
+  globalThis.fetch = (_, { signal }) => untilAborted(signal);
+  const { send } = served(), ended = [];
+  for (const [model, slot] of given.asked) send({ kind: "run", model, slot }, () => ended.push([model, slot]));
+  send({ kind: "cancel", ...given.cancel });
+  await new Promise((done) => setTimeout(done, 50));
+  return ended;
+})()"""
+ASKED = [[0, "main"], [0, "generated"], [1, "generated"]]
+
+
+@pytest.mark.parametrize(
+    "cancel, ended",
+    [({"model": 0, "slot": "generated"}, ASKED[1:2]), ({"model": 0}, ASKED[:2]), ({"slot": "generated"}, ASKED[1:])],
+    ids=str,
+)
+def test_the_page_cancels_only_the_requests_of_a_slot(cancel, ended):
+    given = {"asked": ASKED, "cancel": cancel}
+    assert node.evaluate([page.PAGE.parent / "served.js"], CANCELLED, given) == ended
+
+
 def test_a_port_in_use_is_refused():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

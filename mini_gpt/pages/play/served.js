@@ -26,13 +26,13 @@ async function* lines(response) {
 }
 
 function served() {
-  const running = new Map(); // {slot: AbortController} of runs and generations
+  const running = new Map(); // {key: {model, slot, own: AbortController}} of runs and generations
   const asked = async (request, reply) => {
     const { kind, model, slot = kind === "generate" ? "generated" : "main" } = request, own = new AbortController();
     const key = `${model} ${slot}`;
     if (kind === "run" || kind === "generate") {
-      running.get(key)?.abort();
-      running.set(key, own);
+      running.get(key)?.own.abort();
+      running.set(key, { model, slot, own });
     }
     try {
       const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal: own.signal };
@@ -49,7 +49,8 @@ function served() {
     send(request, onReply) {
       if (request.kind === "load") return void onReply({ kind: "loaded", model: request.model });
       if (request.kind !== "cancel") return void asked(request, onReply);
-      for (const [key, own] of running) if (request.model === undefined || key.startsWith(`${request.model} `)) own.abort();
+      const { model, slot } = request;
+      for (const job of running.values()) if ((model ?? job.model) === job.model && (slot ?? job.slot) === job.slot) job.own.abort();
     },
   };
 }
