@@ -36,7 +36,7 @@ function LossChart({ lines, unit, texts, place, onPin }) {
   const move = (event) => { const { left: from } = event.currentTarget.getBoundingClientRect(); point(Math.max(1, Math.min(count - 1, Math.round(((event.clientX - from - left) / (width - left - right)) * (count - 1) + 0.5)))); };
   const marked = at ?? (place !== null && place > 0 && place < count ? place : null);
   const said = marked && `place ${marked} “${shown(texts[marked] ?? "")}”: ${lines.map((line, n) => `${line.name} ${((line.values[marked] ?? NaN) * factor).toFixed(2)} (mean around ${((means[n][marked] ?? NaN) * factor).toFixed(2)})`).join(", ")}`;
-  return html`<p class="soft">Loss of each token, as a mean over ${2 * SMOOTH + 1} tokens around it, in ${unit}.</p>
+  return html`<p class="soft">How the loss changes along the text, in ${unit}: at each token, the mean over the ${2 * SMOOTH + 1} tokens around it.</p>
     <p class="legend small">${lines.map((line) => html`<span><svg width="26" height="8" aria-hidden="true"><line x1="1" x2="25" y1="4" y2="4" stroke=${line.colour} stroke-width="2.5" stroke-dasharray=${line.dashed ? "5 4" : null} /></svg> ${line.name}${line.mean === null ? "" : html`: <b class="numbers">${(line.mean * factor).toFixed(2)}</b>`}</span>`)}</p>
     <div class="chart" ref=${box}><svg id="loss-chart" width=${width} height=${height} role="img" aria-label=${`Loss along the text in ${unit}: ${lines.map((line) => `${line.name} ${line.mean === null ? "" : (line.mean * factor).toFixed(2)}`).join(", ")}`}
       onMouseMove=${move} onMouseLeave=${() => point(null)} onClick=${() => at && onPin(at)}>

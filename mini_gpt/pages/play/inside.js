@@ -13,7 +13,7 @@ function HeadPickers({ facts, state, set }) {
 function AttentionView({ facts, state, set, held, maps, texts, place, onPoint }) {
   const length = held.edited.length, row = maps && place < length ? maps.weights.subarray(place * length, (place + 1) * length) : null;
   return html`<${HeadPickers} ...${{ facts, state, set }} />
-    <p class="soft">What “${shown(texts[place] ?? "")}” attends to. Point at another token, or click on it to keep it.</p>
+    <p class="soft">The darker a token, the more attention “${shown(texts[place] ?? "")}” pays to it in this head. Point at another token, or click on it to keep it.</p>
     <${FlowingText} id="flow" tokens=${texts} name="Tokens, shaded by the attention weight" pinned=${state.pin} markOf=${(n) => (n === place && state.pin === null ? "pointed" : "")}
       styleOf=${(n) => (row ? shadeStyle(scales.weights, row[n] ?? 0) : "")} titleOf=${(n) => (row ? `weight ${(row[n] ?? 0).toFixed(3)}` : "")} onPoint=${onPoint} onPin=${(pin) => set({ pin })} />
     <${ColourBar} scale=${scales.weights} name="attention weight" />`;
@@ -31,6 +31,7 @@ function MapView({ facts, state, set, held, maps, texts, place }) {
   const said = shownAt && `query ${shownAt.i} “${axis[shownAt.i]}”, key ${shownAt.j} “${axis[shownAt.j]}”: ` + (valueAt(shownAt.i, shownAt.j) === null ? "masked"
     : `logit ${maps.logits[shownAt.i * length + shownAt.j].toFixed(2)}, weight ${maps.weights[shownAt.i * length + shownAt.j].toFixed(4)}`);
   return html`<${HeadPickers} ...${{ facts, state, set }} />
+    <p class="soft">Each row is a token, the query; its columns show how much attention it pays to each token, the key, in this head.</p>
     <div class="controls"><${Choice} id="show" name="show" options=${[["weights", "weights"], ["logits", "logits"]]} value=${state.logits ? "logits" : "weights"} onChoose=${(value) => set({ logits: value === "logits" })} />
       <${ColourBar} scale=${scale} name=${state.logits ? "attention logit" : "attention weight"} masked="masked" format=${(v) => +v.toFixed(2)} /></div>
     <output id="pointed">${said || "Point at a cell of the map."}</output>
@@ -52,7 +53,7 @@ function LensView({ held, texts, tokenizer, place, set }) {
     const likely = Array.from({ length: lens.top }, (_, k) => `${labelOf(tokenizer, lens.tokens[from + k])} ${percent(lens.probabilities[from + k])}`);
     return html`<td class=${lens.tokens[from] === next ? "actual" : ""} style=${textOn(colourOf(scales.weights, lens.probabilities[from]))} title=${likely.join(", ")} data-layer=${layer} data-place=${n}>${labelOf(tokenizer, lens.tokens[from])}</td>`;
   };
-  return html`<p class="soft">The most likely next token if the model ended after each layer, under each of the last tokens; the shade is its probability. A bar under it: the token in the text.</p>
+  return html`<p class="soft">Each cell is the most likely next token if the model ended after that layer. The shade is its probability; a bar under it marks the token that follows in the text.</p>
     <div class="scroll" tabindex="0" role="region" aria-label="Logit lens"><table class="lens"><thead><tr><th scope="col">after</th>${places.map((n) => html`<th scope="col"><button class=${n === place ? "here" : ""} aria-pressed=${n === place ? "true" : "false"} onClick=${() => set({ pin: n })} title=${`place ${n}`}>${shown(texts[n])}</button></th>`)}</tr></thead>
       <tbody>${Array.from({ length: layers }, (_, layer) => html`<tr><th scope="row">layer ${layer}</th>${places.map((n) => cell(layer, n))}</tr>`)}</tbody></table></div>
     <${ColourBar} scale=${scales.weights} name="probability" />`;
@@ -71,7 +72,7 @@ function StreamView({ held, texts, place, set }) {
     <td class="strip" onClick=${pin}><${PixelMap} rows=${1} columns=${length} makeValueAt=${() => (_, j) => norms[stage * length + j]} scale=${scale} deps=${[held.edited, ceiling]} name=${`Norms ${nameOf(stage)}, by place`} style="width:100%;height:30px" />
       <i class="mark" style=${`left:${(100 * place) / length}%;width:${100 / length}%`}></i></td>
     <td class="numbers">${mean(stage).toFixed(1)}</td><td class="numbers" data-norm=${stage}>${norms[stage * length + place]?.toFixed(1)}</td></tr>`;
-  return html`<p class="soft">The norm of the residual stream at each place, before the first layer (input) and after each layer.</p>
+  return html`<p class="soft">The size (norm) of the residual stream at each token, before the first layer (input) and after each layer.</p>
     <table class="strips"><thead><tr><th scope="col">stream</th><th scope="col">places 0 to ${length - 1}</th><th scope="col">mean</th><th scope="col">at “${shown(texts[place] ?? "")}”</th></tr></thead>
       <tbody>${stages.map(row)}</tbody></table><${ColourBar} scale=${scale} name="norm" />`;
 }

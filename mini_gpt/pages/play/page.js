@@ -21,7 +21,7 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
       onText=${(text) => { writer.stop(false); setPointed(null); set({ text, pin: null, range: null }); }} onCaret=${(pin) => { setPointed(null); set({ pin }); }} onPoint=${setPointed} />
     ${notes.map((note) => html`<p class="note small" role="status">${note}</p>`)}
     <${ColourBar} scale=${scale} name=${meaning} format=${(v) => String(v).replace("-", "−")} />
-    <p class="small soft" data-picture="no">Select a part of the text to see its loss alone.</p>
+    <p class="small soft" data-picture="no">${isDifference ? "Orange tokens surprise the second run more than the first, blue ones less." : "The darker a token, the more it surprises the model."} Select a part of the text to see its loss alone.</p>
     ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>marks the end of the trained context of ${context} tokens; later tokens are underlined.</p>`}
     <${Writer} ...${{ writer, state, set }} room=${data.most_tokens - ids.length} name=${facts.length > 1 ? facts[run].name : ""} onStart=${begin} /></section>`;
 }
@@ -30,7 +30,7 @@ function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
   const isEnd = place >= ids.length - 1, actual = isEnd ? null : ids[place + 1], before = tokenizer.decode(ids.slice(Math.max(0, place - 11), place + 1));
   const onToken = isEnd ? (token) => set({ text: state.text + textOf(token), pin: null, range: null }) : null;
   return html`<section class="card" aria-labelledby="next-title"><h2 id="next-title">Next token</h2>
-    <p class="soft after">after <q>${[...before].slice(-18).map((c) => (c === " " ? " " : shown(c))).join("")}</q></p>
+    <p class="soft after">most likely after <q>${[...before].slice(-18).map((c) => (c === " " ? " " : shown(c))).join("")}</q></p>
     ${facts.map((run, n) => html`${facts.length > 1 && html`<h3 style=${`color:${seriesColour(n)}`}>${run.name}</h3>`}
       <${NextTokens} id=${`next-${n}`} held=${held[n]} colour=${seriesColour(n)} most=${facts.length > 1 ? 6 : SHOWN} ...${{ place, tokenizer, actual, onToken }} />`)}
     <${NextLegend} isEdited=${held.some((each) => each.edited !== each.plain)} hasActual=${!isEnd} />
@@ -45,6 +45,7 @@ function EditsCard({ facts, state, set, held, counts, place, rows }) {
       ${facts.length > 1 && html`<${Choice} id="run" name="run" options=${facts.map((each, n) => [n, each.name])} value=${run} onChoose=${(n) => set({ run: n, layer: 0, head: 0 })} />`}
       <button id="measure" data-picture="no" disabled=${busy || !held[run].edited} onClick=${measure}>${busy ? "Measuring …" : "Measure each head"}</button>
       <button id="reset" data-picture="no" disabled=${!isEdited} onClick=${() => change({})}>Reset</button></div>
+    <p class="small soft lead" data-picture="no">Each edit changes how the model computes this text; its weights stay as they are. The sentence at the top shows the loss before and after.</p>
     <div class="columns"><div><h3>Heads and layers</h3><${HeadGrid} facts=${own} unit=${state.unit} ...${{ edits, change, canPatch, effects }} />
         ${effects && html`<p class="small soft">Colour: the loss changes by this if the head is off. <span class="better">blue: lower</span>, <span class="worse">red: higher</span>, for this text.</p>`}</div>
       <div class="sliders"><h3>Attention and positions</h3><${AttentionEdits} facts=${own} ...${{ edits, change }} /><${PositionEdits} facts=${own} ...${{ edits, change }} /></div>
