@@ -229,8 +229,8 @@ def test_each_line_of_an_answer_is_a_reply(status, text):
 
 
 CANCELLED = """(async () => {
-  const untilAborted = (signal) => new Promise((_, fail) => signal.addEventListener("abort", () => fail(signal.reason)));
-  globalThis.fetch = (_, { signal }) => untilAborted(signal);
+  const aborted = (signal, fail) => signal.addEventListener("abort", () => fail(signal.reason));
+  globalThis.fetch = (_, { signal }) => new Promise((_, fail) => aborted(signal, fail));
   const { send } = served(), ended = [];
   for (const [model, slot] of given.asked) send({ kind: "run", model, slot }, () => ended.push([model, slot]));
   send({ kind: "cancel", ...given.cancel });

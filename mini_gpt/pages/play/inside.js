@@ -13,7 +13,7 @@ function HeadPickers({ facts, state, set }) {
 function AttentionView({ facts, state, set, held, maps, texts, place, onPoint }) {
   const length = held.edited.length, row = maps && place < length ? maps.weights.subarray(place * length, (place + 1) * length) : null;
   return html`<${HeadPickers} ...${{ facts, state, set }} />
-    <p class="soft">The darker a token, the more attention “${shown(texts[place] ?? "")}” pays to it in this head. Point at another token, or click on it to keep it.</p>
+    <p class="soft">The stronger a token's colour, the more attention “${shown(texts[place] ?? "")}” pays to it in this head. Point at another token, or click on it to keep it.</p>
     <${FlowingText} id="flow" tokens=${texts} name="Tokens, shaded by the attention weight" pinned=${state.pin} markOf=${(n) => (n === place && state.pin === null ? "pointed" : "")}
       styleOf=${(n) => (row ? shadeStyle(scales.weights, row[n] ?? 0) : "")} titleOf=${(n) => (row ? `weight ${(row[n] ?? 0).toFixed(3)}` : "")} onPoint=${onPoint} onPin=${(pin) => set({ pin })} />
     <${ColourBar} scale=${scales.weights} name="attention weight" />`;

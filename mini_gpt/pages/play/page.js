@@ -21,7 +21,7 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
       onText=${(text) => { writer.stop(false); setPointed(null); set({ text, pin: null, range: null }); }} onCaret=${(pin) => { setPointed(null); set({ pin }); }} onPoint=${setPointed} />
     ${notes.map((note) => html`<p class="note small" role="status">${note}</p>`)}
     <${ColourBar} scale=${scale} name=${meaning} format=${(v) => String(v).replace("-", "−")} />
-    <p class="small soft" data-picture="no">${isDifference ? "Orange tokens surprise the second run more than the first, blue ones less." : "The darker a token, the more it surprises the model."} Select a part of the text to see its loss alone.</p>
+    <p class="small soft" data-picture="no">${isDifference ? "Orange tokens surprise the second run more than the first, blue ones less." : "The stronger a token's colour, the more it surprises the model."} Select a part of the text to see its loss alone.</p>
     ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>marks the end of the trained context of ${context} tokens; later tokens are underlined.</p>`}
     <${Writer} ...${{ writer, state, set }} room=${data.most_tokens - ids.length} name=${facts.length > 1 ? facts[run].name : ""} onStart=${begin} /></section>`;
 }
