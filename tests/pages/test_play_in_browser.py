@@ -465,6 +465,22 @@ def test_a_picture_shows_the_page(page):
     assert dark_text > 500
 
 
+def test_texts_of_a_picture_are_in_their_fields(page):
+    page.open("one", other="the dog sat on the mat")
+    script = """const sheet = document.createElement("div");
+        sheet.className = "sheet";
+        sheet.append(frozen(document.querySelector("main")));
+        document.body.append(sheet);
+        const sides = ({ left, right, top, bottom }) => [left, -right, top, -bottom];
+        const box = (element) => sides(element.getBoundingClientRect());
+        const found = (field) => [field.textContent, box(field), box(field.parentElement)];
+        return [...sheet.querySelectorAll(".field")].map(found);"""
+    fields = page.js(script)
+    assert [text for text, *_ in fields] == [TEXT, "the dog sat on the mat"]
+    for _, inner, outer in fields:
+        assert all(near >= far for near, far in zip(inner, outer, strict=True))
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(page, width, theme):
