@@ -20,6 +20,7 @@ from mini_gpt.data.simple_tokenizers import ByteTokenizer, CharacterTokenizer, W
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.evaluation.perplexity import make_nll_fn
 from mini_gpt.evaluation.scoring import score_tokens
+from mini_gpt.insight.attention import attention_maps
 from mini_gpt.model import editing
 from mini_gpt.pages.play import page as playground
 from tests.conftest import make_text
@@ -253,6 +254,45 @@ def test_the_bars_are_the_models_next_tokens(page, runs):
     assert [token for token, _ in bars[:5]] == np.argsort(-shares_V)[:5].tolist()
     for token, share in bars:
         assert share == pytest.approx(shares_V[token], abs=LIMIT)
+
+
+def test_ghosts_are_the_unedited_models_probabilities(page, runs):
+    page.open("one", edits0=json.dumps({"scale": "off"}))
+    tokens = ByteTokenizer().encode(TEXT)[None].astype(np.int32)
+    logits_V = np.asarray(runs[0].model.logits(tokens))[0, -1].astype(np.float64)
+    shares_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+    read = "(ghost) => [+ghost.closest('.next').dataset.token, parseFloat(ghost.style.width) / 100]"
+    ghosts = page.js(f"return [...document.querySelectorAll('#next-0 .ghost')].map({read})")
+    assert len(ghosts) >= 3
+    for token, share in ghosts:
+        assert share == pytest.approx(shares_V[token], abs=LIMIT)
+
+
+def test_views_show_the_models_attention_lens_and_norms(page, runs):
+    model, tokens = runs[0].model, ByteTokenizer().encode(TEXT)[None].astype(np.int32)
+    place = 9
+    weights_LS = attention_maps(model, tokens)[1].weights_BHLS[0, 2]
+    page.open("one", layer=1, head=2, pin=place)
+    page.wait(lambda: page.js("return document.querySelector('#flow-0').title"))
+    said = page.js("return [...document.querySelectorAll('#flow .token')].map((token) => token.title)")
+    assert said == [f"weight {weight:.3f}" for weight in weights_LS[place]]
+    page.open("one", layer=1, head=2, pin=place, view="map")
+    page.wait(lambda: "weight" in page.find("pointed").text)
+    assert f"weight {weights_LS[place, place]:.4f}" in page.find("pointed").text
+
+    module = model.merge()
+    stream = lambda trace: (trace.before_BLD, trace.after_BLD)
+    layers = module.forward(model.with_layout(jnp.asarray(tokens)), trace=stream)[2]
+    streams = [layers[0][0], *(after_BLD for _, after_BLD in layers)]
+    page.open("one", pin=place, view="stream")
+    norms = page.js("return [...document.querySelectorAll('[data-norm]')].map((cell) => +cell.textContent)")
+    assert norms == [pytest.approx(np.linalg.norm(x_BLD[0, place]), abs=0.051) for x_BLD in streams]
+    page.open("one", pin=place, view="lens")
+    for layer, x_BLD in enumerate(streams[1:]):
+        likely = int(np.asarray(module.unembed(x_BLD))[0, place].argmax())
+        cell = f'return document.querySelector(\'[data-layer="{layer}"][data-place="{place}"]\').title'
+        label = page.js("return labelOf(Tokenizer.of(JSON.parse(data.textContent).tokenizer), arguments[0])", likely)
+        assert page.js(cell).startswith(f"{label} ")
 
 
 def test_the_address_restores_text_edits_and_view(page):

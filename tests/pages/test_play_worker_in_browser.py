@@ -1,14 +1,14 @@
 """The playground's worker in headless Chromium: it agrees with JAX there too, and stays open to messages."""
 
+import jax
 import numpy as np
 import pytest
 
 from mini_gpt.insight.attention import attention_maps
-from mini_gpt.pages.play import pack
-from mini_gpt.pages.play.answers import SLOTS
+from mini_gpt.pages.play import limits, pack
 from tests.pages import play_engine, play_worker
 from tests.pages.play_engine import VOCAB, make
-from tests.pages.test_play_engine import LENGTH, LIMIT, TOKENS, by_jax
+from tests.pages.test_play_engine import ALL, LENGTH, LIMIT, TOKENS, by_jax
 
 pytestmark = pytest.mark.slow
 TEXT = TOKENS.tolist()
@@ -39,25 +39,44 @@ def test_losses_and_maps_in_chromium_equal_those_of_jax(browser, tmp_path):
     assert browser.execute_script("return performance.getEntriesByType('resource').length") <= 1  # the worker's blob
 
 
+def test_every_kind_of_model_has_the_logits_of_jax_in_chromium(browser, tmp_path):
+    """All encodings, norms, activations and variants."""
+    play_worker.open_page(browser, tmp_path / "page.html", [])
+    for fields in ALL:
+        model = make(fields)
+        play_worker.ask(browser, {"kind": "load", "model": 0, "packed": pack.packed(model)})
+        run = {"kind": "run", "model": 0, "tokens": TEXT, "edits": {}, "ask": {"top": VOCAB}}
+        [result] = play_worker.ask(browser, run)
+        wanted_LV = np.asarray(jax.nn.log_softmax(by_jax(model, TOKENS)))
+        found_LV = np.zeros((LENGTH, VOCAB))
+        order_LV = np.reshape(result["next"]["tokens"], (LENGTH, VOCAB))
+        np.put_along_axis(found_LV, order_LV, np.reshape(result["next"]["probabilities"], order_LV.shape), axis=-1)
+        np.testing.assert_allclose(np.log(found_LV), wanted_LV, atol=LIMIT, err_msg=str(fields))
+
+
 EDITS = [
     {"scale": "off", "window": 3, "start": 70_000, "rope": {"base": 60, "scaling": "ntk", "factor": 3}},
     {"mask": "shifted", "temperature": 0.7, "heads": {"0.1": "off", "1.2": "mean"}},
     {"attentions": [0], "feedForwards": [1], "patch": {"tokens": TEXT[::-1], "heads": ["1.0"], "places": [2, 5]}},
+    {"mask": "none", "layers": [0], "slopes": 3},
+    {"window": None, "slopes": [0.1, 0.9, 0, 0.5]},
+    *({"rope": {"scaling": scaling, "factor": 2}} for scaling in limits.SCALINGS),
 ]
 
 
-def test_edits_and_samples_in_chromium_equal_those_in_node(browser, tmp_path):
-    model = make(TABLES[0])
+@pytest.mark.parametrize("fields", [TABLES[0], {"position": "alibi", "attention_window": 4}], ids=str)
+def test_edits_and_samples_in_chromium_equal_those_in_node(browser, tmp_path, fields):
+    model, wait = make(fields), {"kind": "wait"}  # else a run cancels the one before it
     play_worker.open_page(browser, tmp_path / "page.html", [model])
-    slots = zip(EDITS, SLOTS, strict=False)
-    requests = [{"kind": "run", "model": 0, "tokens": TEXT, "edits": edits, "slot": slot} for edits, slot in slots]
-    requests.append({"kind": "generate", "model": 0, "tokens": TEXT, "edits": {}, "seed": 3, "count": 9})
+    runs = [{"kind": "run", "model": 0, "tokens": TEXT, "edits": edits} for edits in EDITS]
+    generate = {"kind": "generate", "model": 0, "tokens": TEXT, "edits": {}, "seed": 3, "count": 9}
     load = {"kind": "load", "id": 0, "model": 0, "packed": pack.packed(model)}
-    _, *in_node = play_engine.replies([load, *requests])
-    in_chromium = [reply for request in requests for reply in play_worker.ask(browser, request)]
-    for found, wanted in zip(in_chromium[: len(EDITS)], in_node, strict=False):
+    _, *in_node = play_engine.replies([load, *(each for run in runs for each in (wait, run)), wait, generate])
+    in_chromium = [reply for request in [*runs, generate] for reply in play_worker.ask(browser, request)]
+    for edits, found, wanted in zip(EDITS, in_chromium, in_node, strict=False):
+        assert found["kind"] == wanted["kind"] == "result"
         for name in ("nll", "entropy", "norms"):
-            np.testing.assert_allclose(found[name][1:], wanted[name][1:], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found[name][1:], wanted[name][1:], rtol=1e-5, atol=1e-5, err_msg=str(edits))
         assert found["next"]["tokens"] == wanted["next"]["tokens"]
     tokens = [[reply.get("token") for reply in replies[len(EDITS) :]] for replies in (in_chromium, in_node)]
     assert tokens[0] == tokens[1] and len(tokens[0]) == 10
