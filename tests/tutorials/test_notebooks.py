@@ -1,6 +1,7 @@
 """The notebooks of the tutorials run, use public names only, and are stored with their figures."""
 
 import ast
+import itertools
 import re
 import time
 
@@ -69,6 +70,17 @@ def test_numbers_of_studies_are_those_of_the_corrections(path):
             assert number.lstrip("+−") in measured, number
 
 
-def test_each_notebook_has_its_page():
-    pages = {page.stem for page in (REPOSITORY / "docs" / "tutorials").glob("*.md")} - {"index"}
-    assert pages == {path.stem for path in NOTEBOOKS}
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_cell_follows_what_courses_say_and_exercises_end_a_notebook(path):
+    cells = nbformat.read(path, as_version=4).cells
+    for cell, following in itertools.pairwise(cells):
+        assert "**Courses" not in cell.source or following.cell_type == "code", cell.source
+    assert re.fullmatch(r'check\("\d\.\d", .*\)', cells[-1].source.splitlines()[-1])
+
+
+def test_the_five_notebooks_have_pages_in_the_order_of_the_site():
+    site = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [REPOSITORY / "docs" / "tutorials" / page for page in re.findall(r"tutorials/(\d.+)\.md", site)]
+    assert [page.with_suffix(".ipynb") for page in pages] == NOTEBOOKS and len(pages) == 5
+    for page in pages:
+        assert page.with_suffix(".md").read_text(encoding="utf-8") == f"<!-- notebook: {page.name}.ipynb -->\n"
