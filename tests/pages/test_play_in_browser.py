@@ -218,6 +218,24 @@ def test_measured_heads_show_the_change_of_the_loss(page, runs):
         assert f"changes the loss by {change:+.2f} nats".replace("-", "−") in label
 
 
+def test_the_lens_is_computed_only_where_it_is_shown(page):
+    page.open("one", view="loss", text="the cat")
+    page.click("measure")
+    page.wait(lambda: page.find("measure").is_enabled())
+    effects = page.find("head-1.3").get_attribute("aria-label")
+    page.js(
+        "window.asked = []; const send = engines.send;"
+        "engines.send = (request, reply) => { asked.push(request.ask?.lens); return send(request, reply); };"
+    )
+    page.click("tab-lens")
+    assert page.js("return asked") == [3] and page.browser.find_elements(By.CSS_SELECTOR, "td[data-layer='1']")
+    assert "off changes the loss by" in effects and effects == page.find("head-1.3").get_attribute("aria-label")
+    page.click("tab-loss").click("tab-lens").click("tab-stream")
+    assert page.js("return asked") == [3]
+    page.write("the dog")
+    assert set(page.js("return asked.slice(1)")) == {0}
+
+
 def test_a_selected_part_has_its_own_loss(page, runs):
     wanted = losses_of(runs[0].model, TEXT)
     select = """const field = document.getElementById("text"); field.focus(); field.setSelectionRange(...arguments);

@@ -89,11 +89,56 @@ def test_generation_is_answered_line_by_line(served):
         {"Origin": "null"},
         {"Origin": None},
         {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
     ],
     ids=str,
 )
 def test_other_hosts_and_other_pages_are_refused(served, headers):
     assert send(served[0], RUN, **headers)[0] == 403
+
+
+def raw(port, *lines, path="/ask"):
+    """Send RUN with header lines as they are; return the status and the headers and body of the answer."""
+    body = json.dumps(RUN)
+    head = [f"POST {path} HTTP/1.1", *lines, f"Content-Length: {len(body)}", "Connection: close", "", body]
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall("\r\n".join(head).encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    return int(answer.split()[1]), answer
+
+
+def test_headers_are_compared_as_http_does(served):
+    port = served[0]
+    own, kind = [f"Host: 127.0.0.1:{port}", f"Origin: http://127.0.0.1:{port}"], "Content-Type: application/json"
+    assert raw(port, *own, kind)[0] == 200
+    assert raw(port, f"Host: LOCALHOST:{port}", own[1], "Content-Type: Application/JSON ; charset=utf-8")[0] == 200
+    assert raw(port, f"Host: [::1]:{port}", own[1], kind)[0] == 403
+    assert raw(port, *own, kind, "Origin: http://evil.test")[0] == 403
+    assert raw(port, own[0], "Origin: http://evil.test", own[1], kind)[0] == 403
+    assert raw(port, own[0], "Host: evil.test", own[1], kind)[0] == 400
+    status, answer = raw(port, "Host: evil.test", own[1], kind, path="/ask/")
+    assert status == 404 and "evil.test" not in answer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        '"tokens": [1, NaN]',
+        '"edits": {"temperature": NaN}',
+        '"edits": {"start": 1e999}',
+        '"edits": {"rope": {"base": -Infinity}}',
+        r'"edits": {"heads": {"\u0660.\u0661": "off"}}',
+        '"edits": {"heads": ' + "[" * 900 + "]" * 900 + "}",
+        '"edits": {"patch": {"tokens": [1, 2], "heads": ["0.0"], "places": [-1]}}',
+        '"tokens": [' + "9" * 4000 + "]",
+        r'"kind": "\ud800"',
+    ],
+    ids=lambda change: change[:30],
+)
+def test_odd_values_are_refused_with_a_sentence(served, change):
+    status, text = send(served[0], '{"kind": "run", "model": 0, "tokens": [1, 2], ' + change + "}")
+    reply = json.loads(text)
+    assert status == 200 and reply["kind"] == "refused" and "server failed" not in reply["message"]
 
 
 def test_the_page_is_refused_under_another_name(served):

@@ -33,7 +33,10 @@ def runs_of(run: Run, options: SuiteOptions) -> list[Shown]:
 
 
 def text_of(run: Run, options: SuiteOptions, runs: list[Shown]) -> str:
-    """Return --text, or the start of the split: a trained context, or several to compare two runs beyond it."""
+    """Return --text, or the start of the split: a trained context, or several to compare two runs beyond it.
+
+    It has at most half as many tokens as a learned table of positions, so that there is room to type.
+    """
     return options.text if options.text is not None else _opening(run, options, runs)
 
 
@@ -53,9 +56,14 @@ def _other(run: Run, workdir: str) -> Run:
 
 
 def _opening(run: Run, options: SuiteOptions, runs: list[Shown]) -> str:
-    most = run.config.context_length * (1 if len(runs) == 1 else page.COMPARED)
+    models = [shown.model.config.model for shown in runs]
+    most = min(
+        run.config.context_length * (1 if len(runs) == 1 else page.COMPARED),
+        *(model.max_positions // 2 for model in models if "learned" in model.position_pattern),  # room to type
+        page.most_tokens(runs),
+    )
     separator = tokenizers.separator(run.tokenizer)
-    tokens = base.opening(run, options, min(most, page.most_tokens(runs)))
+    tokens = base.opening(run, options, most)
     found = itertools.dropwhile(lambda token: token == separator, np.asarray(tokens).tolist())
     document = [*itertools.takewhile(lambda token: token != separator, found)]
     return run.tokenizer.decode(document).rstrip("\N{REPLACEMENT CHARACTER}")

@@ -208,6 +208,8 @@ class Pass:
 
 def _on_one_device(model: LoadedModel) -> LoadedModel:
     """Return the model on the first device: a text is one row, which can't be sharded by rows."""
+    if model.mesh.size == 1:
+        return model
     device = model.mesh.devices.flat[0]
     mesh = Mesh(np.array(device).reshape(1, 1, 1), model.mesh.axis_names, axis_types=model.mesh.axis_types)
     parameters = jax.device_put(jax.device_get(model.parameters), device)

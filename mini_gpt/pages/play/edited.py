@@ -98,7 +98,7 @@ def _is_patch(value: Any, config: ModelConfig) -> bool:
 
 def head_of(name: Any, config: ModelConfig) -> tuple[int, int] | None:
     """Return (layer, head) of a name such as "1.2", or None if there is no such head."""
-    found = re.fullmatch(r"(\d{1,6})\.(\d{1,6})", name) if isinstance(name, str) else None
+    found = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", name) if isinstance(name, str) else None
     layer, head = map(int, found.groups()) if found else (config.num_layers, 0)
     return (layer, head) if layer < config.num_layers and head < config.num_heads else None
 

@@ -46,7 +46,7 @@ function EditsCard({ facts, state, set, held, counts, place, rows }) {
       <button id="measure" data-picture="no" disabled=${busy || !held[run].edited} onClick=${measure}>${busy ? "Measuring …" : "Measure each head"}</button>
       <button id="reset" data-picture="no" disabled=${!isEdited} onClick=${() => change({})}>Reset</button></div>
     <p class="small soft lead" data-picture="no">Each edit changes how the model computes this text; its weights stay as they are. The sentence at the top shows the loss before and after.</p>
-    <div class="columns"><div><h3>Heads and layers</h3><${HeadGrid} facts=${own} unit=${state.unit} ...${{ edits, change, canPatch, effects }} />
+    <div class=${own.heads > 8 ? "columns wide" : "columns"}><div><h3>Heads and layers</h3><${HeadGrid} facts=${own} unit=${state.unit} ...${{ edits, change, canPatch, effects }} />
         ${effects && html`<p class="small soft">Colour: the loss changes by this if the head is off. <span class="better">blue: lower</span>, <span class="worse">red: higher</span>, for this text.</p>`}</div>
       <div class="sliders"><h3>Attention and positions</h3><${AttentionEdits} facts=${own} ...${{ edits, change }} /><${PositionEdits} facts=${own} ...${{ edits, change }} /></div>
       <div><h3>Another text</h3><${Patching} ...${{ state, set, edits, change, counts }} pin=${place} /><${History} rows=${rows} unit=${state.unit} /></div></div></section>`;
@@ -74,7 +74,7 @@ function InsideCard({ facts, state, set, held, texts, place, tokenizer, setPoint
 }
 
 const thousands = (number) => number.toLocaleString("en");
-const describe = (run) => `${(run.parameters / 1e6).toPrecision(2)}M parameters, ${run.layers} layers of ${run.heads} heads, position=${run.positions}, trained on ${thousands(run.context)} tokens, step ${thousands(run.step)}`;
+const describe = (run) => `${Number((run.parameters / 1e6).toPrecision(2)).toLocaleString("en")}M parameters, ${run.layers} layers of ${run.heads} heads, position=${run.positions}, trained on ${thousands(run.context)} tokens, step ${thousands(run.step)}`;
 
 // first: the texts to start with.
 function App({ data, tokenizer, facts, first }) {
@@ -88,7 +88,7 @@ function App({ data, tokenizer, facts, first }) {
   const encoded = useMemo(() => tokenizer.encode(state.text), [state.text]), ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded]);
   const spans = useMemo(() => tokenizer.spans(encoded.ids, state.text), [encoded]), other = useMemo(() => tokenizer.encode(state.other).ids, [state.other]);
   const isEqual = other.length === ids.length, edits = state.edits.map((each) => (isEqual ? each : withoutPatches(each)));
-  const engine = edits.map((each) => engineEdits(each, other)), range = rangeOf(state, data, spans), held = Object.assign(useResults(facts.length, ids, engine, range), { edits: engine, range });
+  const engine = edits.map((each) => engineEdits(each, other)), range = rangeOf(state, data, spans), held = Object.assign(useResults(facts.length, ids, engine, range, state.view === "lens"), { edits: engine, range });
   const writer = useWriter(tokenizer, (text) => set({ text, pin: null, range: null }));
   const rows = useHistory(held[state.run], edits[state.run], state.run), textOf = (id) => tokenizer.decode([id]);
   const last = Math.max(0, ids.length - 1), place = Math.min(last, pointed ?? state.pin ?? last);

@@ -20,13 +20,16 @@ function meanLoss(result, range) {
 }
 
 // A hook: for each model {plain, edited, refused, busy}. plain, edited: results with `tokens` and `mean`; without edits
-// they are the same. `mean` is the loss of the range {first, last}, or of the whole text. refused: a sentence, or null. busy: the results are not yet those of these tokens and edits.
-function useResults(count, ids, edits, range) {
+// they are the same. needsLens: whether a result needs the logit lens, which takes longer than all else in a model with
+// many tokens in its vocabulary. `mean` is the loss of the range {first, last}, or of the whole text. refused: a sentence, or null. busy: the results are not yet those of these tokens and edits.
+function useResults(count, ids, edits, range, needsLens) {
   const empty = () => ({ plain: null, edited: null, refused: null, busy: true });
   const [held, setHeld] = useState(() => Array.from({ length: count }, empty)), versions = useRef([]);
   const written = edits.map((each) => JSON.stringify(each));
   for (let model = 0; model < count; model++)
     useEffect(() => {
+      const own = held[model].edited, isThere = own !== null && own.tokens === ids && own.written === written[model];
+      if (isThere && !held[model].busy && (own.lens || !needsLens)) return;
       const version = (versions.current[model] = (versions.current[model] ?? 0) + 1), hasEdits = written[model] !== "{}";
       const update = (part) => versions.current[model] === version && setHeld((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
       const take = (reply) => ({ ...reply, tokens: ids, written: written[model] });
@@ -34,7 +37,7 @@ function useResults(count, ids, edits, range) {
       update(() => ({ busy: true }));
       const run = (slot, own, wanted) => ask({ kind: "run", model, slot, tokens: ids, edits: own, ask: wanted });
       (async () => {
-        const wanted = { top: ASKED, lens: LENS };
+        const wanted = { top: ASKED, lens: needsLens ? LENS : 0 };
         const reply = await run("main", edits[model], wanted);
         if (reply.kind === "cancelled") return;
         if (reply.kind === "refused") return update(() => ({ plain: null, edited: null, refused: reply.message, busy: false }));
@@ -45,7 +48,7 @@ function useResults(count, ids, edits, range) {
         if (other.kind === "cancelled") return;
         update(() => ({ plain: other.kind === "refused" ? null : take(other), busy: false }));
       })();
-    }, [ids, written[model]]);
+    }, [ids, written[model], needsLens]);
   for (const { edited, plain } of held) for (const result of [edited, plain]) if (result) result.mean = meanLoss(result, range);
   return held.map((each, n) => ({ ...each, busy: each.busy || (each.edited !== null && (each.edited.tokens !== ids || each.edited.written !== written[n])) }));
 }

@@ -7,9 +7,9 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 function Headline({ held, first, edits, range, unit, name, colour }) {
   const { edited, plain, refused, busy } = held, factor = UNITS[unit], said = phrases(edits).join(", ");
   const who = name && html`<b style=${`color:${colour}`}>${name}</b>${": "}`;
-  if (refused) return html`<p class="headline refused">${who}${refused}</p>`;
+  const sign = html`<span class=${busy ? "busy" : "idle"} aria-hidden="true" title="computing">◌</span>${busy && html`<span class="slow small soft"> computing …</span>`}`; // words if it takes long
+  if (refused) return html`<p class="headline refused">${who}${refused}${sign}</p>`;
   const loss = (result, id = null) => html`<b class="numbers" data-loss=${result.mean} data-of=${id}>${result.mean === null ? "–" : (result.mean * factor).toFixed(2)}</b>`;
-  const sign = html`<span class=${busy ? "busy" : "idle"} aria-hidden="true" title="computing">◌</span>`;
   if (!edited) return html`<p class="headline">${who}<span class="soft">The model computes …</span>${sign}</p>`;
   const { count } = predicted(edited, range), part = range ? ` of ${range.name}` : "", isComparable = first?.edited && edited.mean !== null && sameTokens(first.edited, edited.tokens);
   const compared = isComparable && html`, <span class="numbers">${signedNumber((edited.mean - first.edited.mean) * factor)}</span> against the run above`;
@@ -52,11 +52,12 @@ function History({ rows, unit }) {
 // A hook: {effects, measure, busy}. effects: change of the loss in nats if a head is off, for the text and edits of now.
 function useEffects(model, facts, held, edits, range) {
   const [found, setFound] = useState(null), [busy, setBusy] = useState(false), key = useRef(null), part = JSON.stringify(range);
+  const isSame = (a, b) => a?.tokens === b?.tokens && a?.written === b?.written; // a result with or without the lens
   key.current = held.edited;
   const measure = async () => {
     const base = held.edited, effects = {};
     setBusy(true);
-    for (let n = 0; n < facts.layers * facts.heads && key.current === base; n++) {
+    for (let n = 0; n < facts.layers * facts.heads && isSame(key.current, base); n++) {
       const name = `${Math.floor(n / facts.heads)}.${n % facts.heads}`;
       const reply = await ask({ kind: "run", model, slot: "probe", tokens: base.tokens, edits: { ...edits, heads: { ...edits.heads, [name]: "off" } }, ask: { top: 1, lens: 0 } });
       if (reply.kind !== "result") break;
@@ -65,5 +66,5 @@ function useEffects(model, facts, held, edits, range) {
     }
     setBusy(false);
   };
-  return { effects: found?.base === held.edited && found.part === part ? found.effects : null, measure, busy };
+  return { effects: found && isSame(found.base, held.edited) && found.part === part ? found.effects : null, measure, busy };
 }

@@ -51,7 +51,9 @@ class Server:
         self.waiting = 0  # requests to /ask, from their first byte to the last one of the answer
         self.recent: collections.deque[float] = collections.deque(maxlen=MOST_IN_A_SECOND)
         routes = [Route("/", self.page), Route("/ask", self.ask, methods=["POST"])]
-        self.app = self._counted(Starlette(routes=routes))
+        app = Starlette(routes=routes)
+        app.router.redirect_slashes = False  # a redirection would name the request's host
+        self.app = self._counted(app)
 
     def _counted(self, routes: ASGIApp) -> ASGIApp:
         """Return an application that counts the requests to /ask which are not yet answered."""
@@ -102,13 +104,14 @@ class Server:
             yield line
 
     def _refusal(self, request: Request) -> Response | None:
-        if request.headers.get("host") in self.hosts:
+        if request.headers.get("host", "").lower() in self.hosts:
             return None
         return PlainTextResponse("this host is not served", 403, headers=HEADERS)
 
     def _foreign(self, request: Request) -> Response | None:
-        is_own = request.headers.get("origin") in {f"http://{host}" for host in self.hosts}
-        is_json = request.headers.get("content-type", "").partition(";")[0] == "application/json"
+        origins = set(request.headers.getlist("origin"))  # a browser sends one
+        is_own = len(origins) == 1 and origins <= {f"http://{host}" for host in self.hosts}
+        is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         return None if is_own and is_json else PlainTextResponse("only the page may ask", 403, headers=HEADERS)
 
     def _too_many(self) -> Response | None:
