@@ -555,6 +555,18 @@ def test_axe_finds_nothing(page, width, theme):
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_the_selected_tab_is_visible_on_a_phone(page):
+    size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for view in VIEWS:
+            box = page.open("one", view=view).find(f"tab-{view}").rect
+            assert box["x"] >= 0 and box["x"] + box["width"] <= 390, view
+            assert page.js("return scrollY") == 0
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_typing_while_the_model_writes_ends_the_writing(page):
     page.open("one", count=480).js("document.getElementById('write').click()")
     page.wait(lambda: len(page.find("text").get_attribute("value")) > 30)

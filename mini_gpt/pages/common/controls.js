@@ -3,6 +3,11 @@
 
 // tabs: [[id, name]]. The arrow keys, Home and End go from tab to tab.
 function Tabs({ tabs, selected, onSelect, name }) {
+  const list = useRef();
+  useLayoutEffect(() => { // on a narrow screen the selected tab comes into view
+    const { offsetLeft: from, clientWidth: width } = list.current, tab = document.getElementById(`tab-${selected}`);
+    list.current.scrollLeft = tab.offsetLeft - from - (width - tab.offsetWidth) / 2;
+  }, [selected]);
   const press = (event) => {
     const at = tabs.findIndex(([id]) => id === selected);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
@@ -13,7 +18,7 @@ function Tabs({ tabs, selected, onSelect, name }) {
     onSelect(id);
     document.getElementById(`tab-${id}`).focus();
   };
-  return html`<div role="tablist" aria-label=${name} onKeyDown=${press}>${tabs.map(([id, said]) => html`<button role="tab" id=${`tab-${id}`}
+  return html`<div role="tablist" ref=${list} aria-label=${name} onKeyDown=${press}>${tabs.map(([id, said]) => html`<button role="tab" id=${`tab-${id}`}
     aria-selected=${id === selected ? "true" : "false"} aria-controls="panel" tabindex=${id === selected ? 0 : -1} onClick=${() => onSelect(id)}>${said}</button>`)}</div>`;
 }
 
