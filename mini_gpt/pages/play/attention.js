@@ -63,12 +63,11 @@ class Attention {
     return [first, Math.min(text.ends[query], query + ahead, query + (window - 1))];
   }
 
-  // Multiply the queries of these places with the keys that one of them sees, and a few more. products: of each head,
-  // [queries × keys]. Sums over keys have the same order in all blocks, because `first` is a multiple of 4.
+  // Multiply the queries of these places with the keys that one of them sees. products: of each head, [queries × keys].
   compare(heads, from, to) {
     const { keyWidth, queries, keys, model: { kernel } } = this, seen = [];
     for (let query = from; query < to; query++) seen.push(this.visible(query));
-    const first = 4 * Math.floor(Math.min(...seen.map(([first]) => first)) / 4);
+    const first = Math.min(...seen.map(([first]) => first));
     const outputs = Math.max(...seen.map(([, last]) => last)) + 1 - first, products = [];
     for (const head of heads) {
       const weights = keys[this.group(head)].subarray(first * keyWidth, (first + outputs) * keyWidth);

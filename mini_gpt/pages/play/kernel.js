@@ -32,7 +32,7 @@ class Kernel {
     this.floats = new Float32Array(memory.buffer);
     this.floats.set(parameters);
     this.parameters = this.floats.subarray(0, parameters.length);
-    this.free = 4 * Math.ceil(parameters.length / 4) + 4; // after the parameters there are zeros
+    this.free = 4 * Math.ceil(parameters.length / 4);
   }
 
   // x Wᵀ. The kernel takes even numbers of rows, and multiples of four inputs and outputs. The inputs that are added are
