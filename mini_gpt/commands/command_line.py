@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import difflib
 import functools
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 from tqdm import tqdm
@@ -42,11 +44,25 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
 
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
-        """Parse the arguments. Raise UserError for --flag=--, since argparse loses this value in some Pythons."""
+        """Parse the arguments. Raise UserError for an unknown flag, before argparse misses a required one.
+
+        Also raise it for --flag=--, since argparse loses this value in some Pythons.
+        """
         for argument in sys.argv[1:] if args is None else args:
+            name = argument.partition("=")[0]
+            if argument == "--":
+                break
             if re.fullmatch(r"--\w+=--", argument):
                 raise UserError(f"{argument}: found '--'; give another value")
+            is_flag = name.startswith("--") and not name.startswith("--config.") and self._subparsers is None
+            if is_flag and name not in self._option_string_actions:
+                near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+                hint = f"did you mean {near[0]}?" if near else "--help lists the flags"
+                raise UserError(f"{argument}: no such flag; {hint}")
         return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see --help")
 
 
 def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser:

@@ -172,5 +172,6 @@ def describe(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(arguments)
     if origin is tuple:
-        return "a tuple of them" if arguments[-1] is ... else f"a tuple of {len(arguments)} numbers"
+        several = f"a tuple of {len(arguments)} values, each {describe(arguments[0])}"
+        return "a tuple of them" if arguments[-1] is ... else several
     return KINDS[hint]

@@ -97,7 +97,7 @@ class Suite:
 
     def rows(self, result: Result) -> list[Row] | None:
         """Return the rows of the CSV file and of the printed table, or None."""
-        return [_without_items(row) for row in result["rows"]] if "rows" in result else None
+        return [_cells(row) for row in result["rows"]] if "rows" in result else None
 
     def figure(self, result: Result) -> Figure | None:
         """Return the figure for PNG and TensorBoard, or None."""
@@ -114,7 +114,7 @@ class Suite:
     def printed(self, result: Result) -> str:
         """Return the text to print."""
         rows = self.rows(result)
-        return results.table(rows) if rows else results.listing(_without_items(result))
+        return results.table(rows) if rows else results.listing(_given(result))
 
     def compared_rows(self, result: Result) -> list[Row]:
         """Return the rows that a sweep compares, with length, status (ok or undefined), reason and `values`."""
@@ -133,8 +133,15 @@ class Suite:
         return groups
 
 
-def _without_items(row: Row) -> Row:
+def _cells(row: Row) -> Row:
     return {name: cell for name, cell in row.items() if name != "items"}
+
+
+def _given(result: Result) -> Row:
+    """Return the fields of a result to print: without items, and without options that were not given."""
+    request = {flag: value for flag, value in result.get("request", {}).items() if value is not None}
+    fields = {name: cell for name, cell in _cells(result).items() if name != "request"} | request
+    return {name: cell for name, cell in fields.items() if cell != {}}
 
 
 def file_stem(

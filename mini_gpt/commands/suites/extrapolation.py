@@ -40,6 +40,9 @@ class Extrapolation(Suite):
         rows, by_position = extrapolation.extrapolation(run.model, tokens, run.tokenizer.token_bytes, windowings)
         return {"train_length": run.trained.context_length, "rows": rows, "by_position": by_position}
 
+    def printed(self, result: Result) -> str:
+        return f"{super().printed(result)}\n\nsample_nll compares all rows: it is the loss on the same targets."
+
     def label(self, row: Row) -> str:
         return "blocks" if row["protocol"] == "blocks" else f"sliding, stride {row['stride']}"
 
