@@ -156,6 +156,19 @@ def test_bad_training_flags_end_in_one_line_and_write_nothing(monkeypatch, flags
     assert not (tmp_path / "run").exists()
 
 
+BAD_FLAGS = [
+    ("sample.py", ["--workdir=runs/none", "--promt=a"], "error: --promt=a: no such flag; did you mean --prompt?"),
+    ("eval.py", ["--txt=a"], "error: --txt=a: no such flag; did you mean --text?"),
+    ("eval.py", [], "error: the following arguments are required: --workdir; see --help"),
+    ("eval.py", ["--workdir=runs/none", "--tokens=a"], "error: argument --tokens: invalid int value: 'a'; see --help"),
+]
+
+
+@pytest.mark.parametrize("command, arguments, line", BAD_FLAGS)
+def test_bad_flags_are_named_in_one_line(monkeypatch, command, arguments, line):
+    assert type_in(monkeypatch, command, *arguments) == line
+
+
 NO_HOME = "found no home directory for ~; set HOME, or give the path without ~"
 
 
