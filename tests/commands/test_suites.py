@@ -84,6 +84,7 @@ def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained,
     output = capsys.readouterr().out
     assert len(re.findall(r"^ *\d+ +(?:blocks|sliding) ", output, re.M)) == 8
     assert output.count("undefined: model.max_positions: the learned table has 32 positions") == 1
+    assert "sample_nll compares all rows" in output
 
 
 @pytest.mark.slow
