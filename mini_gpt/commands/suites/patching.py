@@ -31,11 +31,10 @@ class Patching(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         clean, corrupted = (_tokens(run, name, text) for name, text in _texts(options).items())
-        sizes = f"{len(clean)} tokens in --text and {len(corrupted)} in --other"
-        require(len(clean) == len(corrupted), "--other", sizes, "both texts need equal numbers of tokens")
-        require(
-            bool((clean[:-1] != corrupted[:-1]).any()), "--other", options.other, "must differ before its last token"
-        )
+        if len(clean) != len(corrupted):
+            raise UserError(f"--other: found {len(corrupted)} tokens; must have as many as --text, {len(clean)}")
+        differs = bool((clean[:-1] != corrupted[:-1]).any())
+        require(differs, "--other", options.other, "must differ from --text before its last token")
         pair = patching.TextPair(clean[:-1], corrupted[:-1], int(clean[-1]), int(corrupted[-1]))
         with progress.shown("activation patching", patching.cost(run.model, len(clean) - 1)) as advance:
             effects = patching.patch(run.model, pair, advance=advance)

@@ -96,10 +96,10 @@ def lens_figure(rows: Sequence[dict[str, Any]], shown: dict[str, Any], *, title:
     size = (4.2 + 0.62 * columns, max(3.6, 1.6 + 0.42 * depths))
     figure, (left, right) = new_figure(size, 1, 2, title=title, width_ratios=(3.4, 0.62 * columns + 0.8))
     left.plot([row["nll"] for row in rows], range(depths), marker="o", color="C0")
-    labels = ["embedding", *(f"after layer {layer}" for layer in range(depths - 1))]
+    labels = ["0: embedding", *(f"{layer + 1}: after layer {layer}" for layer in range(depths - 1))]
     left.set_yticks(range(depths), labels)
     left.set_ylim(depths - 0.5, -0.5)  # downwards, as in the maps
-    finish(left, xlabel="loss (nats per token)", title="Loss after each layer")
+    finish(left, xlabel="loss (nats per token)", ylabel="depth", title="Loss after each layer")
     probabilities_PL = np.array(shown["probabilities"])[..., 0]
     image = right.imshow(probabilities_PL, cmap=colours.WEIGHTS, vmin=0, vmax=1, aspect="auto")
     for (depth, place), probability in np.ndenumerate(probabilities_PL):

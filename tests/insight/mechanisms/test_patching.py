@@ -97,8 +97,8 @@ def test_the_suite_writes_effects_and_checks_its_texts(trained):
     for options, message in {
         SuiteOptions(): "needs two texts",
         SuiteOptions(text="ab"): "needs two texts",
-        SuiteOptions(text="abc", other="ab"): "3 tokens in --text and 2 in --other",
-        SuiteOptions(text="abc", other="abd"): "must differ before its last token",
+        SuiteOptions(text="abc", other="ab"): "--other: found 2 tokens; must have as many as --text, 3",
+        SuiteOptions(text="abc", other="abd"): "must differ from --text before its last token",
         SuiteOptions(text="a", other="b"): "needs at least two tokens",
     }.items():
         with pytest.raises(UserError, match=message):
