@@ -63,13 +63,15 @@ def write_tensorboard(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows in aligned columns. The values of "reason" are below the rows, each of them once."""
+    """Return the rows in aligned columns. Each value of "reason" is below the rows once; several have numbers."""
     columns = [name for name in rows[0] if name != "reason"]
-    cells = [columns, *([_shown(row[name]) for name in columns] for row in rows)]
+    reasons = list(dict.fromkeys(row["reason"] for row in rows if row.get("reason")))
+    numbers = {reason: f" ({number})" if len(reasons) > 1 else "" for number, reason in enumerate(reasons, start=1)}
+    numbered = lambda row: row | {"status": f"{row['status']}{numbers[row['reason']]}"} if row.get("reason") else row
+    cells = [columns, *([_shown(row[name]) for name in columns] for row in map(numbered, rows))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
-    reasons = dict.fromkeys(row["reason"] for row in rows if row.get("reason"))
-    return "\n".join([*lines, *(f"undefined: {reason}" for reason in reasons)])
+    return "\n".join([*lines, *(f"undefined{number}: {reason}" for reason, number in numbers.items())])
 
 
 def markdown_table(rows: Sequence[Row]) -> str:

@@ -28,3 +28,18 @@ def test_any_altered_number_of_a_result_is_found(tmp_path):
 def test_a_result_with_non_finite_numbers_is_refused():
     with pytest.raises(ValueError, match="not JSON compliant"):
         results.json_text({"nll": float("nan")})
+
+
+def test_reasons_below_a_table_are_those_of_their_rows():
+    found = {2: "too short", 3: "no words", 4: "too short"}
+    rows = [{"length": n, "status": "undefined" if n in found else "ok", "reason": found.get(n)} for n in range(1, 5)]
+    assert results.table(rows).splitlines() == [
+        "length         status",
+        "     1             ok",
+        "     2  undefined (1)",
+        "     3  undefined (2)",
+        "     4  undefined (1)",
+        "undefined (1): too short",
+        "undefined (2): no words",
+    ]
+    assert results.table(rows[:2]).splitlines()[2:] == ["     2  undefined", "undefined: too short"]
