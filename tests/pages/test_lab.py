@@ -135,7 +135,11 @@ def test_the_experiments_show_what_the_page_says():
     swapped = results["Swap “The” and “mat”"]
     assert swapped["words"] == ["mat", "cat", "sat", "on", "the", "The"]
     np.testing.assert_allclose(swapped["y"], np.array(results["Start"]["y"])[[5, 1, 2, 3, 4, 0]], rtol=1e-12)
-    rope_LS = weights(results["Choose RoPE"])[1]
+    turned = results["The same swap with RoPE"]
+    assert turned["words"] == swapped["words"]
+    kept_LD = np.array(results["Choose RoPE in the original order"]["y"])[[5, 1, 2, 3, 4, 0]]
+    assert np.abs(turned["y"] - kept_LD).max() > 0.01
+    rope_LS = weights(results["Choose RoPE in the original order"])[1]
     assert second_LS[mat, The] == pytest.approx(second_LS[mat, the]) and rope_LS[mat, the] > 2 * rope_LS[mat, The]
     causal_LS = weights(results["Hide later words"])[1]
     assert causal_LS[the, mat] == 0 == causal_LS[The, mat] and causal_LS[The, The] == 1
@@ -206,6 +210,18 @@ def test_the_fragment_restores_the_state():
         assert state == default
 
 
+def test_the_page_names_what_it_cannot_read_in_an_address():
+    default = "x=0,0,2,0,2,0,0,0,0,2,1,0,0,0,1,0,0,0,2,0,0.5,0,0,2&order=0,1,2,3,4,5&heads=2&position=none&scale=on"
+    read = [default, "theme=dark&mask=none&Q=identity", "sentence=1&order=3,1,2,0&K=random.5", "temperature=2.5&x="]
+    unread = ["position=xyz&order=1,1,1&heads=1", "sentence=7&theme=red", "mask=later&colour=red", "order=4,0,1,2,3"]
+    entries = [dict(urllib.parse.parse_qsl(text, keep_blank_values=True)) for text in (*read, *unread)]
+    program = "{ return given.entries.map((each) => unreadOf(given.data, each)); }"
+    found = node.evaluate(SCRIPTS, program, {"data": example.data(), "entries": entries})
+    assert found[:4] == [[], [], [], []]
+    expected = [["position=xyz", "order=1,1,1"], ["sentence=7", "theme=red"], ["mask=later", "colour=red"]]
+    assert found[4:] == [*expected, ["order=4,0,1,2,3"]]
+
+
 @pytest.fixture(scope="module")
 def explained():
     """Return, for random states, all matrices of the page, their copies, and the explanation of each number."""
@@ -267,7 +283,7 @@ def test_shapes_are_those_of_the_model():
     table = node.evaluate(SCRIPTS, "{ return shapesOf(10, 512, 8); }", None)
     q_BLHK = jnp.zeros((1, 10, 8, 64))
     out_BLHK, maps = attend(Heads(q_BLHK, q_BLHK, q_BLHK), Mask(False).visible(10))
-    shown = [tuple(int(n) for n in shape.removeprefix("3 of ").split(" × ")) for _, shape in table]
+    shown = [tuple(int(n) for n in shape.split(" × ")) for _, shape in table]
     assert shown == [(10, 512), (8, 10, 64), maps.weights_BHLS.shape[1:], (8, 10, 64), (10, 512)]
     assert (
         out_BLHK.swapaxes(1, 2).shape[1:] == shown[3] and split_heads(jnp.zeros((1, 10, 512)), 8).shape == q_BLHK.shape

@@ -205,6 +205,35 @@ def test_a_link_of_the_things_to_try_sets_the_page(page):
     until(page, lambda: page.find_elements("id", "matrix-A1"))
 
 
+def test_a_link_brings_its_result_into_view(page):
+    page.find_element("link text", "Swap “The” and “mat”").click()
+    shown = "const { top } = arguments[0].getBoundingClientRect(); return top >= 0 && top < innerHeight"
+    until(page, lambda: page.execute_script(shown, find(page, "verdict")))
+    assert find(page, "verdict").text.startswith("Each word has the same output as before")
+    assert page.switch_to.active_element == find(page, "reorder")
+    page.find_element("link text", "The same swap with RoPE").click()
+    until(page, lambda: "because of RoPE" in find(page, "verdict").text)
+    marked = lambda: [link.text for link in page.find_elements("css selector", "#experiments [aria-current=true]")]
+    assert marked() == ["The same swap with RoPE"]
+    find(page, "mask-causal").click()
+    until(page, lambda: marked() == [])
+
+
+def test_an_unknown_value_in_the_address_is_said(page, path):
+    page.get("about:blank")
+    page.get(f"{path.as_uri()}#position=xyz&heads=1")
+    until(page, lambda: "position=xyz. It shows the default instead" in find(page, "unread").text)
+    find(page, "heads-2").click()
+    until(page, lambda: find(page, "unread").text == "")
+
+
+def test_nothing_covers_the_page_before_a_number_is_chosen(page):
+    size = lambda: find(page, "explained").size["height"]
+    assert size() <= 1
+    page.execute_script("arguments[0].focus()", cell(page, "S0", 2, 1))
+    until(page, lambda: size() > 20)
+
+
 def test_a_step_is_copied_as_numpy(page):
     page.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]})
     page.find_element("css selector", "#step-mix [aria-label='Copy Softmax, times V as NumPy']").click()

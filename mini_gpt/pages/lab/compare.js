@@ -15,10 +15,10 @@ function wordOfTwoRoles([first, second]) {
 
 function OneBesideTwo({ page }) {
   const words = page.held.X.rows, [{ result: one }, { result: two }] = [page.views.one, page.views.two], word = wordOfTwoRoles(two.heads);
-  const found = (head, i) => { const { keys, weight } = strongest(head.weights)[i]; return `${keys.map((j) => words[j]).join(" and ")} ${number(weight)}`; };
+  const found = (head, i) => keysInWords(strongest(head.weights)[i], words);
   const weightsOn = (i, keys) => keys.map((j) => `${words[j]} ${number(one.heads[0].weights[i][j])}`).join(" and ");
   const shown = [["one head of width 4", "one", "A0"], ["head 1 of two, width 2", "two", "A0"], ["head 2 of two, width 2", "two", "A1"]];
-  return html`<section class="card step" id="one-beside-two" aria-labelledby="title-one"><header><h2 id="title-one">One head beside two</h2></header>
+  return html`<section class="card step" id="one-beside-two" tabindex="-1" aria-labelledby="title-one"><header><h2 id="title-one">One head beside two</h2></header>
     <p class="soft">The same X, the same matrices, the same number of parameters. One head compares all four columns at once and has one softmax for each word. Two heads have two.</p>
     <div class="thirds">${shown.map(([name, view, id]) => html`<div><h3>${name}</h3><${Matrix} matrix=${page.views[view].held[id]} page=${inView(page, view)} /></div>`)}</div>
     <p id="two-roles">${word === null ? "With these numbers, no word finds clearly different keys in the two heads."
@@ -62,14 +62,14 @@ function Reorder({ page }) {
   const verdict = !isChanged ? "The words have their original order. Move one, and compare."
     : most <= ROUNDING * largest ? `Each word has the same output as before; only the rows are permuted.${reason ? "" : " Without positions and without a mask, attention does not know the order of its words."}`
       : `Outputs change by up to ${number(most)}${reason ? `, because of ${reason}` : ""}: the order makes a difference.`;
-  return html`<section class="card step" id="reorder" aria-labelledby="title-order"><header><h2 id="title-order">Change the order of the words</h2>
+  return html`<section class="card step" id="reorder" tabindex="-1" aria-labelledby="title-order"><header><h2 id="title-order">Change the order of the words</h2>
       <button id="swap" onClick=${swap}>swap second and last</button> <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>
       <button id="original" disabled=${!isChanged} onClick=${() => set({ order: first })}>original order</button></header>
     <${OrderChips} page=${page} />
     <div class="row tops"><div><h3>before</h3><${Matrix} matrix=${page.views.before.held.Y} page=${inView(page, "before")} /></div>
       <div><h3>after</h3><${Matrix} matrix=${held.Y} page=${page} place="after-Y" /></div>
-      <div><h3>change of Y</h3><table class="changes"><thead><tr><th scope="col">word</th><th scope="col">largest</th></tr></thead>
+      <div><h3>change of Y</h3><table class="changes"><thead><tr><th scope="col">word</th><th scope="col">largest change</th></tr></thead>
         <tbody>${words.map((word, n) => html`<tr><th scope="row">${word}</th><td>${number(changes[n])}</td></tr>`)}</tbody></table></div>
       <div class="verdict"><p id="verdict"><b>${verdict}</b></p>
-        <p class="soft small">For each word: the largest change among the four numbers of its output, in whichever row it is now.</p></div></div></section>`;
+        <p class="soft small">Each word's output is compared with its output in the original order. The table has the largest change among its four numbers.</p></div></div></section>`;
 }

@@ -11,10 +11,13 @@ function strongest(weights) {
   });
 }
 
+// As text: "sat 0.77"; "The and the 0.38 each".
+const keysInWords = ({ keys, weight }, words) => `${keys.map((j) => words[j]).join(" and ")} ${number(weight)}${keys.length > 1 ? " each" : ""}`;
+
 // As text: "cat → sat 0.77, sat → cat 0.74; no clear key: The, on".
 function inWords(weights, words) {
   const found = strongest(weights), even = words.filter((_, i) => !found[i].isClear);
-  const clear = found.flatMap(({ keys, weight, isClear }, i) => (isClear ? [`${words[i]} → ${keys.map((j) => words[j]).join(" and ")} ${number(weight)}`] : []));
+  const clear = found.flatMap((keys, i) => (keys.isClear ? [`${words[i]} → ${keysInWords(keys, words)}`] : []));
   return [clear.join(", "), even.length ? `no clear key: ${even.join(", ")}` : ""].filter(Boolean).join("; ");
 }
 
@@ -23,11 +26,13 @@ function Links({ head, n, words, pinned, onPin, name }) {
   const count = words.length, shown = (i) => pinned === null || pinned === i;
   useDark();
   return html`<div class="links" style=${`--count:${count};--head:${seriesColour(n)}`}>
+    <span class="side" aria-hidden="true">query</span>
     <div class="words" role="group" aria-label=${`${name}: queries`}>${words.map((word, i) => html`<button id=${`query-${n}-${i}`} aria-pressed=${pinned === i ? "true" : "false"}
       title="show only the lines of this word" onClick=${() => onPin(pinned === i ? null : i)}>${word}</button>`)}</div>
     <svg viewBox=${`0 0 ${count} 1`} preserveAspectRatio="none" role="img" aria-label=${`${name}: ${inWords(head.weights, words)}`}>
       ${head.weights.flatMap((row, i) => row.map((weight, j) => shown(i) && weight >= FAINTEST && html`<line x1=${i + 0.5} y1="0" x2=${j + 0.5} y2="1"
         stroke="var(--head)" stroke-width=${0.5 + 7 * weight} stroke-opacity=${Math.min(1, 0.12 + weight)} vector-effect="non-scaling-stroke" />`))}</svg>
+    <span class="side" aria-hidden="true">key</span>
     <div class="words keys" aria-hidden="true">${words.map((word, j) => html`<span style=${pinned === null ? "" : textOn(colourOf(SCALES.weights, head.weights[pinned][j]))}>${word}</span>`)}</div>
     <p class="small" id=${`said-${n}`}>${inWords(head.weights, words)}.</p></div>`;
 }

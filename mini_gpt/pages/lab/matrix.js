@@ -4,6 +4,9 @@
 const MOST = 4; // the value from which a signed number has the strongest colour
 const SCALES = { signed: scales.signed(MOST), weights: scales.linear(0, 1, [0, 0.5, 1]) };
 
+// Text in which W_Q and its like have subscripts.
+const typeset = (text) => text.split(/_([QKVO])(?!\w)/).map((part, n) => (n % 2 ? html`<sub>${part}</sub>` : part));
+
 // A number that can be typed. What is typed stays as it is until the field is left; what is not a number changes nothing.
 function NumberField({ value, label, onChange, onBlur, ...rest }) {
   const [typed, setTyped] = useState(null);
@@ -52,7 +55,7 @@ function Matrix({ matrix, page, onEdit, isBare = false, place = page.view === "m
       : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${brief(value)}`}>${isHidden && value === 0 ? "0" : brief(value)}</td>`;
   };
   return html`<figure class=${`matrix ${onEdit ? "editable" : ""} ${matrix.step === "input" ? "named" : ""}`} id=${`matrix-${place}`}>
-    <figcaption><b class="name">${name}</b> <span class="soft">${shapeOf(matrix)}</span>${children}</figcaption>
+    <figcaption><b class="name">${typeset(name)}</b> <span class="soft">${shapeOf(matrix)}</span>${children}</figcaption>
     <table role="grid" aria-label=${`${name}, ${shapeOf(matrix)}`} ref=${box} onPointerLeave=${() => page.point(null)}>
       <thead><tr role="row"><td class=${isBare ? "unseen" : ""}></td>${columns.map((label, j) => html`<th scope="col" role="columnheader" style=${headLine(page, matrix, j)}>${label}</th>`)}</tr></thead>
       <tbody>${values.map((row, i) => html`<tr role="row" key=${i}><th scope="row" role="rowheader" class=${isBare ? "unseen" : ""}>${rows[i]}</th>${row.map((value, j) => cell(value, i, j))}</tr>`)}</tbody>

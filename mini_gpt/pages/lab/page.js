@@ -25,12 +25,13 @@ function viewsOf(data, state) {
 }
 
 function App({ data }) {
-  const [state, change] = useState(() => stateOf(data, fragment.read())), set = (part) => change((old) => ({ ...old, ...part }));
+  const [state, change] = useState(() => stateOf(data, fragment.read())), [unread, setUnread] = useState(() => unreadOf(data, fragment.read()));
+  const set = (part) => { setUnread([]); change((old) => ({ ...old, ...part })); };
   const [hovered, hover] = useState(null), [focused, setFocused] = useState(null), [said, say] = useState(""), [pinned, pin] = useState(null);
   const views = useMemo(() => viewsOf(data, state), [state]), { result, held } = views.main, isDark = useDark();
   useEffect(() => fragment.write({ ...entriesOf(data, state), theme: theme.chosen }), [state, isDark]);
   useEffect(() => {
-    const follow = () => { const entries = fragment.read(); change(stateOf(data, entries)); if (entries.theme) theme.choose(entries.theme); };
+    const follow = () => { const entries = fragment.read(); change(stateOf(data, entries)); setUnread(unreadOf(data, entries)); if (entries.theme) theme.choose(entries.theme); };
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
@@ -39,16 +40,30 @@ function App({ data }) {
   const [point, focus] = [hover, setFocused].map((put) => (cell) => { put(cell); if (cell) say(""); });
   const page = { data, set, views, view: "main", ...views.main, pointed, from: explained?.from ?? {}, point, focus, say };
   return html`<header class="top"><h1>The attention lab</h1><${ThemeButton} /></header>
-    <div class="opening"><div><p>A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps. All numbers with a dotted line can be changed, and every step follows.</p>
+    <p id="unread" class="note" role="status">${unread.length > 0 && `This page cannot read a part of its address: ${unread.join(", ")}. It shows the default instead.`}</p>
+    <div class="opening"><div><p>A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps. All numbers with a dotted line can be changed, and every step follows. Point at a number, tap it, or go to it with Tab and arrow keys, to see how it is computed.</p>
       <p>The words' numbers and the matrices were <b>chosen by hand</b>, so that each head has one clear role. Heads of trained models are rarely so clear.</p></div>
-      <nav class="card" id="experiments" aria-label="Things to try"><h2>Things to try</h2><ul>${EXPERIMENTS.map(([hash, name, seen]) => html`<li><a href=${`#${hash}`}>${name}</a>: ${seen}</li>`)}</ul></nav></div>
+      <${Experiments} page=${page} /></div>
     <${Controls} page=${page} />
-    <section class="card step" id="roles" aria-labelledby="title-roles"><header><h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2><${ColourBars} /></header>
-      <p class="soft small">A line goes from a word that reads, above (the query), to a word that it reads, below (the key). Its width is the attention weight. Choose a word above to see its lines alone.</p>
+    <section class="card step" id="roles" tabindex="-1" aria-labelledby="title-roles"><header><h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2><${ColourBars} /></header>
+      <p class="soft small">A line goes from a word that reads, above (the query), to a word that it reads, below (the key). Its width is the attention weight. Choose a word above to see its lines alone. A word has no clear key if its largest weight is at most 1.5 times that of an even spread.</p>
       <div class="lanes">${result.heads.map((head, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`}><h3>${headName(state, n)}</h3>
         <${Links} ...${{ head, n, words: held.X.rows, name: headName(state, n), pinned: pinned < state.x.length ? pinned : null, onPin: pin }} /></div>`)}</div></section>
     ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map((views, n) => html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>${views.map((View) => html`<${View} page=${page} />`)}</div>`)}
-    <div id="explained" class="card" role="status">${explained ? html`<b>${explained.name}</b> <span>${explained.text}</span>` : html`<span class="soft">${said || "Point at a number, tap it, or go to it with Tab and arrow keys: its computation is shown here."}</span>`}</div>`;
+    <div id="explained" class=${explained || said ? "card" : "unseen"} role="status">${explained ? html`<b>${typeset(explained.name)}</b> <span>${typeset(explained.text)}</span>` : html`<span class="soft">${said}</span>`}</div>`;
+}
+
+// Links to states of the page. A link also brings the section into view in which its result is seen.
+function Experiments({ page: { data, state } }) {
+  const [goal, setGoal] = useState(null), shortOf = (own) => JSON.stringify(entriesOf(data, own)), now = shortOf(state);
+  useEffect(() => {
+    if (goal === null) return;
+    const section = document.getElementById(goal.id), { top, bottom } = section.getBoundingClientRect();
+    section.focus({ preventScroll: true });
+    if (top < 0 || bottom > innerHeight) section.scrollIntoView({ block: "start" });
+  }, [goal]);
+  return html`<nav class="card" id="experiments" aria-label="Things to try"><h2>Things to try</h2><ul>${EXPERIMENTS.map(([hash, name, seen, id]) => html`<li>
+    <a href=${`#${hash}`} aria-current=${now === shortOf(stateOf(data, fragment.parse(hash))) ? "true" : null} onClick=${() => setGoal({ id })}>${typeset(name)}</a>: ${seen}</li>`)}</ul></nav>`;
 }
 
 const ColourBars = () => html`<span class="bars"><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} /> <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden by the mask" /></span>`;

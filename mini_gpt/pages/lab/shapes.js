@@ -3,11 +3,13 @@
 
 const LARGEST = 1_000_000; // a size that can be typed
 
+const inHeads = (heads) => `${heads} head${heads > 1 ? "s" : ""}`;
+
 function shapesOf(length, width, heads) {
   const each = width / heads, shape = (...axes) => axes.map((n) => n.toLocaleString("en")).join(" × ");
   return [
-    ["Project: Q, K, V", `3 of ${shape(length, width)}`],
-    ["Split into heads", `3 of ${shape(heads, length, each)}`],
+    ["Project: Q, K, V", shape(length, width)],
+    ["Split into heads", shape(heads, length, each)],
     ["Score: S", shape(heads, length, length)],
     ["Softmax, times V: O", shape(heads, length, each)],
     ["Concatenate, project: Y", shape(length, width)],
@@ -24,8 +26,8 @@ function Shapes({ page }) {
   }} /></label>`;
   return html`<section class="card step" id="shapes" aria-labelledby="title-shapes"><header><h2 id="title-shapes">Shapes, here and in a model</h2></header>
     <div class="controls">${field("length", "tokens")}${field("width", "width")}${field("heads", "heads")}</div>
-    <div><div class="wide" tabindex="0" role="group" aria-label="Shapes"><table class="shapes"><thead><tr><th scope="col">step</th><th scope="col">${data.dimensions.length} → ${state.heads} × ${data.dimensions.length / state.heads}</th><th scope="col">${width} → ${heads} × ${fits ? width / heads : "?"}</th></tr></thead>
+    <div><div class="wide" tabindex="0" role="group" aria-label="Shapes"><table class="shapes"><thead><tr><th scope="col">step</th><th scope="col">width ${data.dimensions.length},<br />${inHeads(state.heads)}</th><th scope="col">width ${width},<br />${inHeads(heads)}</th></tr></thead>
       <tbody>${own.map(([step, shape], n) => html`<tr><th scope="row"><span class="badge">${n + 1}</span> ${step}</th><td>${shape}</td><td>${other[n][1]}</td></tr>`)}</tbody></table></div>
-    <p class="small" id="fits">${fits ? `The four matrices have 4 · ${width}² = ${(4 * width * width).toLocaleString("en")} parameters, for any number of heads. A batch adds one axis in front.`
+    <p class="small" id="fits">${fits ? `Q, K and V have the same shape. The four matrices have 4 · ${width}² = ${(4 * width * width).toLocaleString("en")} parameters, for any number of heads. A batch adds one axis in front.`
       : html`<b>The width must be divisible by the number of heads: ${width} / ${heads} is not a whole number.</b>`}</p></div></section>`;
 }

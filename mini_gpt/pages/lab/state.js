@@ -78,6 +78,15 @@ function entriesOf(data, state) {
   return entries;
 }
 
+// The entries of a fragment that stateOf leaves out, as "name=value". An entry that spells a default is read.
+function unreadOf(data, entries) {
+  const { theme, ...own } = entries, plain = stateOf(data, own.sentence === undefined ? {} : { sentence: own.sentence }), first = opened(data, plain.sentence);
+  const spelled = { sentence: "0", order: written([first.order]), x: written(first.x), heads: "2", position: "none", mask: "none", scale: "on", temperature: "1", ...data.defaults };
+  const isRead = (name) => own[name] === spelled[name] || JSON.stringify(stateOf(data, own)) !== JSON.stringify(stateOf(data, { ...own, [name]: undefined }));
+  const unread = Object.keys(own).filter((name) => own[name] !== "" && !isRead(name)).map((name) => `${name}=${own[name]}`);
+  return [undefined, "light", "dark"].includes(theme) ? unread : [...unread, `theme=${theme}`];
+}
+
 // The state of a fragment; an entry that is not valid counts as left out.
 function stateOf(data, entries) {
   const state = defaultState(data), width = data.dimensions.length, sentences = sentencesOf(data);

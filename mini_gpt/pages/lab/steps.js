@@ -26,10 +26,10 @@ async function copied(text) {
 // One step. formula: in plain text. children: its matrices.
 function Step({ id, page, formula, said, children }) {
   const { number: count, title } = STEPS.find((step) => step.id === id), matrices = ofStep(page.held, id);
-  return html`<section class="card step" id=${`step-${id}`} aria-labelledby=${`title-${id}`}>
+  return html`<section class="card step" id=${`step-${id}`} tabindex="-1" aria-labelledby=${`title-${id}`}>
     <header><h2 id=${`title-${id}`}>${count && html`<span class="badge">${count}</span> `}${title}</h2>
       <${CopyButtons} ...${{ matrices, what: title, onCopied: page.say }} /></header>
-    <div><code>${formula}</code><p class="soft small">${said}</p></div><div>${children}</div></section>`;
+    <div><code>${typeset(formula)}</code><p class="soft small">${typeset(said)}</p></div><div>${children}</div></section>`;
 }
 
 // Something for each head, beside each other.
@@ -68,7 +68,7 @@ const ADDED = {
 function Input({ page }) {
   const { state, set, held, result } = page, matrix = (id) => html`<${Matrix} ...${{ matrix: held[id], page }} />`;
   const edit = (i, j, value) => set({ x: state.x.map((row, n) => row.map((old, k) => (n === state.order[i] && k === j ? value : old))) });
-  return html`<${Step} id="input" page=${page} formula=${result.added ? "X + P" : "X"} said=${`A row for each word. A person named these dimensions. ${ADDED[state.position]}`}>
+  return html`<${Step} id="input" page=${page} formula=${result.added ? "X + P" : "X"} said=${`A row for each word. The four dimensions and their names were chosen by hand. ${ADDED[state.position]}`}>
     <div class="row"><${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
       ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}</div></>`;
 }
