@@ -225,6 +225,20 @@ def test_touch_pins_and_two_fingers_zoom(pages, browser, sized):
 
 
 @pytest.mark.slow
+def test_controls_are_large_enough_for_fingers(pages, browser, sized):
+    sized(390, touch=True)
+    for tab in ("Text", "Heads", "Map", "Positions"):
+        go(browser, pages / "text.html", f"tab={tab}")
+        small = browser.execute_script("""
+            const shown = [...document.querySelectorAll("button, select, input")].filter((e) => e.offsetParent);
+            const sizes = shown.map((e) => [e.id || e.textContent, e.getBoundingClientRect()]);
+            return sizes.filter(([, box]) => Math.min(box.width, box.height) < 40).map(([name]) => name)""")
+        assert small == [], tab
+        hints = browser.find_elements(By.CLASS_NAME, "by-pointer")
+        assert hints and not any(hint.is_displayed() for hint in hints)
+
+
+@pytest.mark.slow
 def test_heads_have_labels_or_the_reason(pages, browser):
     go(browser, pages / "text.html", "tab=Text&head=3")
     assert browser.find_element(By.ID, "label").text == "induction"
@@ -249,6 +263,17 @@ def test_each_view_says_what_it_shows(pages, browser):
         panel = browser.find_element(By.ID, "panel").text
         assert said in panel, fragment
         assert ("masked: the query cannot see the key" in panel) == (fragment != "tab=Positions")
+
+
+@pytest.mark.slow
+def test_the_first_key_is_read_by_many_queries(pages, browser):
+    go(browser, pages / "text.html", "tab=Text")
+    browser.find_element(By.ID, "side-key").click()
+    pinned = lambda: browser.find_element(By.CSS_SELECTOR, ".pinned").get_attribute("id")
+    WebDriverWait(browser, 10).until(lambda _: pinned() == f"queries-{len(TEXT) // 2}")
+    browser.find_element(By.ID, "queries-3").click()
+    browser.find_element(By.ID, "side-query").click()
+    WebDriverWait(browser, 10).until(lambda _: pinned() == "queries-3")  # the reader's own choice stays
 
 
 @pytest.mark.slow
@@ -330,12 +355,17 @@ def test_the_crosshair_is_drawn_along_its_row_and_column(pages, browser):
 @pytest.mark.slow
 def test_positions_say_what_the_run_uses_and_name_their_axes(pages, browser):
     go(browser, pages / "text.html", "tab=Positions")
-    badges = {
-        card.get_attribute("id"): card.find_element(By.CLASS_NAME, "badge").text
-        for card in browser.find_elements(By.CSS_SELECTOR, ".card")
-    }
-    assert badges.pop("card-learned") == "used by this run"
-    assert len(badges) == 5 and set(badges.values()) == {"not used by this run"}
+    badges = lambda: [
+        (
+            badge.find_element(By.XPATH, "ancestor::section").get_attribute("id"),
+            badge.text,
+            "used" in badge.get_attribute("class"),
+        )
+        for badge in browser.find_elements(By.CLASS_NAME, "badge")
+    ]
+    assert badges() == [("card-learned", "used by this run", True)]
+    own, others = browser.find_elements(By.CSS_SELECTOR, ".cards")
+    assert [len(group.find_elements(By.CLASS_NAME, "card")) for group in (own, others)] == [1, 5]
     axes = {
         card.get_attribute("id"): [text.text for text in card.find_elements(By.CSS_SELECTOR, "text.axis")]
         for card in browser.find_elements(By.CSS_SELECTOR, ".card")

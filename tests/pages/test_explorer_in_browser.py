@@ -44,7 +44,7 @@ def test_the_page_opens_offline_and_parses_no_text_as_markup(opened):
     browser, find, run = opened
     assert browser.get_log("browser") == []
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
-    assert browser.title == "run: what 2 × 4 heads attend to" and browser.find_elements(By.TAG_NAME, "img") == []
+    assert browser.title == "run: attention, 2 layers × 4 heads" and browser.find_elements(By.TAG_NAME, "img") == []
     press(browser, "1")
     tokens = run.store.tokens("validation")[:32]
     for place in range(32):
@@ -90,6 +90,7 @@ def test_controls_change_the_page(opened):
     assert weight == pytest.approx(maps.weights_BHLS[0, 3, 20, 4], abs=weight_error)
     assert logit == pytest.approx(maps.logits_BHLS[0, 3, 20, 4], abs=logit_error)
     assert max(logit_error, weight_error) < 0.05
+    assert f"the error of a weight is at most {weight_error:.4f}" in find("precision").text
     press(browser, "H")
     until(lambda: find("head-2").get_attribute("aria-pressed") == "true")
     label = json.loads((run.workdir / "eval" / "heads.json").read_text())["heads"][4 + 2]["label"]
@@ -209,6 +210,12 @@ def test_the_position_page_follows_its_sliders(opened):
     for pair, place in [(0, 3), (0, 7)]:  # pair 0 rotates by one radian per token
         turned = [circle[0] + circle[2] * np.cos(place), circle[1] - circle[2] * np.sin(place)]
         np.testing.assert_allclose(tip(pair, place), turned, atol=1e-3)
+    badges = lambda: [
+        (badge.text, "used" in badge.get_attribute("class").split())
+        for badge in browser.find_elements(By.CSS_SELECTOR, "#card-turns .badge, #card-waves .badge")
+    ]
+    ((used, is_own),) = badges()
+    assert is_own
     far = tip(3, 7)
     before = pixels(browser, "waves")
     until = lambda condition: WebDriverWait(browser, 10).until(lambda _: condition())
@@ -216,6 +223,7 @@ def test_the_position_page_follows_its_sliders(opened):
     until(lambda: find("longest").text == f"{2 * np.pi * 1_000 ** (30 / 32):,.0f}")
     until(lambda: pixels(browser, "waves") != before)
     until(lambda: tip(3, 7) != far)
+    assert badges() == [(f"{used} with base 10,000", False)]
     slide(browser, "length", 256)
     until(lambda: find("length-value").text == "256 tokens")
     until(lambda: browser.execute_script("return document.getElementById('waves').height") == 256)

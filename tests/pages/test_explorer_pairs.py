@@ -48,7 +48,7 @@ def test_the_page_holds_the_maps_of_all_kinds(run, monkeypatch):
     maps = attention.maps_by_kind(run.model, pair.inputs[None], pair.source[None])
     tokens = {"encoder": ("abcde", "abcde"), "decoder": ("edc", "edc"), "cross": ("edc", "abcde")}
     assert list(data["kinds"]) == list(maps) and "attention" not in data
-    assert data["title"] == "run: what 5 × 4 heads attend to"
+    assert data["title"] == "run: attention, 5 layers × 4 heads"
     for kind, held in data["kinds"].items():
         assert ("".join(held["tokens"]), "".join(held.get("keys", held["tokens"]))) == tokens[kind]
         assert (held["layers"], held["heads"]) == (len(maps[kind]), 4)

@@ -56,7 +56,7 @@ class Explorer(Suite):
             run.tokenizer,
             text,
             labels=self._labels(run, options),
-            title=f"{run.workdir.resolve().name}: what {layers} × {config.num_heads} heads attend to",
+            title=f"{run.workdir.resolve().name}: attention, {layers} layers × {config.num_heads} heads",
             subtitle=f"step {run.step:,}, {count} of {source}, position={config.position}",
         )
         return {".html": html}

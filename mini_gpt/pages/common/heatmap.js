@@ -184,5 +184,5 @@ function Heatmap({ id, name, rows, columns, makeValueAt, scale, deps, rowLabels,
       <button onClick=${() => zoomAt(1 / 1.5)} disabled=${view.zoom === 1} aria-label="zoom out">−</button>
       <button onClick=${() => zoomAt(1.5)} disabled=${view.zoom >= columns / CLOSEST} aria-label="zoom in">+</button>
       <button onClick=${() => setView({ zoom: 1, x: 0, y: 0 })} disabled=${view.zoom === 1}>whole map</button></span>
-      <span class="soft">Drag moves a zoomed map; Ctrl + wheel or two fingers zoom.</span></div></div>`;
+      <span class="soft">Drag moves a zoomed map; <span class="by-pointer">Ctrl + wheel or </span>two fingers zoom.</span></div></div>`;
 }

@@ -41,7 +41,7 @@ function LineChart({ id, name, lines, xName, yName, low, high, height = 260, for
     </svg>`}
     <ul class="legend">${lines.map(({ name: own, values, dash, wide }, n) => html`<li><svg width="26" height="10" aria-hidden="true"><line x1="0" x2="26" y1="5" y2="5" stroke=${seriesColour(n)} stroke-width=${wide ? 6 : 3} opacity=${wide ? 0.4 : 1} stroke-dasharray=${dash} /></svg>
       ${own}${at !== null && values[at] !== undefined && html` <b class="numbers">${format(values[at])}</b>`}</li>`)}
-      <li class="soft numbers">${at === null ? "Point at the chart to read values." : `at ${at.toLocaleString("en")}`}</li></ul></div>`;
+      <li class="soft numbers">${at === null ? "Point at the chart, or tap it, to read values." : `at ${at.toLocaleString("en")}`}</li></ul></div>`;
 }
 
 // A map of numbers with axes, rows downwards. x, y: {name, last}: the number of the last column or row.

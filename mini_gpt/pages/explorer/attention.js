@@ -90,6 +90,8 @@ class Attention {
     const level = this.ofHead(layer * this.heads + head).levels[this.start(i) + j];
     return level === this.hidden ? Infinity : this.floor * (level / this.steps) ** 2;
   }
+  // The token that is pinned at first: as a query it sees the most keys, and as a key it is seen by many queries.
+  firstPin(side) { return side === "query" ? this.widest : this.causal ? this.columns >> 1 : this.columns - 1; }
   // Whether the distance was clipped; the logit may be smaller.
   cut(layer, head, i, j) { return this.below(layer, head, i, j) === this.floor; }
   // The largest error of a logit by quantisation.
@@ -123,8 +125,8 @@ function reducedMap(attention, layer, head, by) {
   return (y, x) => { const sum = sums[y * width + x]; return sum < 0 ? null : Math.min(1, sum / Math.min(by, rows - y * by)); };
 }
 
-// A value and its error, with decimals that fit the error. The error is rounded up.
+// A value and its error, with two digits of the error but at most four decimals. The error is rounded up.
 function withError(value, error) {
-  const decimals = Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)))), unit = 10 ** -decimals;
+  const decimals = Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)) + 1)), unit = 10 ** -decimals;
   return `${value.toFixed(decimals)} ± ${(Math.ceil(error / unit) * unit).toFixed(decimals)}`;
 }

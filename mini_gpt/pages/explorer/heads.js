@@ -32,7 +32,7 @@ function HeadChoice({ attention, state, set, withMean }) {
   </div>`;
 }
 
-const NoLabels = () => html`<span class="soft" id="no-labels">Heads have no labels: the model is too large, or its text too short, to measure them for this page. <code>eval.py --suite=heads,explorer</code> measures them.</span>`;
+const NoLabels = () => html`<span class="soft" id="no-labels">Heads have no labels: the model is too large, or its text too short, to measure them for this page. The command <code>eval.py --suite=heads,explorer</code> measures them on many texts and writes this page again.</span>`;
 
 // Whether a token belongs to the one that is pointed at: {side, at}, a query or a key.
 const isAligned = (attention, { side, at }, n) => (attention.alignment ?? []).some(([key, endKey, query, endQuery]) => {

@@ -10,12 +10,13 @@ function MapView({ attention, state, set }) {
     <p>Each cell is the ${isLogits ? "logit" : "attention weight"} of a pair: its row is the query, the token that reads; its column is the key, the token that is read.</p>
     <div class="controls"><${Choice} id="show" name="show" options=${[["weights", "weights"], ["logits", "logits"]]} value=${state.values} onChoose=${(values) => set({ values })} />
       <${ColourBar} scale=${scale} name=${isLogits ? "logit" : "attention weight"} format=${(tick) => (isLogits ? tick.toFixed(1) : String(tick))} masked=${masked(attention)} />
-      ${isLogits && html`<span class="soft small" id="range">logits from ${range.least.toFixed(1)} to ${range.most.toFixed(1)}, clipped at ${attention.floor} below each row's largest</span>`}
+      ${isLogits && html`<span class="soft small" id="range">logits from ${range.least.toFixed(1)} to ${range.most.toFixed(1)}; a logit that is more than ${attention.floor} below the largest of its row is shown as ${attention.floor} below it</span>`}
       ${attention.alignment && html`<span class="soft small" id="legend"><i class="frame"></i> true alignment</span>`}</div>
-    <output id="pointed">${at ? html`<${Pair} ...${{ attention, layer, head, at }} />` : html`<span class="soft">Point at a cell, or click or tap: its weight and its logit are shown here. ${errorOf(attention)}</span>`}</output>
+    <output id="pointed">${at ? html`<${Pair} ...${{ attention, layer, head, at }} />` : html`<span class="soft">Point at a cell, or click or tap: its weight and its logit are shown here.</span>`}</output>
     <${Heatmap} id="map" name=${`Attention ${isLogits ? "logits" : "weights"} of layer ${layer}, head ${head}`} ...${{ rows, columns, scale, at }} deps=${[attention, layer, head, isLogits]}
       makeValueAt=${() => (isLogits ? attention.logitsAt(layer, head) : attention.weightsAt(layer, head))} rowLabels=${attention.rowLabels} columnLabels=${attention.columnLabels}
-      rowName="query" columnName="key" frames=${attention.alignment ?? []} onPoint=${point} onPin=${(cell) => set({ cell })} />`;
+      rowName="query" columnName="key" frames=${attention.alignment ?? []} onPoint=${point} onPin=${(cell) => set({ cell })} />
+    <p class="soft small" id="precision">${errorOf(attention)}</p>`;
 }
 
 function logitRange(attention, layer, head) {
@@ -29,8 +30,8 @@ function logitRange(attention, layer, head) {
   return { least, most, reach: Math.max(Math.abs(least), Math.abs(most)) || 1 };
 }
 
-const errorOf = (attention) => `Weights are computed from logits quantised in ${attention.steps} steps; their error is at most ${(Math.ceil(attention.error * 1e4) / 1e4).toFixed(4)}` +
-  (attention.others ? `. This holds for the ${attention.kept} largest weights of each query; all others are shown as the mean of their block of ${attention.block} keys.` : ".");
+const errorOf = (attention) => `Weights are computed from logits quantised in ${attention.steps} steps; the error of a weight is at most ${(Math.ceil(attention.error * 1e4) / 1e4).toFixed(4)} (±), and in most cells far less. The error of a logit grows with its distance from the largest of its row` +
+  (attention.others ? `. These errors hold for the ${attention.kept} largest weights of each query; all others are shown as the mean of their block of ${attention.block} keys.` : ".");
 
 // Query, key, logit and weight of a pair.
 function Pair({ attention, layer, head, at: { i, j } }) {

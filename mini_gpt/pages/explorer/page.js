@@ -18,7 +18,7 @@ function stateOf(entries, data, kinds) {
   const number = (text, low, high, otherwise) => (text !== undefined && +text >= low && +text <= high ? +text : otherwise);
   return {
     kind, side, tab: among(entries.tab, TABS.map(([id]) => id), "Text"), layer: fragment.index(entries.layer, attention.layers),
-    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads), pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, side === "key" ? count - 1 : attention.widest),
+    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads), pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, attention.firstPin(side)),
     cell: i !== null && j !== null && j !== undefined ? { i, j } : null, values: among(entries.values, ["weights", "logits"], "weights"),
     length: number(entries.length, 16, 1024, 128), baseLog: number(entries.base, Math.min(1, least), Math.max(6, least), least), shortcuts: entries.shortcuts !== "off",
   };
@@ -60,8 +60,8 @@ function App({ data, kinds }) {
       ${Object.keys(kinds).length > 1 && OF_ATTENTION.includes(state.tab) && html`<div class="controls">
         <${Choice} id="kind" name="attention" options=${Object.keys(kinds).map((kind) => [kind, kind])} value=${state.kind} onChoose=${show} /><span class="soft" id="meaning">${MEANINGS[state.kind]}</span></div>`}
       <${View} key=${state.kind} ...${{ data, attention, state, set }} /><//>
-    <footer class="soft small"><label><input type="checkbox" id="shortcuts" checked=${state.shortcuts} onChange=${(event) => set({ shortcuts: event.target.checked })} /> keyboard shortcuts</label>
-      <span class=${state.shortcuts ? "" : "unseen"}> <kbd>1</kbd>–<kbd>${TABS.length}</kbd> views, <kbd>h</kbd> <kbd>H</kbd> next and previous head, <kbd>l</kbd> <kbd>L</kbd> layer, <kbd>v</kbd> weights or logits, <kbd>t</kbd> colours.</span>
+    <footer class="soft small"><label class="by-pointer"><input type="checkbox" id="shortcuts" checked=${state.shortcuts} onChange=${(event) => set({ shortcuts: event.target.checked })} /> keyboard shortcuts</label>
+      <span class=${`by-pointer ${state.shortcuts ? "" : "unseen"}`}> <kbd>1</kbd>–<kbd>${TABS.length}</kbd> views, <kbd>h</kbd> <kbd>H</kbd> next and previous head, <kbd>l</kbd> <kbd>L</kbd> layer, <kbd>v</kbd> weights or logits, <kbd>t</kbd> colours.</span>
       <span> The address holds what you see, so that you can share it.</span></footer>`;
 }
 

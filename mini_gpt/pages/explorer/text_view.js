@@ -24,7 +24,7 @@ function TextView({ attention, state, set }) {
       : "Each token is shaded by the attention weight that the marked token gives to it."}
       ${" "}Point at another token, or click or tap to pin it.${attention.keys.includes("") && " ∅ is a token without text, such as the separator."}</p>
     <div class="controls">
-      ${!isCross && html`<${Choice} id="side" name="show" options=${[["query", "what the token reads"], ["key", "which tokens read it"]]} value=${state.side} onChoose=${(side) => set({ side })} />`}
+      ${!isCross && html`<${Choice} id="side" name="show" options=${[["query", "what the token reads"], ["key", "which tokens read it"]]} value=${state.side} onChoose=${(side) => set({ side, pin: state.pin === attention.firstPin(state.side) ? attention.firstPin(side) : state.pin })} />`}
       <${ColourBar} scale=${scales.weights} name="attention weight" masked=${masked(attention)} />
       ${attention.alignment && html`<span class="soft small" id="legend"><i class="underline"></i> true alignment of the token</span>`}</div>
     ${isCross ? html`<div class="pair"><section><h2>Source: the keys</h2>${text("key", "source", "keys")}</section>
@@ -42,8 +42,8 @@ function Strongest({ attention, marked, valueOf, layer, head }) {
   const listed = all.slice(0, MOST_LISTED).filter(([, weight], n) => n === 0 || weight >= 0.0005);
   const total = listed.reduce((sum, [, weight]) => sum + weight, 0), { isCross } = attention;
   return html`<section class="strongest" id="strongest" aria-label="largest weights"><h2>${marked.side === "key" ? "Which tokens read " : "What "}${inContext(own, marked.at)}${marked.side === "key" ? "" : " reads"}${" "}<span class="soft small">(position ${marked.at})</span></h2>
-    ${all.length === 0 ? html`<p class="soft">No pair with this token is visible.</p>` : html`<table><thead><tr><th>token</th><th>position</th>${!isCross && html`<th>distance</th>`}<th>weight</th><td></td></tr></thead>
+    ${all.length === 0 ? html`<p class="soft">No pair with this token is visible.</p>` : html`<table><thead><tr><th>token</th><th>position</th>${!isCross && html`<th>distance</th>`}<th>weight</th><td aria-hidden="true"><span class="ends"><span>0</span><span>1</span></span></td></tr></thead>
       <tbody>${listed.map(([n, weight]) => html`<tr><td>${inContext(others, n)}</td><td>${n}</td>${!isCross && html`<td>${marked.side === "key" ? n - marked.at : marked.at - n}</td>`}
-        <td>${weight.toFixed(3)}</td><td>${isMean(n) ? "mean of its block" : html`<i class="length" style=${`width:${100 * weight}%`}></i>`}</td></tr>`)}</tbody></table>
+        <td>${weight.toFixed(3)}</td><td>${isMean(n) ? "mean of its block" : html`<span class="track"><i class="length" style=${`width:${100 * weight}%`}></i></span>`}</td></tr>`)}</tbody></table>
     ${marked.side === "query" && html`<p class="soft small">The weights of a token's keys add up to 1; ${listed.length === 1 ? "this one" : `these ${listed.length}`} of ${all.length} visible keys ${listed.length === 1 ? "has" : "have"} ${total.toFixed(2)}.</p>`}`}</section>`;
 }

@@ -41,7 +41,7 @@ function App({ data }) {
   const page = { data, set, views, view: "main", ...views.main, pointed, from: explained?.from ?? {}, point, focus, say };
   return html`<header class="top"><h1>The attention lab</h1><${ThemeButton} /></header>
     <p id="unread" class="note" role="status">${unread.length > 0 && `This page cannot read a part of its address: ${unread.join(", ")}. It shows the default instead.`}</p>
-    <div class="opening"><div><p>A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps. All numbers with a dotted line can be changed, and every step follows. Point at a number, tap it, or go to it with Tab and arrow keys, to see how it is computed.</p>
+    <div class="opening"><div><p>A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps. All numbers with a dotted line can be changed, and every step follows. Point at a number, <span class="by-pointer">go to it with Tab and arrow keys, </span>or tap it, to see how it is computed.</p>
       <p>The words' numbers and the matrices were <b>chosen by hand</b>, so that each head has one clear role. Heads of trained models are rarely so clear.</p></div>
       <${Experiments} page=${page} /></div>
     <${Controls} page=${page} />
