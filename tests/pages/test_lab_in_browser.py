@@ -269,6 +269,23 @@ def test_nothing_is_wider_than_the_window(page, request, path):
             assert found <= 0, (fragment, width)
 
 
+def test_controls_are_large_enough_for_fingers(page, request, path):
+    request.addfinalizer(lambda: page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {}))
+    request.addfinalizer(lambda: page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False}))
+    metrics = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    page.get("about:blank")
+    page.get(f"{path.as_uri()}#Q=random.3&position=sinusoidal")
+    until(page, lambda: page.find_elements("id", "matrix-P"))
+    small = page.execute_script("""const small = (selector, side) => [...document.querySelectorAll(selector)].filter(
+            (e) => side.some((name) => e.getBoundingClientRect()[name] < 39.5)).map((e) => e.outerHTML.slice(0, 80));
+        return [...small("button, select, #temperature, .picker input", ["width", "height"]),
+            ...small("[role=gridcell]", ["height"]), ...small("#experiments a", ["height"])]""")
+    assert small == []
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_page_is_accessible(page, request, path, width, theme):
