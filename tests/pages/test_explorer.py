@@ -327,3 +327,12 @@ def test_the_first_pinned_token_sees_the_most_keys(causal, ends, widest):
     program += " return [held.widest, held.isMasked]; })()"
     given = packed | {"tokens": list("abcde"), "layers": 1, "heads": 1}
     assert node.evaluate(scripts, program, given) == [widest, not seen_LS.all()]
+
+
+def test_the_error_beside_a_value_is_the_stated_error_rounded_up():
+    errors = [0.00006, 0.00335, 0.0034, 0.0234, 0.0991, 0.4, 3.21]
+    program = "{ return given.map((error) => [withError(0.00123, error), roundedUp(error)]); }"
+    found = node.evaluate([explorer.PAGE.parent / "attention.js"], program, errors)
+    for (shown, stated), error in zip(found, errors, strict=True):
+        assert shown.endswith(f" ± {stated}") and error <= float(stated) <= max(1.1 * error, 1e-4)
+    assert found[1] == ["0.0012 ± 0.0034", "0.0034"]

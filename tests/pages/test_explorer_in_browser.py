@@ -90,7 +90,7 @@ def test_controls_change_the_page(opened):
     assert weight == pytest.approx(maps.weights_BHLS[0, 3, 20, 4], abs=weight_error)
     assert logit == pytest.approx(maps.logits_BHLS[0, 3, 20, 4], abs=logit_error)
     assert max(logit_error, weight_error) < 0.05
-    assert f"the error of a weight is at most {weight_error:.4f}" in find("precision").text
+    assert f"the error of a weight is at most {shown.split()[3]} (±)" in find("precision").text
     press(browser, "H")
     until(lambda: find("head-2").get_attribute("aria-pressed") == "true")
     label = json.loads((run.workdir / "eval" / "heads.json").read_text())["heads"][4 + 2]["label"]

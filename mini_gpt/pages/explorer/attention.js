@@ -125,8 +125,10 @@ function reducedMap(attention, layer, head, by) {
   return (y, x) => { const sum = sums[y * width + x]; return sum < 0 ? null : Math.min(1, sum / Math.min(by, rows - y * by)); };
 }
 
-// A value and its error, with two digits of the error but at most four decimals. The error is rounded up.
-function withError(value, error) {
-  const decimals = Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)) + 1)), unit = 10 ** -decimals;
-  return `${value.toFixed(decimals)} ± ${(Math.ceil(error / unit) * unit).toFixed(decimals)}`;
+// Decimals that show two digits of an error, but at most four; the error with these, rounded up; a value with its error.
+const decimalsOf = (error) => Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)) + 1));
+function roundedUp(error) {
+  const unit = 10 ** -decimalsOf(error);
+  return (Math.ceil(error / unit) * unit).toFixed(decimalsOf(error));
 }
+const withError = (value, error) => `${value.toFixed(decimalsOf(error))} ± ${roundedUp(error)}`;

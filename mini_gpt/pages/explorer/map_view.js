@@ -30,7 +30,7 @@ function logitRange(attention, layer, head) {
   return { least, most, reach: Math.max(Math.abs(least), Math.abs(most)) || 1 };
 }
 
-const errorOf = (attention) => `Weights are computed from logits quantised in ${attention.steps} steps; the error of a weight is at most ${(Math.ceil(attention.error * 1e4) / 1e4).toFixed(4)} (±), and in most cells far less. The error of a logit grows with its distance from the largest of its row` +
+const errorOf = (attention) => `Weights are computed from logits quantised in ${attention.steps} steps; the error of a weight is at most ${roundedUp(attention.error)} (±), and in most cells far less. The error of a logit grows with its distance from the largest of its row` +
   (attention.others ? `. These errors hold for the ${attention.kept} largest weights of each query; all others are shown as the mean of their block of ${attention.block} keys.` : ".");
 
 // Query, key, logit and weight of a pair.
