@@ -300,7 +300,7 @@ def test_maps_have_tokens_along_both_axes(pages, browser):
     said = browser.execute_script("return said")
     words = ["".join(token.split()) for token in re.findall(r"\s*(?:\w+|[.])", " ".join(STORIES))]
     for word in set(words):
-        assert sum(label.strip("·") == word for label in said) == 2 * words.count(word), word
+        assert sum(label.strip("␣") == word for label in said) == 2 * words.count(word), word
     assert any("query" in label for label in said) and any("key" in label for label in said)
 
 

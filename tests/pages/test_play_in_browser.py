@@ -181,7 +181,7 @@ def test_subwords_have_the_losses_of_the_model(page, pages):
 def test_words_without_a_token_are_left_out_and_said(page):
     page.open("words").write("the cat zzz sat")
     unknown = page.js("return [...document.querySelectorAll('.paint .unknown')].map((part) => part.textContent)")
-    assert unknown == [" zzz"] and page.js("return document.querySelector('.note').textContent").endswith("·zzz")
+    assert unknown == [" zzz"] and page.js("return document.querySelector('.note').textContent").endswith("␣zzz")
     wanted = losses_of(shown("words", WORDS).model, "the cat sat", WORDS)
     assert page.losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
 
@@ -201,9 +201,9 @@ def test_an_edit_changes_the_loss_as_in_the_model(page, runs):
     assert page.losses() == [[pytest.approx(plain, abs=LIMIT), pytest.approx(edited, abs=LIMIT)]]
     assert page.said.startswith("Head 1.2 off: loss ")
     change = page.browser.find_element(By.CSS_SELECTOR, ".change").text
-    assert change == f"{edited - plain:+.2f}".replace("-", "−")
+    assert change == f"{round(edited, 3) - round(plain, 3):+.3f}".replace("-", "−")
     rows = page.js("return [...document.querySelectorAll('.history tbody td')].map((cell) => cell.textContent)")
-    assert rows == ["Head 1.2 off", f"{plain:.2f}", f"{edited:.2f}", change]
+    assert rows == ["Head 1.2 off", f"{plain:.3f}", f"{edited:.3f}", change]
     page.click("reset")
     assert page.losses() == [[pytest.approx(plain, abs=LIMIT)]]
 
@@ -215,7 +215,7 @@ def test_measured_heads_show_the_change_of_the_loss(page, runs):
     for layer, head in ((0, 0), (1, 3)):
         change = losses_of(without_head(runs[0].model, layer, head), TEXT).mean() - plain
         label = page.find(f"head-{layer}.{head}").get_attribute("aria-label")
-        assert f"changes the loss by {change:+.2f} nats".replace("-", "−") in label
+        assert f"changes the loss by {change:+.3f} nats".replace("-", "−") in label
 
 
 def test_the_lens_is_computed_only_where_it_is_shown(page):
@@ -622,3 +622,40 @@ def test_a_number_out_of_range_becomes_the_nearest(page):
     page.find("count").send_keys(Keys.CONTROL, "a")
     page.find("count").send_keys("0", Keys.TAB)
     assert page.settle().find("count").get_attribute("value") == "1"
+
+
+def test_an_empty_text_is_asked_for_in_every_part(page):
+    page.open("two", view="loss")
+    page.find("text").send_keys(Keys.CONTROL, "a")
+    page.find("text").send_keys(Keys.BACKSPACE)
+    page.settle()
+    assert not page.find("write").is_enabled()
+    assert page.find("panel").text == "Type a text: the model needs at least one token."
+    assert "append" not in page.js("return document.querySelector('[aria-labelledby=next-title]').textContent")
+
+
+@pytest.mark.parametrize(("start", "end", "place"), [(0, 0, 0), (4, 7, 6), (9, 9, 8)])
+def test_next_token_follows_the_cursor_or_what_is_selected(page, start, end, place):
+    page.open("one").find("text").click()
+    page.js("document.getElementById('text').setSelectionRange(arguments[0], arguments[1])", start, end)
+    page.wait(lambda: page.settle().state.get("pin") == str(place))
+    before = page.js("return document.querySelector('.after q').textContent")
+    assert before == TEXT[: place + 1][-12:]
+
+
+@pytest.mark.parametrize("letters", [33, 34])
+def test_the_loss_of_a_short_text_is_not_smoothed(page, letters):
+    page.open("one", view="loss", text="a" * letters)
+    text = page.find("panel").text
+    assert ("the loss of each token" in text) is (letters < 34)
+    assert ("the mean over the 33 tokens" in text) is (letters >= 34)
+
+
+@pytest.mark.parametrize("steps", [(7, 7), (7, 9)])
+def test_different_steps_of_two_runs_are_said(page, pages, runs, steps):
+    stepped = [run._replace(step=step) for run, step in zip(runs, steps, strict=True)]
+    (pages / "steps.html").write_text(playground.play(stepped, ByteTokenizer(), TEXT, title="steps"), encoding="utf-8")
+    page.open("steps")
+    said = page.js("return document.getElementById('steps')?.textContent ?? ''")
+    assert ("one at 7, two at 9" in said) is (steps == (7, 9))
+    assert bool(said) is (steps == (7, 9))

@@ -29,7 +29,7 @@ const TabPanel = ({ selected, children }) => html`<div role="tabpanel" id="panel
 const Choice = ({ id, name, options, value, onChoose, titleOf }) => html`<div class="choice" role="group" aria-label=${name}><span class="name" aria-hidden="true">${name}</span>
   ${options.map(([own, text]) => html`<button id=${`${id}-${own}`} aria-pressed=${own === value ? "true" : "false"} title=${titleOf?.(own)} onClick=${() => onChoose(own)}>${text}</button>`)}</div>`;
 
-const Slider = ({ id, name, min, max, step, value, said, onChange }) => html`<label><span class="soft">${name}</span>
+const Slider = ({ id, name, min, max, step, value, said, title, onChange }) => html`<label title=${title}><span class="soft">${name}</span>
   <input type="range" id=${id} min=${min} max=${max} step=${step} value=${value} onInput=${(event) => onChange(+event.target.value)} /> <b class="numbers" id=${`${id}-value`}>${said ?? value}</b></label>`;
 
 const isTyping = (element) => /^(INPUT|SELECT|TEXTAREA)$/.test(element.tagName) || element.isContentEditable;

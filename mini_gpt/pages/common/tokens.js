@@ -3,7 +3,7 @@
 
 // A token's text on one line, for axes and tables.
 const shown = (token) => token.replace(/\n/g, "⏎").replace(/\t/g, "⇥")
-  .replace(/[\u0000-\u001f\u007f]/g, controlSign).replace(/^ +| +$/g, (s) => "·".repeat(s.length)) || "∅";
+  .replace(/[\u0000-\u001f\u007f]/g, controlSign).replace(/^ +| +$/g, (s) => "␣".repeat(s.length)) || "∅";
 const controlSign = (c) => `^${String.fromCharCode(c.charCodeAt(0) ^ 64)}`; // as ^M for a carriage return
 
 // What a screen reader says.

@@ -3,11 +3,11 @@
 
 const SMOOTH = 16; // tokens to each side of a running mean
 
-// Running means of the losses from place 1 on.
-function runningMeans(nll) {
+// Running means of the losses from place 1 on, over `reach` tokens to each side.
+function runningMeans(nll, reach) {
   const found = new Float64Array(nll.length).fill(NaN);
   for (let n = 1; n < nll.length; n++) {
-    const from = Math.max(1, n - SMOOTH), to = Math.min(nll.length, n + SMOOTH + 1);
+    const from = Math.max(1, n - reach), to = Math.min(nll.length, n + reach + 1);
     let sum = 0;
     for (let k = from; k < to; k++) sum += nll[k];
     found[n] = sum / (to - from);
@@ -25,20 +25,21 @@ function LossChart({ lines, unit, texts, place, onPin }) {
     return () => observer.disconnect();
   }, []);
   const factor = UNITS[unit], count = Math.max(2, ...lines.map((line) => line.values.length)), height = width < 500 ? 220 : 280;
-  const [left, right, top, bottom] = [46, 12, 22, 40], means = lines.map((line) => runningMeans(line.values));
+  const reach = count - 1 < 2 * SMOOTH + 1 ? 0 : SMOOTH; // a short text is not smoothed
+  const [left, right, top, bottom] = [46, 12, 22, 40], means = lines.map((line) => runningMeans(line.values, reach));
   const highest = Math.max(0.5, ...means.map((values) => values.reduce((a, b) => (b > a ? b : a), 0))) * factor;
   const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50].find((each) => highest / each <= 6) ?? 100, most = step * Math.ceil(highest / step);
   const x = (n) => left + ((n - 0.5) / (count - 1)) * (width - left - right), y = (v) => height - bottom - (v / most) * (height - top - bottom);
   const path = (values) => { let d = ""; values.forEach((v, n) => { if (Number.isFinite(v)) d += `${d ? "L" : "M"}${x(n).toFixed(1)},${y(v * factor).toFixed(1)}`; }); return d; };
-  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((each) => count / each <= (width < 500 ? 5 : 10)) ?? 2000;
+  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((each) => count / each <= (width < 500 ? 6 : 10)) ?? 2000;
   const numbers = (last, each) => Array.from({ length: Math.floor(last / each + 1e-9) + 1 }, (_, n) => n * each);
   const contexts = [...new Set(lines.map((line) => line.context))].filter((context) => context < count);
   const move = (event) => { const { left: from } = event.currentTarget.getBoundingClientRect(); point(Math.max(1, Math.min(count - 1, Math.round(((event.clientX - from - left) / (width - left - right)) * (count - 1) + 0.5)))); };
   const marked = at ?? (place !== null && place > 0 && place < count ? place : null);
-  const said = marked && `place ${marked} “${shown(texts[marked] ?? "")}”: ${lines.map((line, n) => `${line.name} ${((line.values[marked] ?? NaN) * factor).toFixed(2)} (mean around ${((means[n][marked] ?? NaN) * factor).toFixed(2)})`).join(", ")}`;
-  return html`<p class="soft">How the loss changes along the text, in ${unit}: at each token, the mean over the ${2 * SMOOTH + 1} tokens around it.</p>
-    <p class="legend small">${lines.map((line) => html`<span><svg width="26" height="8" aria-hidden="true"><line x1="1" x2="25" y1="4" y2="4" stroke=${line.colour} stroke-width="2.5" stroke-dasharray=${line.dashed ? "5 4" : null} /></svg> ${line.name}${line.mean === null ? "" : html`: <b class="numbers">${(line.mean * factor).toFixed(2)}</b>`}</span>`)}</p>
-    <div class="chart" ref=${box}><svg id="loss-chart" width=${width} height=${height} role="img" aria-label=${`Loss along the text in ${unit}: ${lines.map((line) => `${line.name} ${line.mean === null ? "" : (line.mean * factor).toFixed(2)}`).join(", ")}`}
+  const said = marked && `place ${marked} “${shown(texts[marked] ?? "")}”: ${lines.map((line, n) => `${line.name} ${((line.values[marked] ?? NaN) * factor).toFixed(2)}${reach ? ` (mean around ${((means[n][marked] ?? NaN) * factor).toFixed(2)})` : ""}`).join(", ")}`;
+  return html`<p class="soft">How the loss changes along the text, in ${unit}: ${reach ? `at each token, the mean over the ${2 * reach + 1} tokens around it` : "the loss of each token"}.</p>
+    <p class="legend small">${lines.map((line) => html`<span><svg width="26" height="8" aria-hidden="true"><line x1="1" x2="25" y1="4" y2="4" stroke=${line.colour} stroke-width="2.5" stroke-dasharray=${line.dashed ? "5 4" : null} /></svg> ${line.name}${line.mean === null ? "" : html`: <b class="numbers">${lossText(line.mean, unit)}</b>`}</span>`)}</p>
+    <div class="chart" ref=${box}><svg id="loss-chart" width=${width} height=${height} role="img" aria-label=${`Loss along the text in ${unit}: ${lines.map((line) => `${line.name} ${line.mean === null ? "" : lossText(line.mean, unit)}`).join(", ")}`}
       onMouseMove=${move} onMouseLeave=${() => point(null)} onClick=${() => at && onPin(at)}>
       ${numbers(most, step).map((v) => html`<line x1=${left} x2=${width - right} y1=${y(v)} y2=${y(v)} class="rule" /><text x=${left - 8} y=${y(v) + 4} text-anchor="end">${+v.toFixed(2)}</text>`)}
       ${numbers(count - 1, every).slice(1).map((n) => html`<text x=${x(n)} y=${height - bottom + 17} text-anchor="middle">${n}</text>`)}

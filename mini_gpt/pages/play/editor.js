@@ -33,8 +33,7 @@ function Editor({ text, spans, valueOf, scale, context, place, range, onText, on
     const { selectionStart: at, selectionEnd: to } = field.current, chosen = (spans ?? []).filter(({ start, end }) => start < to && end > at);
     const isPart = at < to && chosen.length > 0 && chosen.length < spans.length;
     onRange(isPart ? { first: chosen[0].first, last: chosen.at(-1).last } : null);
-    if (at < to) return;
-    const span = (spans ?? []).find(({ start, end }) => start < at && at <= end);
+    const before = Math.max(at < to ? to : at, 1), span = (spans ?? []).find(({ start, end }) => start < before && before <= end); // at the start: the first token
     onCaret(!span || span.last === spans.at(-1).last ? null : span.last);
   };
   const point = (event) => {

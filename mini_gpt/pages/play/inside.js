@@ -14,9 +14,9 @@ function AttentionView({ facts, state, set, held, maps, texts, place, onPoint })
   const length = held.edited.length, row = maps && place < length ? maps.weights.subarray(place * length, (place + 1) * length) : null;
   return html`<${HeadPickers} ...${{ facts, state, set }} />
     <p class="soft">The stronger a token's colour, the more attention “${shown(texts[place] ?? "")}” pays to it in this head. Point at another token, or click on it to keep it.</p>
+    <${ColourBar} scale=${scales.weights} name="attention weight" />
     <${FlowingText} id="flow" tokens=${texts} name="Tokens, shaded by the attention weight" pinned=${state.pin} markOf=${(n) => (n === place && state.pin === null ? "pointed" : "")}
-      styleOf=${(n) => (row ? shadeStyle(scales.weights, row[n] ?? 0) : "")} titleOf=${(n) => (row ? `weight ${(row[n] ?? 0).toFixed(3)}` : "")} onPoint=${onPoint} onPin=${(pin) => set({ pin })} />
-    <${ColourBar} scale=${scales.weights} name="attention weight" />`;
+      styleOf=${(n) => (row ? shadeStyle(scales.weights, row[n] ?? 0) : "")} titleOf=${(n) => (row ? `weight ${(row[n] ?? 0).toFixed(3)}` : "")} onPoint=${onPoint} onPin=${(pin) => set({ pin })} />`;
 }
 
 function MapView({ facts, state, set, held, maps, texts, place }) {
@@ -39,24 +39,28 @@ function MapView({ facts, state, set, held, maps, texts, place }) {
       rowLabels=${axis} columnLabels=${axis} rowName="query" columnName="key" at=${shownAt} onPoint=${point} onPin=${(cell) => { point(null); set({ pin: cell ? cell.i : null }); }} most=${620} />`;
 }
 
-const lensColumns = () => Math.max(4, Math.min(14, Math.floor((innerWidth - 130) / 78))); // places in the table
+const LENS_COLUMNS = 14; // places in the table, which scrolls sideways
 
 // What the model would predict if it ended after each layer.
 function LensView({ held, texts, tokenizer, place, set }) {
-  const { lens, length, layers } = held.edited;
+  const { lens, length, layers } = held.edited, box = useRef();
   useDark();
+  useLayoutEffect(() => { // bring the place into view
+    const here = box.current?.querySelector(".here");
+    if (here) box.current.scrollLeft = here.offsetLeft + here.offsetWidth - box.current.clientWidth;
+  }, [place, lens]);
   if (!lens) return html`<${Waiting} />`;
-  const columns = lensColumns(), last = Math.min(length - 1, Math.max(place, columns - 1)), first = Math.max(0, last - columns + 1);
+  const last = Math.min(length - 1, Math.max(place, LENS_COLUMNS - 1)), first = Math.max(0, last - LENS_COLUMNS + 1), scale = scales.linear(0, 1);
   const places = Array.from({ length: last - first + 1 }, (_, n) => first + n);
   const cell = (layer, n) => {
     const from = (layer * length + n) * lens.top, next = n + 1 < texts.length ? held.edited.tokens[n + 1] : null;
     const likely = Array.from({ length: lens.top }, (_, k) => `${labelOf(tokenizer, lens.tokens[from + k])} ${percent(lens.probabilities[from + k])}`);
-    return html`<td class=${lens.tokens[from] === next ? "actual" : ""} style=${textOn(colourOf(scales.weights, lens.probabilities[from]))} title=${likely.join(", ")} data-layer=${layer} data-place=${n}>${labelOf(tokenizer, lens.tokens[from])}</td>`;
+    return html`<td class=${lens.tokens[from] === next ? "actual" : ""} style=${textOn(colourOf(scale, lens.probabilities[from]))} title=${likely.join(", ")} data-layer=${layer} data-place=${n}>${labelOf(tokenizer, lens.tokens[from])}</td>`;
   };
-  return html`<p class="soft">Each cell is the most likely next token if the model ended after that layer. The shade is its probability; a bar under it marks the token that follows in the text.</p>
-    <div class="scroll" tabindex="0" role="region" aria-label="Logit lens"><table class="lens"><thead><tr><th scope="col">after</th>${places.map((n) => html`<th scope="col"><button class=${n === place ? "here" : ""} aria-pressed=${n === place ? "true" : "false"} onClick=${() => set({ pin: n })} title=${`place ${n}`}>${shown(texts[n])}</button></th>`)}</tr></thead>
+  return html`<p class="soft">Each column is a token of the text. Each cell is the most likely next token if the model ended after that layer; the stronger its colour, the higher its probability. A cell is underlined if this token does follow in the text.</p>
+    <div class="scroll" ref=${box} tabindex="0" role="region" aria-label="Logit lens"><table class="lens"><thead><tr><th scope="col">after</th>${places.map((n) => html`<th scope="col"><button class=${n === place ? "here" : ""} aria-pressed=${n === place ? "true" : "false"} onClick=${() => set({ pin: n })} title=${`place ${n}`}>${shown(texts[n])}</button></th>`)}</tr></thead>
       <tbody>${Array.from({ length: layers }, (_, layer) => html`<tr><th scope="row">layer ${layer}</th>${places.map((n) => cell(layer, n))}</tr>`)}</tbody></table></div>
-    <${ColourBar} scale=${scales.weights} name="probability" />`;
+    <${ColourBar} scale=${scale} name="probability" />`;
 }
 
 // Norms of the residual stream, by layer and place.
@@ -72,7 +76,7 @@ function StreamView({ held, texts, place, set }) {
     <td class="strip" onClick=${pin}><${PixelMap} rows=${1} columns=${length} makeValueAt=${() => (_, j) => norms[stage * length + j]} scale=${scale} deps=${[held.edited, ceiling]} name=${`Norms ${nameOf(stage)}, by place`} style="width:100%;height:30px" />
       <i class="mark" style=${`left:${(100 * place) / length}%;width:${100 / length}%`}></i></td>
     <td class="numbers">${mean(stage).toFixed(1)}</td><td class="numbers" data-norm=${stage}>${norms[stage * length + place]?.toFixed(1)}</td></tr>`;
-  return html`<p class="soft">The size (norm) of the residual stream at each token, before the first layer (input) and after each layer.</p>
+  return html`<p class="soft">The L2 norm of the residual stream at each token, before the first layer (input) and after each layer.</p>
     <table class="strips"><thead><tr><th scope="col">stream</th><th scope="col">places 0 to ${length - 1}</th><th scope="col">mean</th><th scope="col">at “${shown(texts[place] ?? "")}”</th></tr></thead>
-      <tbody>${stages.map(row)}</tbody></table><${ColourBar} scale=${scale} name="norm" />`;
+      <tbody>${stages.map(row)}</tbody></table><${ColourBar} scale=${scale} name="L2 norm" format=${(v) => +v.toPrecision(3)} />`;
 }

@@ -25,5 +25,5 @@ function NextTokens({ id, held, place, tokenizer, actual, most, colour, onToken 
 
 function NextLegend({ isEdited, hasActual }) {
   return html`<p class="legend small soft">${isEdited && html`<span><i class="key fill"></i>with the edits</span><span><i class="key ghost"></i>without</span>`}
-    ${hasActual && html`<span><i class="key mark"></i>the token in the text</span>`}</p>`;
+    ${hasActual && html`<span><i class="key mark"></i>the token in the text</span>`}<span>␣ a space</span></p>`;
 }

@@ -7,26 +7,27 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
   const known = held.map(({ edited }) => (edited ? commonStart(edited.tokens, ids) : 0)), lossOf = (model, n) => (n > 0 && n < known[model] ? held[model].edited.nll[n] : null);
   const valueOf = (n) => (!isDifference ? lossOf(shownRun, n) : lossOf(0, n) === null || lossOf(1, n) === null ? null : lossOf(1, n) - lossOf(0, n));
   const colours = [["0", facts[0].name], ["1", facts[1]?.name], ["difference", "difference"]];
-  const meaning = isDifference ? `surprisal with ${facts[1].name} minus that with ${facts[0].name}` : `surprisal of a token in ${state.unit}${facts.length > 1 ? `, ${facts[shownRun].name}` : ""}`;
+  const meaning = isDifference ? `surprisal of a token in ${state.unit}: ${facts[1].name} minus ${facts[0].name}` : `surprisal of a token in ${state.unit}${facts.length > 1 ? `, ${facts[shownRun].name}` : ""}`;
   const begin = () => writer.start({ model: run, tokens: ids, edits: held.edits[run], temperature: state.temperature, topK: state.topK, seed: state.seed, count: Math.min(state.count, data.most_tokens - ids.length) }, state.text);
   const notes = [];
   if (unknown.length) notes.push(`Not in the run's vocabulary, so left out: ${[...new Set(unknown)].slice(0, 12).map(shown).join(" ")}`);
   if (cut) notes.push(`Only the first ${data.most_tokens.toLocaleString("en")} tokens are computed.`);
   if (!spans && ids.length) notes.push("The tokenizer changes this text, so that its tokens can't be shown in the field; the view Attention shows them.");
   return html`<section class="card" aria-labelledby="text-title"><div class="bar-of-card"><h2 id="text-title">Text</h2>
-      <span class="soft small numbers" id="count-of-tokens">${ids.length.toLocaleString("en")} tokens${ids.length > context ? `, trained on ${context.toLocaleString("en")}` : ""}</span>
+      <span class="soft small numbers" id="count-of-tokens">${ids.length.toLocaleString("en")} tokens${ids.length > context ? `; trained with a context of ${context.toLocaleString("en")}` : ""}</span>
       ${facts.length > 1 && html`<${Choice} id="colours" name="colours" options=${colours} value=${state.colours} onChoose=${(value) => set({ colours: value })} />`}
       <${Choice} id="unit" name="unit" options=${[["nats", "nats"], ["bits", "bits"]]} value=${state.unit} onChoose=${(unit) => set({ unit })} /></div>
     <${Editor} ...${{ text: state.text, spans, scale, context, place, range: held.range }} onRange=${(range) => set({ range })} name="Text, one token after the other coloured by its surprisal" valueOf=${valueOf}
       onText=${(text) => { writer.stop(false); setPointed(null); set({ text, pin: null, range: null }); }} onCaret=${(pin) => { setPointed(null); set({ pin }); }} onPoint=${setPointed} />
     ${notes.map((note) => html`<p class="note small" role="status">${note}</p>`)}
     <${ColourBar} scale=${scale} name=${meaning} format=${(v) => String(v).replace("-", "−")} />
-    <p class="small soft" data-picture="no">${isDifference ? "Orange tokens surprise the second run more than the first, blue ones less." : "The stronger a token's colour, the more it surprises the model."} Select a part of the text to see its loss alone.</p>
+    <p class="small soft" data-picture="no">${isDifference ? `Blue: ${facts[1].name} predicts the token better. Orange: ${facts[0].name} does.${held.edits.some((each) => Object.keys(each).length) ? " The runs are compared with their edits." : ""}` : "The stronger a token's colour, the more it surprises the model."} Select a part of the text to see its loss alone.</p>
     ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>marks the end of the trained context of ${context} tokens; later tokens are underlined.</p>`}
-    <${Writer} ...${{ writer, state, set }} room=${data.most_tokens - ids.length} name=${facts.length > 1 ? facts[run].name : ""} onStart=${begin} /></section>`;
+    <${Writer} ...${{ writer, state, set }} room=${data.most_tokens - ids.length} isEmpty=${!ids.length} name=${facts.length > 1 ? facts[run].name : ""} onStart=${begin} /></section>`;
 }
 
 function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
+  if (!ids.length) return html`<section class="card" aria-labelledby="next-title"><h2 id="next-title">Next token</h2><p class="soft">Type a text first.</p></section>`;
   const isEnd = place >= ids.length - 1, actual = isEnd ? null : ids[place + 1], before = tokenizer.decode(ids.slice(Math.max(0, place - 11), place + 1));
   const onToken = isEnd ? (token) => set({ text: state.text + textOf(token), pin: null, range: null }) : null;
   return html`<section class="card" aria-labelledby="next-title"><h2 id="next-title">Next token</h2>
@@ -34,7 +35,7 @@ function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
     ${facts.map((run, n) => html`${facts.length > 1 && html`<h3 style=${`color:${seriesColour(n)}`}>${run.name}</h3>`}
       <${NextTokens} id=${`next-${n}`} held=${held[n]} colour=${seriesColour(n)} most=${facts.length > 1 ? 6 : SHOWN} ...${{ place, tokenizer, actual, onToken }} />`)}
     <${NextLegend} isEdited=${held.some((each) => each.edited !== each.plain)} hasActual=${!isEnd} />
-    <p class="small soft" data-picture="no">${isEnd ? "Choose a token to append it." : "The cursor chooses the place."}</p></section>`;
+    <p class="small soft" data-picture="no">${isEnd ? "Choose a token to append it." : "The place is the token before the cursor, or the last one that is selected; at the start of the text, the first token."}</p></section>`;
 }
 
 function EditsCard({ facts, state, set, held, counts, place, rows }) {
@@ -43,11 +44,11 @@ function EditsCard({ facts, state, set, held, counts, place, rows }) {
   const canPatch = counts.own === counts.other && counts.other > 0, isEdited = Object.keys(edits).length > 0;
   return html`<section class="card edits" aria-labelledby="edits-title"><div class="bar-of-card"><h2 id="edits-title">Edit the model</h2>
       ${facts.length > 1 && html`<${Choice} id="run" name="run" options=${facts.map((each, n) => [n, each.name])} value=${run} onChoose=${(n) => set({ run: n, layer: 0, head: 0 })} />`}
-      <button id="measure" data-picture="no" disabled=${busy || !held[run].edited} onClick=${measure}>${busy ? "Measuring …" : "Measure each head"}</button>
+      <button id="measure" data-picture="no" disabled=${busy || !held[run].edited} onClick=${measure}>${busy ? `Measuring: ${Object.keys(effects ?? {}).length} of ${own.layers * own.heads} heads` : "Measure each head"}</button>
       <button id="reset" data-picture="no" disabled=${!isEdited} onClick=${() => change({})}>Reset</button></div>
     <p class="small soft lead" data-picture="no">Each edit changes how the model computes this text; its weights stay as they are. The sentence at the top shows the loss before and after.</p>
     <div class=${own.heads > 8 ? "columns wide" : "columns"}><div><h3>Heads and layers</h3><${HeadGrid} facts=${own} unit=${state.unit} ...${{ edits, change, canPatch, effects }} />
-        ${effects && html`<p class="small soft">Colour: the loss changes by this if the head is off. <span class="better">blue: lower</span>, <span class="worse">red: higher</span>, for this text.</p>`}</div>
+        ${effects && html`<${Effects} ...${{ effects }} unit=${state.unit} />`}</div>
       <div class="sliders"><h3>Attention and positions</h3><${AttentionEdits} facts=${own} ...${{ edits, change }} /><${PositionEdits} facts=${own} ...${{ edits, change }} /></div>
       <div><h3>Another text</h3><${Patching} ...${{ state, set, edits, change, counts }} pin=${place} /><${History} rows=${rows} unit=${state.unit} /></div></div></section>`;
 }
@@ -63,18 +64,18 @@ function InsideCard({ facts, state, set, held, texts, place, tokenizer, setPoint
   });
   const common = { facts: facts[run], state, set, held: own, maps, texts, place, tokenizer };
   const view = () => {
-    if (state.view === "loss") return lines.length ? html`<${LossChart} ...${{ lines, unit: state.unit, texts, place: state.pin }} onPin=${(pin) => set({ pin })} />` : html`<${Waiting} />`;
+    if (state.view === "loss") return !lines.length && own.refused ? html`<p>${own.refused}</p>` : lines.length ? html`<${LossChart} ...${{ lines, unit: state.unit, texts, place: state.pin }} onPin=${(pin) => set({ pin })} />` : html`<${Waiting} />`;
     if (!own.edited) return own.refused ? html`<p>${own.refused}</p>` : html`<${Waiting} />`;
     if (state.view === "attention") return html`<${AttentionView} ...${common} onPoint=${setPointed} />`;
     if (state.view === "map") return html`<${MapView} ...${common} />`;
     return state.view === "lens" ? html`<${LensView} ...${common} />` : html`<${StreamView} ...${common} />`;
   };
   return html`<section aria-label="Inside the model"><${Tabs} tabs=${VIEWS} selected=${state.view} onSelect=${(id) => set({ view: id })} name="Views" />
-    <${TabPanel} selected=${state.view}>${facts.length > 1 && state.view !== "loss" && html`<p class="small soft">Of the run <b style=${`color:${seriesColour(run)}`}>${facts[run].name}</b>, with its edits; choose the run under Edit the model.</p>`}${view()}<//></section>`;
+    <${TabPanel} selected=${state.view}>${facts.length > 1 && state.view !== "loss" && html`<p class="small soft">This view shows the run <b style=${`color:${seriesColour(run)}`}>${facts[run].name}</b> with its edits. To see the other run, choose it under “Edit the model”.</p>`}${view()}<//></section>`;
 }
 
 const thousands = (number) => number.toLocaleString("en");
-const describe = (run) => `${Number((run.parameters / 1e6).toPrecision(2)).toLocaleString("en")}M parameters, ${run.layers} layers of ${run.heads} heads, position=${run.positions}, trained on ${thousands(run.context)} tokens, step ${thousands(run.step)}`;
+const describe = (run) => `${Number((run.parameters / 1e6).toPrecision(2)).toLocaleString("en")}M parameters, ${run.layers} layers of ${run.heads} heads, position=${run.positions}, trained with a context of ${thousands(run.context)} tokens, step ${thousands(run.step)}`;
 
 // first: the texts to start with.
 function App({ data, tokenizer, facts, first }) {
@@ -92,17 +93,19 @@ function App({ data, tokenizer, facts, first }) {
   const writer = useWriter(tokenizer, (text) => set({ text, pin: null, range: null }));
   const rows = useHistory(held[state.run], edits[state.run], state.run), textOf = (id) => tokenizer.decode([id]);
   const last = Math.max(0, ids.length - 1), place = Math.min(last, pointed ?? state.pin ?? last);
+  const visible = ids.findLastIndex((id) => textOf(id).trim()), viewed = pointed ?? state.pin ?? (visible < 0 ? last : visible);
   const seen = held[state.run].edited?.tokens ?? ids, texts = useMemo(() => Array.from(seen, textOf), [seen]), counts = { own: ids.length, other: other.length };
   const common = { data, facts, state, set, ids, held, place, textOf, tokenizer, counts, setPointed };
   document.documentElement.dataset.busy = held.some((each) => each.busy) ? "yes" : "no";
   return html`<main ref=${page}><header class="top"><h1>${data.title}</h1><span class="buttons" data-picture="no"><button id="picture" onClick=${() => savePicture(page.current, "playground.png").catch(() => alert("This browser can't draw the picture. Take a screenshot."))}>Save a picture</button><${ThemeButton} /></span></header>
     ${facts.map((run, n) => html`<p class="soft small">${facts.length > 1 && html`<b style=${`color:${seriesColour(n)}`}>${run.name}</b>${": "}`}${describe(run)}</p>`)}
-    <p class="small soft lead" data-picture="no">Change the text or the model: all numbers of this page are computed anew, here, by the run itself.</p>
-    <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} first=${n ? held[0] : null} range=${range} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
+    <p class="small soft lead" data-picture="no">Change the text or the model: the run computes every number on this page again.</p>
+    <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} first=${n ? { ...held[0], name: facts[0].name } : null} range=${range} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
+    ${new Set(facts.map((run) => run.step)).size > 1 && html`<p class="small note lead" id="steps">The runs are not at the same step: ${facts.map((run) => `${run.name} at ${thousands(run.step)}`).join(", ")}. Part of the difference can come from this.</p>`}
     <div class="two"><${TextCard} ...${{ ...common, spans, writer, unknown: encoded.unknown, cut: encoded.ids.length > ids.length }} /><${NextCard} ...${common} /></div>
     <${EditsCard} ...${{ ...common, rows }} />
-    <${InsideCard} ...${{ ...common, texts }} place=${Math.min(place, seen.length - 1)} />
-    <p class="small soft" data-picture="no">${data.served ? "The server on this machine computes the run's forward pass in float32." : "The page computes the run's forward pass in float32. It uses no network."} Its address holds the text, the edits and the view: copy it to pass them on.</p></main>`;
+    <${InsideCard} ...${{ ...common, texts }} place=${Math.min(viewed, seen.length - 1)} />
+    <p class="small soft" data-picture="no">${data.served ? "The server on this machine computes the run's forward pass in float32." : "The page computes the run's forward pass in float32. It uses no network."} The address of this page holds the text, the edits and the view: copy it to share them.</p></main>`;
 }
 
 // The tokens whose loss is said: those that are selected, the answer of a task, or null for all.

@@ -1,6 +1,10 @@
 "use strict";
 // Sentences and tables about losses: what the edits changed.
 
+// A mean loss, and a change of it that is the difference of the numbers shown.
+const lossText = (nats, unit) => (nats * UNITS[unit]).toFixed(3);
+const changeText = (before, after, unit) => signedNumber(lossText(after, unit) - lossText(before, unit));
+
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 // One sentence for a run. name: of the run if there are two. first: what useResults holds of the first run, for the second. range: {first, last, name}, or null for the whole text.
@@ -9,14 +13,14 @@ function Headline({ held, first, edits, range, unit, name, colour }) {
   const who = name && html`<b style=${`color:${colour}`}>${name}</b>${": "}`;
   const sign = html`<span class=${busy ? "busy" : "idle"} aria-hidden="true" title="computing">◌</span>${busy && html`<span class="slow small soft"> computing …</span>`}`; // words if it takes long
   if (refused) return html`<p class="headline refused">${who}${refused}${sign}</p>`;
-  const loss = (result, id = null) => html`<b class="numbers" data-loss=${result.mean} data-of=${id}>${result.mean === null ? "–" : (result.mean * factor).toFixed(2)}</b>`;
+  const loss = (result, id = null) => html`<b class="numbers" data-loss=${result.mean} data-of=${id}>${result.mean === null ? "–" : lossText(result.mean, unit)}</b>`;
   if (!edited) return html`<p class="headline">${who}<span class="soft">The model computes …</span>${sign}</p>`;
   const { count } = predicted(edited, range), part = range ? ` of ${range.name}` : "", isComparable = first?.edited && edited.mean !== null && sameTokens(first.edited, edited.tokens);
-  const compared = isComparable && html`, <span class="numbers">${signedNumber((edited.mean - first.edited.mean) * factor)}</span> against the run above`;
+  const compared = isComparable && html`, <span class="numbers">${changeText(first.edited.mean, edited.mean, unit)}</span> against ${first.name}`;
   if (!said) return html`<p class="headline">${who}${name ? `loss${part}` : `The loss of ${range?.name ?? "this text"} is`} ${loss(edited)} ${unit} per token${name ? "" : html` <span class="soft">(${count.toLocaleString("en")} predicted tokens)</span>`}${compared}.${sign}</p>`;
   if (!plain || edited.mean === null) return html`<p class="headline">${who}${capital(said)}: loss${part} … → ${loss(edited)} ${unit} per token.${sign}</p>`;
   const change = (edited.mean - plain.mean) * factor;
-  return html`<p class="headline">${who}${capital(said)}: loss${part} ${loss(plain, "plain")} → ${loss(edited, "edited")} ${unit} per token <span class=${`change numbers ${change > 0.005 ? "worse" : change < -0.005 ? "better" : ""}`}>${signedNumber(change)}</span>${sign}</p>`;
+  return html`<p class="headline">${who}${capital(said)}: loss${part} ${loss(plain, "plain")} → ${loss(edited, "edited")} ${unit} per token <span class=${`change numbers ${change > 0.0005 ? "worse" : change < -0.0005 ? "better" : ""}`}>${changeText(plain.mean, edited.mean, unit)}</span>${sign}</p>`;
 }
 
 // A hook: the changes of edits of a run with the losses before and after them, the newest first, for the text of now.
@@ -42,11 +46,16 @@ function useHistory(held, edits, run) {
 }
 
 function History({ rows, unit }) {
-  const number = (value) => (value * UNITS[unit]).toFixed(2);
-  return html`<table class="history"><caption>Changes, the newest first (${unit} per token)</caption>
+  return html`<div class="changes"><h3 id="changes-title">Changes</h3><div class="rows" tabindex="0" role="region" aria-labelledby="changes-title"><table class="history"><caption>The newest first, in ${unit} per token</caption>
     <thead><tr><th scope="col">change</th><th scope="col">before</th><th scope="col">after</th><th scope="col">difference</th></tr></thead>
-    <tbody>${rows.length ? rows.map((row) => html`<tr><td>${capital(row.said)}</td><td>${number(row.before)}</td><td>${number(row.after)}</td><td>${signedNumber((row.after - row.before) * UNITS[unit])}</td></tr>`)
-      : html`<tr><td colspan="4" class="soft">Switch off a head, or move a slider.</td></tr>`}</tbody></table>`;
+    <tbody>${rows.length ? rows.map((row) => html`<tr><td>${capital(row.said)}</td><td>${lossText(row.before, unit)}</td><td>${lossText(row.after, unit)}</td><td>${changeText(row.before, row.after, unit)}</td></tr>`)
+      : html`<tr><td colspan="4" class="soft">Switch off a head, or move a slider.</td></tr>`}</tbody></table></div></div>`;
+}
+
+// What the colours of measured heads mean. effects: as of useEffects.
+function Effects({ effects, unit }) {
+  const found = Object.entries(effects).sort(([, a], [, b]) => a - b), at = ([name, change]) => `${signedNumber(change * UNITS[unit])} ${unit} (head ${name})`;
+  return html`<p class="small soft" id="effects">Colour of a head: how the loss changes if this head is off. <span class="better">Blue: it falls</span>; <span class="worse">red: it rises</span>. From ${at(found[0])} to ${at(found.at(-1))}. Point at a head to see its number.</p>`;
 }
 
 // A hook: {effects, measure, busy}. effects: change of the loss in nats if a head is off, for the text and edits of now.

@@ -113,7 +113,7 @@ function phrases({ heads = {}, layers = [], attentions = [], feedForwards = [], 
   for (const n of attentions) said.push(`attention of layer ${n} off`);
   for (const n of feedForwards) said.push(`feed-forward of layer ${n} off`);
   if (scale) said.push("no division by √K");
-  if (mask) said.push(mask === "none" ? "no causal mask" : "mask one token too late");
+  if (mask) said.push(mask === "none" ? "no causal mask" : "mask one token late");
   if (temperature) said.push(`attention temperature ${temperature}`);
   if (window !== undefined) said.push(window === null ? "no window" : `window of ${window}`);
   if (start) said.push(`positions from ${start.toLocaleString("en")}`);

@@ -1,5 +1,5 @@
 "use strict";
-// Writing on: tokens are sampled one by one and appended to the text.
+// The text goes on: tokens are sampled one by one and appended to the text.
 
 const PACE = 80; // milliseconds between two changes of the text, which the page draws again
 
@@ -23,7 +23,7 @@ function useWriter(tokenizer, onText) {
     say("");
     const last = await ask({ ...request, kind: "generate" }, (reply) => {
       if (reply.kind !== "token" || model.current === null) return;
-      if (reply.token === tokenizer.separator) return stop(true), say("The model ends the text here. Another seed may write on.");
+      if (reply.token === tokenizer.separator) return stop(true), say("The model ends the text here. Another seed may continue it.");
       written.push(reply.token);
       timer ??= setTimeout(show, PACE);
     });
@@ -35,11 +35,11 @@ function useWriter(tokenizer, onText) {
   return { busy, message, start, stop };
 }
 
-function Writer({ writer, state, set, room, name, onStart }) {
+function Writer({ writer, state, set, room, isEmpty, name, onStart }) {
   const number = ([id, { said, low, high, step }]) => html`<label><span class="soft">${said}</span><input type="number" id=${id} min=${low} max=${high} step=${step} value=${state[id]}
     onChange=${(event) => set({ [id]: allowedNumber(id, event.target.value) ?? state[id] })} /></label>`;
   return html`<div class="controls writer" data-picture="no">
-    ${writer.busy ? html`<button id="stop" class="strong" onClick=${() => writer.stop(true)}>Stop</button>` : html`<button id="write" class="strong" disabled=${room < 1} onClick=${onStart}>Write on${name ? ` with ${name}` : ""}</button>`}
+    ${writer.busy ? html`<button id="stop" class="strong" onClick=${() => writer.stop(true)}>Stop</button>` : html`<button id="write" class="strong" disabled=${room < 1 || isEmpty} onClick=${onStart}>Continue${name ? ` with ${name}` : ""}</button>`}
     ${Object.entries(WRITING).map(number)}
     <span class="soft" role="status" id="writer-message">${writer.message || (room < 1 ? "The text is as long as this page allows." : "")}</span></div>`;
 }
