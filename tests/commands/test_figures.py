@@ -35,7 +35,7 @@ def test_runs_with_different_layers_and_tokenizers_are_compared(small, tmp_path)
     for name, fields in {"one": {"model__num_layers": 2}, "two": {"data__tokenizer": "characters"}}.items():
         loop.train(small(train__steps=1, **fields), tmp_path / name, conclude=False)
     axes = figures.maps([tmp_path / "one", tmp_path / "two"]).axes
-    assert [a.get_visible() for a in axes] == [True, True, True, False]
+    assert [a.get_visible() for a in axes] == [True, True, True, False, True]  # the last is the colour bar
     labels = ["".join(label.get_text() for label in axes[line].get_xticklabels()) for line in (0, 2)]
     as_bytes = "".join("�" * len(c.encode()) if c in "öß" else c for c in labels[1])  # "one" has byte tokens
     assert labels[0] == as_bytes and len(labels[0]) == 32
