@@ -659,3 +659,19 @@ def test_different_steps_of_two_runs_are_said(page, pages, runs, steps):
     said = page.js("return document.getElementById('steps')?.textContent ?? ''")
     assert ("one at 7, two at 9" in said) is (steps == (7, 9))
     assert bool(said) is (steps == (7, 9))
+
+
+def test_the_place_of_the_lens_is_in_view_on_a_narrow_screen(page):
+    window = page.browser.get_window_size()
+    try:
+        page.browser.set_window_size(500, 900)
+        page.open("one", view="lens")
+        page.wait(lambda: page.js("return document.querySelector('.lens .here')"))
+        read = (
+            "const {left, right} = document.querySelector(arguments[0]).getBoundingClientRect(); return [left, right]"
+        )
+        (left, right), (first, last) = page.js(read, ".scroll"), page.js(read, ".lens .here")
+        assert left <= first < last <= right
+        assert page.js("return document.querySelectorAll('.lens .here, .lens th button').length") == 14
+    finally:
+        page.browser.set_window_size(window["width"], window["height"])

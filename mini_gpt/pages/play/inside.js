@@ -47,7 +47,7 @@ function LensView({ held, texts, tokenizer, place, set }) {
   useDark();
   useLayoutEffect(() => { // bring the place into view
     const here = box.current?.querySelector(".here");
-    if (here) box.current.scrollLeft = here.offsetLeft + here.offsetWidth - box.current.clientWidth;
+    if (here) box.current.scrollLeft += here.getBoundingClientRect().right - box.current.getBoundingClientRect().right + 6;
   }, [place, lens]);
   if (!lens) return html`<${Waiting} />`;
   const last = Math.min(length - 1, Math.max(place, LENS_COLUMNS - 1)), first = Math.max(0, last - LENS_COLUMNS + 1), scale = scales.linear(0, 1);

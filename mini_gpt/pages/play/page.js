@@ -48,7 +48,7 @@ function EditsCard({ facts, state, set, held, counts, place, rows }) {
       <button id="reset" data-picture="no" disabled=${!isEdited} onClick=${() => change({})}>Reset</button></div>
     <p class="small soft lead" data-picture="no">Each edit changes how the model computes this text; its weights stay as they are. The sentence at the top shows the loss before and after.</p>
     <div class=${own.heads > 8 ? "columns wide" : "columns"}><div><h3>Heads and layers</h3><${HeadGrid} facts=${own} unit=${state.unit} ...${{ edits, change, canPatch, effects }} />
-        ${effects && html`<${Effects} ...${{ effects }} unit=${state.unit} />`}</div>
+        ${effects && html`<${Effects} ...${{ effects, edits }} unit=${state.unit} />`}</div>
       <div class="sliders"><h3>Attention and positions</h3><${AttentionEdits} facts=${own} ...${{ edits, change }} /><${PositionEdits} facts=${own} ...${{ edits, change }} /></div>
       <div><h3>Another text</h3><${Patching} ...${{ state, set, edits, change, counts }} pin=${place} /><${History} rows=${rows} unit=${state.unit} /></div></div></section>`;
 }

@@ -52,10 +52,10 @@ function History({ rows, unit }) {
       : html`<tr><td colspan="4" class="soft">Switch off a head, or move a slider.</td></tr>`}</tbody></table></div></div>`;
 }
 
-// What the colours of measured heads mean. effects: as of useEffects.
-function Effects({ effects, unit }) {
-  const found = Object.entries(effects).sort(([, a], [, b]) => a - b), at = ([name, change]) => `${signedNumber(change * UNITS[unit])} ${unit} (head ${name})`;
-  return html`<p class="small soft" id="effects">Colour of a head: how the loss changes if this head is off. <span class="better">Blue: it falls</span>; <span class="worse">red: it rises</span>. From ${at(found[0])} to ${at(found.at(-1))}. Point at a head to see its number.</p>`;
+// What the colours of measured heads mean, those that are edited left out. effects: as of useEffects.
+function Effects({ effects, edits, unit }) {
+  const found = Object.entries(effects).filter(([name]) => !edits.heads?.[name]).sort(([, a], [, b]) => a - b), at = ([name, change]) => `${signedNumber(change * UNITS[unit])} ${unit} (head ${name})`;
+  return html`<p class="small soft" id="effects">Colour of a head: how the loss changes if this head is off. <span class="better">Blue: it falls</span>; <span class="worse">red: it rises</span>. ${found.length > 0 && `From ${at(found[0])} to ${at(found.at(-1))}. `}Point at a head to see its number.</p>`;
 }
 
 // A hook: {effects, measure, busy}. effects: change of the loss in nats if a head is off, for the text and edits of now.
