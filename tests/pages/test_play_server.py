@@ -316,5 +316,5 @@ def test_the_served_page_shows_the_losses_of_the_model(served, browser):
     until(lambda: browser.execute_script("return document.documentElement.dataset.busy === 'no'"))
     tokens = ByteTokenizer().encode("def f(x):")
     nll = score_tokens(make_nll_fn(model), tokens, window=len(tokens), stride=len(tokens), batch_size=1)
-    assert f"{nll.mean():.2f}" in browser.find_element(By.ID, "said").text
+    assert f"{nll.mean():.3f}" in browser.find_element(By.ID, "said").text
     assert browser.get_log("browser") == []
