@@ -42,14 +42,9 @@ def measured(run: Run) -> list[dict]:
         weights_NHX = np.mean([_by_distance(run, word) for word in words], axis=0)
         for layer, head in np.ndindex(effects_NH.shape):
             row = {"seed": run.config.seed, "letters": length, "words": len(words)}
-            row |= {"head": f"{layer}.{head}", "effect": effects_NH[layer, head]}
-            distances = {f"distance {n}": weight for n, weight in enumerate(weights_NHX[layer, head])}
-            rows.append(
-                {
-                    name: cell if isinstance(cell, int | str) else round(float(cell), 5)
-                    for name, cell in (row | distances).items()
-                }
-            )
+            row |= {"head": f"{layer}.{head}", "effect": round(float(effects_NH[layer, head]), 5)}
+            by_distance = enumerate(weights_NHX[layer, head].round(5).tolist())
+            rows.append(row | {f"distance {n}": weight for n, weight in by_distance})
     return rows
 
 

@@ -118,7 +118,7 @@ class Stack(nnx.Module):
         of_cross = positions.shared(config.encoder, rngs=rngs) if config.cross_positions else {}
         self.cross_positions = nnx.Dict(**of_cross)  # in both directions, as in the encoder
         kinds = config.layer_kinds[: config.period]
-        self.windows: Any = tuple(kind.window for kind in kinds)
+        self.windows: Any = tuple(kind.window for kind in kinds)  # numbers, or an array that may be edited
         pattern = [positions.ENCODINGS[kind.position] for kind in kinds]
         own = [encoding if encoding.per_layer else None for encoding in pattern]
         self.blocks: Any

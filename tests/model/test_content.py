@@ -171,6 +171,8 @@ def test_dynamic_ntk_follows_the_length_of_each_row():
     np.testing.assert_array_equal(found[0], plain.rotate(x, short[None])[0])
     stretched = encoding("rope", **{"rope.base": 10_000.0 * (4 * 36 / 16 - 3) ** (8 / 6)})
     np.testing.assert_allclose(found[1], stretched.rotate(x, long[None])[1], atol=1e-5)
-    frequencies = waves.dynamic_frequencies(rope.frequencies, rope.config, rope.factor, jnp.array([16, 17]))
+    frequencies = waves.dynamic_frequencies(
+        rope.frequencies, rope.factor, rope.config.original_context, jnp.array([16, 17])
+    )
     np.testing.assert_array_equal(frequencies[0], np.float32(plain.frequencies))
     assert (frequencies[1, 1:] < frequencies[0, 1:]).all() and frequencies[1, 0] == 1

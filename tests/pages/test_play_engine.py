@@ -214,7 +214,9 @@ def test_rotary_frequencies_are_those_of_the_library():
         for length, frequencies_P in zip(lengths, found[2 * n :], strict=False):
             wanted_P = waves.rope_frequencies(rope, width)
             if rope.scaling == "dynamic":
-                wanted_P = waves.dynamic_frequencies(wanted_P, rope, rope.factor, jnp.array([float(length)]))[0]
+                wanted_P = waves.dynamic_frequencies(
+                    wanted_P, rope.factor, rope.original_context, jnp.array([float(length)])
+                )[0]
             np.testing.assert_allclose(frequencies_P, wanted_P, rtol=1e-6, err_msg=f"{rope} {length}")
 
 

@@ -41,7 +41,10 @@ class Rope(Position):
         frequencies: Sequence[float] | jax.Array = self.frequencies
         if self.config.scaling == "dynamic":
             lengths_B = positions_BL.max(axis=1) - positions_BL.min(axis=1) + 1
-            frequencies = dynamic_frequencies(frequencies, self.config, self.factor, lengths_B)[:, None]
+            assert self.config.original_context is not None
+            frequencies = dynamic_frequencies(frequencies, self.factor, self.config.original_context, lengths_B)[
+                :, None
+            ]
         angles_BL1P = angles(positions_BL, frequencies)[:, :, None, :]
         cos, sin = jnp.cos(angles_BL1P), jnp.sin(angles_BL1P)
         first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)

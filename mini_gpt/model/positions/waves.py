@@ -55,14 +55,13 @@ def _scaled(rope: RopeConfig, width: int) -> np.ndarray:
     return plain_P
 
 
-def dynamic_frequencies(frequencies_P: Any, rope: RopeConfig, factor: Any, lengths_B: jax.Array) -> jax.Array:
+def dynamic_frequencies(frequencies_P: Any, factor: Any, context: int, lengths_B: jax.Array) -> jax.Array:
     """Return frequencies_BP for rows of these lengths, float32 (dynamic NTK, code of Transformers).
 
-    frequencies_P, factor: those of `rope`, also as arrays. Above the original context L, the base becomes
+    frequencies_P: without scaling. factor: a number or a scalar array. Above the original context L, the base becomes
     base · (factor·n/L - (factor - 1))^(width/(width-2)), with the length n.
     """
-    assert rope.original_context is not None
-    ratio_B, pairs = lengths_B / rope.original_context, len(frequencies_P)
+    ratio_B, pairs = lengths_B / context, len(frequencies_P)
     stretch_B = jnp.where(ratio_B > 1, factor * ratio_B - (factor - 1), 1)
     exponents_P = -np.arange(pairs) / (pairs - 1)
     return jnp.asarray(frequencies_P, jnp.float32) * stretch_B[:, None] ** exponents_P
