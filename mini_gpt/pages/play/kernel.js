@@ -26,9 +26,8 @@ class Kernel {
   }
 
   constructor(parameters) {
-    const binary = Uint8Array.from(atob(BINARY), (character) => character.charCodeAt(0));
     const memory = new WebAssembly.Memory({ initial: Math.ceil((parameters.length + ROOM) / 2 ** 14) }); // of 64 KiB
-    this.run = new WebAssembly.Instance(new WebAssembly.Module(binary), { page: { memory } }).exports.product;
+    this.run = new WebAssembly.Instance(new WebAssembly.Module(bytesOf(BINARY)), { page: { memory } }).exports.product;
     this.floats = new Float32Array(memory.buffer);
     this.floats.set(parameters);
     this.parameters = this.floats.subarray(0, parameters.length);

@@ -7,10 +7,7 @@ class Refusal extends Error {}
 class Model {
   // packed: the dict of pack.py, with the compressed parameters as base64
   static async unpack(packed) {
-    const decoded = atob(packed.data), compressed = new Uint8Array(decoded.length);
-    for (let n = 0; n < decoded.length; n++) compressed[n] = decoded.charCodeAt(n);
-    const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return new Model(packed, new Float32Array(await new Response(stream).arrayBuffer()));
+    return new Model(packed, new Float32Array((await unpack(packed.data)).buffer));
   }
 
   constructor({ config, layout, parameters }, values) {
