@@ -19,7 +19,7 @@ from mini_gpt.pages.lab import example, page
 from tests.conftest import REPOSITORY
 from tests.pages import node
 
-NAMES = ("attention.js", "state.js", "matrices.js", "explain.js", "experiments.js", "shapes.js")
+NAMES = ("../common/random.js", "attention.js", "state.js", "matrices.js", "explain.js", "experiments.js", "shapes.js")
 SCRIPTS = [page.FOLDER / name for name in NAMES]
 LETTERS = "QKVO"
 SETTINGS = list(itertools.product(("none", "sinusoidal", "rope", "alibi"), (False, True), (False, True), (1, 2)))

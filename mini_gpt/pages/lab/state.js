@@ -8,20 +8,9 @@ const HEADS = [1, 2];
 const LARGEST_SEED = 9999;
 const COLDEST = 0.1, HOTTEST = 5; // temperatures
 
-// Uniform numbers in [0, 1), the same for the same seed (mulberry32).
-function uniforms(seed) {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let mixedBits = Math.imul(state ^ (state >>> 15), state | 1);
-    mixedBits ^= mixedBits + Math.imul(mixedBits ^ (mixedBits >>> 7), mixedBits | 61);
-    return ((mixedBits ^ (mixedBits >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
-
 // Normal numbers, rounded to one decimal. Each letter has its own for the same seed.
 function randomCells(letter, seed, width) {
-  const next = uniforms(1000 * seed + LETTERS.indexOf(letter));
+  const next = randomNumbers(1000 * seed + LETTERS.indexOf(letter));
   const normal = () => Math.sqrt(-2 * Math.log(1 - next())) * Math.cos(2 * Math.PI * next());
   return filled(width, width, () => Math.round(10 * normal()) / 10 || 0);
 }

@@ -87,13 +87,3 @@ function drawn(logits, temperature, topK, random) {
   while (at < tokens.length - 1 && left >= weights[at]) left -= weights[at++];
   return { token: tokens[at], probability: weights[at] };
 }
-
-// A function that returns pseudorandom numbers in [0, 1), the same for the same seed (mulberry32).
-function randomNumbers(seed) {
-  return () => {
-    seed = (seed + 0x6d2b79f5) | 0;
-    let bits = Math.imul(seed ^ (seed >>> 15), 1 | seed);
-    bits = (bits + Math.imul(bits ^ (bits >>> 7), 61 | bits)) ^ bits;
-    return ((bits ^ (bits >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
