@@ -18,12 +18,7 @@ function runningMeans(nll, reach) {
 // lines: [{name, values, colour, dashed, context}]. texts: the tokens. place: the pinned one, or null.
 function LossChart({ lines, unit, texts, place, onPin }) {
   useDark();
-  const box = useRef(), [width, setWidth] = useState(900), [at, point] = useState(null);
-  useLayoutEffect(() => {
-    const observer = new ResizeObserver(() => setWidth(Math.max(280, box.current.clientWidth)));
-    observer.observe(box.current);
-    return () => observer.disconnect();
-  }, []);
+  const box = useRef(), width = Math.max(280, useWidth(box) || 900), [at, point] = useState(null);
   const factor = UNITS[unit], count = Math.max(2, ...lines.map((line) => line.values.length)), height = width < 500 ? 220 : 280;
   const reach = count - 1 < 2 * SMOOTH + 1 ? 0 : SMOOTH; // a short text is not smoothed
   const [left, right, top, bottom] = [46, 12, 22, 40], means = lines.map((line) => runningMeans(line.values, reach));
