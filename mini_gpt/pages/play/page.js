@@ -64,8 +64,8 @@ function InsideCard({ facts, state, set, held, texts, place, tokenizer, setPoint
   });
   const common = { facts: facts[run], state, set, held: own, maps, texts, place, tokenizer };
   const view = () => {
-    if (state.view === "loss") return !lines.length && own.refused ? html`<p>${own.refused}</p>` : lines.length ? html`<${LossChart} ...${{ lines, unit: state.unit, texts, place: state.pin }} onPin=${(pin) => set({ pin })} />` : html`<${Waiting} />`;
-    if (!own.edited) return own.refused ? html`<p>${own.refused}</p>` : html`<${Waiting} />`;
+    if (state.view === "loss" ? !lines.length : !own.edited) return own.refused ? html`<p>${own.refused}</p>` : html`<${Waiting} />`;
+    if (state.view === "loss") return html`<${LossChart} ...${{ lines, unit: state.unit, texts, place: state.pin }} onPin=${(pin) => set({ pin })} />`;
     if (state.view === "attention") return html`<${AttentionView} ...${common} onPoint=${setPointed} />`;
     if (state.view === "map") return html`<${MapView} ...${common} />`;
     return state.view === "lens" ? html`<${LensView} ...${common} />` : html`<${StreamView} ...${common} />`;
