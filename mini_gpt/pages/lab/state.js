@@ -47,32 +47,37 @@ function readMatrix(text, rows, width) {
   return filled(rows, width, (i, j) => numbers[i * width + j]);
 }
 
-// Entries of the fragment; what is as by default is left out.
-function entriesOf(data, state) {
-  const first = defaultState(data), base = opened(data, state.sentence);
+// All that the reader can change, as entries of the fragment.
+function allEntries(data, { sentence, order, x, heads, position, causal, scale, temperature, matrices }) {
   const entries = {
-    sentence: state.sentence === first.sentence ? null : sentencesOf(data).indexOf(state.sentence),
-    order: written([state.order]) === written([base.order]) ? null : written([state.order]),
-    x: written(state.x) === written(base.x) ? null : written(state.x),
-    heads: state.heads === first.heads ? null : state.heads,
-    position: state.position === first.position ? null : state.position,
-    mask: state.causal ? "causal" : null,
-    scale: state.scale ? null : "off",
-    temperature: state.temperature === 1 ? null : state.temperature,
+    sentence: sentencesOf(data).indexOf(sentence), order: written([order]), x: written(x), heads, position,
+    mask: causal ? "causal" : "none", scale: scale ? "on" : "off", temperature,
   };
   for (const letter of LETTERS) {
-    const { preset, seed, cells } = state.matrices[letter];
-    if (preset !== data.defaults[letter]) entries[letter] = preset === "edited" ? written(cells) : preset === "random" ? `random.${seed}` : preset;
+    const { preset, seed, cells } = matrices[letter];
+    entries[letter] = preset === "edited" ? written(cells) : preset === "random" ? `random.${seed}` : preset;
   }
-  return entries;
+  return Object.fromEntries(Object.entries(entries).map(([name, value]) => [name, String(value)]));
+}
+
+// The entries of a sentence that need not be written: the first sentence, and what is not changed.
+function usualEntries(data, sentence) {
+  const first = defaultState(data), { sentence: index } = allEntries(data, first);
+  return { ...allEntries(data, { ...first, ...opened(data, sentence) }), sentence: index };
+}
+
+// Entries of the fragment; what is as by default is left out.
+function entriesOf(data, state) {
+  const usual = usualEntries(data, state.sentence);
+  return Object.fromEntries(Object.entries(allEntries(data, state)).filter(([name, text]) => text !== usual[name]));
 }
 
 // The entries of a fragment that stateOf leaves out, as "name=value". An entry that spells a default is read.
 function unreadOf(data, entries) {
-  const { theme, ...own } = entries, plain = stateOf(data, own.sentence === undefined ? {} : { sentence: own.sentence }), first = opened(data, plain.sentence);
-  const spelled = { sentence: "0", order: written([first.order]), x: written(first.x), heads: "2", position: "none", mask: "none", scale: "on", temperature: "1", ...data.defaults };
-  const isRead = (name) => own[name] === spelled[name] || JSON.stringify(stateOf(data, own)) !== JSON.stringify(stateOf(data, { ...own, [name]: undefined }));
-  const unread = Object.keys(own).filter((name) => own[name] !== "" && !isRead(name)).map((name) => `${name}=${own[name]}`);
+  const { theme, ...own } = entries, usual = usualEntries(data, stateOf(data, { sentence: own.sentence }).sentence);
+  const changes = (name) => JSON.stringify(stateOf(data, own)) !== JSON.stringify(stateOf(data, { ...own, [name]: undefined }));
+  const isRead = (name) => own[name] === "" || own[name] === usual[name] || changes(name);
+  const unread = Object.keys(own).filter((name) => !isRead(name)).map((name) => `${name}=${own[name]}`);
   return [undefined, "light", "dark"].includes(theme) ? unread : [...unread, `theme=${theme}`];
 }
 
