@@ -56,14 +56,15 @@ function App({ data }) {
 // Links to states of the page. A link also brings the section into view in which its result is seen.
 function Experiments({ page: { data, state } }) {
   const [goal, setGoal] = useState(null), shortOf = (own) => JSON.stringify(entriesOf(data, own)), now = shortOf(state);
+  const each = useMemo(() => EXPERIMENTS.map(([hash]) => shortOf(stateOf(data, fragment.parse(hash)))), [data]);
   useEffect(() => {
     if (goal === null) return;
     const section = document.getElementById(goal.id), { top, bottom } = section.getBoundingClientRect();
     section.focus({ preventScroll: true });
     if (top < 0 || bottom > innerHeight) section.scrollIntoView({ block: "start" });
   }, [goal]);
-  return html`<nav class="card" id="experiments" aria-label="Things to try"><h2>Things to try</h2><ul>${EXPERIMENTS.map(([hash, name, seen, id]) => html`<li>
-    <a href=${`#${hash}`} aria-current=${now === shortOf(stateOf(data, fragment.parse(hash))) ? "true" : null} onClick=${() => setGoal({ id })}>${typeset(name)}</a>: ${seen}</li>`)}</ul></nav>`;
+  return html`<nav class="card" id="experiments" aria-label="Things to try"><h2>Things to try</h2><ul>${EXPERIMENTS.map(([hash, name, seen, id], n) => html`<li>
+    <a href=${`#${hash}`} aria-current=${now === each[n] ? "true" : null} onClick=${() => setGoal({ id })}>${typeset(name)}</a>: ${seen}</li>`)}</ul></nav>`;
 }
 
 const ColourBars = () => html`<span class="bars"><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} /> <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden by the mask" /></span>`;
