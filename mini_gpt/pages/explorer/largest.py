@@ -20,7 +20,9 @@ KEPT = 32  # largest weights of a query. All others are below 1 / 33.
 BLOCK = 32  # keys
 MOST_ROWS = 12 * 12 * 1024  # queries of all heads: GPT-2's with a text of its context length
 LONGEST = 1024  # tokens
-FLOOR, STEPS, HIDDEN = 16.0, 254, 255  # as in `page.packed`
+FLOOR = 16.0  # nats; logits this far below the row's largest are clipped: their weight is ≤ 1.2e-7 of the largest
+MOST_STEPS = 254  # of quantisation
+HIDDEN = 255  # code of a masked pair
 
 
 def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
     error_XLK = np.where(is_kept_XLK, restored_XLK / np.maximum(sum_XL1, 1e-30) - weights_XLK, 0)
     return {
         "causal": model.config.model.causal,
-        "steps": STEPS,
+        "steps": MOST_STEPS,
         "floor": FLOOR,
         "hidden": HIDDEN,
         "kept": levels_XLK.shape[-1],
@@ -61,12 +63,12 @@ def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
 
 def _levels(below: np.ndarray) -> np.ndarray:
     """Quantise distances of logits from the largest of their row."""
-    return np.round(STEPS * np.sqrt(np.clip(below, 0, FLOOR) / FLOOR))
+    return np.round(MOST_STEPS * np.sqrt(np.clip(below, 0, FLOOR) / FLOOR))
 
 
 def _restored(levels: np.ndarray) -> np.ndarray:
     """Return the weights before they are divided by their sum, float64."""
-    return np.where(levels == HIDDEN, 0, np.exp(-FLOOR * (levels / STEPS) ** 2))
+    return np.where(levels == HIDDEN, 0, np.exp(-FLOOR * (levels / MOST_STEPS) ** 2))
 
 
 def _largest(trace: Trace) -> tuple[jax.Array, ...]:

@@ -18,6 +18,7 @@ from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import biases, waves
 from mini_gpt.pages import document
 from mini_gpt.pages.explorer import largest
+from mini_gpt.pages.explorer.largest import FLOOR, HIDDEN, MOST_STEPS
 from mini_gpt.runtime.errors import UserError
 
 PAGE = Path(__file__).parent / "page.html"
@@ -27,9 +28,6 @@ MOST_WHOLE_HEADS = 36  # of a model whose pages always have all weights; with mo
 FARTHEST = 1024  # tokens between a query and a key, in the curves of T5's biases
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
 MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay under 5 MB
-MOST_STEPS = 254  # of quantisation; halved until the logits fit in the page
-FLOOR = 16.0  # nats; logits this far below the row's largest are clipped: their weight is ≤ 1.2e-7 of the largest
-HIDDEN = 255  # code of a masked pair
 
 
 class HeadLabels(NamedTuple):
@@ -169,7 +167,7 @@ def packed(
     roots = np.sqrt(np.clip(top_NHL1 - logits_NHLS, 0, FLOOR) / FLOOR)
     shape = logits_NHLS.shape[2:]
     rows, columns = np.tril_indices(shape[0]) if causal else np.indices(shape).reshape(2, -1)
-    for steps in (MOST_STEPS // 2**halvings for halvings in range(8)):
+    for steps in (MOST_STEPS // 2**halvings for halvings in range(8)):  # until the logits fit in the page
         levels = np.where(seen_NHLS, np.round(roots * steps), HIDDEN).astype(np.uint8)
         text = base64.b64encode(zlib.compress(levels[:, :, rows, columns].tobytes(), 9)).decode()
         if len(text) <= share * MOST_BYTES:
