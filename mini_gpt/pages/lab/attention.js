@@ -40,7 +40,7 @@ function attend(plain, { position, scale, causal, temperature }, slope) {
   const bias = (i, j) => (position === "alibi" ? -slope * Math.abs(i - j) : 0);
   const logits = filled(q.length, k.length, (i, j) => (causal && j > i ? -Infinity : factor * dot(q[i], k[j]) + bias(i, j)));
   const weights = logits.map((row) => softmax(row, temperature));
-  return { plain, q, k, v: plain.v, slope, factor, logits, weights, out: product(weights, plain.v) };
+  return { plain, q, k, v: plain.v, slope, logits, weights, out: product(weights, plain.v) };
 }
 
 // All steps. settings: x, matrices {Q, K, V, O}, heads, position (none, sinusoidal, rope or alibi), scale, causal,

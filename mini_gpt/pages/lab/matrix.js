@@ -10,12 +10,12 @@ const typeset = (text) => text.split(/_([QKVO])(?!\w)/).map((part, n) => (n % 2 
 // A number that can be typed. What is typed stays as it is until the field is left; what is not a number changes nothing.
 function NumberField({ value, label, onChange, onBlur, ...rest }) {
   const [typed, setTyped] = useState(null);
+  const read = (text) => (text.trim() === "" ? NaN : Number(text.replace(",", ".").replace("−", "-")));
   const change = (text) => {
-    const read = text.trim() === "" ? NaN : Number(text.replace(",", ".").replace("−", "-"));
     setTyped(text);
-    if (Number.isFinite(read) && Math.abs(read) <= 1000) onChange(read);
+    if (Math.abs(read(text)) <= LARGEST) onChange(read(text));
   };
-  const isBad = typed !== null && (typed.trim() === "" || !Number.isFinite(Number(typed.replace(",", ".").replace("−", "-"))));
+  const isBad = typed !== null && !Number.isFinite(read(typed));
   return html`<input type="text" inputmode="decimal" autocomplete="off" aria-label=${label} aria-invalid=${isBad ? "true" : "false"} ...${rest}
     value=${typed ?? String(Math.round(value * 1000) / 1000)} onInput=${(event) => change(event.target.value)} onBlur=${() => { setTyped(null); onBlur(); }} />`;
 }

@@ -1,7 +1,7 @@
 "use strict";
 // The shapes of the five steps in this example, and in a model of any size.
 
-const LARGEST = 1_000_000; // a size that can be typed
+const LARGEST_SIZE = 1_000_000; // a size that can be typed
 
 const inHeads = (heads) => `${heads} head${heads > 1 ? "s" : ""}`;
 
@@ -20,9 +20,9 @@ function Shapes({ page }) {
   const { state, data } = page, [sizes, setSizes] = useState({ length: 10, width: 512, heads: 8 }), { length, width, heads } = sizes;
   const own = shapesOf(state.order.length, data.dimensions.length, state.heads), fits = width % heads === 0;
   const other = fits ? shapesOf(length, width, heads) : own.map(([step]) => [step, "—"]);
-  const field = (name, said) => html`<label>${said} <input type="number" id=${`size-${name}`} min="1" max=${LARGEST} value=${sizes[name]} onInput=${(event) => {
+  const field = (name, said) => html`<label>${said} <input type="number" id=${`size-${name}`} min="1" max=${LARGEST_SIZE} value=${sizes[name]} onInput=${(event) => {
     const read = Math.round(+event.target.value);
-    if (read >= 1 && read <= LARGEST) setSizes((old) => ({ ...old, [name]: read }));
+    if (read >= 1 && read <= LARGEST_SIZE) setSizes((old) => ({ ...old, [name]: read }));
   }} /></label>`;
   return html`<section class="card step" id="shapes" aria-labelledby="title-shapes"><header><h2 id="title-shapes">Shapes, here and in a model</h2></header>
     <div class="controls">${field("length", "tokens")}${field("width", "width")}${field("heads", "heads")}</div>

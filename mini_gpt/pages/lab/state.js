@@ -7,6 +7,7 @@ const POSITIONS = ["none", "sinusoidal", "rope", "alibi"];
 const HEADS = [1, 2];
 const LARGEST_SEED = 9999;
 const COLDEST = 0.1, HOTTEST = 5; // temperatures
+const LARGEST = 1000; // absolute value of an entry of X or of a weight matrix
 
 // Normal numbers, rounded to one decimal. Each letter has its own for the same seed.
 function randomCells(letter, seed, width) {
@@ -43,7 +44,7 @@ const written = (matrix) => matrix.flat().join(",");
 
 function readMatrix(text, rows, width) {
   const numbers = (text ?? "").split(",").map((part) => (part.trim() === "" ? NaN : Number(part)));
-  if (numbers.length !== rows * width || !numbers.every((value) => Number.isFinite(value) && Math.abs(value) <= 1000)) return null;
+  if (numbers.length !== rows * width || !numbers.every((value) => Number.isFinite(value) && Math.abs(value) <= LARGEST)) return null;
   return filled(rows, width, (i, j) => numbers[i * width + j]);
 }
 
