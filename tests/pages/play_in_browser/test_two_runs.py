@@ -1,0 +1,35 @@
+"""Two runs on one page in Chromium read the same text, and the page says when their steps differ."""
+
+import pytest
+
+from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.pages.play import page as playground
+from tests.conftest import make_text
+from tests.pages.play_in_browser.play_page import LIMIT, TEXT, losses_of, without_head
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_runs_read_the_same_text(page, runs):
+    text = make_text(0, 40)[:128]
+    page.open("two")
+    wanted = [losses_of(run.model, text).mean() for run in runs]
+    assert page.losses() == [[pytest.approx(loss, abs=LIMIT)] for loss in wanted]
+    assert page.find("tab-loss").get_attribute("aria-selected") == "true"
+    assert "trained context ends: 32" in page.find("loss-chart").get_attribute("textContent")
+    beyond = page.js("return [...document.querySelectorAll('.paint .beyond')].map((span) => +span.dataset.last)")
+    assert min(beyond) == 32
+    page.click("run-1").click("head-1.2")
+    edited = losses_of(without_head(runs[1].model, 1, 2), text).mean()
+    assert page.losses()[0] == [pytest.approx(wanted[0], abs=LIMIT)]
+    assert page.losses()[1] == [pytest.approx(wanted[1], abs=LIMIT), pytest.approx(edited, abs=LIMIT)]
+
+
+@pytest.mark.parametrize("steps", [(7, 7), (7, 9)])
+def test_different_steps_of_two_runs_are_said(page, pages, runs, steps):
+    stepped = [run._replace(step=step) for run, step in zip(runs, steps, strict=True)]
+    (pages / "steps.html").write_text(playground.play(stepped, ByteTokenizer(), TEXT, title="steps"), encoding="utf-8")
+    page.open("steps")
+    said = page.js("return document.getElementById('steps')?.textContent ?? ''")
+    assert ("one at 7, two at 9" in said) is (steps == (7, 9))
+    assert bool(said) is (steps == (7, 9))

@@ -1,0 +1,117 @@
+"""The playground's views and next tokens in Chromium are the model's, at the place that was chosen."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.insight.attention import attention_maps
+from tests.pages.play_in_browser.play_page import LIMIT, TEXT, without_head
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_lens_is_computed_only_where_it_is_shown(page):
+    page.open("one", view="loss", text="the cat")
+    page.click("measure")
+    page.wait(lambda: page.find("measure").is_enabled())
+    effects = page.find("head-1.3").get_attribute("aria-label")
+    page.js(
+        "window.asked = []; const send = engines.send;"
+        "engines.send = (request, reply) => { asked.push(request.ask?.lens); return send(request, reply); };"
+    )
+    page.click("tab-lens")
+    assert page.js("return asked") == [3] and page.browser.find_elements(By.CSS_SELECTOR, "td[data-layer='1']")
+    assert "off changes the loss by" in effects and effects == page.find("head-1.3").get_attribute("aria-label")
+    page.click("tab-loss").click("tab-lens").click("tab-stream")
+    assert page.js("return asked") == [3]
+    page.write("the dog")
+    assert set(page.js("return asked.slice(1)")) == {0}
+
+
+def test_the_bars_are_the_models_next_tokens(page, runs):
+    page.open("one", edits0=json.dumps({"heads": {"0.1": "off"}}))
+    tokens = ByteTokenizer().encode(TEXT)[None].astype(np.int32)
+    model = without_head(runs[0].model, 0, 1)
+    logits_V = np.asarray(model.logits(tokens))[0, -1].astype(np.float64)
+    shares_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+    read = "(bar) => [+bar.dataset.token, +bar.dataset.probability]"
+    bars = page.js(f"return [...document.querySelectorAll('#next-0 .next')].map({read})")
+    assert [token for token, _ in bars[:5]] == np.argsort(-shares_V)[:5].tolist()
+    for token, share in bars:
+        assert share == pytest.approx(shares_V[token], abs=LIMIT)
+
+
+def test_ghosts_are_the_unedited_models_probabilities(page, runs):
+    page.open("one", edits0=json.dumps({"scale": "off"}))
+    tokens = ByteTokenizer().encode(TEXT)[None].astype(np.int32)
+    logits_V = np.asarray(runs[0].model.logits(tokens))[0, -1].astype(np.float64)
+    shares_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+    read = "(ghost) => [+ghost.closest('.next').dataset.token, parseFloat(ghost.style.width) / 100]"
+    ghosts = page.js(f"return [...document.querySelectorAll('#next-0 .ghost')].map({read})")
+    assert len(ghosts) >= 3
+    for token, share in ghosts:
+        assert share == pytest.approx(shares_V[token], abs=LIMIT)
+
+
+def test_views_show_the_models_attention_lens_and_norms(page, runs):
+    model, tokens = runs[0].model, ByteTokenizer().encode(TEXT)[None].astype(np.int32)
+    place = 9
+    weights_LS = attention_maps(model, tokens)[1].weights_BHLS[0, 2]
+    page.open("one", layer=1, head=2, pin=place)
+    page.wait(lambda: page.js("return document.querySelector('#flow-0').title"))
+    said = page.js("return [...document.querySelectorAll('#flow .token')].map((token) => token.title)")
+    assert said == [f"weight {weight:.3f}" for weight in weights_LS[place]]
+    page.open("one", layer=1, head=2, pin=place, view="map")
+    page.wait(lambda: "weight" in page.find("pointed").text)
+    assert f"weight {weights_LS[place, place]:.4f}" in page.find("pointed").text
+
+    module = model.merge()
+    stream = lambda trace: (trace.before_BLD, trace.after_BLD)
+    layers = module.forward(model.with_layout(jnp.asarray(tokens)), trace=stream)[2]
+    streams = [layers[0][0], *(after_BLD for _, after_BLD in layers)]
+    page.open("one", pin=place, view="stream")
+    norms = page.js("return [...document.querySelectorAll('[data-norm]')].map((cell) => +cell.textContent)")
+    assert norms == [pytest.approx(np.linalg.norm(x_BLD[0, place]), abs=0.051) for x_BLD in streams]
+    page.open("one", pin=place, view="lens")
+    for layer, x_BLD in enumerate(streams[1:]):
+        likely = int(np.asarray(module.unembed(x_BLD))[0, place].argmax())
+        cell = f'return document.querySelector(\'[data-layer="{layer}"][data-place="{place}"]\').title'
+        label = page.js("return labelOf(Tokenizer.of(JSON.parse(data.textContent).tokenizer), arguments[0])", likely)
+        assert page.js(cell).startswith(f"{label} ")
+
+
+def test_the_cursor_chooses_the_place(page):
+    page.open("one")
+    field = page.find("text")
+    field.click()
+    field.send_keys(Keys.CONTROL, Keys.HOME)
+    field.send_keys(*[Keys.ARROW_RIGHT] * 7)
+    page.settle()
+    assert page.state["pin"] == "6" and "the cat" in page.browser.find_element(By.CSS_SELECTOR, ".after").text
+    actual = page.js("return [...document.querySelectorAll('#next-0 .actual')].map((bar) => +bar.dataset.token)")
+    assert set(actual) <= {ord(" ")}
+
+
+def test_typing_shows_the_end_also_under_a_resting_mouse(page):
+    page.open("one")
+    field, after = page.find("text"), page.browser.find_element(By.CSS_SELECTOR, ".after q")
+    ActionChains(page.browser).move_to_element_with_offset(field, 30 - field.size["width"] // 2, -50).perform()
+    assert len(page.settle() and after.text) < 5  # the place under the mouse
+    page.js("arguments[0].focus(); arguments[0].setSelectionRange(999, 999)", field)
+    ActionChains(page.browser).send_keys("!").perform()
+    assert page.settle() and after.text.endswith("mat!")
+
+
+@pytest.mark.parametrize(("start", "end", "place"), [(0, 0, 0), (4, 7, 6), (9, 9, 8)])
+def test_next_token_follows_the_cursor_or_what_is_selected(page, start, end, place):
+    page.open("one").find("text").click()
+    page.js("document.getElementById('text').setSelectionRange(arguments[0], arguments[1])", start, end)
+    page.wait(lambda: page.settle().state.get("pin") == str(place))
+    before = page.js("return document.querySelector('.after q').textContent")
+    assert before == TEXT[: place + 1][-12:]
