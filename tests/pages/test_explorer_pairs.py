@@ -20,8 +20,8 @@ from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
 from tests.insight.test_maps_by_kind import PAIRS
 from tests.pages.browser import pixels, press, show
+from tests.pages.explorer_in_browser.test_controls import point_at
 from tests.pages.test_explorer import data_of, unpacked
-from tests.pages.test_explorer_in_browser import point_at
 
 TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
 SIZE = {"model__encoder_layers": 1, "source_length": 12, "context_length": 12}
