@@ -12,15 +12,15 @@ const MEANINGS = { // of the kinds of attention in a model with an encoder
 // The state that a fragment describes; what it leaves out, or what does not exist here, has its default.
 function stateOf(entries, data, kinds) {
   const among = (value, names, otherwise) => (names.includes(value) ? value : otherwise);
-  const kind = among(entries.kind, Object.keys(kinds), Object.keys(kinds).at(-1)), attention = kinds[kind], least = Math.log10(data.positions.base);
+  const kind = among(entries.kind, Object.keys(kinds), Object.keys(kinds).at(-1)), attention = kinds[kind], bases = basesOf(data);
   const side = among(entries.show, ["query", "key"], "query"), count = side === "key" ? attention.columns : attention.rows;
   const [i, j] = (entries.cell ?? "").split(",").map((text, n) => fragment.index(text, n ? attention.columns : attention.rows, null));
-  const number = (text, low, high, otherwise) => (text !== undefined && +text >= low && +text <= high ? +text : otherwise);
+  const number = (text, { min, max, own }) => (text !== undefined && +text >= min && +text <= max ? +text : own);
   return {
     kind, side, tab: among(entries.tab, TABS.map(([id]) => id), "Text"), layer: fragment.index(entries.layer, attention.layers),
     head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads), pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, attention.firstPin(side)),
     cell: i !== null && j !== null && j !== undefined ? { i, j } : null, values: among(entries.values, ["weights", "logits"], "weights"),
-    length: number(entries.length, 16, 1024, 128), baseLog: number(entries.base, Math.min(1, least), Math.max(6, least), least), shortcuts: entries.shortcuts !== "off",
+    length: number(entries.length, LENGTHS), baseLog: number(entries.base, bases), shortcuts: entries.shortcuts !== "off",
   };
 }
 
@@ -28,8 +28,8 @@ function entriesOf(state, data, kinds) {
   const isOther = (value, usual) => (value === usual ? null : value), { cell } = state;
   return {
     tab: state.tab, kind: isOther(state.kind, Object.keys(kinds).at(-1)), layer: state.layer, head: state.head, pin: state.pin ?? "none",
-    show: isOther(state.side, "query"), cell: cell && `${cell.i},${cell.j}`, values: isOther(state.values, "weights"), length: isOther(state.length, 128),
-    base: isOther(state.baseLog, Math.log10(data.positions.base)), theme: theme.chosen, shortcuts: state.shortcuts ? null : "off",
+    show: isOther(state.side, "query"), cell: cell && `${cell.i},${cell.j}`, values: isOther(state.values, "weights"), length: isOther(state.length, LENGTHS.own),
+    base: isOther(state.baseLog, basesOf(data).own), theme: theme.chosen, shortcuts: state.shortcuts ? null : "off",
   };
 }
 

@@ -1,6 +1,13 @@
 "use strict";
 // The positional encodings: those of the run first, then the others for comparison.
 
+const LENGTHS = { min: 16, max: 1024, step: 16, own: 128 }; // tokens of the figures; own: at first
+// Decimal logarithms of the bases that can be chosen; own: of the run.
+function basesOf({ positions: { base } }) {
+  const own = Math.log10(base);
+  return { min: Math.min(1, own), max: Math.max(6, own), own };
+}
+
 const SIGNED_UNIT = scales.signed(1, [-1, -0.5, 0, 0.5, 1]);
 const frequency = (base, pair, width) => base ** ((-2 * pair) / width);
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
@@ -26,7 +33,7 @@ function Turns({ frequencies }) {
 const Encoding = ({ name, title, used, isOwn = true, children }) => html`<section class="card" id=${`card-${name}`}><h2>${title} ${used && html`<span class=${`badge ${isOwn ? "used" : ""}`}>${used}</span>`}</h2>${children}</section>`;
 
 function Positions({ data, state, set }) {
-  const { width, turned, factors, scaling, slopes, learned, t5, pattern } = data.positions, length = state.length, base = 10 ** state.baseLog, least = Math.log10(data.positions.base);
+  const { width, turned, factors, scaling, slopes, learned, t5, pattern } = data.positions, length = state.length, base = 10 ** state.baseLog, bases = basesOf(data);
   const distances = Array.from({ length }, (_, n) => n), pairs = Math.ceil(width / 2), headLines = (values) => values.slice(0, 8).map((of, n) => ({ ...of, dash: n % 2 ? "6 3" : undefined }));
   const waves = Array.from({ length: pairs }, (_, pair) => frequency(base, pair, width));
   const turns = factors.map((factor, pair) => factor * frequency(base, pair, turned)); // radians per token
@@ -38,7 +45,7 @@ function Positions({ data, state, set }) {
   // The score of equal unit vectors with the same norm in each pair.
   const rotated = (offset, place) => mean(turns.map((f) => Math.cos((place + offset) * f) * Math.cos(place * f) + Math.sin((place + offset) * f) * Math.sin(place * f)));
   const cosines = useMemo(() => learned && new Int8Array(bytesOf(learned.cosines).buffer), [learned]);
-  const isOwn = state.baseLog === least, based = (...names) => { const text = used(...names); return text && !isOwn ? `${text} with base ${whole(data.positions.base)}` : text; };
+  const isOwn = state.baseLog === bases.own, based = (...names) => { const text = used(...names); return text && !isOwn ? `${text} with base ${whole(data.positions.base)}` : text; };
   const used = (...names) => {
     const layers = pattern.flatMap((own, layer) => (names.includes(own) ? [layer] : []));
     return layers.length === 0 ? null : layers.length === pattern.length ? "used by this run" : `used in layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`;
@@ -75,8 +82,8 @@ function Positions({ data, state, set }) {
   return html`<p id="encoding">${own.length ? "How this run knows the order of tokens, and below it other encodings for comparison." : `This run's encoding (${[...new Set(pattern)].join(", ")}) has no picture here. The others are shown for comparison.`}${" "}
       The sliders change the pictures, not the run.</p>
     <div class="controls">
-      <${Slider} id="length" name="length" min="16" max="1024" step="16" value=${length} said=${`${length} tokens`} onChange=${(value) => set({ length: value })} />
-      <${Slider} id="base" name="base of sinusoids and RoPE" min=${Math.min(1, least)} max=${Math.max(6, least)} step="any" value=${state.baseLog} said=${whole(base)} onChange=${(value) => set({ baseLog: value })} />
-      ${!isOwn && html`<button id="own-base" onClick=${() => set({ baseLog: least })}>back to ${whole(data.positions.base)}</button>`}</div>
+      <${Slider} id="length" name="length" ...${LENGTHS} value=${length} said=${`${length} tokens`} onChange=${(value) => set({ length: value })} />
+      <${Slider} id="base" name="base of sinusoids and RoPE" ...${bases} step="any" value=${state.baseLog} said=${whole(base)} onChange=${(value) => set({ baseLog: value })} />
+      ${!isOwn && html`<button id="own-base" onClick=${() => set({ baseLog: bases.own })}>back to ${whole(data.positions.base)}</button>`}</div>
     <div class="cards wide">${own}</div>${own.length > 0 && html`<h2 class="others">Not used by this run</h2>`}<div class="cards wide">${others}</div>`;
 }
