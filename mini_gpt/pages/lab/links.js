@@ -2,12 +2,13 @@
 // What a head attends to: its words twice, queries above and keys below, with a line for each weight.
 
 const FAINTEST = 0.02; // the smallest weight that gets a line
+const CLEAR = 1.5; // a weight of a clear key is larger than this multiple of an even spread
 
 // The key with the largest weight of each query, and whether it is clearly above an even spread.
 function strongest(weights) {
   return weights.map((row) => {
     const most = Math.max(...row), seen = row.filter((weight) => weight > 0).length, keys = row.flatMap((weight, j) => (weight > most - 0.005 ? [j] : []));
-    return { keys, weight: most, isClear: seen === 1 || most * seen > 1.5 };
+    return { keys, weight: most, isClear: seen === 1 || most * seen > CLEAR };
   });
 }
 

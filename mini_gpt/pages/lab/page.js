@@ -46,7 +46,7 @@ function App({ data }) {
       <${Experiments} page=${page} /></div>
     <${Controls} page=${page} />
     <section class="card step" id="roles" tabindex="-1" aria-labelledby="title-roles"><header><h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2><${ColourBars} /></header>
-      <p class="soft small">A line goes from a word that reads, above (the query), to a word that it reads, below (the key). Its width is the attention weight. Choose a word above to see its lines alone. A word has no clear key if its largest weight is at most 1.5 times that of an even spread.</p>
+      <p class="soft small">A line goes from a word that reads, above (the query), to a word that it reads, below (the key). Its width is the attention weight. Choose a word above to see its lines alone. A word has no clear key if its largest weight is at most ${CLEAR} times that of an even spread.</p>
       <div class="lanes">${result.heads.map((head, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`}><h3>${headName(state, n)}</h3>
         <${Links} ...${{ head, n, words: held.X.rows, name: headName(state, n), pinned: pinned < state.x.length ? pinned : null, onPin: pin }} /></div>`)}</div></section>
     ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map((views, n) => html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>${views.map((View) => html`<${View} page=${page} />`)}</div>`)}
