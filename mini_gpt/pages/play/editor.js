@@ -20,7 +20,8 @@ function surprisalScale(vocabulary, unit) {
 }
 
 // spans: as of Tokenizer.spans. valueOf(n): the surprisal of token n, or null. onCaret(n or null): the token before the
-// caret; null at the end. range, onRange({first, last} or null): the selected tokens; null: none or all. context: the number of tokens that the model was trained on.
+// caret; null at the end. range, onRange({first, last} or null): the selected tokens; null: none or all. context: the
+// number of tokens that the model was trained on.
 function Editor({ text, spans, valueOf, scale, context, place, range, onText, onCaret, onRange, onPoint, name }) {
   const field = useRef();
   useDark();
@@ -33,7 +34,8 @@ function Editor({ text, spans, valueOf, scale, context, place, range, onText, on
     const { selectionStart: at, selectionEnd: to } = field.current, chosen = (spans ?? []).filter(({ start, end }) => start < to && end > at);
     const isPart = at < to && chosen.length > 0 && chosen.length < spans.length;
     onRange(isPart ? { first: chosen[0].first, last: chosen.at(-1).last } : null);
-    const before = Math.max(at < to ? to : at, 1), span = (spans ?? []).find(({ start, end }) => start < before && before <= end); // at the start: the first token
+    const before = Math.max(at < to ? to : at, 1); // at the start: the first token
+    const span = (spans ?? []).find(({ start, end }) => start < before && before <= end);
     onCaret(!span || span.last === spans.at(-1).last ? null : span.last);
   };
   const point = (event) => {

@@ -58,7 +58,9 @@ function LensView({ held, texts, tokenizer, place, set }) {
     return html`<td class=${lens.tokens[from] === next ? "actual" : ""} style=${textOn(colourOf(scale, lens.probabilities[from]))} title=${likely.join(", ")} data-layer=${layer} data-place=${n}>${labelOf(tokenizer, lens.tokens[from])}</td>`;
   };
   return html`<p class="soft">Each column is a token of the text. Each cell is the most likely next token if the model ended after that layer; the stronger its colour, the higher its probability. A cell is underlined if this token does follow in the text.</p>
-    <div class="scroll" ref=${box} tabindex="0" role="region" aria-label="Logit lens"><table class="lens"><thead><tr><th scope="col">after</th>${places.map((n) => html`<th scope="col"><button class=${n === place ? "here" : ""} aria-pressed=${n === place ? "true" : "false"} onClick=${() => set({ pin: n })} title=${`place ${n}`}>${shown(texts[n])}</button></th>`)}</tr></thead>
+    <div class="scroll" ref=${box} tabindex="0" role="region" aria-label="Logit lens"><table class="lens"><thead><tr><th scope="col">after</th>
+      ${places.map((n) => html`<th scope="col"><button class=${n === place ? "here" : ""} aria-pressed=${n === place ? "true" : "false"}
+        onClick=${() => set({ pin: n })} title=${`place ${n}`}>${shown(texts[n])}</button></th>`)}</tr></thead>
       <tbody>${Array.from({ length: layers }, (_, layer) => html`<tr><th scope="row">layer ${layer}</th>${places.map((n) => cell(layer, n))}</tr>`)}</tbody></table></div>
     <${ColourBar} scale=${scale} name="probability" />`;
 }
@@ -73,7 +75,8 @@ function StreamView({ held, texts, place, set }) {
   const mean = (stage) => { let sum = 0; for (let n = 0; n < length; n++) sum += norms[stage * length + n]; return sum / length; };
   const pin = (event) => { const { left, width } = event.currentTarget.getBoundingClientRect(); set({ pin: Math.max(0, Math.min(length - 1, Math.floor(((event.clientX - left) / width) * length))) }); };
   const row = (stage) => html`<tr key=${stage}><th scope="row">${nameOf(stage)}</th>
-    <td class="strip" onClick=${pin}><${PixelMap} rows=${1} columns=${length} makeValueAt=${() => (_, j) => norms[stage * length + j]} scale=${scale} deps=${[held.edited, ceiling]} name=${`Norms ${nameOf(stage)}, by place`} style="width:100%;height:30px" />
+    <td class="strip" onClick=${pin}><${PixelMap} rows=${1} columns=${length} makeValueAt=${() => (_, j) => norms[stage * length + j]} scale=${scale} deps=${[held.edited, ceiling]}
+        name=${`Norms ${nameOf(stage)}, by place`} style="width:100%;height:30px" />
       <i class="mark" style=${`left:${(100 * place) / length}%;width:${100 / length}%`}></i></td>
     <td class="numbers">${mean(stage).toFixed(1)}</td><td class="numbers" data-norm=${stage}>${norms[stage * length + place]?.toFixed(1)}</td></tr>`;
   return html`<p class="soft">The L2 norm of the residual stream at each token, before the first layer (input) and after each layer.</p>

@@ -6,7 +6,8 @@ const percent = (share) => (share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : 
 // A token on one line. The separator, which has no text, is the end of a document.
 const labelOf = (tokenizer, token) => (token === tokenizer.separator ? "⟨end⟩" : shown(tokenizer.decode([token])));
 
-// held: of useResults. colour: of the bars. actual: the token that follows in the text, or null. onToken(token): a bar was chosen, or null.
+// held: of useResults. colour: of the bars. actual: the token that follows in the text, or null. onToken(token): a bar was
+// chosen, or null.
 function NextTokens({ id, held, place, tokenizer, actual, most, colour, onToken }) {
   useDark();
   const rows = held.edited ? likelyNext(held, Math.min(place, held.edited.length - 1), most) : [];

@@ -8,7 +8,11 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
   const valueOf = (n) => (!isDifference ? lossOf(shownRun, n) : lossOf(0, n) === null || lossOf(1, n) === null ? null : lossOf(1, n) - lossOf(0, n));
   const colours = [["0", facts[0].name], ["1", facts[1]?.name], ["difference", "difference"]];
   const meaning = isDifference ? `surprisal of a token in ${state.unit}: ${facts[1].name} minus ${facts[0].name}` : `surprisal of a token in ${state.unit}${facts.length > 1 ? `, ${facts[shownRun].name}` : ""}`;
-  const begin = () => writer.start({ model: run, tokens: ids, edits: held.edits[run], temperature: state.temperature, topK: state.topK, seed: state.seed, count: Math.min(state.count, data.most_tokens - ids.length) }, state.text);
+  const { temperature, topK, seed } = state, room = data.most_tokens - ids.length, count = Math.min(state.count, room);
+  const begin = () => writer.start({ model: run, tokens: ids, edits: held.edits[run], temperature, topK, seed, count }, state.text);
+  const better = `Blue: ${facts[1]?.name} predicts the token better. Orange: ${facts[0].name} does.`;
+  const edited = held.edits.some((each) => Object.keys(each).length) ? " The runs are compared with their edits." : "";
+  const legend = isDifference ? better + edited : "The stronger a token's colour, the more it surprises the model.";
   const notes = [];
   if (unknown.length) notes.push(`Not in the run's vocabulary, so left out: ${[...new Set(unknown)].slice(0, 12).map(shown).join(" ")}`);
   if (cut) notes.push(`Only the first ${data.most_tokens.toLocaleString("en")} tokens are computed.`);
@@ -21,9 +25,9 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
       onText=${(text) => { writer.stop(false); setPointed(null); set({ text, pin: null, range: null }); }} onCaret=${(pin) => { setPointed(null); set({ pin }); }} onPoint=${setPointed} />
     ${notes.map((note) => html`<p class="note small" role="status">${note}</p>`)}
     <${ColourBar} scale=${scale} name=${meaning} format=${(v) => String(v).replace("-", "−")} />
-    <p class="small soft" data-picture="no">${isDifference ? `Blue: ${facts[1].name} predicts the token better. Orange: ${facts[0].name} does.${held.edits.some((each) => Object.keys(each).length) ? " The runs are compared with their edits." : ""}` : "The stronger a token's colour, the more it surprises the model."} Select a part of the text to see its loss alone.</p>
+    <p class="small soft" data-picture="no">${legend} Select a part of the text to see its loss alone.</p>
     ${ids.length > context && html`<p class="small soft"><i class="key boundary"></i>marks the end of the trained context of ${context} tokens; later tokens are underlined.</p>`}
-    <${Writer} ...${{ writer, state, set }} room=${data.most_tokens - ids.length} isEmpty=${!ids.length} name=${facts.length > 1 ? facts[run].name : ""} onStart=${begin} /></section>`;
+    <${Writer} ...${{ writer, state, set, room }} isEmpty=${!ids.length} name=${facts.length > 1 ? facts[run].name : ""} onStart=${begin} /></section>`;
 }
 
 function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
@@ -39,7 +43,8 @@ function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
 }
 
 function EditsCard({ facts, state, set, held, counts, place, rows }) {
-  const run = state.run, own = facts[run], edits = state.edits[run], { effects, measure, busy } = useEffects(run, own, held[run], held.edits[run], held.range);
+  const run = state.run, own = facts[run], edits = state.edits[run];
+  const { effects, measure, busy } = useEffects(run, own, held[run], held.edits[run], held.range);
   const change = (next) => set((old) => ({ edits: old.edits.map((each, n) => (n === run ? next : each)) }));
   const canPatch = counts.own === counts.other && counts.other > 0, isEdited = Object.keys(edits).length > 0;
   return html`<section class="card edits" aria-labelledby="edits-title"><div class="bar-of-card"><h2 id="edits-title">Edit the model</h2>
@@ -75,7 +80,10 @@ function InsideCard({ facts, state, set, held, texts, place, tokenizer, setPoint
 }
 
 const thousands = (number) => number.toLocaleString("en");
-const describe = (run) => `${Number((run.parameters / 1e6).toPrecision(2)).toLocaleString("en")}M parameters, ${run.layers} layers of ${run.heads} heads, position=${run.positions}, trained with a context of ${thousands(run.context)} tokens, step ${thousands(run.step)}`;
+const describe = ({ parameters, layers, heads, positions, context, step }) => [
+  `${thousands(Number((parameters / 1e6).toPrecision(2)))}M parameters`, `${layers} layers of ${heads} heads`,
+  `position=${positions}`, `trained with a context of ${thousands(context)} tokens`, `step ${thousands(step)}`,
+].join(", ");
 
 // first: the texts to start with.
 function App({ data, tokenizer, facts, first }) {
@@ -89,7 +97,8 @@ function App({ data, tokenizer, facts, first }) {
   const encoded = useMemo(() => tokenizer.encode(state.text), [state.text]), ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded]);
   const spans = useMemo(() => tokenizer.spans(encoded.ids, state.text), [encoded]), other = useMemo(() => tokenizer.encode(state.other).ids, [state.other]);
   const isEqual = other.length === ids.length, edits = state.edits.map((each) => (isEqual ? each : withoutPatches(each)));
-  const engine = edits.map((each) => engineEdits(each, other)), range = rangeOf(state, data, spans), held = Object.assign(useResults(facts.length, ids, engine, range, state.view === "lens"), { edits: engine, range });
+  const engine = edits.map((each) => engineEdits(each, other)), range = rangeOf(state, data, spans);
+  const held = Object.assign(useResults(facts.length, ids, engine, range, state.view === "lens"), { edits: engine, range });
   const writer = useWriter(tokenizer, (text) => set({ text, pin: null, range: null }));
   const rows = useHistory(held[state.run], edits[state.run], state.run), textOf = (id) => tokenizer.decode([id]);
   const last = Math.max(0, ids.length - 1), place = Math.min(last, pointed ?? state.pin ?? last);
@@ -97,10 +106,12 @@ function App({ data, tokenizer, facts, first }) {
   const seen = held[state.run].edited?.tokens ?? ids, texts = useMemo(() => Array.from(seen, textOf), [seen]), counts = { own: ids.length, other: other.length };
   const common = { data, facts, state, set, ids, held, place, textOf, tokenizer, counts, setPointed };
   document.documentElement.dataset.busy = held.some((each) => each.busy) ? "yes" : "no";
-  return html`<main ref=${page}><header class="top"><h1>${data.title}</h1><span class="buttons" data-picture="no"><button id="picture" onClick=${() => savePicture(page.current, "playground.png").catch(() => alert("This browser can't draw the picture. Take a screenshot."))}>Save a picture</button><${ThemeButton} /></span></header>
+  const picture = () => savePicture(page.current, "playground.png").catch(() => alert("This browser can't draw the picture. Take a screenshot."));
+  return html`<main ref=${page}><header class="top"><h1>${data.title}</h1><span class="buttons" data-picture="no"><button id="picture" onClick=${picture}>Save a picture</button><${ThemeButton} /></span></header>
     ${facts.map((run, n) => html`<p class="soft small">${facts.length > 1 && html`<b style=${`color:${seriesColour(n)}`}>${run.name}</b>${": "}`}${describe(run)}</p>`)}
     <p class="small soft lead" data-picture="no">Change the text or the model: the run computes every number on this page again.</p>
-    <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} first=${n ? { ...held[0], name: facts[0].name } : null} range=${range} edits=${edits[n]} unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
+    <div role="status" id="said">${facts.map((run, n) => html`<${Headline} held=${held[n]} first=${n ? { ...held[0], name: facts[0].name } : null} range=${range} edits=${edits[n]}
+      unit=${state.unit} name=${facts.length > 1 ? run.name : ""} colour=${seriesColour(n)} />`)}</div>
     ${new Set(facts.map((run) => run.step)).size > 1 && html`<p class="small note lead" id="steps">The runs are not at the same step: ${facts.map((run) => `${run.name} at ${thousands(run.step)}`).join(", ")}. Part of the difference can come from this.</p>`}
     <div class="two"><${TextCard} ...${{ ...common, spans, writer, unknown: encoded.unknown, cut: encoded.ids.length > ids.length }} /><${NextCard} ...${common} /></div>
     <${EditsCard} ...${{ ...common, rows }} />

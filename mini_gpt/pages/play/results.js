@@ -21,7 +21,8 @@ function meanLoss(result, range) {
 
 // A hook: for each model {plain, edited, refused, busy}. plain, edited: results with `tokens` and `mean`; without edits
 // they are the same. needsLens: whether a result needs the logit lens, which takes longer than all else in a model with
-// many tokens in its vocabulary. `mean` is the loss of the range {first, last}, or of the whole text. refused: a sentence, or null. busy: the results are not yet those of these tokens and edits.
+// many tokens in its vocabulary. `mean` is the loss of the range {first, last}, or of the whole text. refused: a sentence,
+// or null. busy: the results are not yet those of these tokens and edits.
 function useResults(count, ids, edits, range, needsLens) {
   const empty = () => ({ plain: null, edited: null, refused: null, busy: true });
   const [held, setHeld] = useState(() => Array.from({ length: count }, empty)), versions = useRef([]);
@@ -67,7 +68,8 @@ function likelyNext({ edited, plain }, place, most = SHOWN) {
   const of = (result) => {
     const found = new Map();
     if (result && place < result.length)
-      for (let n = 0; n < result.next.top; n++) found.set(result.next.tokens[place * result.next.top + n], result.next.probabilities[place * result.next.top + n]);
+      for (let n = place * result.next.top; n < (place + 1) * result.next.top; n++)
+        found.set(result.next.tokens[n], result.next.probabilities[n]);
     return found;
   };
   const now = of(edited), before = of(plain), tokens = [...new Set([...[...now.keys()].slice(0, most), ...[...before.keys()].slice(0, 3)])];

@@ -7,7 +7,8 @@ const changeText = (before, after, unit) => signedNumber(lossText(after, unit) -
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-// One sentence for a run. name: of the run if there are two. first: what useResults holds of the first run, for the second. range: {first, last, name}, or null for the whole text.
+// One sentence for a run. name: of the run if there are two. first: what useResults holds of the first run, for the
+// second. range: {first, last, name}, or null for the whole text.
 function Headline({ held, first, edits, range, unit, name, colour }) {
   const { edited, plain, refused, busy } = held, factor = UNITS[unit], said = phrases(edits).join(", ");
   const who = name && html`<b style=${`color:${colour}`}>${name}</b>${": "}`;
@@ -15,12 +16,15 @@ function Headline({ held, first, edits, range, unit, name, colour }) {
   if (refused) return html`<p class="headline refused">${who}${refused}${sign}</p>`;
   const loss = (result, id = null) => html`<b class="numbers" data-loss=${result.mean} data-of=${id}>${result.mean === null ? "–" : lossText(result.mean, unit)}</b>`;
   if (!edited) return html`<p class="headline">${who}<span class="soft">The model computes …</span>${sign}</p>`;
-  const { count } = predicted(edited, range), part = range ? ` of ${range.name}` : "", isComparable = first?.edited && edited.mean !== null && sameTokens(first.edited, edited.tokens);
+  const { count } = predicted(edited, range), part = range ? ` of ${range.name}` : "";
+  const isComparable = first?.edited && edited.mean !== null && sameTokens(first.edited, edited.tokens);
   const compared = isComparable && html`, <span class="numbers">${changeText(first.edited.mean, edited.mean, unit)}</span> against ${first.name}`;
-  if (!said) return html`<p class="headline">${who}${name ? `loss${part}` : `The loss of ${range?.name ?? "this text"} is`} ${loss(edited)} ${unit} per token${name ? "" : html` <span class="soft">(${count.toLocaleString("en")} predicted tokens)</span>`}${compared}.${sign}</p>`;
+  const subject = name ? `loss${part}` : `The loss of ${range?.name ?? "this text"} is`;
+  const number = !name && html` <span class="soft">(${count.toLocaleString("en")} predicted tokens)</span>`;
+  if (!said) return html`<p class="headline">${who}${subject} ${loss(edited)} ${unit} per token${number}${compared}.${sign}</p>`;
   if (!plain || edited.mean === null) return html`<p class="headline">${who}${capital(said)}: loss${part} … → ${loss(edited)} ${unit} per token.${sign}</p>`;
-  const change = (edited.mean - plain.mean) * factor;
-  return html`<p class="headline">${who}${capital(said)}: loss${part} ${loss(plain, "plain")} → ${loss(edited, "edited")} ${unit} per token <span class=${`change numbers ${change > 0.0005 ? "worse" : change < -0.0005 ? "better" : ""}`}>${changeText(plain.mean, edited.mean, unit)}</span>${sign}</p>`;
+  const change = (edited.mean - plain.mean) * factor, verdict = change > 0.0005 ? "worse" : change < -0.0005 ? "better" : "";
+  return html`<p class="headline">${who}${capital(said)}: loss${part} ${loss(plain, "plain")} → ${loss(edited, "edited")} ${unit} per token <span class=${`change numbers ${verdict}`}>${changeText(plain.mean, edited.mean, unit)}</span>${sign}</p>`;
 }
 
 // A hook: the changes of edits of a run with the losses before and after them, the newest first, for the text of now.
@@ -54,7 +58,8 @@ function History({ rows, unit }) {
 
 // What the colours of measured heads mean, those that are edited left out. effects: as of useEffects.
 function Effects({ effects, edits, unit }) {
-  const found = Object.entries(effects).filter(([name]) => !edits.heads?.[name]).sort(([, a], [, b]) => a - b), at = ([name, change]) => `${signedNumber(change * UNITS[unit])} ${unit} (head ${name})`;
+  const found = Object.entries(effects).filter(([name]) => !edits.heads?.[name]).sort(([, a], [, b]) => a - b);
+  const at = ([name, change]) => `${signedNumber(change * UNITS[unit])} ${unit} (head ${name})`;
   return html`<p class="small soft" id="effects">Colour of a head: how the loss changes if this head is off. <span class="better">Blue: it falls</span>; <span class="worse">red: it rises</span>. ${found.length > 0 && `From ${at(found[0])} to ${at(found.at(-1))}. `}Point at a head to see its number.</p>`;
 }
 

@@ -3,7 +3,8 @@
 
 const PACE = 80; // milliseconds between two changes of the text, which the page draws again
 
-// A hook: {busy, message, start, stop}. message: why the writing has ended before the wished number of tokens, or "". onText(text): the text with what is written. stop(false) drops what is not yet shown.
+// A hook: {busy, message, start, stop}. message: why the writing has ended before the wished number of tokens, or "".
+// onText(text): the text with what is written. stop(false) drops what is not yet shown.
 function useWriter(tokenizer, onText) {
   const [busy, setBusy] = useState(false), [message, say] = useState(""), model = useRef(null), keeps = useRef(true);
   const stop = (keep) => {
@@ -39,7 +40,8 @@ function Writer({ writer, state, set, room, isEmpty, name, onStart }) {
   const number = ([id, { said, low, high, step }]) => html`<label><span class="soft">${said}</span><input type="number" id=${id} min=${low} max=${high} step=${step} value=${state[id]}
     onChange=${(event) => set({ [id]: allowedNumber(id, event.target.value) ?? state[id] })} /></label>`;
   return html`<div class="controls writer" data-picture="no">
-    ${writer.busy ? html`<button id="stop" class="strong" onClick=${() => writer.stop(true)}>Stop</button>` : html`<button id="write" class="strong" disabled=${room < 1 || isEmpty} onClick=${onStart}>Continue${name ? ` with ${name}` : ""}</button>`}
+    ${writer.busy ? html`<button id="stop" class="strong" onClick=${() => writer.stop(true)}>Stop</button>`
+      : html`<button id="write" class="strong" disabled=${room < 1 || isEmpty} onClick=${onStart}>Continue${name ? ` with ${name}` : ""}</button>`}
     ${Object.entries(WRITING).map(number)}
     <span class="soft" role="status" id="writer-message">${writer.message || (room < 1 ? "The text is as long as this page allows." : "")}</span></div>`;
 }
