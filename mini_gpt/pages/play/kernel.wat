@@ -1,6 +1,7 @@
 ;; y = x Wᵀ in float32, with four products at a time (SIMD). kernel.js has the binary of this file.
 ;; Two rows of x with four rows of W at a time: eight sums of four partial sums each, which stay in registers.
-;; The partial sums are added as (0 + 2) + (1 + 3): zeros before a row do not change the result by a bit.
+;; The partial sums are added as (0 + 2) + (1 + 3). Zeros before a row move its products to other partial sums; its sum
+;; stays the same, bit for bit.
 ;;
 ;; x: rows × inputs, W: outputs × inputs, y: rows × outputs, in the memory that the page gives; x, w, y are addresses.
 ;; rows is even; inputs and outputs are multiples of four. stride: bytes of a row of W.
