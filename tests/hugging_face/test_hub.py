@@ -110,7 +110,9 @@ def test_a_local_path_wins_and_takes_no_revision(server, tmp_path, monkeypatch):
         ("../x", None, "--input: found '../x'; not found; must be a directory, or the name"),
     ],
 )
-def test_what_does_not_exist_is_refused_in_one_line(server, name, revision, message):
+def test_what_does_not_exist_is_refused_in_one_line(server, monkeypatch, tmp_path, name, revision, message):
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")  # so that ../x does not exist
     with pytest.raises(UserError, match=message) as raised:
         hub.find(name, revision)
     assert "\n" not in str(raised.value)
